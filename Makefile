@@ -3,21 +3,24 @@
 #   make test    the tests, against a real HDFS and a real S3 on 127.0.0.1
 #   make test-deep    the long sweeps, whose first points make test tries
 #   make test-frameworks    Lightning, Accelerate, Trainer and Ray, which it installs first (500 MB)
-#   make lint types docs bench, make check for all that has to pass
+#   make docs    the site of the documentation, in build/site
+#   make dist    the wheel and the sdist, checked, in dist
+#   make lint types bench, make check for all that has to pass
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 FRAMEWORKS := $(VENV)/.frameworks
+DOCS   := $(VENV)/.docs
 
 # every test starts processes of its own: they need not compile pqcache again, whatever the user's shell says
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-deep test-frameworks lint types check bench docs clean
+.PHONY: demo test test-deep test-frameworks lint types check bench docs dist clean
 
 demo: $(READY)
-	@$(BIN)/python demo/demo.py
+	@$(BIN)/pqcache demo build/demo
 
 # three workers for two cores, as tests also wait; each server is on one of them; your own PYTEST_ADDOPTS come after
 # these, so that -n 0 or -n 4 wins
@@ -44,13 +47,19 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-check: lint types test test-deep test-frameworks
+check: lint types test docs dist test-deep test-frameworks
 
-# manual pages from the commands' help; then every snippet of README and docs is run, every link followed
-docs: $(READY)
+# manual pages and pages of the commands from their help, then the site; a broken link is an error
+docs: $(DOCS)
 	$(BIN)/python tools/man.py
-	$(BIN)/python -m tests.servers.install
-	$(BIN)/python -m pytest -q tests/test_man.py tests/test_docs.py
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs/site -d build/doctrees . build/site
+	@echo "The site is in build/site: open build/site/index.html."
+
+dist: $(DOCS)
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 
 bench: $(READY)
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
@@ -68,5 +77,10 @@ $(FRAMEWORKS): $(READY)
 	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[frameworks]'
 	@touch $(FRAMEWORKS)
 
+$(DOCS): $(READY)
+	@echo "Installing what builds the documentation and checks releases."
+	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[docs,release]'
+	@touch $(DOCS)
+
 clean:
-	rm -rf $(VENV) build dist demo/data .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

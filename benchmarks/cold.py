@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,19 @@ BEGIN = time.perf_counter()
 files = streaming.StreamingDataset(remote=url, local=out, shuffle=True, batch_size=256)
 epoch(DataLoader(files, batch_size=256, num_workers=workers, collate_fn=list))
 """,
+    "litdata": """
+import stub_torchvision, litdata
+BEGIN = time.perf_counter()
+options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
+loader = {}
+if parquet:
+    from litdata.streaming.item_loader import ParquetLoader
+    litdata.index_parquet_dataset(url, cache_dir=out, storage_options=options)
+    loader = {"item_loader": ParquetLoader()}
+files = litdata.StreamingDataset(url, cache_dir=out, storage_options=options, shuffle=True, **loader)
+start = {"multiprocessing_context": "spawn"} if parquet else {}  # it refuses to fork
+epoch(litdata.StreamingDataLoader(files, batch_size=256, num_workers=workers, collate_fn=list, **start))
+""",
     "webdataset": """
 import webdataset
 BEGIN = time.perf_counter()
@@ -135,6 +149,17 @@ with webdataset.ShardWriter(f"{sys.argv[2]}/%05d.tar", maxsize=16 << 20, verbose
         for row, ids in zip(batch.select(["id", "title", "image"]).to_pylist(), tokens):
             key = {"__key__": str(row["id"]), "id": str(row["id"]).encode(), "title": row["title"].encode()}
             out.write({**key, "tokens": ids, "image": row["image"]})
+"""
+_WRITE_LITDATA = """
+import glob, sys, pyarrow.dataset
+import stub_torchvision, litdata
+def rows(path):
+    for batch in pyarrow.dataset.dataset(path).to_batches():
+        for row in batch.to_pylist():
+            yield row
+if __name__ == "__main__":
+    files = sorted(glob.glob(sys.argv[1] + "/*/*.parquet"))
+    litdata.optimize(fn=rows, inputs=files, output_dir=sys.argv[2], chunk_bytes="16MB", num_workers=2)
 """
 # torchvision's wheels need another build of torch than the CPU one; MosaicML imports it for data sets of its own
 _STUB = """
@@ -265,7 +290,7 @@ def serve(stack: ExitStack, server: str, lake: Path, base: Path, limit: int) -> 
             return f"{hdfs.url}/lake", {}, None
         line = stack.enter_context(BandwidthLimit([hdfs.http_url, hdfs.datanode_http_url], limit))
         return f"{line.url(hdfs.webhdfs_url)}/lake", {}, None
-    s3 = s3_server.start(base)
+    s3 = s3_server.start(base, capacity=12 << 30)
     stack.callback(s3.stop)
     client = s3.client()
     client.create_bucket(Bucket="lake")
@@ -297,7 +322,7 @@ def peers(
     if not python:
         return found
     found["Hugging Face datasets, streaming"] = lambda out: run(python, "huggingface", values, env)
-    for name, write in (("mds", _WRITE_MDS), ("tars", _WRITE_TARS)):
+    for name, write in (("mds", _WRITE_MDS), ("tars", _WRITE_TARS), ("litdata", _WRITE_LITDATA)):
         (base / name).mkdir()
         done = run_script(python, write, [str(lake), str(base / name)], {})
         if done.returncode:
@@ -314,6 +339,11 @@ def peers(
     found["MosaicML Streaming, 0 workers"] = lambda out: run(  # 0.13 fails with workers: "index out of range"
         python, "mosaicml", {**values, "url": "s3://lake/mds", "out": str(out), "workers": 0}, mosaic
     )
+    for path in lake.rglob("*.parquet"):  # it does not look into partition directories
+        client.upload_file(str(path), "lake", f"flat/{path.name}")
+    for name, place in (("litdata", "s3://lake/litdata"), ("litdata, Parquet", "s3://lake/flat")):
+        given = {**values, "url": place, "parquet": "Parquet" in name}
+        found[name] = partial(lambda given, out: run(python, "litdata", {**given, "out": str(out)}, env), given)
     found["WebDataset, curl"] = lambda out: run(python, "webdataset", {**values, "url": json.dumps(signed)}, env)
     return found
 

@@ -61,6 +61,13 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.store.serve.command import CacheServer as CacheServer
     from pqcache.store.serve.command import serve as serve
     from pqcache.store.snapshot import Snapshot as Snapshot
+    from pqcache.store.snapshots.command import PinReport as PinReport
+    from pqcache.store.snapshots.command import SnapshotView as SnapshotView
+    from pqcache.store.snapshots.command import pin as pin
+    from pqcache.store.snapshots.command import snapshots as snapshots
+    from pqcache.store.snapshots.command import unpin as unpin
+    from pqcache.store.snapshots.rollback import RollbackReport as RollbackReport
+    from pqcache.store.snapshots.rollback import rollback as rollback
     from pqcache.store.sync.cache_run import SyncReport as SyncReport
     from pqcache.store.sync.command import sync as sync
     from pqcache.store.verify.command import VerifyReport as VerifyReport

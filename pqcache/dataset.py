@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Names
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +12,11 @@ import pyarrow as pa
 
 from pqcache.errors import UsageError
 from pqcache.reader.open_dataset import shard_of
-from pqcache.reader.options import BatchOptions
+from pqcache.reader.options import BATCH_SIZE, BatchOptions
+from pqcache.reader.packing.pack import Pack
+from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.reader.processes import count_and_number
-from pqcache.reader.record_batches import read_record_batches, read_rows
+from pqcache.reader.record_batches import RecordBatches, read_record_batches, read_rows
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence
 from pqcache.reader.selection.split import Split
@@ -40,7 +42,7 @@ class Cache(CacheDirectory):
         columns: Names[str] | None = None,
         *,
         filters: Any = None,
-        batch_size: str | int = 4096,
+        batch_size: str | int = BATCH_SIZE,
         shuffle: bool = True,
         seed: int = 0,
         epoch: int = 0,
@@ -59,14 +61,16 @@ class Cache(CacheDirectory):
         weights: Any = None,
         balance: str | None = None,
         sequence: Sequence | None = None,
+        pack: Pack | TokenBatches | None = None,
         source: str | os.PathLike[str] | None = None,
         source_options: Mapping[str, str] | None = None,
         keep_filling: bool = True,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> RecordBatches:
         """Return an iterator over an epoch as Arrow record batches, in the order of ParquetDataset's batches.
 
         For numpy, JAX, TensorFlow or Arrow itself: torch is not imported. Every row comes exactly once per epoch;
-        nulls remain nulls, dictionaries are decoded. Batches are made ahead on threads of this process.
+        nulls remain nulls, dictionaries are decoded. Batches are made ahead on threads of this process. ``stats()`` of
+        the iterator says what reading takes, as that of ``ParquetDataset``.
 
         ``columns``       names; None for all. Partition columns are columns.
         ``filters``       a condition on any columns: SQL text, a list as pandas takes it, like
@@ -79,7 +83,8 @@ class Cache(CacheDirectory):
         ``drop_last``     False: ranks are made equal by repeating the epoch's first batches. True: the batches of an
                           incomplete last round are dropped.
         ``memory``        what decoded row groups of this rank may take: bytes, or text like "2GB"
-        ``window``        row groups mixed at a time by each lane; None: as many as fit into ``memory``, at most 16
+        ``window``        row groups mixed at a time by each lane; None: as many as fit into ``memory``, at most 16, or
+                          64 where it holds all rows
         ``lanes``         independent streams of batches; None: one for each rank
         ``num_replicas``, ``rank``   into how many equal parts the epoch is divided, and which one this is: batches
                           number ``rank``, ``rank + num_replicas`` and so on of the epoch. Default to those of
@@ -95,6 +100,8 @@ class Cache(CacheDirectory):
         ``weights``, ``balance``   how often a row comes in an epoch; see ``ParquetDataset``
         ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                           ``batch_size`` then counts sequences, and columns are lists of fixed size
+        ``pack``          a ``Pack``: documents of different lengths in sequences of one length, lists of fixed size,
+                          which ``batch_size`` then counts; ``cu_seqlens`` is left out. Or ``TokenBatches``
         ``source``, ``source_options``, ``keep_filling``   of a cache without a snapshot, for ``Cache(path)``: where it
                           is fetched from while this reads, as in ParquetDataset
 
@@ -125,6 +132,7 @@ class Cache(CacheDirectory):
             rows=rows,
             choice=RowChoice(split=split, sample=sample, limit=limit, weights=weights, balance=balance, seed=seed),
             sequence=sequence,
+            pack=pack,
             fill=fill,
         )
         return read_record_batches(self.path, options)

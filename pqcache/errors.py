@@ -9,6 +9,8 @@ PqcacheError                1   something failed; the message says which file an
 │   └── SourceUnavailable   1   server down, reset, or too slow: worth another try
 ├── SourceIncomplete        3   empty, vanished or still moving: nothing was published
 ├── ParquetError            1   not Parquet, truncated, or something we cannot represent
+│   └── TypeClash           1   a column has types in two files that do not fit together
+├── PartitionsSkipped       5   a sync has kept old versions of partitions, or left some out
 ├── CacheError              1   no cache here, another version of one, or a damaged one
 │   ├── DamagedError        4   a part of the cache is not as it was written
 │   └── CacheLocked        75   another run holds the lock (EX_TEMPFAIL)
@@ -104,6 +106,35 @@ class SourceIncomplete(PqcacheError):
 
 class ParquetError(PqcacheError):
     """A file is not Parquet, is truncated, or holds something that cannot be represented."""
+
+
+class TypeClash(ParquetError):
+    """A column has types in two files that do not fit together.
+
+    Attributes:
+        column: its name.
+        files: those that have the first type, and last one that has the other.
+        types: the two, as Arrow has them.
+    """
+
+    def __init__(
+        self,
+        subject: object,
+        reason: str = "",
+        advice: str = "",
+        *,
+        column: str = "",
+        files: tuple[str, ...] = (),
+        types: tuple[object, ...] = (),
+    ) -> None:
+        super().__init__(subject, reason, advice)
+        self.column, self.files, self.types = column, files, types
+
+
+class PartitionsSkipped(PqcacheError):
+    """A sync with ``skip_bad`` could not take all partitions as they are at the source now."""
+
+    exit_code = 5
 
 
 class CacheError(PqcacheError):

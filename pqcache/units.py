@@ -73,6 +73,16 @@ def format_size(size: float) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
+def size_word(size: int) -> str:
+    """Return a number of bytes as an option takes it: one word that ``parse_size`` reads as just that.
+
+    >>> size_word(8 << 20), size_word((8 << 20) + 1)
+    ('8MB', '8388609')
+    """
+    text = format_size(size).replace(" ", "")
+    return text if parse_size(text) == size else str(size)
+
+
 def format_count(count: int, noun: str, plural: str | None = None) -> str:
     """Return a count with its noun.
 

@@ -86,7 +86,7 @@ def test_json_is_one_object_per_event_and_a_summary(shop: Path, tmp_path: Path) 
     assert set(summary) == {
         "event", "cache", "source", "snapshot", "published", "dry_run", "added", "changed", "removed",
         "unchanged", "rewritten", "fetched_bytes", "files", "row_groups", "rows", "bytes", "seconds", "shard",
-        "version", "newest", "newest_of",
+        "version", "newest", "newest_of", "previous_source", "skipped", "passed_over",
     }  # fmt: skip
     assert (summary["added"], summary["rows"], summary["published"]) == (9, 3600, True)
     failed = run("sync", tmp_path / "nowhere", tmp_path / "d", "--json")
@@ -263,7 +263,7 @@ def test_lock_and_interrupt(hdfs: Hdfs, request: pytest.FixtureRequest, shop: Pa
             deadline = time.monotonic() + 30
             while not any((cache / "tmp").glob("*/fetch/*")) and time.monotonic() < deadline:
                 time.sleep(0.05)
-            assert error_of(run("sync", cache), 75).endswith("wait for it with --wait SECONDS")
+            assert error_of(run("sync", cache), 75).endswith("wait for it with --wait 10m")
             process.send_signal(signal.SIGTERM)
             _, stderr = process.communicate(timeout=30)
         assert process.returncode == 130
@@ -280,7 +280,7 @@ def test_lock_and_interrupt(hdfs: Hdfs, request: pytest.FixtureRequest, shop: Pa
         (["sync"], r"Missing argument 'SOURCE'; 'pqcache sync -h' shows the usage"),
         (["syn"], r"No such command 'syn'.*'sync'"),
         (["sync", "--frob"], r"No such option: --frob"),
-        (["sync", "a", "b", "--jobs", "x"], r"'--jobs'"),
+        (["sync", "a", "b", "--jobs", "x"], r"--jobs x: not a whole number"),
         (["gc", ""], r"CACHE: an empty path"),  # "$CACHE" where it is not set; not the working directory
         (["sync", "lake", ""], r"CACHE: an empty path"),
         (["bench", ""], r"TARGET: an empty path"),

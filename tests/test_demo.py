@@ -1,30 +1,53 @@
-"""The demo's dataset: made quickly, the same for a seed, and badly cut where it says so."""
+"""``pqcache demo`` checks its claims; its dataset is the same for a seed, and cut as it says.
+
+tests/test_package.py runs it from the wheel, without torch.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import sys
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-DEMO = Path(__file__).parents[1] / "demo"
+from pqcache.console.demo import run, shop
+from pqcache.console.demo.pictures import SIDE, encode, stamp
+from pqcache.errors import PqcacheError
+from pqcache.torch.demo import decode
+from tests.forked_commands import run_pqcache
 
 
-@pytest.fixture(scope="module")
-def make_shop() -> ModuleType:
-    pytest.importorskip("PIL")
-    sys.path.insert(0, str(DEMO))
-    try:
-        import make_shop
-    finally:
-        sys.path.remove(str(DEMO))
-    return make_shop
+@pytest.mark.deep  # four trainings with torch and its workers
+def test_it_runs_with_torch(tmp_path: Path) -> None:
+    done = run_pqcache("demo", cwd=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "A small torch model" in done.stdout
+    assert "\n 17. a sync without changes fetches nothing" in done.stdout
+
+
+def test_it_leaves_directories_of_others_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    done = run_pqcache("demo", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr == f"pqcache: error: {tmp_path}: not empty, and not from an earlier demo; name another directory\n"
+    )
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_false_claim_ends_it(tmp_path: Path) -> None:
+    demo = run.Demo(tmp_path)
+    demo.proves("one is one", True)
+    with pytest.raises(PqcacheError, match="one is two"):
+        demo.proves("one is two", False)
+    with pytest.raises(PqcacheError, match=r"exit code 0 \(it was 1\)"):
+        run.pqcache("inspect", tmp_path / "nothing")
+    assert demo.proved == ["one is one"]
 
 
 def files(root: Path) -> list[Path]:
@@ -35,8 +58,8 @@ def digests(root: Path) -> dict[str, str]:
     return {str(f.relative_to(root)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files(root)}
 
 
-def test_days_are_cut_as_promised(make_shop: ModuleType, tmp_path: Path) -> None:
-    days = make_shop.make_shop(tmp_path, days=4, rows=240)
+def test_days_are_cut_as_promised(tmp_path: Path) -> None:
+    days = shop.make_shop(tmp_path, days=4, rows=240)
     cuts = [[pq.read_metadata(f).num_row_groups for f in files(tmp_path / f"dt={day}")] for day in days]
     assert cuts[1] == [1]
     assert cuts[2] == [1] * 60
@@ -46,28 +69,32 @@ def test_days_are_cut_as_promised(make_shop: ModuleType, tmp_path: Path) -> None
     assert len(ids) == len(set(ids)) == 4 * 240
 
 
-def test_a_seed_makes_the_same_files(make_shop: ModuleType, tmp_path: Path) -> None:
+def test_a_seed_makes_the_same_files(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        make_shop.make_shop(tmp_path / name, days=2, rows=50, seed=seed)
+        shop.make_shop(tmp_path / name, days=2, rows=50, seed=seed)
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
     assert not set(digests(tmp_path / "a").values()) & set(digests(tmp_path / "c").values())
 
 
-def test_pictures_are_distinct_jpegs(make_shop: ModuleType) -> None:
+def test_pictures_are_distinct_pngs() -> None:
     from PIL import Image
 
-    images = make_shop.make_rows(make_shop.FIRST_DAY, 100)["image"].to_pylist()
+    images = shop.make_rows(shop.FIRST_DAY, 100)["image"].to_pylist()
     assert len(set(images)) == 100
-    for jpeg in images[:20]:
-        with Image.open(io.BytesIO(jpeg)) as image:
+    for png in images[:20]:
+        with Image.open(io.BytesIO(png)) as image:
             image.load()
-            assert (image.format, image.size) == ("JPEG", (make_shop.SIDE, make_shop.SIDE))
+            assert (image.format, image.size) == ("PNG", (SIDE, SIDE))
+            pixels = np.asarray(image)[1::3, 1::3].transpose(2, 0, 1)
+        assert np.allclose(decode(png), pixels / 127.5 - 1, atol=1e-6)
+    grey = np.full((SIDE, SIDE, 3), 127, np.uint8)
+    assert np.all(decode(stamp(encode(grey), "grey")) == np.float32(127) / np.float32(127.5) - 1)
 
 
-def test_a_revision_keeps_the_rows_and_adds_late_ones(make_shop: ModuleType, tmp_path: Path) -> None:
-    day = make_shop.FIRST_DAY + timedelta(days=3)
-    before = make_shop.make_day(tmp_path, day, rows=100)
-    after = make_shop.make_day(tmp_path, day, rows=100, revision=1)
+def test_a_revision_keeps_the_rows_and_adds_late_ones(tmp_path: Path) -> None:
+    day = shop.FIRST_DAY + timedelta(days=3)
+    before = shop.make_day(tmp_path, day, rows=100)
+    after = shop.make_day(tmp_path, day, rows=100, revision=1)
     written = pa.concat_tables(pq.ParquetFile(f).read() for f in files(tmp_path))
     assert written.equals(after)
     assert after["id"][:100].to_pylist() == before["id"].to_pylist()

@@ -52,8 +52,10 @@ if TYPE_CHECKING:
 
 README = ROOT / "README.md"
 MAN = ROOT / "man" / "man1"
-FORMAT_PAGE = ROOT / "docs" / "cache-format.md"
-PAGES = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+FORMAT_PAGE, JSON_PAGE = ROOT / "docs" / "cache-format.md", ROOT / "docs" / "json.md"
+EXIT_CODES = ROOT / "docs" / "commands" / "README.md"
+OWN = [README, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))]
+PAGES = [*OWN, *sorted((ROOT / "docs").glob("**/*.md"))]
 FRAMEWORK_PAGES = [page for page in PAGES if page.parent.name == "frameworks"]  # run by tests/frameworks/test_pages.py
 _FENCE = re.compile(r"^( *)```(.*?)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
@@ -143,6 +145,7 @@ def run_block(block: Block, directory: Path, stand_ins: Mapping[str, str]) -> No
 RUN = ("sh", "python", "crontab", "ini")
 # What is not run, and the word that shows why: it needs what no test has, or is another program's
 NOT_RUN = {
+    "sh of help": "pqcache ", "sh of demo": "pqcache demo",  # tests/test_demo.py and tests/test_package.py run the demo
     "sh of pip": "pip install", "sh of make": "make ", "sh of kerberos": "kinit", "sh of systemd": "systemctl",
     "sh of serve": "8700", "ini of serve": "8700",
     "sh of yarn": "yarn", "sh of dask": "--scheduler", "sh of hdfs3": "hdfs3", "sh of hive": "hive://",
@@ -188,11 +191,21 @@ def pages_with(server: str) -> list[Path]:
 
 @pytest.mark.slow
 def test_the_readme_runs(lake: Path) -> None:
-    assert run_page(README, lake, "", {}) >= 10
-    for name in ("cache/shop", "cache/recent"):
-        assert (lake / name / "current").is_dir()
-    assert len(list(lake.glob("shop-8mb/dt=*/*.parquet"))) == 3
-    assert not (lake / "cache" / "other").exists()
+    sync_cache(str(lake / "lake" / "shop"), lake / "cache" / "shop")  # as the crontab has it
+    assert run_page(README, lake, "", {}) >= 4
+    assert len(list(lake.glob("cache/sales/current/dt=*/*.parquet"))) == 3
+
+
+def test_the_readme_is_short_and_its_numbers_are_measured() -> None:
+    text = README.read_text()
+    assert len(text.splitlines()) <= 150
+    measured = (ROOT / "benchmarks" / "README.md").read_text()
+    table = text.partition("## Five numbers")[2].partition("\n## ")[0]
+    rows = [line.split("|")[2:4] for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 5
+    for cell in itertools.chain(*rows):
+        for number in re.findall(r"\d[\d.,]*", cell):
+            assert re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)", measured), f"{number}: {cell.strip()}"
 
 
 @pytest.mark.slow
@@ -287,7 +300,7 @@ def test_no_snippet_of_ours_is_left_out(page: Path) -> None:
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "pqcache" / "console" / "commands.py"], ids=lambda page: page.name)
 def test_commands_have_the_options_they_use(page: Path) -> None:
     """Also those that are not run, and the examples of the commands' own help."""
-    commands = [command for block in blocks_of(page) for command in block.commands]
+    commands = [command for block in blocks_of(page) if block.kind != "text" for command in block.commands]
     group: Any = typer.main.get_command(app)
     if page.suffix == ".py":
         epilogs = [group.epilog, *(command.epilog for command in group.commands.values())]
@@ -313,6 +326,21 @@ def test_links_resolve(page: Path) -> None:
             assert anchor in anchors_of(linked), f"{page.name}: {target}"
 
 
+def test_the_contents_have_every_page() -> None:
+    """docs/README.md leads to each page, itself or through the README of its folder."""
+    folders = [ROOT / "docs", *(path.parent for path in (ROOT / "docs").glob("*/README.md"))]
+    for folder in folders:
+        linked = {unquote(target) for target in re.findall(r"\]\(([^)#\s]+)", (folder / "README.md").read_text())}
+        pages = {path.name for path in folder.glob("*.md")} - {"README.md"}
+        assert pages <= linked, folder
+    text = (ROOT / "docs" / "site" / "conf.py").read_text()
+    contents = set(
+        re.findall(r'"((?:docs|benchmarks)/[\w./-]+|[A-Z]+)"', text.partition("CONTENTS = {")[2].partition("}")[0])
+    )
+    expected = {path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert expected <= contents, "docs/site/conf.py: CONTENTS"
+
+
 def anchors_of(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as they are made for reading on the web."""
     headings = re.findall(r"^#+ +(.*)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
@@ -336,7 +364,7 @@ def quoted(text: str) -> set[str]:
 def test_event_fields_are_documented(kind: type) -> None:
     name = kind.__name__.lower()
     expected = {field.name for field in fields(kind)}
-    assert expected <= quoted(table_row(README, f"`{name}`"))
+    assert expected <= quoted(table_row(JSON_PAGE, f"`{name}`"))
     assert re.search(rf"^\.It Cm {name}$", (MAN / "pqcache.1").read_text(), re.MULTILINE)
 
 
@@ -353,13 +381,13 @@ def test_event_fields_are_documented(kind: type) -> None:
 def test_summary_fields_are_documented(command: str, report: type) -> None:
     names = {field.name for field in fields(report)} | ({"ok"} if report is VerifyReport else set())
     names |= {field.name for field in fields(KeyView)} if report is IndexReport else set()
-    assert quoted(table_row(README, f"`{command}`")) - {"damaged", "error"} == names
+    assert quoted(table_row(JSON_PAGE, f"`{command}`")) - {"damaged", "error"} == names
     page = (MAN / f"pqcache-{command}.1").read_text()
     assert names <= set(re.findall(r"^\.(?:It )?Cm (\w+)", page, re.MULTILINE)) | set(re.findall(r" Cm (\w+)", page))
 
 
 def test_inspect_json_is_documented() -> None:
-    text = README.read_text().partition("`pqcache inspect --json` writes")[2].partition("\n`pqcache log")[0]
+    text = JSON_PAGE.read_text().partition("`pqcache inspect --json` writes")[2].partition("\n## ")[0]
     rows = [line.split(" | ", 1) for line in text.splitlines() if line.startswith("| `") and "| `--" not in line]
     assert set().union(*(quoted(first) for first, _ in rows)) == {field.name for field in fields(Inspection)} | {
         "training"
@@ -370,18 +398,18 @@ def test_inspect_json_is_documented() -> None:
         ("columns", ColumnSummary),
         ("training", Forecast),
     ):
-        assert {field.name for field in fields(kind)} <= quoted(table_row(README, f"`{name}`"))
+        assert {field.name for field in fields(kind)} <= quoted(table_row(JSON_PAGE, f"`{name}`"))
     for name, kind in (("--files", FileView), ("--row-groups", RowGroupView), ("--diff", Difference)):
         row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
         assert {field.name for field in fields(kind)} <= quoted(row)
-    assert {"min", "median", "mean", "max"} <= quoted(table_row(README, "`row_group_bytes`"))
+    assert {"min", "median", "mean", "max"} <= quoted(table_row(JSON_PAGE, "`row_group_bytes`"))
     page = (MAN / "pqcache-inspect.1").read_text()
     for field in fields(Inspection):
         assert re.search(rf"^\.It .*\bCm {field.name}\b", page, re.MULTILINE), field.name
 
 
 def test_bench_json_is_documented() -> None:
-    text = README.read_text().partition("`pqcache bench --json` writes")[2].partition("\n## ")[0]
+    text = JSON_PAGE.read_text().partition("`pqcache bench --json` writes")[2].partition("\n## ")[0]
     page = (MAN / "pqcache-bench.1").read_text()
     for kind in (BenchReport, Measured, Advice):
         names = {field.name for field in fields(kind)}
@@ -392,8 +420,8 @@ def test_bench_json_is_documented() -> None:
 def test_exit_codes_are_documented() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     codes = {0} | {kind.exit_code for kind in kinds if issubclass(kind, errors.PqcacheError)}
-    text = README.read_text().partition("## Exit codes")[2].partition("\n## ")[0]
-    assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} == codes
+    text = EXIT_CODES.read_text().partition("## Exit status")[2].partition("\n## ")[0]
+    assert {int(code) for code in re.findall(r"^- \*\*(\d+)\*\*: ", text, re.MULTILINE)} == codes
 
 
 def test_secret_options_are_secret() -> None:

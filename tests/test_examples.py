@@ -1,8 +1,10 @@
-"""The examples run, and the README shows the one it explains as it is."""
+"""The examples run, and the page on training shows the one it explains as it is."""
 
 from __future__ import annotations
 
+import importlib
 import io
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,8 @@ from tests.test_docs import ROOT, blocks_of, environment, run_under_torchrun
 EXAMPLES = ROOT / "examples"
 
 
-def test_the_readme_shows_the_example() -> None:
-    texts = [block.text for block in blocks_of(ROOT / "README.md") if block.kind == "python"]
+def test_the_page_shows_the_example() -> None:
+    texts = [block.text for block in blocks_of(ROOT / "docs" / "training.md") if block.kind == "python"]
     assert (EXAMPLES / "train_ddp.py").read_text().rstrip() in texts
 
 
@@ -83,6 +85,52 @@ def test_pictures_are_decoded_on_threads_and_broken_ones_replaced(tmp_path: Path
         "a.parquet, row group 1, row 5",
         "a.parquet, row group 3, row 0",
     ]
+
+
+def skip_without(name: str) -> None:
+    """Skip a test where a package is not there, or does not load beside this torch."""
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001 - torchvision raises RuntimeError, torchcodec OSError
+        pytest.skip(f"{name} does not load: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+
+
+@pytest.mark.parametrize("library", ["albumentations", "torchvision"])
+def test_pictures_are_augmented_alike_after_a_resume(
+    tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
+    skip_without(library)
+    rng = np.random.default_rng(0)
+    pictures = []
+    for _ in range(150):
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 255, (40, 60, 3), np.uint8)).save(file, "PNG")
+        pictures.append(file.getvalue())
+    table = pa.table({"label": rng.integers(0, 10, 150), "image": pictures})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=40)
+    words = [str(tmp_path), "--library", library, "--workers", "0"]
+    done = run_script(EXAMPLES / "augment_images.py", *words, cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "5 batches; 2 of them again after a resume, the same\n"
+
+
+def test_sounds_are_decoded_on_threads(tmp_path: Path) -> None:
+    skip_without("torchcodec.decoders")
+    sounds = []
+    for number in range(40):
+        file = io.BytesIO()
+        with wave.open(file, "wb") as sound:
+            sound.setnchannels(1)
+            sound.setsampwidth(2)
+            sound.setframerate(8000)
+            sound.writeframes(np.arange(800 * number, dtype=np.int16).tobytes())
+        sounds.append(file.getvalue())
+    sounds[7] = b"no sound"
+    pq.write_table(pa.table({"sound": sounds}), tmp_path / "a.parquet", row_group_size=10)
+    done = run_script(EXAMPLES / "decode_audio.py", str(tmp_path), cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("40 sounds, ")
 
 
 def test_text_is_tokenized_on_threads(tmp_path: Path) -> None:

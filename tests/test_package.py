@@ -84,6 +84,10 @@ def test_the_wheel_works_without_extras(built: tuple[Path, Path, Path], tmp_path
     assert "100 rows" in run(pqcache, "sync", "shop", "cache", cwd=tmp_path).stdout
     assert "100 rows" in run(pqcache, "inspect", "cache", cwd=tmp_path).stdout
     assert "no damage" in run(pqcache, "verify", "cache", "--deep", cwd=tmp_path).stdout
+    demo = run(pqcache, "demo", cwd=tmp_path).stdout
+    assert "torch is not installed" in demo
+    assert demo.count("\n  -> ") == 17
+    assert "\n 17. a sync without changes fetches nothing" in demo
     report = run(pqcache, "--version", "-v", cwd=tmp_path).stdout
     assert "not installed" in report.partition("torch ")[2].splitlines()[0]
     code = (
@@ -111,7 +115,7 @@ def test_the_archives_have_what_they_should(built: tuple[Path, Path, Path]) -> N
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert "pqcache/py.typed" in names
-    assert not [name for name in names if name.startswith(("tests/", "tools/", "demo/"))]
+    assert not [name for name in names if name.startswith(("tests/", "tools/", "docs/"))]
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", "tools/man.py"}

@@ -1,11 +1,11 @@
-"""Writes the manual pages of man/ from the commands' own help and from the parts in man/parts/.
+"""Writes the manual pages, in man/ and in docs/commands/, from the commands' own help and the parts in man/parts/.
 
     python tools/man.py            write them
     python tools/man.py --check    name the pages that are not as they would be written
 
 A part is mdoc with the sections that the help does not give. In its OPTIONS section, what stands below ``.It Fl -name``
 is added to what the help says of that option; what stands before the first and after ``.El`` frames the list.
-A command without a part gets a page from its help alone.
+A command without a part gets a page from its help alone. The pages in docs/commands/ are the same text as Markdown.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from man_markdown import markdown
 
 from pqcache.console.commands import app
 from pqcache.console.help import OptionHelp, first_line, option_groups
 
-MAN = Path(__file__).resolve().parent.parent / "man"
+ROOT = Path(__file__).resolve().parent.parent
+MAN, WEB = ROOT / "man", ROOT / "docs" / "commands"
 DATE = "November 21, 2026"
 GROUP: Any = typer.main.get_command(app)
 SEE = "See\n.Xr pqcache 1 ."
@@ -29,11 +31,21 @@ EXIT = "0 if done, 1 on a failure, 2 for usage, 130 if interrupted; see\n.Xr pqc
 
 
 def pages() -> dict[str, str]:
-    """Return the text of every page by its path below man/."""
+    """Return the text of every manual page by its path below man/."""
     commands = {"pqcache": GROUP} | {f"pqcache-{name}": command for name, command in GROUP.commands.items()}
     written = {f"man1/{name}.1": page(name, command) for name, command in commands.items()}
     config = header("pqcache.toml", 5) + (MAN / "parts" / "pqcache.toml.mdoc").read_text()
     return {**written, "man5/pqcache.toml.5": config}
+
+
+def files() -> dict[Path, str]:
+    """Return the text of every file that is written: the manual pages, and the same as Markdown."""
+    found = {}
+    for name, text in pages().items():
+        stem = Path(name).stem
+        found[MAN / name] = text
+        found[WEB / f"{'README' if stem == 'pqcache' else stem.removeprefix('pqcache-')}.md"] = markdown(text)
+    return found
 
 
 def header(name: str, section: int) -> str:
@@ -147,19 +159,19 @@ def mdoc(text: str) -> str:
 
 def main() -> int:
     """Write the pages, or name those that differ."""
-    check, different = "--check" in sys.argv, []
-    for name, text in pages().items():
-        path = MAN / name
+    check, different, wanted = "--check" in sys.argv, [], files()
+    for path, text in wanted.items():
         if not path.exists() or path.read_text() != text:
-            different.append(name)
+            different.append(path)
             if not check:
                 path.write_text(text)
-    for stray in sorted({path.relative_to(MAN).as_posix() for path in MAN.glob("man?/*")} - set(pages())):
+    for stray in sorted({*MAN.glob("man?/*"), *WEB.glob("*.md")} - set(wanted)):
         different.append(stray)
         if not check:
-            (MAN / stray).unlink()
+            stray.unlink()
     if different:
-        print(f"{'not as they would be written' if check else 'written'}: {', '.join(different)}")
+        shown = ", ".join(path.relative_to(ROOT).as_posix() for path in different)
+        print(f"{'not as they would be written' if check else 'written'}: {shown}")
     return int(check and bool(different))
 
 

@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 
 from pqcache import errors
-from pqcache.benchmark.forecast import row_group_size_for
+from pqcache.benchmark.forecast import describe_training, forecast_of
 from pqcache.errors import CacheError, PqcacheError, UsageError
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.reader.dense_lists import with_dense_lists
-from pqcache.reader.memory_budget import WINDOW
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import check_numbers
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
@@ -35,7 +34,7 @@ from pqcache.reader.row_group_reader import cpu_count
 from pqcache.store.cache_directory import cache_at
 from pqcache.store.tables.data_files import FileRules
 from pqcache.system.process_stats import pss
-from pqcache.units import format_count, format_size, parse_duration, parse_size
+from pqcache.units import format_count, format_size, parse_duration, parse_size, size_word
 
 SECONDS = 2.0
 BATCH_SIZE = 256
@@ -44,8 +43,7 @@ _STARTING = 120.0  # seconds that a process may take beside what it measures
 _NEAR = 0.95  # of the fastest: as good as that, and with fewer workers
 _SAMPLED = 0.1  # seconds between two looks at the memory
 _DOMINATES = 0.3  # of the time to decode
-_SMALL = 1 << 20  # bytes of a row group when decoded, below which the cost of each shows
-_SMALL_BATCH = 256 << 10  # bytes, the same
+_SMALL_BATCH = 256 << 10  # bytes of a batch when decoded, below which the cost of each shows
 _COLD = 0.1  # of what was read
 _SLOW = 0.5  # of the decode limit
 
@@ -254,30 +252,11 @@ def advise(report: BenchReport, loader: RowGroupLoader, dense: dict[str, float])
             f"lists of one length take {share:.0%} of the time to decode; dense, they are read several times faster",
             shlex.join(["pqcache", "repartition", *where, *words]),
         )
-    plan, sizes = loader.plan, loader.sizes
-    largest = int(sizes.selected.max())
-    if chosen.window < WINDOW and chosen.window < len(plan.row_groups):
-        size = row_group_size_for(plan, sizes, report.memory, lanes)
-        mixed = f"mixes {chosen.window} row groups" if chosen.window else "reads row groups in pieces"
-        yield Advice(
-            f"memory={format_size(report.memory)} {mixed} at a time, of {format_size(largest)} each when decoded; "
-            f"smaller ones mix {WINDOW}, or give more memory",
-            shlex.join(["pqcache", "repartition", *where, "--row-group-size", _word(size)]),
-        )
-    elif (
-        len(plan.row_groups) > 2 * WINDOW and report.decoded / len(plan.row_groups) < _SMALL and chosen.of_limit < _SLOW
-    ):
-        mean = format_size(report.decoded // len(plan.row_groups))
-        yield Advice(
-            f"a row group takes {mean} decoded on average, so that the cost of each shows; larger ones are read faster",
-            shlex.join(["pqcache", "repartition", *where, "--row-group-size", "16MB"]),
-        )
-    elif len(plan.row_groups) < 2 * report.cores:
-        size = 1 << max(16, (int(plan.data.index.numbers("bytes").sum()) // (4 * WINDOW)).bit_length())
-        yield Advice(
-            f"{len(plan.row_groups)} row groups are few to be decoded on {report.cores} cores at once, and to be mixed",
-            shlex.join(["pqcache", "repartition", *where, "--row-group-size", _word(size)]),
-        )
+    training = forecast_of(loader.plan, loader.sizes, report.memory, lanes)
+    size = training.row_group_size
+    words = [] if size is None else ["pqcache", "repartition", *where, "--row-group-size", size_word(size)]
+    given, *verdict = describe_training(training, report.row_groups)
+    yield Advice(f"{given}: {'; '.join(verdict)}", shlex.join(words) if words else None)
     batch = report.batch_size * report.decoded // report.rows
     if batch < _SMALL_BATCH and chosen.of_limit < _SLOW:
         yield Advice(
@@ -291,10 +270,6 @@ def advise(report: BenchReport, loader: RowGroupLoader, dense: dict[str, float])
     disk = [share for share in (report.limit_from_disk, *(m.from_disk for m in report.measured)) if share is not None]
     if disk and max(disk) > _COLD:
         yield Advice("part of it came from the disk: run it again to see what a warm page cache gives")
-
-
-def _word(size: int) -> str:
-    return format_size(size).replace(" ", "")
 
 
 def _worker_numbers(cores: int) -> list[int]:

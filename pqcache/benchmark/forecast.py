@@ -1,24 +1,36 @@
-"""What a training run will get from a dataset: how many row groups are mixed in the memory it has."""
+"""What a training run gets from a dataset: how many row groups are mixed in its memory, why, and which would do better.
+
+``inspect`` and ``bench`` print the same verdict: `describe_training`.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from pqcache.errors import PqcacheError
-from pqcache.reader.memory_budget import WINDOW, RowGroupSizes, lane_bytes, largest_window
+from pqcache.reader.memory_budget import WINDOW, WINDOW_OF_ALL, RowGroupSizes, lane_bytes, largest_window
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.row_group_reader import cpu_count
 from pqcache.reader.row_group_sizes import estimate_sizes
+from pqcache.store.hive import parent
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, url_scheme
-from pqcache.units import BLOCK_SIZE, format_count
+from pqcache.units import BLOCK_SIZE, format_count, format_size
 
 MEMORY = 2 << 30
 LANES = 2
-_SMALLEST = 1 << 20
+_SMALLEST = 64 << 10  # bytes on disk of a row group that is proposed
+_SMALLEST_WINDOW = 1 << 20  # the same, where memory is what limits the window
+_LARGEST = 16 << 20  # the same, where row groups are small
+_COSTLY = 1 << 20  # bytes of a decoded row group, below which the fixed cost of each shows
+_TINY = 16 << 20  # bytes of a decoded dataset for which nothing is gained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +39,7 @@ class Forecast:
 
     ``decoded`` is the largest row group in memory, in bytes. ``window`` row groups of a lane are mixed (0: row groups
     are read in pieces), which are ``mixed`` of all rows, from 0 to 1. ``row_group_size`` in bytes on disk is what
-    would fill the window, or None if that is filled already.
+    would mix better or be read faster, or None if that gains little.
     """
 
     memory: int
@@ -60,31 +72,105 @@ def forecast(
         return None
     if not len(sizes) or not sizes.selected.max():
         return None
+    return forecast_of(plan, sizes, memory, lanes)
+
+
+def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Forecast:
+    """Return what a training run gets that reads ``plan``, whose row groups have ``sizes`` in memory."""
     window, rows = largest_window(sizes, memory, lanes), int(plan.counts.sum())
     mixed = min(1.0, lanes * min(window, len(sizes)) * float(plan.counts.mean()) / rows) if rows else 0.0
-    suggested = row_group_size_for(plan, sizes, memory, lanes) if window < WINDOW else None
     return Forecast(
         memory=memory,
         lanes=lanes,
         decoded=int(sizes.selected.max()),
         window=window,
         mixed=mixed,
-        row_group_size=suggested,
+        row_group_size=_better_size(plan, sizes, memory, lanes, window, mixed),
     )
 
 
-def describe_forecast(training: Forecast) -> str:
-    """Return what each of the workers does, as a clause."""
-    if not training.window:
-        return "row groups are too large and are read in pieces"
+def describe_training(training: Forecast, row_groups: int) -> tuple[str, ...]:
+    """Return what a training gets of its ``row_groups`` row groups, why, and what would be better; a line for each.
+
+    The first line says for which settings that is.
+    """
+    workers = "0 or 1" if training.lanes == 1 else f"{training.lanes}"
+    given = f"memory={format_size(training.memory).replace(' ', '')}, num_workers={workers}"
+    decoded = f"a row group takes up to {format_size(training.decoded)} decoded"
+    each = "each batch is of" if training.lanes == 1 else "each worker mixes"
+    if training.window:
+        found = f"window={training.window}: {each} {_mixed(training)}"
+        why = f"{decoded}; {_limit(training)}"
+    else:
+        found, why = "row groups are read in pieces, which is slow", f"{decoded}, too much for that memory"
+    better = () if training.row_group_size is None else (f"better: {_gain(training, row_groups)}",)
+    return given, found, why, *better
+
+
+def _mixed(training: Forecast) -> str:
     if training.mixed == 1:
-        return "each mixes all row groups that it reads"
-    mixed = f"{100 * training.mixed:.0f} %" if training.mixed >= 0.01 else "less than 1 %"
-    return f"each mixes {format_count(training.window, 'row group')}, together {mixed} of the rows"
+        return "all row groups" if training.lanes == 1 else "all row groups that it reads"
+    share = f"{100 * training.mixed:.0f} %" if training.mixed >= 0.01 else "less than 1 %"
+    together = ", together" if training.lanes > 1 else ","
+    return f"{format_count(training.window, 'row group')}{together} {share} of the rows"
+
+
+def _limit(training: Forecast) -> str:
+    """Return what limits the window."""
+    if training.mixed == 1:
+        return "all fit"
+    if training.window < WINDOW:
+        return f"{training.window} fit"
+    if training.window == WINDOW:
+        return f"{WINDOW} are mixed at most, unless all fit"
+    return f"{WINDOW_OF_ALL} are mixed at most"
+
+
+def _gain(training: Forecast, row_groups: int) -> str:
+    assert training.row_group_size is not None
+    size = format_size(training.row_group_size)
+    if training.mixed < 1 and training.window < WINDOW:
+        return f"row groups of {size} on disk, of which {WINDOW} are mixed"
+    if row_groups < 2 * cpu_count():
+        few = f"{row_groups:,} {'is' if row_groups == 1 else 'are'} few"
+        return f"row groups of {size} on disk: {few} for {format_count(cpu_count(), 'core')} to decode, and to mix"
+    return f"row groups of {size} on disk: the fixed cost of small ones shows"
+
+
+def _better_size(
+    plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int, window: int, mixed: float
+) -> int | None:
+    """Return the bytes on disk of row groups that would mix better, or be read faster; None where that gains little."""
+    total, decoded = int(plan.data.index.numbers("bytes").sum()), int(sizes.selected.sum())
+    if window < WINDOW and mixed < 1:
+        return row_group_size_for(plan, sizes, memory, lanes)
+    even = max(_SMALLEST, min(_LARGEST, _power_of_two(total // (4 * WINDOW))))
+    if decoded < _TINY:
+        return None
+    if len(sizes) < 2 * cpu_count():
+        return even if _least(plan, even) > len(sizes) else None
+    if len(sizes) > 2 * WINDOW and decoded / len(sizes) < _COSTLY:
+        return even if 4 * _least(plan, even) <= len(sizes) else None
+    return None
+
+
+def _least(plan: ReadPlan, size: int) -> int:
+    """Return how few row groups of up to ``size`` bytes on disk the partitions can have."""
+    index = plan.data.index
+    of_file = np.bincount(index.numbers("file"), index.numbers("bytes"), len(index.paths))
+    held: Counter[str] = Counter()
+    for path, amount in zip(index.paths, of_file.tolist(), strict=True):
+        held[parent(path)] += int(amount)
+    return sum(-(-amount // size) for amount in held.values())
 
 
 def row_group_size_for(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> int:
     """Return the bytes on disk, a power of two, of row groups of which each lane can mix 16 in ``memory`` bytes."""
     scale = memory / lanes / lane_bytes(sizes, WINDOW)
     largest = int(plan.data.index.numbers("bytes").max())
-    return max(_SMALLEST, min(BLOCK_SIZE, 1 << (max(1, int(scale * largest)).bit_length() - 1)))
+    return max(_SMALLEST_WINDOW, min(BLOCK_SIZE, _power_of_two(int(scale * largest))))
+
+
+def _power_of_two(size: int) -> int:
+    """Return the largest power of two that is at most ``size``."""
+    return 1 << (max(1, size).bit_length() - 1)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 
 from pqcache.benchmark.command import BenchReport, Measured
 from pqcache.console.terminal import bar, escape, stdout_console
 from pqcache.units import format_count, format_size
 
-_WIDTH = 24
+_WIDTH = 24  # of the bars, where there is space beside _NUMBERS characters of other columns
+_NUMBERS = 66
 _WARM = 0.01  # largest share read from the disk that counts as a warm page cache
 
 
@@ -20,8 +22,8 @@ def print_bench(report: BenchReport) -> None:
     groups = format_count(report.row_groups, "row group")
     console.print(f"[bold]{escape(report.target)}[/]")
     console.print(
-        f"  reads        {columns}, {format_count(report.rows, 'row')} in {groups}; "
-        f"{format_size(report.bytes)} on disk, {format_size(report.decoded)} decoded"
+        f"  reads        {columns}, {format_count(report.rows, 'row')} in {groups}\n"
+        f"  size         {format_size(report.bytes)} on disk, {format_size(report.decoded)} decoded"
     )
     console.print(f"  settings     batch_size={report.batch_size}, memory={format_size(report.memory)!r}, shuffled")
     console.print(f"  machine      {format_count(report.cores, 'core')}; {_cache(report)}")
@@ -34,7 +36,10 @@ def print_bench(report: BenchReport) -> None:
     if best is not None and best.limited_by is not None:
         console.print(f"[bold]bottleneck[/]   {_bottleneck(best)}")
     for item in report.advice:
-        console.print(f"  {escape(item.text)}", soft_wrap=True)
+        if console.is_terminal:
+            console.print(Padding(escape(item.text), (0, 0, 0, 2)))
+        else:
+            console.print(f"  {escape(item.text)}", soft_wrap=True)
         if item.command is not None:
             console.print(f"    {escape(item.command)}", soft_wrap=True)
 
@@ -43,21 +48,22 @@ def _bottleneck(item: Measured) -> str:
     """Return what limits a setting, and the share of each stage in the time of its threads and workers."""
     total = sum(item.seconds_of.values())
     shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in item.seconds_of.items() if total)
-    return f"{item.limited_by}; of the time to make batches: {shares}"
+    return f"{item.limited_by}; time for batches: {shares}"
 
 
 def _table(console: Console, report: BenchReport) -> Table:
+    width = max(4, min(_WIDTH, console.width - _NUMBERS))
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("  workers", no_wrap=True)
-    table.add_column("", no_wrap=True, min_width=_WIDTH)
-    for name in ("rows/s", "decoded/s", "of limit", "memory", "first batch"):
+    table.add_column("", no_wrap=True, min_width=width)
+    for name in ("rows/s", "decoded/s", "of limit", "memory", "first"):
         table.add_column(name, justify="right", no_wrap=True)
     top = max(report.limit, *(item.rows_per_second for item in report.measured))
     for item in report.measured:
         style = "green" if item.workers == report.recommended else "cyan"
         table.add_row(
             "  no torch" if item.workers is None else f"  {item.workers}",
-            f"[{style}]{bar(console, item.rows_per_second, top, _WIDTH)}[/]",
+            f"[{style}]{bar(console, item.rows_per_second, top, width)}[/]",
             f"{item.rows_per_second:,.0f}",
             format_size(item.bytes_per_second),
             f"{100 * item.of_limit:.0f} %",
@@ -65,7 +71,7 @@ def _table(console: Console, report: BenchReport) -> Table:
             f"{item.first_batch:.2f} s",
         )
     decoded = format_size(report.limit * report.decoded / max(1, report.rows))
-    limit = f"[dim]{bar(console, report.limit, top, _WIDTH)}[/]"
+    limit = f"[dim]{bar(console, report.limit, top, width)}[/]"
     table.add_row("  limit", limit, f"{report.limit:,.0f}", decoded, "100 %", "", "")
     return table
 

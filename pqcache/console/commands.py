@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pqcache.console import examples, fill_options, parsing
+from pqcache.console import examples, fill_options, parsing, source_options
 from pqcache.console import file_options as take
 from pqcache.console import options as opt
 from pqcache.console import rows_options as batch_rows
-from pqcache.console import serve_options as net
 from pqcache.console.app import app, print_report
+from pqcache.console.demo import command as demo_command
 from pqcache.console.help import Command
-from pqcache.units import parse_duration, parse_size
+from pqcache.units import parse_size
 
-__all__ = ["app"]  # which has the commands below
+__all__ = ["app", "demo_command"]  # the app has that command and those below
 
 
 @app.command(cls=Command, epilog=examples.SYNC)
@@ -35,6 +35,8 @@ def sync(
     checksum: opt.Checksum = None,
     compare: opt.Compare = "identity",
     fill: fill_options.Fill = False,
+    new_source: source_options.NewSource = False,
+    skip_bad: source_options.SkipBad = None,
     option: opt.Options = None,
     hdfs_driver: opt.HdfsDriver = None,
     retries: opt.Retries = 4,
@@ -64,10 +66,12 @@ def sync(
             shard=shard,
             keep=keep,
             marker=marker,
-            settle=None if settle is None else parse_duration(settle),
+            settle=settle,
             max_delete=max_delete,
             force=force,
             fill=fill,
+            new_source=new_source,
+            skip_bad=skip_bad,
             hdfs_driver=hdfs_driver,
             checksum=checksum,
             compare=compare,
@@ -83,6 +87,7 @@ def sync(
             on_event=on_event,
         )
     print_report(report.to_dict(), json, quiet, lambda: terminal.print_sync(report))
+    report.raise_if_skipped()
 
 
 @app.command(cls=Command, epilog=examples.REPARTITION)
@@ -116,6 +121,8 @@ def repartition(
     from pqcache.console import terminal
 
     if dense == ["auto"]:
+        from pqcache.console.proposals_text import print_proposals
+
         with terminal.reporter(json, quiet) as on_event:
             proposals = pqcache.dense_proposals(
                 source,
@@ -125,7 +132,7 @@ def repartition(
                 on_event=on_event,
             )
         found = {"target": source, "columns": [proposal.to_dict() for proposal in proposals]}
-        print_report(found, json, quiet, lambda: terminal.print_proposals(source, dest, proposals))
+        print_report(found, json, quiet, lambda: print_proposals(source, dest, proposals))
         return
     with terminal.reporter(json, quiet) as on_event:
         report = pqcache.repartition(
@@ -260,6 +267,7 @@ def verify(
     """
     import pqcache
     from pqcache.console import terminal
+    from pqcache.console.verify_text import print_verify
 
     with terminal.reporter(json, quiet) as on_event:
         report = pqcache.verify(
@@ -274,7 +282,7 @@ def verify(
             wait=wait,
             on_event=on_event,
         )
-    print_report(report.to_dict(), json, quiet, lambda: terminal.print_verify(report))
+    print_report(report.to_dict(), json, quiet, lambda: print_verify(report))
     report.raise_if_not_ok()
 
 
@@ -322,7 +330,7 @@ def log(
 def gc(
     cache: opt.CacheArgument,
     keep: opt.GcKeep = None,
-    older_than: opt.OlderThan = "0s",
+    older_than: opt.OlderThan = 0.0,
     wait: opt.Wait = 0.0,
     dry_run: opt.DryRun = False,
     json: opt.Json = False,
@@ -333,30 +341,8 @@ def gc(
     from pqcache.console import terminal
 
     with terminal.reporter(json, quiet) as on_event:
-        report = pqcache.gc(
-            cache, keep=keep, older_than=parse_duration(older_than), wait=wait, dry_run=dry_run, on_event=on_event
-        )
+        report = pqcache.gc(cache, keep=keep, older_than=older_than, wait=wait, dry_run=dry_run, on_event=on_event)
     print_report(report.to_dict(), json, quiet, lambda: terminal.print_gc(report))
-
-
-@app.command(cls=Command, epilog=examples.SERVE)
-def serve(
-    caches: net.Caches,
-    bind: net.Bind = "127.0.0.1",
-    port: net.Port = 8700,
-    token_file: net.TokenFile = None,
-    connections: net.MaxConnections = 256,
-    quiet: opt.Quiet = False,
-) -> None:
-    """Serve caches to other machines, as sources of their syncs.
-
-    It ends with Ctrl-C or SIGTERM. Clients read pqcache+http://HOST:PORT/NAME, where NAME is that of the directory.
-    """
-    import pqcache
-    from pqcache.console import terminal
-
-    running = pqcache.serve(caches, bind=bind, port=port, token_file=token_file, connections=connections)
-    terminal.run_server(running, quiet)
 
 
 @app.command(cls=Command, epilog=examples.BENCH)
@@ -392,3 +378,6 @@ def bench(
             on_event=on_event,
         )
     print_report(report.to_dict(), json, quiet, lambda: print_bench(report))
+
+
+from pqcache.console import help_command, serve_command, snapshot_commands  # noqa: E402, F401  more of them

@@ -111,3 +111,22 @@ BENCH = _examples(
     ("Measure what a training reads", "pqcache bench cache/shop --columns id,price,tokens --batch-size 1024"),
     ("Measure other numbers of workers", "pqcache bench cache/shop --workers 0,4,12 --seconds 10"),
 )
+
+HELP = _examples(("All options of sync", "pqcache help sync"))
+
+SNAPSHOTS = _examples(("List what there is to go back to", "pqcache snapshots cache/shop"))
+
+PIN = _examples(
+    (
+        "Keep what a model was trained on, and let it go later",
+        """pqcache pin cache/shop 20261120T040003Z-0007 --name paper
+pqcache unpin cache/shop paper""",
+    ),
+)
+
+UNPIN = _examples(("Let it go", "pqcache unpin cache/shop paper"))
+
+ROLLBACK = _examples(
+    ("Go back to an older snapshot", "pqcache snapshots cache/shop\npqcache rollback cache/shop 20261120T040003Z-0007"),
+    ("By its number", "pqcache rollback cache/shop 7"),
+)

@@ -36,7 +36,8 @@ def _option_help(parameter: Any) -> OptionHelp:
     names = sorted((*parameter.opts, *parameter.secondary_opts), key=lambda name: name.startswith("--"))
     text, default = parameter.help or "", parameter.default
     if isinstance(default, int | float) and default and not isinstance(default, bool):
-        text += f" Default: {default:g}."
+        unit = "s" if parameter.metavar == "DURATION" else ""
+        text += f" Default: {default:g}{unit}."
     if "--help" in names:
         text = "Show this help."
     metavar = "" if getattr(parameter, "is_flag", False) else parameter.metavar or "VALUE"

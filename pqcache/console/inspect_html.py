@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from pqcache.benchmark.forecast import Forecast, describe_forecast
+from pqcache.benchmark.forecast import Forecast, describe_training
 from pqcache.store.inspect.summary import Inspection
 from pqcache.units import format_count, format_size
 
@@ -21,8 +21,13 @@ svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
 """
 
 
-def inspection_page(found: Inspection, training: Forecast | None, verdict: str, command: str | None) -> str:
-    """Return the page as text; ``verdict`` describes the row-group sizes, ``command`` corrects them."""
+def inspection_page(
+    found: Inspection, training: Forecast | None, verdict: str, commands: tuple[str | None, str | None]
+) -> str:
+    """Return the page as text.
+
+    ``verdict`` describes the row-group sizes as blocks; ``commands`` correct them for that and for training.
+    """
     facts = [
         ("source", found.source),
         ("snapshot", found.snapshot and f"{found.snapshot}, published {found.created}"),
@@ -32,14 +37,14 @@ def inspection_page(found: Inspection, training: Forecast | None, verdict: str, 
     if found.keys:
         facts.append(("keys", ", ".join(found.keys)))
     if training is not None:
-        memory, mixing = format_size(training.memory), describe_forecast(training)
-        facts.append(("training", f"with {memory} and {training.lanes} workers: {mixing}"))
+        facts.append(("training", "; ".join(describe_training(training, found.row_groups))))
     parts = [
         f"<h1>{escape(found.target)}</h1><table>",
         *(f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in facts if value),
         "</table>",
         f"<h2>{format_count(found.row_groups, 'row group')} by size</h2>",
-        f"<p>{escape(verdict)}.{f' Fix: <code>{escape(command)}</code>' if command else ''}</p>",
+        f"<p>Blocks, as HDFS and Spark read them: {escape(verdict)}.{_command(commands[0])}</p>",
+        f"<p>For training:{_command(commands[1])}</p>" if commands[1] else "",
         _histogram(found),
         "<h2>Bytes by column</h2>",
         _bars([(item.name, item.bytes) for item in sorted(found.columns, key=lambda item: -item.bytes) if item.bytes]),
@@ -58,6 +63,10 @@ def inspection_page(found: Inspection, training: Forecast | None, verdict: str, 
     title = escape(found.target)
     head = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
     return f"{head}\n<body>\n{chr(10).join(parts)}\n</body></html>\n"
+
+
+def _command(command: str | None) -> str:
+    return f" <code>{escape(command)}</code>" if command else ""
 
 
 def _histogram(found: Inspection) -> str:

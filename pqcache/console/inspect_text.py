@@ -12,14 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pqcache.benchmark.forecast import Forecast, describe_forecast
+from pqcache.benchmark.forecast import Forecast, describe_training
 from pqcache.console.inspect_html import inspection_page
 from pqcache.console.terminal import bar, escape, is_plain, print_json, stdout_console
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.store.inspect.arriving_progress import ArrivalProgress
 from pqcache.store.inspect.listings import Difference
 from pqcache.store.inspect.summary import Inspection
-from pqcache.units import BLOCK_SIZE, format_count, format_seconds, format_size, parse_size
+from pqcache.units import BLOCK_SIZE, format_count, format_seconds, format_size, size_word
 
 _PARTITIONS = 20
 _COLUMNS = 30
@@ -46,9 +46,9 @@ def print_inspection(found: Inspection, training: Forecast | None, all_partition
     codecs = ", ".join(f"{name} {_share(size, found)}" for name, size in found.compression.items())
     ratio = found.uncompressed / max(1, sum(found.compression.values()))
     console.print(f"  size         {format_size(found.bytes)}; {codecs or 'no row groups'}; ratio {ratio:.1f}")
-    _print_histogram(console, found, training)
+    _print_histogram(console, found)
     if training is not None:
-        _print_training(console, training)
+        _print_training(console, found, training)
     _print_partitions(console, found, None if all_partitions else _PARTITIONS)
     print_columns(found, _COLUMNS)
 
@@ -79,23 +79,31 @@ def verdict(found: Inspection) -> str:
     return "; ".join(parts)
 
 
-def remedy(found: Inspection, training: Forecast | None) -> str | None:
-    """Return the command that gives row groups the right size, or None where it would gain little."""
-    size = found.block_size
-    if training is not None and training.row_group_size is not None:
-        size = min(size, training.row_group_size)
-    least = sum(-(-item.bytes // size) for item in found.partitions)
-    if not found.over_block and 2 * least > found.row_groups and (training is None or training.row_group_size is None):
+def remedy(found: Inspection) -> str | None:
+    """Return the command that gives row groups the size of blocks, or None where it is not asked for or gains little.
+
+    It is asked for with ``--block-size``, by files on HDFS, and by a cache that was repartitioned to another size. A
+    training has other needs.
+    """
+    asked = found.straddling is not None or found.block_size != BLOCK_SIZE
+    least = sum(-(-item.bytes // found.block_size) for item in found.partitions)
+    if not asked or (not found.over_block and 2 * least > found.row_groups):
         return None
+    return _repartition(found, found.block_size)
+
+
+def remedy_for_training(found: Inspection, training: Forecast | None) -> str | None:
+    """Return the command that gives row groups the size that is better for a training, or None where none is."""
+    if training is None or training.row_group_size is None:
+        return None
+    return _repartition(found, training.row_group_size)
+
+
+def _repartition(found: Inspection, size: int) -> str:
     words = ["pqcache", "repartition", found.target, *(["DEST"] if found.kind == "directory" else [])]
     if found.kind == "remote":
         words = ["pqcache", "sync", found.target, "CACHE"]
-    return shlex.join([*words, "--row-group-size", _size_word(size)])
-
-
-def _size_word(size: int) -> str:
-    text = format_size(size).replace(" ", "")
-    return text if parse_size(text) == size else str(size)
+    return shlex.join([*words, "--row-group-size", size_word(size)])
 
 
 def print_columns(found: Inspection, limit: int | None) -> None:
@@ -137,7 +145,8 @@ def print_items(view: str, items: Iterable[Mapping[str, Any]], limit: int | None
 def write_page(found: Inspection, training: Forecast | None, path: Path) -> None:
     """Write the HTML page; raises UsageError for a path that cannot be written, PqcacheError for a full disk."""
     try:
-        path.write_text(inspection_page(found, training, verdict(found), remedy(found, training)), encoding="utf-8")
+        page = inspection_page(found, training, verdict(found), (remedy(found), remedy_for_training(found, training)))
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
         kind = PqcacheError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else UsageError
         raise kind(f"--html {path}", error.strerror or str(error), "name a file in a writable directory") from error
@@ -224,7 +233,7 @@ def print_difference(found: Difference) -> None:
             console.print(f"  [{style}]{sign} {escape(path)}[/]")
 
 
-def _print_histogram(console: Console, found: Inspection, training: Forecast | None) -> None:
+def _print_histogram(console: Console, found: Inspection) -> None:
     sizes = found.row_group_bytes
     console.print(
         f"\n[bold]{format_count(found.row_groups, 'row group')}[/]: smallest {format_size(sizes['min'])}, "
@@ -240,24 +249,25 @@ def _print_histogram(console: Console, found: Inspection, training: Forecast | N
         limit = "  <- limit" if item.high - 1 == found.block_size else ""
         part = f"[{'red' if over else 'green'}]{bar(console, item.count, largest, 32):<32}[/]"
         console.print(f"  {label:>20}  {part} {item.count:>8,}{limit}")
-    console.print(
-        f"  {'[red]' if found.over_block else '[yellow]' if found.under_quarter else '[green]'}{verdict(found)}[/]"
-    )
+    style = "red" if found.over_block else "yellow" if found.under_quarter else "green"
+    console.print("\n[bold]blocks[/], as HDFS and Spark read them")
+    console.print(f"  [{style}]{verdict(found)}[/]", soft_wrap=True)
     if found.straddling is not None and found.blocks_touched is not None:
         each = found.blocks_touched / max(1, found.row_groups)
         console.print(f"  row groups across a block boundary: {found.straddling:,}; blocks per row group: {each:.2f}")
-    command = remedy(found, training)
+    command = remedy(found)
     if command is not None:
-        console.print(f"  fix: {escape(command)}", soft_wrap=True)
+        console.print(f"  command: {escape(command)}", soft_wrap=True)
 
 
-def _print_training(console: Console, training: Forecast) -> None:
-    memory, decoded = format_size(training.memory), format_size(training.decoded)
-    mixing = describe_forecast(training)
-    console.print(f"\n[bold]training[/] with {memory} of memory and {training.lanes} workers: {mixing}")
-    if training.row_group_size is not None:
-        size = format_size(training.row_group_size)
-        console.print(f"  a row group takes {decoded} decoded; with row groups of {size} on disk it mixes 16")
+def _print_training(console: Console, found: Inspection, training: Forecast) -> None:
+    given, *verdict = describe_training(training, found.row_groups)
+    console.print(f"\n[bold]training[/], {escape(given)}", soft_wrap=True)
+    for line in verdict:
+        console.print(f"  {escape(line)}", soft_wrap=True)
+    command = remedy_for_training(found, training)
+    if command is not None:
+        console.print(f"  command: {escape(command)}", soft_wrap=True)
 
 
 def _print_partitions(console: Console, found: Inspection, limit: int | None) -> None:

@@ -32,8 +32,8 @@ Jobs = Annotated[
 Wait = Annotated[
     float,
     typer.Option(
-        metavar="SECONDS",
-        help="How long to wait for another run to end. Default: exit code 75 at once.",
+        metavar="DURATION",
+        help="How long to wait for another run to end, like 10m. Default: exit code 75 at once.",
         rich_help_panel=RUN,
     ),
 ]
@@ -86,7 +86,7 @@ Marker = Annotated[
     ),
 ]
 Settle = Annotated[
-    str | None,
+    float | None,
     typer.Option(
         metavar="DURATION",
         help="* Skip files younger than this, like 10m, until the next run.",
@@ -152,7 +152,7 @@ Retries = Annotated[
 Timeout = Annotated[
     float,
     typer.Option(
-        metavar="SECONDS",
+        metavar="DURATION",
         min=0.1,
         help="How long a server may send nothing before it counts as unavailable.",
         rich_help_panel=STORE,
@@ -361,7 +361,7 @@ GcKeep = Annotated[
     ),
 ]
 OlderThan = Annotated[
-    str,
+    float,
     typer.Option(metavar="DURATION", help="Remove only snapshots older than this, like 48h.", rich_help_panel=SAFETY),
 ]
 
@@ -394,5 +394,5 @@ Workers = Annotated[
 ]
 BenchJson = Annotated[bool, typer.Option("--json", help="Write one JSON object.", rich_help_panel=OUTPUT)]
 Seconds = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0.01, help="How long to measure each setting.", rich_help_panel=RUN)
+    float, typer.Option(metavar="DURATION", min=0.01, help="How long to measure each setting.", rich_help_panel=RUN)
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,12 +33,11 @@ def print_rows(found: RowPlaces, target: str, columns: list[str] | None, sample:
             console.print(f"    {escape(text)}", highlight=False, soft_wrap=True)
 
 
-def _values(found: RowPlaces, target: str, columns: list[str] | None) -> Iterator[Any]:
-    """Yield the values of each row, or of each sequence a list of those of its rows, as JSON can have them."""
+def _values(found: RowPlaces, target: str, columns: list[str] | None) -> list[Any]:
+    """Return the values of each row, or of each sequence a list of those of its rows, as JSON can have them."""
     table = found.read(target, columns)
     each = 1 if found.rows.ndim == 1 else found.rows.shape[1]
     rows = [
         {name: readable(plain_value(table[name][row])) for name in table.column_names} for row in range(table.num_rows)
     ]
-    for first in range(0, len(rows), each):
-        yield rows[first] if found.rows.ndim == 1 else rows[first : first + each]
+    return rows if found.rows.ndim == 1 else [rows[first : first + each] for first in range(0, len(rows), each)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import sys
 import threading
 import time
@@ -24,11 +23,9 @@ if TYPE_CHECKING:  # rich is slow to import: only tables and progress bars need 
 
     from pqcache.store.gc import GcReport
     from pqcache.store.keys.command import IndexReport
-    from pqcache.store.repartition.dense_proposals import Proposal
     from pqcache.store.repartition.to_target import RepartitionReport
     from pqcache.store.serve.command import CacheServer
     from pqcache.store.sync.cache_run import SyncReport
-    from pqcache.store.verify.command import VerifyReport
 
 _PROGRESS_SECONDS = 60.0  # between lines of progress where there is no terminal
 _PHASE_TEXT = {
@@ -115,6 +112,7 @@ def print_sync(report: SyncReport) -> None:
         text += _newest(report)
         if report.rewritten:
             text += f", {_directories(report.rewritten)} to rewrite"
+        text += _passed_over(report)
         print_line(f"{text} ({report.unchanged:,} unchanged)" if changes != "nothing to do" else changes)
         return
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
@@ -123,6 +121,9 @@ def print_sync(report: SyncReport) -> None:
     if report.version is not None:
         held += f", version {report.version}"
     held += _newest(report)
+    if report.skipped:
+        held += f"; {format_count(len(report.skipped), 'partition')} skipped"
+    held += _passed_over(report)
     if report.published:
         text = f"synced {changes}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:
@@ -136,6 +137,15 @@ def _newest(report: SyncReport) -> str:
     if report.newest is None or report.newest_of is None:
         return ""
     return f", newest {report.newest:,} of {format_count(report.newest_of, 'partition')}"
+
+
+def _passed_over(report: SyncReport) -> str:
+    """Return how many files of the source were not taken, and why; nothing where all were."""
+    passed = report.passed_over
+    if passed is None or not (passed.hidden or passed.other or passed.where):
+        return ""
+    counts = ((passed.hidden, "hidden"), (passed.other, "not Parquet"), (passed.where, "outside of --where"))
+    return f"; not taken: {', '.join(f'{count:,} {why}' for count, why in counts if count)}"
 
 
 def print_repartition(report: RepartitionReport) -> None:
@@ -187,25 +197,6 @@ def location(path: str, row_group: int | None, column: str | None) -> str:
     return ", ".join([*parts, *([] if column is None else [f"column {column}"])])
 
 
-def print_verify(report: VerifyReport) -> None:
-    """Print what was checked and what differs; damage was printed when it was found."""
-    for name, reason in report.unread.items():
-        print_line(f"not compared: column {name}: {reason}")
-    for path in (report.changed or ())[:20]:
-        print_line(f"changed at the source: {path}")
-    if len(report.changed or ()) > 20:
-        print_line(f"changed at the source: … {len(report.changed or ()) - 20:,} more")
-    checked = "every page" if report.deep else "sizes, footers and index"
-    held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
-    text = f"{report.snapshot}: {checked} of {held} checked in {format_seconds(report.seconds)}"
-    if report.deep and report.unrecorded:
-        text += f"; {format_count(report.unrecorded, 'file')} without a recorded checksum"
-    damaged = format_count(len({item.path for item in report.damage}), "damaged file")
-    if report.repaired is not None:
-        text += f"; {damaged} fetched again, {report.repaired} is current"
-    print_line(f"{text}; {damaged if report.damage else 'no damage'}" if report.repaired is None else text)
-
-
 def print_index(report: IndexReport) -> None:
     """Print what was built and removed, and a line for each key index."""
     done = [f"built {', '.join(report.built)}"] if report.built else []
@@ -238,7 +229,7 @@ def print_history(records: Sequence[Mapping[str, Any]]) -> None:
         table.add_row(
             str(record["time"])[:16].replace("T", " "),
             str(record["command"]),
-            _files(record) if known else "killed",
+            _files(record) if known else _without_files(record),
             format_size(record["fetched_bytes"]) if known else "-",
             format_seconds(record["seconds"]) if known else "-",
             str(record["snapshot"]),
@@ -247,28 +238,19 @@ def print_history(records: Sequence[Mapping[str, Any]]) -> None:
     stdout_console().print(table)
 
 
+def _without_files(record: Mapping[str, Any]) -> str:
+    return f"from {str(record['previous']).rpartition('-')[2]}" if record.get("previous") else "killed"
+
+
 def _files(record: Mapping[str, Any]) -> str:
     """Return the numbers of new, changed and removed files of a run."""
     signs = (("+", "added"), ("~", "changed"), ("-", "removed"))
     moved = [f"{sign}{record[name]:,}" for sign, name in signs if record[name]]
-    return " ".join(moved) or ("rewritten" if record["published"] else "unchanged")
-
-
-def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) -> None:
-    """Print the columns that can be dense, and the command that converts them."""
-    if not proposals:
-        print_line("no list column has one length in all rows, by the footers and the first rows")
-        return
-    for item in proposals:
-        smaller = f", or {item.narrow} with --narrow" if item.narrow != item.dense else ""
-        print_line(f"{item.column}: {item.type} can be stored as {item.dense}{smaller}")
-    from pqcache.store.cache_directory import cache_at  # imports pyarrow, which an error does not need
-
-    where = [str(dest)] if dest is not None else [] if cache_at(source) is not None else ["DEST"]
-    words = ["pqcache", "repartition", source, *where]
-    words += [word for item in proposals for word in ("--dense", item.column)]
-    words += ["--narrow"] if any(item.narrow != item.dense for item in proposals) else []
-    print_line(f"command: {shlex.join(words)}")
+    made = "repaired" if record["command"] == "repair" else "rewritten"
+    moved = moved or [made if record["published"] else "unchanged"]
+    moved += ["(new source)"] if record.get("previous_source") else []
+    moved += [f"({len(record['skipped'])} skipped)"] if record.get("skipped") else []
+    return " ".join(moved)
 
 
 def bar(console: Console, part: float, total: float, width: int) -> str:
@@ -396,4 +378,4 @@ class _ProgressLines:
 
 
 def _amount(amount: float, unit: str) -> str:
-    return format_size(amount) if unit == "bytes" else f"{int(amount):,} {unit}"
+    return format_size(amount) if unit == "bytes" else format_count(int(amount), unit.removesuffix("s"))

@@ -6,6 +6,7 @@ let through. Nothing is ever evaluated as code.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -34,6 +35,7 @@ from pqcache.filters.expression import (
 )
 
 _HELP = "use comparisons of columns with constants, IN, BETWEEN, LIKE, IS NULL, AND, OR, NOT"
+_DATE = re.compile(r"\b\d{4}[-/]\d{1,2}[-/]\d{1,2}(?:[ T]\d\d:\d\d[:.\d]*)?(?!\S*')")  # without quotes
 _COLUMN = ("Column", "Dot")  # the second from the fifth name of a path on
 _COMPARE = ("EQ", "NEQ", "LT", "LTE", "GT", "GTE")
 _MIRROR = {"EQ": "EQ", "NEQ": "NEQ", "LT": "GT", "LTE": "GTE", "GT": "LT", "GTE": "LTE"}
@@ -106,7 +108,8 @@ def _parse(where: str) -> Any:
     try:
         tree = sqlglot.parse_one(f"SELECT 1 WHERE {where}")
     except (SqlglotError, RecursionError) as error:
-        raise UsageError("", "not a complete condition", _HELP) from error
+        date = _DATE.search(where)
+        raise UsageError("", "not a complete condition", _quoted(date[0]) if date else _HELP) from error
     extra = [name for name, value in tree.args.items() if value and name not in ("expressions", "where")]
     if extra or "where" not in tree.args:
         raise UsageError("", "not a single condition", _HELP)
@@ -229,5 +232,19 @@ def _constant(node: Any, field: Operand) -> pa.Scalar | int:
     elif kind == "Literal":
         text = sign + str(node.this)
     else:
-        raise UsageError("", f"{node.sql()!r} is not a constant", _HELP)
+        raise _no_constant(node)
     return constant_of(text, field)
+
+
+def _no_constant(node: Any) -> UsageError:
+    text = node.sql()
+    date = _DATE.fullmatch(text.replace(" ", ""))
+    if date:
+        return UsageError("", f"{date[0]} without quotes is arithmetic", _quoted(date[0]))
+    if type(node).__name__ == "Column" and len(node.parts) == 1:
+        return UsageError("", f"{text!r} is not a constant but a column", f"write text in quotes: '{node.name}'")
+    return UsageError("", f"{text!r} is not a constant", _HELP)
+
+
+def _quoted(date: str) -> str:
+    return f"write dates and times in quotes: '{date}'"

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError, UsageError
+from pqcache.parquet.numpy_types import numpy_dtype
 
 DTYPE, SHAPE, LIST = b"pqcache.dtype", b"pqcache.shape", b"pqcache.list"
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")  # the smallest first
@@ -69,7 +70,7 @@ def item_dtype(kind: pa.DataType) -> str | None:
     item = kind.value_type
     if not (pt.is_integer(item) or pt.is_floating(item)):
         return None
-    return str(np.dtype(item.to_pandas_dtype()).name)
+    return str(numpy_dtype(item).name)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -155,7 +156,7 @@ def dense_to_lists(array: pa.Array, dense: Dense, kind: pa.DataType) -> pa.Array
     """Return the array of a dense column as lists of type ``kind``."""
     item = kind.value_type
     numbers = _numbers_in_dense(array, dense)
-    items = pa.array(numbers.astype(item.to_pandas_dtype(), copy=False), item)
+    items = pa.array(numbers.astype(numpy_dtype(item), copy=False), item)
     valid = None
     if array.null_count:
         valid = pa.py_buffer(np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.errors import ParquetError
+from pqcache.errors import ParquetError, TypeClash
 from pqcache.parquet.dense_columns import dense_in
 from pqcache.parquet.nested import with_changed_types
 
@@ -165,13 +165,18 @@ def promoted(one: pa.Schema, other: pa.Schema) -> pa.Schema:
         return pa.unify_schemas(plain, promote_options="permissive")
 
 
-def unify(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
-    """Return one schema for all files; types that do not widen without loss raise ParquetError by file."""
+def unify(schemas: Iterable[tuple[str, pa.Schema]], owner: Callable[[str], str] | None = None) -> pa.Schema:
+    """Return one schema for all files; types that do not widen without loss raise ParquetError by file.
+
+    Where the first schema is that of many files, ``owner`` returns one of them that has a column.
+    """
     result: pa.Schema | None = None
     first = ""
+    origin: dict[str, str] = {}  # the file that each column has its type from
     for path, schema in schemas:
         if result is None:
             result, first = schema, path
+            origin = dict.fromkeys(schema.names, path)
             continue
         here, there = dense_in(schema), dense_in(result)
         for name in here.keys() & there.keys():
@@ -182,12 +187,31 @@ def unify(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
                     f"make them alike with 'pqcache repartition --dense {name}'",
                 )
         try:
-            result = promoted(result, schema)
+            before, result = result, promoted(result, schema)
         except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-            raise ParquetError(
-                path, f"its schema does not fit {first} ({error})", "rewrite one of them with the other's types"
-            ) from error
+            names = {name: owner(name) if owner and of == first else of for name, of in origin.items()}
+            clash = _clash(path, schema, result, names)
+            advice = "write one of them again with the other's types"
+            raise clash or ParquetError(path, f"its schema does not fit {first} ({error})", advice) from error
+        if before != result:
+            origin |= {f.name: path for f in result if f.name not in origin or before.field(f.name).type != f.type}
     return result if result is not None else pa.schema([])
+
+
+def _clash(path: str, schema: pa.Schema, known: pa.Schema, origin: Mapping[str, str]) -> TypeClash | None:
+    """Return the error for the first column whose type in a file does not fit that of the others."""
+    for field in schema:
+        if field.name not in known.names:
+            continue
+        other = known.field(field.name)
+        try:
+            promoted(pa.schema([other]), pa.schema([field]))
+        except (pa.ArrowTypeError, pa.ArrowInvalid):
+            files = (path, origin[field.name])
+            reason = f"column {field.name!r} is {field.type}, which does not fit {other.type} in {files[1]}"
+            advice = "write one of the two files again with the other's type"
+            return TypeClash(path, reason, advice, column=field.name, files=files, types=(field.type, other.type))
+    return None
 
 
 def with_table_columns(files: pa.Schema, table: pa.Schema) -> pa.Schema:
@@ -278,11 +302,14 @@ def merge_schemas(named: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
                         f"the columns differ, and a name is not unique: {column}",
                         "make the files agree",
                     ) from None
-                raise ParquetError(
+                raise TypeClash(
                     f"{origin[top]} and {other_name}",
                     f"column {column} has types that do not mix without loss: {schema.field(top).type} and "
                     f"{other.field(top).type}",
                     "make the files agree at the source",
+                    column=top,
+                    files=(other_name, origin[top]),
+                    types=(other.field(top).type, schema.field(top).type),
                 ) from None
             metadata = {**(other.metadata or {}), **(schema.metadata or {})}
             before = {field.name: field.type for field in schema}

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,11 @@ import pyarrow as pa
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Ints, Order, check_format
+from pqcache.reader.packed_plan import pack_plan
+from pqcache.reader.packing.pack import Pack
+from pqcache.reader.packing.packed_rows import PackedRows
+from pqcache.reader.packing.packing_options import check_pack
+from pqcache.reader.packing.token_batches import GroupedRows, TokenBatches
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.record_batches import read_rows
 from pqcache.reader.row_group_reader import RowGroupReader
@@ -31,6 +36,7 @@ _STATE = {
     "snapshot": str, "row_groups": str, "columns": list, "shuffle": bool, "seed": int, "batch_size": int | None,
     "lanes": int, "window": int, "piece": int, "epoch": int, "batch": int,
 }  # fmt: skip
+_LEAST = {"batch_size": 1, "lanes": 1, "window": 1, "piece": 0, "epoch": 0, "batch": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +48,8 @@ class RowPlaces:
     ``paths``         the dataset's files; ``files`` are numbers of these
     ``files``, ``row_groups``, ``rows``, ``rows_in_file``   for each row of the batch its file, its row group in that,
                       and its position in the row group and in the file, all counted from 0. Of sequences, positions
-                      have a second axis, for the rows of each
+                      have a second axis, for the rows of each. Of packed documents there is one for each piece of a
+                      document, sequence after sequence, as ``cu_seqlens`` counts them without padding
     ``groups``        the row groups as the index of the dataset counts them, over all files
     """
 
@@ -88,10 +95,10 @@ def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
 
     Where a selection chooses among the rows of a row group, its columns are read, of the batch's row groups only.
     """
-    if plan.packs is not None:
-        reason = "with pack= a batch has documents, or pieces of them, whose rows are not looked up"
-        raise UsageError("rows of a batch", reason, "read a column that names the row, or leave pack= out")
     numbers, rows = order.batch(index)
+    if plan.packs is not None:
+        shuffle = (order.seed, order.epoch) if order.shuffle else None
+        numbers, rows = _documents(plan, replace(plan.packs, shuffle=shuffle), numbers, rows)
     if plan.piece_starts is not None:
         rows = rows + plan.piece_starts[numbers]
     groups = plan.row_groups[numbers]
@@ -110,6 +117,29 @@ def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
         rows_in_file=rows + (first if rows.ndim == 1 else first[:, None]),
         groups=groups,
     )
+
+
+def _documents(plan: ReadPlan, packs: PackedRows | GroupedRows, numbers: Ints, items: Ints) -> tuple[Ints, Ints]:
+    """Return the documents of packed sequences, or of batches by tokens, counted among those that are packed.
+
+    ``items`` of row groups ``numbers`` of the plan are the sequences. A document is there once for each of its pieces.
+    """
+    found: list[Ints] = [np.zeros(0, np.int64)] * len(items)
+    for number in np.unique(numbers).tolist():
+        where = np.flatnonzero(numbers == number)
+        low, high = int(items[where].min()), int(items[where].max()) + 1
+        group = int(plan.row_groups[number])
+        if isinstance(packs, PackedRows):
+            pieces = packs.read(number, group, low, high)
+            documents = np.searchsorted(np.cumsum(packs.lengths_of(number)), pieces.start, "right")
+            ends = np.searchsorted(pieces.sequence, np.arange(high - low + 1))
+        else:
+            documents, ends = packs.read(number, group, low, high)
+        for place in where.tolist():
+            item = int(items[place]) - low
+            found[place] = documents[ends[item] : ends[item + 1]]
+    counts = [len(documents) for documents in found]
+    return np.repeat(numbers, counts), np.concatenate([np.zeros(0, np.int64), *found])
 
 
 def _chosen(plan: ReadPlan, numbers: Ints, rows: Ints) -> Ints:
@@ -158,6 +188,7 @@ def rows(
     limit: int | None = None,
     weights: Any = None,
     balance: str | None = None,
+    pack: Pack | TokenBatches | None = None,
 ) -> RowPlaces:
     """Return which rows a batch of a training has, by a state that was saved in the same training.
 
@@ -166,7 +197,7 @@ def rows(
     ``batch``    the number of the batch in its epoch, counted over all ranks: ``batch.index``
     ``epoch``    its epoch; None: that of the state
     ``filters``, ``selected`` (``rows=`` of the dataset), ``split``, ``sequence``, ``sample``, ``limit``, ``weights``,
-    ``balance``   those of the training; a state names them, but does not hold them
+    ``balance``, ``pack``   those of the training; a state names them, but does not hold them
 
     >>> from pqcache.torch import ParquetDataset
     >>> dataset = ParquetDataset("cache/shop", columns=["id"], batch_size=4, seed=1)
@@ -181,10 +212,14 @@ def rows(
     data, lease = open_local_dataset(target, known["snapshot"])
     with lease or nullcontext():
         plan = make_read_plan(data, known["columns"], filters, selected, sequence=sequence, choice=choice)
+        if pack is not None:
+            columns = None if isinstance(pack, TokenBatches) else known["columns"]
+            check_pack(pack, columns=columns, has_sequence=sequence is not None, has_weights=choice.has_weights)
+            plan = pack_plan(plan, pack)
         if plan.fingerprint_at(known["epoch"]) != known["row_groups"]:
             raise UsageError(
                 "state",
-                "it was taken with other filters or rows, or another split, sequence or weights",
+                "it was taken with other filters or rows, or another split, sequence, pack or weights",
                 "give those of the training",
             )
         number = known["epoch"] if epoch is None else epoch
@@ -208,6 +243,10 @@ def checked_index(index: int, total: int) -> int:
     return int(index)
 
 
+def _is_less(value: Any, least: int | None) -> bool:
+    return least is not None and value is not None and value < least
+
+
 def _checked_state(state: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     """Return a state of a ParquetDataset; anything else raises UsageError."""
     name = "state"
@@ -225,7 +264,7 @@ def _checked_state(state: str | os.PathLike[str] | Mapping[str, Any]) -> dict[st
         raise UsageError(name, "it is not a state of a ParquetDataset", "give what its state_dict() returned")
     check_format(state["format"], name)
     for field, kind in _STATE.items():
-        if not isinstance(state.get(field), kind):
+        if not isinstance(state.get(field), kind) or _is_less(state[field], _LEAST.get(field)):
             raise UsageError(name, f"it has no sound {field!r}", "give what state_dict() of a dataset returned")
     if state["snapshot"].startswith("listing-"):
         raise UsageError(name, "it is of nodes that each hold a share", "call rows_of(epoch, batch) of the dataset")

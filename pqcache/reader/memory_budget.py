@@ -19,6 +19,7 @@ log = logging.getLogger("pqcache.reader")
 Density = Callable[[int], float]
 
 WINDOW = 16  # row groups, where memory allows
+WINDOW_OF_ALL = 64  # row groups, where memory holds all rows; more of them take long to gather
 _DECODING = 4  # row groups' worth of memory beside the window: one ahead, one being decoded, read and scattered
 _IN_FILE_ORDER = 3  # row groups in memory, at least: one ahead, and two that a batch may be of
 _WINDOW_OF_PIECES = 4
@@ -30,12 +31,14 @@ _MOST_PIECES = 64  # pieces of a row group, at most: to read one, all those befo
 class RowGroupSizes:
     """Bytes in memory of each row group: of its ``selected`` rows, and of all that is ``decoded`` to select them.
 
-    ``decoded_rows`` are the rows, or sequences, among which these are selected; pieces are cut of them.
+    ``decoded_rows`` are the rows, or sequences, among which these are selected; pieces are cut of them. ``complete``
+    says that they are of all row groups, not only of the largest.
     """
 
     selected: Ints
     decoded: Ints
     decoded_rows: Ints
+    complete: bool = True
 
     def __len__(self) -> int:
         return len(self.selected)
@@ -126,12 +129,16 @@ def lane_bytes(sizes: RowGroupSizes, window: int) -> float:
 def largest_window(sizes: RowGroupSizes, memory: int, lanes: int) -> int:
     """Return how many row groups each of ``lanes`` lanes can mix within ``memory`` bytes, at most 16.
 
-    0 when row groups are too large even for a window of one.
+    Where memory holds all rows, these are all row groups of a lane, up to 64. 0 when row groups are too large even for
+    a window of one.
     """
     if not len(sizes):
         return 1
-    sizes = RowGroupSizes(_largest(sizes.selected, WINDOW), sizes.decoded[[sizes.decoded.argmax()]], sizes.decoded_rows)
-    fitting = [window for window in range(1, WINDOW + 1) if lane_bytes(sizes, window) <= memory / lanes]
+    most, held = WINDOW, int(sizes.selected.sum()) + lanes * _DECODING * int(sizes.decoded.max())
+    if sizes.complete and held <= memory:
+        most = max(WINDOW, min(-(-len(sizes) // lanes), WINDOW_OF_ALL))
+    sizes = RowGroupSizes(_largest(sizes.selected, most), sizes.decoded[[sizes.decoded.argmax()]], sizes.decoded_rows)
+    fitting = [window for window in range(1, most + 1) if lane_bytes(sizes, window) <= memory / lanes]
     return max(fitting, default=0)
 
 

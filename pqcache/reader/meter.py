@@ -122,6 +122,10 @@ class Meter:
         name = _SPANS.get(counter)
         return _Timed(self, counter, None if name is None else self.span(name))
 
+    def timed_for(self, counter: int, times: int) -> AbstractContextManager[Any]:
+        """Return a context whose duration is added to a counter so many times: for others that are not measured."""
+        return _Timed(self, counter, None, times)
+
     def decoding(self, row_group: int, stored_bytes: int) -> AbstractContextManager[None]:
         """Return a context that is counted as the decoding of a row group of the index, which this thread reads."""
         return self._decoding(row_group, stored_bytes)
@@ -287,6 +291,10 @@ class NoMeter(Meter):
         """Return a context that does nothing."""
         return nullcontext()
 
+    def timed_for(self, counter: int, times: int) -> AbstractContextManager[Any]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
     def decoding(self, row_group: int, stored_bytes: int) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return nullcontext()
@@ -304,10 +312,10 @@ class NoMeter(Meter):
 class _Timed:
     """Adds the duration of its body to a counter, and shows it as a span where somebody looks at spans."""
 
-    __slots__ = ("_begun", "_counter", "_meter", "_span")
+    __slots__ = ("_begun", "_counter", "_meter", "_span", "_times")
 
-    def __init__(self, meter: Meter, counter: int, span: AbstractContextManager[Any] | None) -> None:
-        self._meter, self._counter, self._span = meter, counter, span
+    def __init__(self, meter: Meter, counter: int, span: AbstractContextManager[Any] | None, times: int = 1) -> None:
+        self._meter, self._counter, self._span, self._times = meter, counter, span, times
 
     def __enter__(self) -> None:
         if self._span is not None:
@@ -315,7 +323,7 @@ class _Timed:
         self._begun = time.monotonic_ns()
 
     def __exit__(self, *error: Any) -> None:
-        self._meter.add(self._counter, time.monotonic_ns() - self._begun)
+        self._meter.add(self._counter, (time.monotonic_ns() - self._begun) * self._times)
         if self._span is not None:
             self._span.__exit__(*error)
 

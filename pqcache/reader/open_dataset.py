@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.sync.listing import dataset_files
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.table_format import LOGS, check_above
+from pqcache.store.urls import redact
 from pqcache.system.mounts import has_lasting_inodes
 
 T = TypeVar("T")
@@ -123,8 +125,10 @@ def open_local_dataset(
     text = os.fspath(path)
     if not text:  # Path("") would be this directory
         raise UsageError("", "an empty path", "name a cache, a directory of Parquet or a file")
-    if "://" in text:
-        raise UsageError(text, "not a local path", f"run 'pqcache sync {text} DIRECTORY' and open DIRECTORY")
+    url = re.fullmatch(r"([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)", text, re.DOTALL)  # Path makes one slash of two
+    if url is not None and ("://" in text or not os.path.lexists(text)):
+        shown = redact(f"{url[1]}://{url[2]}")
+        raise UsageError(shown, "not a local path", f"run 'pqcache sync {shown} DIRECTORY' and open DIRECTORY")
     root = Path(text).expanduser().absolute()
     cache = CacheDirectory(root)
     if fill is not None:

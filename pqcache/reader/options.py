@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pqcache.errors import UsageError
+from pqcache.reader.packing.pack import Pack
+from pqcache.reader.packing.packing_options import check_batch_size, check_pack
+from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.arriving.start_run import FillRequest
 from pqcache.store.selected_rows import SelectedRows
+
+BATCH_SIZE = 4096  # where none is given
 
 
 def check_numbers(**numbers: int | None) -> None:
@@ -43,7 +48,7 @@ class BatchOptions:
 
     columns: Sequence[str] | None = None
     filters: Any = None
-    batch_size: int = 4096
+    batch_size: int = BATCH_SIZE
     shuffle: bool = True
     seed: int = 0
     epoch: int = 0
@@ -58,6 +63,7 @@ class BatchOptions:
     rows: SelectedRows | None = None
     choice: RowChoice = field(default_factory=RowChoice)
     sequence: SequenceOf | None = None
+    pack: Pack | TokenBatches | None = None
     fill: FillRequest | None = None
 
     def __post_init__(self) -> None:
@@ -66,6 +72,13 @@ class BatchOptions:
         check_rank(self.num_replicas, self.rank, self.lanes)
         if isinstance(self.epoch, bool) or self.epoch < 0 or self.start < 0:
             raise UsageError(f"epoch={self.epoch}, start={self.start}", "both count from 0")
+        if self.pack is not None:
+            weighs = self.choice.has_weights
+            check_pack(self.pack, columns=self.columns, has_sequence=self.sequence is not None, has_weights=weighs)
+            check_batch_size(self.pack, self.batch_size, BATCH_SIZE)
+            if getattr(self.pack, "ids", ()) == ("cu_seqlens",):
+                reason = "it has no value for each sequence, so it is no column of a record batch"
+                raise UsageError("cu_seqlens", reason, "name position_ids in ids=: documents begin where they are 0")
 
     @property
     def all_lanes(self) -> int:

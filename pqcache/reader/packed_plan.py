@@ -33,7 +33,8 @@ def pack_plan(plan: ReadPlan, pack: Pack | TokenBatches, packs: PackedRows | Gro
     """
     check_columns(pack, plan.data.index.schema, plan.data.index.partitions.column_names)
     if packs is not None:
-        return _with_packs(plan, packs)
+        stored = {name: value.of(plan.data) for name in ("lengths", "order") if (value := getattr(packs, name, None))}
+        return _with_packs(plan, replace(packs, **stored))
     documents = plan.rows_read
     first = np.cumsum(documents) - documents
     name = hashlib.blake2b(f"{plan.fingerprint} {pack.column}".encode(), digest_size=16).hexdigest()

@@ -164,13 +164,19 @@ class ReadPlan:
 
     @cached_property
     def stored_bytes(self) -> Ints:
-        """Bytes in the files of the columns that are read of each row group, of those whose size is known."""
+        """Bytes in the files of the columns that are read of each row group, of those whose size is known.
+
+        Of a piece they are also those of what comes before it, which is decoded with it.
+        """
         table, recorded = self.data.index.table, self.data.index.recorded
         total = np.zeros(len(self.row_groups), np.int64)
         for name in (f"{column}:bytes" for column in self.columns_read):
             if name in recorded:
                 total += np.nan_to_num(table[name].to_numpy()).astype(np.int64)[self.row_groups]
-        return total
+        if self.piece_starts is None:
+            return total
+        share = (self.piece_starts + self.counts) / np.maximum(self.rows_read, 1)
+        return np.asarray(total * share, np.int64)
 
     @cached_property
     def columns_read(self) -> tuple[str, ...]:

@@ -21,11 +21,10 @@ from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.grouped_columns import GroupedColumn
 from pqcache.reader.packing.packed_columns import (
-    as_sequences,
     check_lengths,
-    ids_of,
     pack_columns,
     packed_forms,
+    sequences_of,
 )
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import GroupedRows
@@ -240,9 +239,12 @@ class RowGroupLoader:
 
         Sequences come as their rows, one sequence after the other.
         """
-        numbers: list[NumberColumns] = []
         packs = self.plan.packs
-        split = self.sequence_columns if packs is None or isinstance(packs, PackedRows) else self.grouped_columns
+        if isinstance(packs, PackedRows):
+            packed = [batch.column(position, form) for position, form in enumerate(self.forms)]
+            return FinishedBatch(batch.rows, sequences_of(packs.spec, packed, batch.rows, memory), {})
+        numbers: list[NumberColumns] = []
+        split = self.sequence_columns if packs is None else self.grouped_columns
         if not split:
             numbers, found = self._rows_of(batch)
         else:
@@ -251,11 +253,6 @@ class RowGroupLoader:
         if self.plan.partitions:
             files = found[_FILE.name] if _FILE.name in found else batch.column(len(self.forms) - 1, _FILE)
             found.update(self._partition_columns(files.values))
-        if isinstance(packs, PackedRows):
-            spec = packs.spec
-            more, ids = ids_of(spec, found[spec.column], batch.rows, memory)
-            numbers += more
-            found = {name: as_sequences(column, spec.length) for name, column in found.items()} | ids
         found.pop(_FILE.name, None)
         return FinishedBatch(batch.rows, numbers, {name: as_typed(column, memory) for name, column in found.items()})
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,21 +28,31 @@ SmallInts = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class StoredNumbers:
-    """Numbers in the file ``path``, which is mapped into memory; without one they are ``in_memory``."""
+    """Numbers in the file ``name`` beside the snapshot ``data``, mapped into memory; or those that are ``in_memory``.
 
-    path: Path | None
+    A pickle holds no dataset: give it the one that is open where it is unpickled, with `of`.
+    """
+
+    name: str | None
     in_memory: SmallInts | None = None
+    data: LocalDataset | None = None
 
     @cached_property
     def values(self) -> SmallInts:
         """The numbers."""
-        if self.path is None:
-            assert self.in_memory is not None
+        if self.in_memory is not None:
             return self.in_memory
-        return _read(self.path)[0]
+        assert self.name is not None
+        assert self.data is not None
+        data, name = self.data, self.name
+        return data.while_moving(lambda: _read(_path(data, name))[0])  # a snapshot that arrives is published elsewhere
+
+    def of(self, data: LocalDataset) -> StoredNumbers:
+        """Return the same numbers, of an opened dataset."""
+        return replace(self, data=data)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "in_memory": self.in_memory}
+        return {"name": self.name, "in_memory": self.in_memory, "data": None}
 
 
 def stored_numbers(data: LocalDataset, name: str, make: Callable[[], SmallInts]) -> StoredNumbers:
@@ -50,13 +60,17 @@ def stored_numbers(data: LocalDataset, name: str, make: Callable[[], SmallInts])
 
     They are kept in memory for a dataset that is no snapshot, and where a snapshot cannot be written to.
     """
-    path = data.root / COUNTS / f"{name}.arrow"
     if not (data.root / ROW_GROUPS).is_file():
         return StoredNumbers(None, make())
-    if _is_valid(path):
-        return StoredNumbers(path)
+    if _is_valid(_path(data, name)):
+        return StoredNumbers(name, data=data)
     numbers = make()
-    return StoredNumbers(path) if _write(path, numbers) else StoredNumbers(None, numbers)
+    is_stored = _write(_path(data, name), numbers)
+    return StoredNumbers(name, data=data) if is_stored else StoredNumbers(None, numbers)
+
+
+def _path(data: LocalDataset, name: str) -> Path:
+    return data.root / COUNTS / f"{name}.arrow"
 
 
 def _is_valid(path: Path) -> bool:

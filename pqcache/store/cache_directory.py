@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
 from pqcache.events import OnEvent, Warned, ignore
-from pqcache.store.layout import ARRIVED, ARRIVING, CONFIG, CONTENT, FILES, HISTORY, LISTED, LOCK, ROW_GROUPS
+from pqcache.store.layout import ARRIVED, ARRIVING, CONFIG, CONTENT, FILES, HISTORY, LISTED, LOCK, ROW_GROUPS, SNAPSHOTS
 from pqcache.store.ownership import check_ownership, directory_mode, file_mode, make_private, private_mode
+from pqcache.store.pins import read_kept
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path, url_scheme
 from pqcache.system.disk import make_directory, open_plain, write_durably
-from pqcache.system.locks import lock_holder, try_lock
+from pqcache.system.locks import lock_holder, open_to_lock, try_lock
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -99,6 +100,21 @@ class CacheDirectory:
             )
         return snapshot
 
+    def _run_at_work(self) -> str:
+        """Return the process that holds the lock; empty where none does, or where this user cannot know."""
+        try:
+            descriptor = open_to_lock(self.path / LOCK)
+        except OSError as error:
+            import logging  # a sync with nothing to do does not need it
+
+            logging.getLogger("pqcache.store").debug("%s: whether a run is at work is not known: %s", self.path, error)
+            return ""
+        try:
+            is_held = try_lock(descriptor, exclusive=False) is False
+            return (lock_holder(descriptor) or "a process") if is_held else ""
+        finally:
+            os.close(descriptor)
+
     def snapshots(self) -> list[Snapshot]:
         """Return all published snapshots, oldest first."""
         if not self.snapshots_dir.is_dir():
@@ -108,17 +124,28 @@ class CacheDirectory:
         return sorted(found, key=lambda snapshot: (snapshot.number, snapshot.id))
 
     def snapshot(self, name: str | None = None) -> Snapshot:
-        """Return the named snapshot, or the current one; a missing one raises CacheError."""
+        """Return the snapshot with an ID, a number, or the name of a pin, or the current one.
+
+        A missing one raises CacheError.
+        """
         if name is None:
             current = self.current()
             if current is None:
-                raise CacheError(self.path, "nothing is published yet", f"run 'pqcache sync {self.path}'")
+                holder = self._run_at_work()
+                reason = f"nothing is published yet{f', and {holder} is at work here' if holder else ''}"
+                advice = "wait for its end" if holder else f"run 'pqcache sync {self.path}'"
+                raise CacheError(self.path, reason, advice)
             return current
-        for snapshot in self.snapshots():
-            if snapshot.id == name:
+        kept = self.snapshots()
+        for snapshot in kept:
+            if snapshot.id == name or (name.isdigit() and snapshot.number == int(name)):
                 return snapshot
-        kept = ", ".join(snapshot.id for snapshot in self.snapshots()) or "none"
-        raise CacheError(self.path, f"snapshot {name} is not kept any more (kept: {kept})")
+        pins = read_kept(self.path).pins
+        for snapshot in kept:
+            if name and pins.get(snapshot.id) == name:
+                return snapshot
+        ids = [f"{s.id} ({pins[s.id]})" if pins.get(s.id) else s.id for s in kept]
+        raise CacheError(self.path, f"snapshot {name} is not kept any more (kept: {', '.join(ids) or 'none'})")
 
     def lease(self) -> tuple[Snapshot, Lease]:
         """Return the current snapshot and a lease of it; tries again where it is replaced meanwhile."""
@@ -160,7 +187,7 @@ class CacheDirectory:
         make_private(self.tmp_dir)
 
     def _check_links(self) -> None:
-        for name in ("snapshots", "tmp", ARRIVING, LOCK, CONFIG, CONTENT, LISTED, HISTORY):
+        for name in ("snapshots", "tmp", ARRIVING, LOCK, CONFIG, CONTENT, LISTED, HISTORY, SNAPSHOTS):
             if (self.path / name).is_symlink():
                 raise CacheError(f"{self.path / name}", "is a symbolic link", "a cache lives in one directory")
 
@@ -178,7 +205,7 @@ class CacheDirectory:
                 if time.monotonic() >= deadline:
                     holder = lock_holder(descriptor)
                     reason = f"another run is at work here{f' ({holder})' if holder else ''}"
-                    raise CacheLocked(self.path, reason, "wait for it with --wait SECONDS")
+                    raise CacheLocked(self.path, reason, "wait for it with --wait 10m")
                 time.sleep(min(0.2, max(0.01, wait)))
             if held is None:
                 on_event(Warned(f"{self.path}: {_WITHOUT_LOCKS.format(cache=self.path)}"))

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -48,6 +48,7 @@ class Config:
     max_delete: str = MAX_DELETE
     hdfs_driver: str = HDFS_NATIVE
     checksum: bool = False
+    skip_bad: bool = False
     as_files: bool = False
     all_files: bool = False
     version: str | None = None
@@ -136,6 +137,7 @@ def read_config(cache: Path) -> Config:
         )
     size = document.get("row_group_size")
     try:
+        _check_names(document)
         return Config(
             source=str(document["source"]),
             where=document.get("where"),
@@ -148,21 +150,40 @@ def read_config(cache: Path) -> Config:
             settle=parse_duration(document.get("settle", 0.0)),
             max_delete=str(document.get("max_delete", MAX_DELETE)),
             hdfs_driver=str(document.get("hdfs_driver", HDFS_NATIVE)),
-            checksum=document.get("checksum", False) is True,
-            as_files=document.get("as_files", False) is True,
-            all_files=document.get("all_files", False) is True,
+            checksum=_flag(document, "checksum"),
+            skip_bad=_flag(document, "skip_bad"),
+            as_files=_flag(document, "as_files"),
+            all_files=_flag(document, "all_files"),
             version=None if "version" not in document else str(document["version"]),
             as_of=None if "as_of" not in document else str(document["as_of"]),
             options={str(k): str(v) for k, v in document.get("options", {}).items()},
             compression=document.get("compression"),
-            compat=document.get("compat", False) is True,
-            keep_int96=document.get("keep_int96", False) is True,
+            compat=_flag(document, "compat"),
+            keep_int96=_flag(document, "keep_int96"),
             dense={str(k): str(v) for k, v in document["dense"].items()} if "dense" in document else None,
             shuffle=None if document.get("shuffle") is None else int(document["shuffle"]),
             keys=tuple(map(str, document.get("keys", ()))),
         )
     except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise CacheError(path, f"{error}", "correct it, or sync into a new directory") from error
+
+
+def _check_names(document: Mapping[str, Any]) -> None:
+    """Raise UsageError for a name that is not known: what a person means by it would not be done."""
+    known = {"format", *(item.name for item in fields(Config))}
+    for name in document.keys() - known:
+        from difflib import get_close_matches  # a correct file does not need it
+
+        nearest = get_close_matches(name.lower().replace("-", "_"), known, 1, 0.5)
+        meant = f"'{nearest[0]}' is the nearest that is" if nearest else f"these are: {', '.join(sorted(known))}"
+        raise UsageError("", f"'{name}' is not known, {meant}")
+
+
+def _flag(document: Mapping[str, Any], name: str) -> bool:
+    value = document.get(name, False)
+    if not isinstance(value, bool):
+        raise UsageError("", f"{name} = {value!r} has to be true or false")
+    return value
 
 
 def _text_of(path: Path) -> str:
@@ -207,6 +228,7 @@ def write_config(cache: Path, config: Config) -> None:
         "max_delete": config.max_delete if config.max_delete != MAX_DELETE else None,
         "hdfs_driver": config.hdfs_driver if config.hdfs_driver != HDFS_NATIVE else None,
         "checksum": config.checksum or None,
+        "skip_bad": config.skip_bad or None,
         "as_files": config.as_files or None,
         "all_files": config.all_files or None,
         "version": config.version,

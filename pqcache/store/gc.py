@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pqcache.errors import disk_errors
-from pqcache.events import Collected, OnEvent, ignore
+from pqcache.events import Collected, OnEvent, Warned, ignore
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.arriving.publish_arriving import finish_publishing, remove_empty
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.layout import LEASE
+from pqcache.store.pins import read_kept
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import remove_tree
 from pqcache.system.locks import open_to_lock, try_lock
@@ -46,9 +47,9 @@ def gc(
 ) -> GcReport:
     """Remove all but the newest ``keep`` snapshots; default: as many as sync keeps.
 
-    The current snapshot, those in use by a reader, and those younger than ``older_than`` are kept. ``wait`` is how
-    long to wait for another run to end. Durations are seconds or text like ``"48h"``. On a file system without locks
-    readers are not known, and nothing is removed without ``older_than``.
+    The current one, pinned ones, those in use by a reader, and those younger than ``older_than`` are kept. ``wait``
+    is how long to wait for another run to end. Durations are seconds or text like ``"48h"``. On a file system without
+    locks readers are not known, and nothing is removed without ``older_than``.
 
     >>> gc("cache/shop", keep=1).removed
     ()
@@ -59,20 +60,25 @@ def gc(
     with disk_errors(target.path), target.lock(parse_duration(wait), on_event):
         if not dry_run:
             finish_publishing(target)
+        age = parse_duration(older_than)
         count = read_config(target.path).keep if keep is None else parse_count(keep)
         if dry_run:
-            removed = removable_snapshots(target, count, parse_duration(older_than))
+            removed = removable_snapshots(target, count, age)
         else:
-            removed = remove_old_snapshots(target, count, parse_duration(older_than))
+            removed = remove_old_snapshots(target, count, age)
             for snapshot in removed:
                 on_event(Collected(snapshot.id))
+        for snapshot in target.snapshots() if age else ():
+            if _age(snapshot) < 0:
+                reason = "its time is in the future, so how old it is is not known"
+                on_event(Warned(f"{snapshot.path}: kept: {reason}; without --older-than it counts as any other"))
         gone = {snapshot.id for snapshot in removed}
         kept = tuple(snapshot.id for snapshot in target.snapshots() if snapshot.id not in gone)
     return GcReport(str(Path(target.path)), dry_run, tuple(sorted(gone)), kept)
 
 
 def remove_old_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:
-    """Remove all but the newest ``keep`` snapshots, the current one among them; return those removed.
+    """Remove all but the newest ``keep`` snapshots, the current one among them and pinned ones apart; return those.
 
     Leased snapshots are kept, and so are those published less than ``older_than`` seconds ago. Where there are no
     locks, none is removed unless ``older_than`` says what no reader can be reading any more.
@@ -92,9 +98,22 @@ def removable_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.
     dead: list[Snapshot] = [s for s in arriving_snapshots(cache) if current is not None or s.is_abandoned()]
     if current is None:
         return dead
-    others = [snapshot for snapshot in cache.snapshots() if snapshot.number < current.number]
+    others = old_snapshots(cache, current)
     surplus = others[: max(0, len(others) + 1 - max(1, keep))]
-    return dead + [s for s in surplus if time.time() - s.path.stat().st_mtime >= older_than]
+    return dead + [snapshot for snapshot in surplus if not older_than or _age(snapshot) >= older_than]
+
+
+def old_snapshots(cache: CacheDirectory, current: Snapshot) -> list[Snapshot]:
+    """Return the snapshots that were current, in the order in which they are removed; pinned ones are never."""
+    kept = read_kept(cache.path)
+    found = [s for s in cache.snapshots() if s.id not in kept.pins and s.number != current.number]
+    known = [s for s in found if s.number < current.number or s.id in kept.rolled_back]
+    return sorted(known, key=lambda snapshot: snapshot.id not in kept.rolled_back)
+
+
+def _age(snapshot: Snapshot) -> float:
+    """Return the seconds since a snapshot was published; below 0 where that is in the future, by a wrong clock."""
+    return time.time() - snapshot.path.stat().st_mtime
 
 
 def remove_snapshot(cache: CacheDirectory, snapshot: Snapshot, without_lock: bool = False) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ from pqcache.errors import DamagedError
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import HISTORY
 from pqcache.store.ownership import file_mode
+from pqcache.store.pins import read_kept, write_kept
+from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import fsync_path, open_plain
+
+ROLLBACK = "rollback"
 
 
 def append_history(cache: Path, record: Mapping[str, Any]) -> None:
@@ -53,7 +58,63 @@ def log(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """
     opened = CacheDirectory.open(os.fspath(cache))
     records = read_history(opened.path)
-    return sorted([*records, *unrecorded(opened, records)], key=lambda record: str(record.get("time")))
+    return in_order(records, unrecorded(opened, records))
+
+
+def in_order(records: Sequence[dict[str, Any]], missed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return records in the order of events, which is that of the history, whatever the clock did.
+
+    Those of ``missed`` come before the first that published a later snapshot.
+    """
+    found = list(records)
+    for record in sorted(missed, key=_number):
+        later = (n for n, other in enumerate(found) if other.get("published") and _number(other) > _number(record))
+        found.insert(next(later, len(found)), record)
+    return found
+
+
+def _number(record: Mapping[str, Any]) -> int:
+    return Snapshot(Path(str(record.get("snapshot")))).number
+
+
+def record_rollback(cache: CacheDirectory) -> None:
+    """Record a rollback that has made its snapshot the current one; the cache is locked."""
+    kept, current = read_kept(cache.path), cache.current()
+    begun = kept.rollback
+    if begun is None:
+        return
+    records = read_history(cache.path)
+    known = any(r.get("command") == ROLLBACK and r.get("time") == begun.time for r in records)
+    if current is not None and current.id == begun.snapshot and not known:
+        for missed in unrecorded(cache, records):
+            append_history(cache.path, missed)
+        record = {"time": begun.time, "command": ROLLBACK, "snapshot": begun.snapshot, "previous": begun.previous}
+        append_history(cache.path, record)
+    write_kept(cache.path, replace(kept, rollback=None))
+
+
+def skipped_in(cache: Path, snapshot: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the partitions that the last sync to publish or keep a snapshot could not take; see `SkippedPartition`."""
+    records = (r for r in reversed(read_history(cache)) if r.get("snapshot") == snapshot and r.get("command") == "sync")
+    found: Mapping[str, Any] = next(records, {})
+    return tuple(found.get("skipped", ()))
+
+
+def copied_source(cache: CacheDirectory, current: Snapshot | None) -> str | None:
+    """Return the source of the last sync that has ended, or of a newer snapshot; None where neither is known."""
+    records = read_history(cache.path)
+    if current is not None and current.id not in {r.get("snapshot") for r in records if r.get("published")}:
+        try:
+            return current.manifest().source or None  # of a run that was killed before it wrote its record
+        except DamagedError:
+            pass  # sync reports what is wrong with it
+    return next((str(record["source"]) for record in reversed(records) if _has_source(record)), None)
+
+
+def _has_source(record: Mapping[str, Any]) -> bool:
+    """Return whether a record is of a run that took the files of its source."""
+    done = record.get("command") == "sync" and "published" in record and record.get("result", "done") == "done"
+    return bool(record.get("source")) and (done or record.get("interrupted") is True)
 
 
 def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -71,6 +132,7 @@ def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> l
         except DamagedError:
             found.append(record)  # sync reports what is wrong with it
             continue
+        record |= {"source": manifest.source}
         record |= {"files": len(manifest.files), "rows": manifest.rows, "bytes": manifest.size}
         found.append({**record, "row_groups": manifest.row_groups})
     return found

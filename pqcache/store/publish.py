@@ -12,6 +12,7 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.gc import remove_snapshot
 from pqcache.store.layout import LEASE
 from pqcache.store.ownership import file_mode
+from pqcache.store.pins import read_kept
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import fsync_path, fsync_tree, replace_symlink
 
@@ -46,6 +47,8 @@ def new_snapshot_id(cache: CacheDirectory, now: datetime | None = None) -> str:
 
 def _remove_orphans(cache: CacheDirectory, previous: Snapshot) -> None:
     """Remove what a run left that died before its snapshot became current: it would count as an old one."""
+    kept = read_kept(cache.path)
     for snapshot in cache.snapshots():
-        if snapshot.number > previous.number and time.time() - snapshot.path.stat().st_mtime > _PUBLISHING:
-            remove_snapshot(cache, snapshot, without_lock=True)  # it never was current
+        was_current = snapshot.number <= previous.number or snapshot.id in kept.rolled_back or snapshot.id in kept.pins
+        if not was_current and abs(time.time() - snapshot.path.stat().st_mtime) > _PUBLISHING:
+            remove_snapshot(cache, snapshot, without_lock=True)

@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +37,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import CacheError, DamagedError, ParquetError, first_line
-from pqcache.parquet.arrow_rows import rows_at
+from pqcache.errors import CacheError, DamagedError, ParquetError, TypeClash, first_line
 from pqcache.parquet.dense_columns import is_alike
 from pqcache.parquet.row_group_stats import BASE, columns_table, read_footer, row_group_columns
 from pqcache.parquet.schema_merge import unify, with_table_columns, with_time_zones
 from pqcache.store.hive import parent, partition_values, partitions_of
+from pqcache.store.index_parts import IndexPart, index_part, join_tables, merged_parts
 from pqcache.system.disk import check_regular
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 FORMAT = 1
 NO_SCHEMA = pa.schema([])
-_BATCH = 8_192  # files, or row groups, handled at once
 _PLACES = ("file", "row_group", "rows")  # columns that each row group that is read needs
 
 
@@ -181,6 +180,7 @@ class IndexBuilder:
         self._lock = threading.Lock()
         self._ids: dict[str, int] = {}
         self._schemas: list[tuple[str, pa.Schema]] = []
+        self._schema_of: list[int] = []  # of each file, in the order of their numbers
         self._waiting: list[dict[str, list[Any]]] = []
         self._tables: list[pa.Table] = []
 
@@ -202,9 +202,11 @@ class IndexBuilder:
                 "write it again at the source, or move it away",
             ) from error
         schema = with_time_zones(schema, self._table_schema)
-        file = self._ids.setdefault(path, len(self._ids))
-        columns["file"] = [file] * metadata.num_row_groups
         position = self._schema_position(path, schema)
+        file = self._ids.setdefault(path, len(self._ids))
+        if file == len(self._schema_of):
+            self._schema_of.append(position)
+        columns["file"] = [file] * metadata.num_row_groups
         waiting = self._waiting[position]
         for name, values in columns.items():
             waiting.setdefault(name, []).extend(values)
@@ -215,7 +217,7 @@ class IndexBuilder:
         """Return the index of ``paths``, which are sorted; those not added come from ``previous``."""
         uniform = self.is_uniform(paths, previous)
         parts, schema, columns = self._gather(paths, previous)
-        table = pa.concat_tables([columns.empty_table(), *_merged(parts, len(paths), columns)])
+        table = pa.concat_tables([columns.empty_table(), *merged_parts(parts, len(paths), columns)])
         return Index(
             paths=tuple(paths),
             table=table.combine_chunks(),
@@ -243,28 +245,43 @@ class IndexBuilder:
             "pqcache.table_schema": self._table_schema.serialize().to_pybytes(),
         }
         with _writer(path, paths, columns, about) as write:
-            for block in _merged(parts, len(paths), columns):
+            for block in merged_parts(parts, len(paths), columns):
                 write(block)
 
-    def _gather(self, paths: Sequence[str], previous: Index | None) -> tuple[list[_IndexPart], pa.Schema, pa.Schema]:
+    def _gather(self, paths: Sequence[str], previous: Index | None) -> tuple[list[IndexPart], pa.Schema, pa.Schema]:
         """Return the rows of the index in parts, the dataset's schema, and the index's."""
         for position in range(len(self._schemas)):
             self._pack(position)
         position_of = {path: position for position, path in enumerate(paths)}
-        schemas, parts = list(self._schemas), []
-        unify(schemas)  # before the statistics are joined, since this names the files that do not fit
-        if self._tables:
-            added = np.array([position_of.get(path, -1) for path in self._ids], np.int32)
-            parts.append(_index_part(_join(self._tables), added))
-            self._tables = []
+        parts, schema = [], None
         if previous is not None:
             previous = _with_time_zones(previous, self._table_schema)
             kept = [-1 if path in self._ids else position_of.get(path, -1) for path in previous.paths]
             if max(kept, default=-1) >= 0:
-                parts.append(_index_part(previous.table, np.array(kept, np.int32)))
-                schemas.insert(0, (previous.paths[kept.index(max(kept))], _schema_of_kept(previous, parts[-1])))
-        columns = _join([BASE.empty_table(), *(part.table.slice(0, 0) for part in parts)]).schema
-        return parts, unify(schemas), columns
+                parts.append(index_part(previous.table, np.array(kept, np.int32)))
+                first = previous.paths[kept.index(max(kept))], _schema_of_kept(previous, parts[-1])
+                schema = self._unify(first, partial(_kept_with_column, previous, parts[-1]))
+        if schema is None:  # before the statistics are joined, since this names the files that do not fit
+            schema = self._unify()
+        if self._tables:
+            added = np.array([position_of.get(path, -1) for path in self._ids], np.int32)
+            parts.insert(0, index_part(join_tables(self._tables), added))
+            self._tables = []
+        columns = join_tables([BASE.empty_table(), *(part.table.slice(0, 0) for part in parts)]).schema
+        return parts, schema, columns
+
+    def _unify(self, kept: tuple[str, pa.Schema] | None = None, owner: Callable[[str], str] | None = None) -> pa.Schema:
+        """Return the schema of the files added and of those ``kept``, of which ``owner`` returns one with a column.
+
+        Where types clash, TypeClash has all added files of such a type, and another file.
+        """
+        try:
+            return unify(([] if kept is None else [kept]) + self._schemas, owner)
+        except TypeClash as clash:
+            number = next((n for n, (path, _) in enumerate(self._schemas) if path == clash.files[0]), None)
+            alike = [path for path, of in zip(self._ids, self._schema_of, strict=True) if of == number]
+            clash.files = (*alike, clash.files[-1])
+            raise
 
     def _schema_position(self, path: str, schema: pa.Schema) -> int:
         for position, (_, known) in enumerate(self._schemas):
@@ -289,43 +306,7 @@ def _with_time_zones(index: Index, table: pa.Schema) -> Index:
     return replace(index, table=index.table.cast(with_time_zones(index.table.schema, typed)), data_schema=schema)
 
 
-def _join(tables: Sequence[pa.Table]) -> pa.Table:
-    try:
-        return pa.concat_tables(tables, promote_options="permissive")
-    except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise ParquetError("row-group index", f"the types of two files do not fit together: {error}") from error
-
-
-@dataclass(frozen=True)
-class _IndexPart:
-    """Rows of an index and the position in path order that each row's file has now, -1 where it is gone."""
-
-    table: pa.Table
-    files: npt.NDArray[np.int32]
-
-
-def _index_part(table: pa.Table, position_of: npt.NDArray[np.int32]) -> _IndexPart:
-    return _IndexPart(table, position_of[table["file"].to_numpy()])
-
-
-def _merged(parts: Sequence[_IndexPart], files: int, columns: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of ``parts`` in the order of files and row groups, a few thousand files at a time."""
-    for first in range(0, files, _BATCH):
-        pieces = [columns.empty_table()]
-        for part in parts:
-            inside = np.nonzero((part.files >= first) & (part.files < first + _BATCH))[0]
-            if len(inside):
-                low, high = int(inside[0]), int(inside[-1]) + 1
-                piece = part.table.slice(low, high - low)
-                files = pa.py_buffer(part.files[inside])
-                numbers = pa.Array.from_buffers(pa.int32(), len(inside), [None, files])
-                pieces.append(rows_at(piece, inside - low).set_column(0, BASE.field("file"), numbers))
-        block = _join(pieces)
-        order = np.lexsort((block["row_group"].to_numpy(), block["file"].to_numpy()))
-        yield rows_at(block, order).combine_chunks()
-
-
-def _schema_of_kept(previous: Index, part: _IndexPart) -> pa.Schema:
+def _schema_of_kept(previous: Index, part: IndexPart) -> pa.Schema:
     """Return the previous schema without the columns that no kept row group has any more."""
     here = part.files >= 0
     if not here.any():
@@ -336,6 +317,12 @@ def _schema_of_kept(previous: Index, part: _IndexPart) -> pa.Schema:
         if not sizes.null_count or (sizes.is_valid().to_numpy() & here).any():
             fields.append(field)
     return pa.schema(fields, previous.data_schema.metadata)
+
+
+def _kept_with_column(previous: Index, part: IndexPart, column: str) -> str:
+    """Return the path of a kept file that has a column."""
+    here = previous.table[f"{column}:bytes"].is_valid().to_numpy() & (part.files >= 0)
+    return previous.paths[int(previous.numbers("file")[int(np.argmax(here))])]
 
 
 @contextmanager

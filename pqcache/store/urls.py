@@ -16,13 +16,25 @@ _SECRET = re.compile(
 _QUERY = re.compile(r"(?<=[?&])([^=&/?]*)=([^&/#]*)")  # NAME=VALUE behind a question mark
 _PARAMETER = re.compile(r"(?<=[?&;#])([^=&/?;#]*)=([^&/;#]*)")  # also behind what ends a path on the web
 _WEB = ("http", "https", "webhdfs", "pqcache+http", "pqcache+https")
+_ALIASES = {"s3a": "s3", "s3n": "s3"}  # as Hadoop calls S3
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def url_scheme(url: str) -> str:
-    """Return the lower-case scheme of a URL, or an empty string for a path."""
+    """Return the lower-case scheme of a URL, or an empty string for a path; ``s3`` also for ``s3a`` and ``s3n``."""
     match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)://", url)
-    return match[1].lower() if match else ""
+    scheme = match[1].lower() if match else ""
+    return _ALIASES.get(scheme, scheme)
+
+
+def with_usual_scheme(url: str) -> str:
+    """Return ``url`` with ``s3://`` in place of Hadoop's ``s3a://`` and ``s3n://``.
+
+    >>> with_usual_scheme("s3a://lake/shop"), with_usual_scheme("hdfs://nn/shop")
+    ('s3://lake/shop', 'hdfs://nn/shop')
+    """
+    name = url.partition("://")[0].lower()
+    return f"{_ALIASES[name]}{url[len(name) :]}" if name in _ALIASES else url
 
 
 def check_url(url: str) -> None:
@@ -78,7 +90,9 @@ def redact(url: str) -> str:
 
 def remembered_url(url: str) -> str:
     """Return ``url`` as a cache remembers its source: without secrets, a path of this machine as an absolute one."""
-    return redact(url) if url_scheme(url) not in ("", "file") else os.path.abspath(os.path.expanduser(local_path(url)))
+    if url_scheme(url) not in ("", "file"):
+        return redact(with_usual_scheme(url))
+    return os.path.abspath(os.path.expanduser(local_path(url)))
 
 
 def _values(scheme: str) -> re.Pattern[str]:

@@ -6,6 +6,9 @@ It is much faster than CRC-32 and cryptographic hashes, so that every download c
 from __future__ import annotations
 
 import os
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import xxhash
@@ -13,6 +16,9 @@ import xxhash
 from pqcache.system.disk import open_regular
 
 _PREFIX = "xxh3:"
+_BLOCK = 1 << 20
+
+_of_thread = threading.local()
 
 Checksum = xxhash.xxh3_64
 
@@ -34,10 +40,19 @@ def is_checksum(text: str) -> bool:
 
 def add_file(checksum: Checksum, descriptor: int, length: int) -> None:
     """Add the first ``length`` bytes of an open file to ``checksum``, or all bytes of a shorter one."""
+    for block in blocks_of(descriptor, length):
+        checksum.update(block)
+
+
+def blocks_of(descriptor: int, length: int = sys.maxsize) -> Iterator[memoryview]:
+    """Yield the first ``length`` bytes of an open file in blocks, each valid until the next; raises OSError."""
+    if not hasattr(_of_thread, "block"):  # new memory for each block would take longer than to read it
+        _of_thread.block = memoryview(bytearray(_BLOCK))
+    block: memoryview = _of_thread.block
     position = 0
-    while position < length and (chunk := os.pread(descriptor, min(1 << 20, length - position), position)):
-        checksum.update(chunk)
-        position += len(chunk)
+    while position < length and (count := os.preadv(descriptor, [block[: length - position]], position)):
+        yield block[:count]
+        position += count
 
 
 def checksum_of(path: Path | str) -> str:

@@ -105,6 +105,29 @@ def lock_holder(descriptor: int) -> str:
     return ""
 
 
+def readers_of(path: Path) -> int | None:
+    """Return how many open files hold the shared lock of a file, as far as this machine knows; None without locks.
+
+    Where the system does not list its locks, it is 1 if there is any.
+    """
+    try:
+        descriptor = open_to_lock(path)
+    except OSError:
+        return None
+    try:
+        status, found = os.fstat(descriptor), 0
+        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        with suppress(OSError):
+            lines = Path("/proc/locks").read_text().splitlines()
+            found = sum(1 for line in lines if place in line.split() and "->" not in line.split())
+        if found:
+            return found
+        held = try_lock(descriptor, exclusive=True)  # for a moment; who takes a lease waits for it
+        return None if held is None else int(not held)
+    finally:
+        os.close(descriptor)
+
+
 def user_name(user: int) -> str:
     """Return the name of a user, or the number where there is none."""
     import pwd

@@ -10,6 +10,7 @@ import torch
 
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.torch.batch import Batch
+from pqcache.torch.host_tensors import copy_of
 from pqcache.torch.ragged import Ragged
 
 CU_SEQLENS = "cu_seqlens"
@@ -38,8 +39,8 @@ def copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: copied(inner) for name, inner in value.items()}
     if isinstance(value, Ragged):
-        return Ragged(copied(value.values), value.offsets.clone(), value.kind)
-    return value.clone() if isinstance(value, torch.Tensor) else value
+        return Ragged(copied(value.values), copy_of(value.offsets), value.kind)
+    return copy_of(value) if isinstance(value, torch.Tensor) else value
 
 
 def _taken(value: Any, rows: Ints) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
@@ -36,6 +37,9 @@ class State:
     batch: int
     worker: list[int] | None = None
     divisions: list[list[int]] | None = None
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, lanes=1, window=1, piece=0, epoch=0, batch=0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict of JSON values, with its format number."""
@@ -70,6 +74,7 @@ class MixState:
     def __post_init__(self) -> None:
         if not isinstance(self.datasets, Mapping) or not all(isinstance(s, Mapping) for s in self.datasets.values()):
             raise TypeError("it has no states of datasets")
+        _check_numbers(self, lanes=1, epoch=0, batch=0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict of JSON values, with its format number."""
@@ -97,6 +102,14 @@ class Place(NamedTuple):
 
 _OPTIONAL = ("worker", "periods", "within_batch", "divisions")
 _S = TypeVar("_S", State, MixState)
+
+
+def _check_numbers(state: State | MixState, **least: int) -> None:
+    """Raise TypeError for numbers of a state that no training has."""
+    for name, number in least.items():
+        value = getattr(state, name)
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < number:
+            raise TypeError(f"{name} is {value!r}")
 
 
 def _to_dict(state: State | MixState) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset, count_or_none
 from pqcache.torch.tensors import Nulls
 from pqcache.torch.transforms import MAX_ERRORS, OnError, Transform
-from pqcache.units import parse_size
+from pqcache.units import format_count, parse_size
 
 
 class ParquetDataset(ResumableDataset):
@@ -57,7 +57,8 @@ class ParquetDataset(ResumableDataset):
     ``pad``           False: nothing is repeated, so every row comes once over all ranks, and some ranks have one batch
                       less (``batches_per_rank``). For evaluation: see docs/loading.md before a training on ranks.
     ``memory``        bytes that decoded row groups of this rank, all its workers together, may take
-    ``window``        row groups mixed at a time by each lane; None: what ``memory`` allows, at most 16
+    ``window``        row groups mixed at a time by each lane; None: what ``memory`` allows, at most 16, or
+                      64 where it holds all rows
     ``lanes``         independent streams of batches; None: one for each worker of each rank. Fix it to a
                       common multiple to get the same batches whatever the number of ranks and workers.
     ``num_replicas``, ``rank``   default to those of torch.distributed where it is initialised, else 1 and 0
@@ -88,6 +89,7 @@ class ParquetDataset(ResumableDataset):
     ``pack``          a ``Pack``: documents of different lengths in sequences of one length, which ``batch_size`` then
                       counts. Of the columns only those that it names are read. Or ``TokenBatches``: batches of whole
                       documents by their tokens, without a batch_size
+    ``snapshot``      the snapshot of a cache to read, by its ID, its number or the name of its pin (None: the current)
     ``as_files``, ``all_files``   of a directory: which of its files are read, as for ``pqcache.sync``
     ``source``        the URL of the dataset that ``path`` is to be a cache of. While that has no snapshot, a run that
                       fetches the first one is started, or one that does is waited for, and batches come as their
@@ -147,6 +149,7 @@ class ParquetDataset(ResumableDataset):
         balance: str | None = None,
         sequence: SequenceOf | None = None,
         pack: Pack | TokenBatches | None = None,
+        snapshot: str | None = None,
         as_files: bool = False,
         all_files: bool = False,
         source: str | os.PathLike[str] | None = None,
@@ -179,6 +182,7 @@ class ParquetDataset(ResumableDataset):
             ),
             sequence=sequence,
             pack=pack,
+            snapshot=snapshot,
             batch_size=1 if isinstance(pack, TokenBatches) else batch_rows,
             shuffle=shuffle,
             seed=seed,
@@ -196,6 +200,15 @@ class ParquetDataset(ResumableDataset):
         check_packing(self.options, columns, batch_rows)
         self._reader = DatasetReader(self.options, columns, share_alone=num_replicas is not None)
         check_rank(*self._ranks(), None if self._can_divide or not shuffle else self._lanes)
+
+    def __repr__(self) -> str:
+        reader, options = self._reader, self.options
+        rows = "rows" if options.sequence is None and options.pack is None else "sequences"
+        held = f"{reader.rows:,} {rows}" if reader.rows is not None else f"{rows} that epochs draw"
+        columns = format_count(len(reader.schema), "column")
+        lanes = "one for each worker of each rank" if self._lanes is None else self._lanes
+        about = f"{held}, {columns}, batch_size={options.batch_size}, lanes={lanes}"
+        return f"<{type(self).__name__} {options.path} ({reader.snapshot}): {about}>"
 
     @property
     def schema(self) -> pa.Schema:
@@ -271,8 +284,6 @@ class ParquetDataset(ResumableDataset):
             raise UsageError(self.options.path, "holds a node's share", "a mix needs all of it on every node")
         if self._lanes is not None or self._chosen_ranks is not None:
             raise UsageError("lanes, num_replicas and rank", "give them to the mix instead")
-        if self.options.transform.threads is not None:
-            raise UsageError("transform_workers", "a mix calls transforms without threads", "use DataLoader's workers")
         if callable(self.options.choice.weights):
             raise UsageError("weights", "passes of a mix have one length, and weights of the epoch change it")
         if not self.pad:

@@ -83,7 +83,7 @@ class DatasetReader:
         self._share_alone = share_alone
         self._window = None if options.window is None else Window(options.window)
         self._release: Callable[[], object] | None = None
-        self._open(columns, getattr(options.rows, "snapshot", "") or None)
+        self._open(columns, options.snapshot or getattr(options.rows, "snapshot", "") or None)
         self._masked = masked_columns(self._plan, options.nulls, options.ragged)
         self._gather_shares()
         self.token = register(self)

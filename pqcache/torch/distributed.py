@@ -86,7 +86,8 @@ class NodeShares:
     @property
     def sizes(self) -> RowGroupSizes:
         """The sizes of the largest row groups of all nodes."""
-        return RowGroupSizes(*np.array(self.largest, np.int64).reshape(-1, 3).T)
+        selected, decoded, rows = np.array(self.largest, np.int64).reshape(-1, 3).T
+        return RowGroupSizes(selected, decoded, rows, complete=False)
 
     def check(self, ranks: tuple[int, int]) -> None:
         """Raise UsageError where ``ranks``, the number of all and this one's, are not those that opened the shares."""

@@ -6,13 +6,19 @@ import json
 import logging
 import os
 import tempfile
+import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pqcache.system.locks import try_lock
+
 log = logging.getLogger("pqcache.torch")
 
+_PREFIX, _SUFFIX = "pqcache-errors-", ".jsonl"
+_YOUNG = 60  # seconds
 _MOST_TEXT = 500  # characters of an error that are kept
 
 
@@ -38,13 +44,17 @@ class FailedRow:
 
 
 class FailureLog:
-    """Failed rows in a temporary file, to which the workers append; it is removed with the dataset that made it."""
+    """Failed rows in a temporary file, to which the workers append; it is removed with the dataset that made it.
+
+    The file is locked while that dataset exists. Those of killed processes are removed when the next one is made.
+    """
 
     def __init__(self) -> None:
-        descriptor, name = tempfile.mkstemp(prefix="pqcache-errors-", suffix=".jsonl")
-        os.close(descriptor)
+        _remove_abandoned(Path(tempfile.gettempdir()))
+        descriptor, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX)
+        try_lock(descriptor, exclusive=True)
         self.path = Path(name)
-        weakref.finalize(self, _remove, self.path, os.getpid())
+        weakref.finalize(self, _remove, self.path, os.getpid(), descriptor)
 
     def append(self, rows: Sequence[FailedRow]) -> None:
         """Add rows; what several processes add at the same time does not mix."""
@@ -74,6 +84,23 @@ def text_of(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"[:_MOST_TEXT] if text else type(error).__name__
 
 
-def _remove(path: Path, process: int) -> None:
+def _remove(path: Path, process: int, descriptor: int) -> None:
     if os.getpid() == process:
         path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove the files of this user whose processes have ended without removing them."""
+    now = time.time()
+    for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                status = os.fstat(descriptor)
+                is_old = now - status.st_mtime > _YOUNG  # a new one may not be locked yet
+                if status.st_uid == os.getuid() and is_old and try_lock(descriptor, exclusive=True):
+                    log.debug("%s: removed, the process that made it has ended", path)
+                    path.unlink()
+            finally:
+                os.close(descriptor)

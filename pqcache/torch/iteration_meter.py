@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch.utils.data import get_worker_info
 
-from pqcache.reader.meter import BUSY, IDLE, OF_TRAINER, READ_WAIT, TRANSFER, WAIT_SPAN, WAITED, Meter
+from pqcache.reader.meter import BUSY, IDLE, OF_TRAINER, READ_WAIT, TRANSFER, TRANSFORM, WAIT_SPAN, WAITED, Meter
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.reading_stats import DatasetStats, ReadingStats
 from pqcache.torch.stall_watch import StallWatch
@@ -120,11 +120,12 @@ def measured(
     At its end one line about the epoch is logged if it is complete then, by the trainer if it uses a Loader.
     """
     meter, in_worker, process = dataset.meter, get_worker_info() is not None, os.getpid()
+    begun = time.monotonic_ns()
     for one in dataset.meters:
         one.begin(epoch, OF_TRAINER if workers else number, by_loader)
     if not in_worker:
         meter.set_running(True)
-    waited = meter.own(READ_WAIT)
+    before, begun = _own_waits(meter), time.monotonic_ns()
     watch = _watch(dataset, epoch, meter)
     try:
         yield (iteration := IterationMeter(meter, watch, dataset.yields_batches, made_here=not workers))
@@ -133,7 +134,8 @@ def measured(
             watch.close()
         if process == os.getpid() and not in_worker:  # not in a child that was forked meanwhile
             if not dataset.yields_batches:
-                meter.add(WAITED, meter.own(READ_WAIT) - waited)
+                waited, iteration_time = _own_waits(meter) - before, time.monotonic_ns() - begun
+                meter.add(WAITED, min(waited, iteration_time))  # a transform on threads may take more
             meter.set_running(False)
         if (
             process == os.getpid()
@@ -142,6 +144,11 @@ def measured(
             and log.isEnabledFor(logging.INFO)
         ):
             log.info("%s", summary(dataset.stats().epoch))
+
+
+def _own_waits(meter: Meter) -> int:
+    """Return for how long a process that reads single rows has waited for these and for their transform."""
+    return meter.own(READ_WAIT) + meter.own(TRANSFORM)
 
 
 def _watch(dataset: MeasuredDataset, epoch: int, meter: Meter) -> StallWatch | None:

@@ -10,6 +10,7 @@ import torch
 from pqcache.errors import UsageError
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_rows import CU_SEQLENS, row_count
+from pqcache.torch.host_tensors import concatenated
 from pqcache.torch.ragged import Ragged
 
 
@@ -57,7 +58,7 @@ def _joined(column: str, parts: Mapping[str, Any]) -> Any:
         if (value.dtype, value.shape[1:]) != (first.dtype, first.shape[1:]):
             kinds = [f"{str(v.dtype)[6:]} {tuple(v.shape[1:])}" for v in (first, value)]
             raise _different(name, other, f"{column!r} as {kinds[0]} and as {kinds[1]}")
-    return torch.cat(values)
+    return concatenated(values)
 
 
 def _joined_ends(values: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -18,6 +18,7 @@ import torch
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.torch.batch import Batch
 from pqcache.torch.batch_rows import CU_SEQLENS, sequence_ends
+from pqcache.torch.host_tensors import concatenated
 from pqcache.torch.ragged import Ragged, change_inside, part
 
 
@@ -86,6 +87,6 @@ def _repeated(value: Any, times: int) -> Any:
     if isinstance(value, np.ndarray):
         return np.concatenate([value] * times)
     if isinstance(value, torch.Tensor):
-        return torch.cat([value] * times)
+        return concatenated([value] * times)
     offsets = [value.offsets[:1], *(value.offsets[1:] + i * int(value.offsets[-1]) for i in range(times))]
     return Ragged(_repeated(value.values, times), torch.cat(offsets), value.kind)

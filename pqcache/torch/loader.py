@@ -140,6 +140,9 @@ class Loader(DataLoader[Any]):
     def sampler(self, value: Any) -> None:
         """Keep the loader's own: DataLoader sets one for datasets that have none."""
 
+    def __repr__(self) -> str:
+        return f"<Loader with num_workers={self.num_workers} of {self.dataset!r}>"
+
     def __len__(self) -> int:
         """Return the number of batches of this iteration; where none runs, of the next one."""
         if not self._dataset.epochs_differ:

@@ -100,6 +100,9 @@ class Mix(ResumableDataset):
         self.token = register(self)
         self._count()
 
+    def __repr__(self) -> str:
+        return f"<Mix of {', '.join(f'{name!r}: {dataset!r}' for name, dataset in self.datasets.items())}>"
+
     def stats(self) -> DatasetStats:
         """Return what reading has taken, of all datasets together and of each in ``datasets``."""
         parts = [(reader.meter.counts(), reader.meter.memory()) for reader in self._readers.values()]

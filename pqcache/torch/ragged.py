@@ -10,6 +10,8 @@ from typing import Any, Literal, cast, overload
 
 import torch
 
+from pqcache.torch.host_tensors import padded
+
 RaggedKind = Literal["list", "str", "bytes"]
 
 
@@ -96,17 +98,7 @@ class Ragged:
 
         ``length`` None means the longest item's.
         """
-        values = self._tensor("to_padded")
-        lengths = self.lengths()
-        if length is None:
-            length = int(lengths.max()) if len(self) else 0
-        where = torch.arange(length, device=values.device)
-        inside = where < lengths.to(values.device)[:, None]
-        shape = (len(self), length, *values.shape[1:])
-        padded = torch.full(shape, value, dtype=values.dtype, device=values.device)
-        source = (self.offsets[:-1].to(values.device)[:, None] + where)[inside]
-        padded[inside] = values[source]
-        return padded
+        return padded(self._tensor("to_padded"), self.offsets, length, value)
 
     def to_nested(self) -> torch.Tensor:
         """Return a jagged torch nested tensor over the same memory."""

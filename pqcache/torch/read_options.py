@@ -38,3 +38,4 @@ class ReadOptions:
     ragged: tuple[str, ...]
     rules: FileRules
     fill: FillRequest | None = None
+    snapshot: str | None = None

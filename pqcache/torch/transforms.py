@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -28,6 +28,7 @@ OnError = Literal["raise", "skip"]
 MAX_ERRORS = 100
 _MOST_TRIES = 32  # batches without a good row, one after the other
 _AHEAD = 2  # batches for each thread
+_MEASURED = 16  # of so many single rows the time of one is measured, after as many first ones
 log = logging.getLogger("pqcache.torch")
 
 
@@ -111,7 +112,7 @@ class TransformRunner:
         self._transform, self._origin, self._failures = transform, origin, failures
         self._seed, self._node = seed & (2**64 - 1), tuple(node)
         self._packed = isinstance(origin.plan.packs, PackedRows)
-        self._count, self._meter = 0, meter
+        self._count, self._calls, self._meter = 0, 0, meter
 
     def run(
         self, items: Iterable[Item], indices: Sequence[int], lanes: int, total: int, read: Callable[[int], Any]
@@ -122,8 +123,8 @@ class TransformRunner:
         of one that has no good row, where no later item is of its lane.
         """
         coming = _Coming(iter(items), indices)
-        with self._threads() as submit:
-            while (item := coming.first(self._ahead)) is not None:
+        with self.threads() as submit:
+            while (item := coming.first(self.ahead)) is not None:
                 results = coming.results
                 for ahead in itertools.islice(coming.items, len(results), None):
                     results.append(submit(partial(self._result, ahead)))
@@ -141,11 +142,12 @@ class TransformRunner:
         return result
 
     @property
-    def _ahead(self) -> int:
+    def ahead(self) -> int:
+        """How many batches are to be in the transform at the same time, or wait for their turn."""
         return 1 if self._transform.threads is None else _AHEAD * self._transform.threads
 
     @contextmanager
-    def _threads(self) -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
+    def threads(self) -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
         """Yield what begins a call and returns how to get its result."""
         if self._transform.threads is None or self._transform.function is None:
             yield lambda call: call
@@ -184,13 +186,22 @@ class TransformRunner:
         if function is None:
             return value
         seeds = (self._seed, *item.numbers, *self._node)
-        with self._meter.timed(TRANSFORM) if self._origin.in_batches else nullcontext():
+        with self._measured():
             if threads is not None:
                 result = function(value, np.random.default_rng(seeds))
             else:
                 with seeded(*seeds):
                     result = function(value)
         return Batch(result, item.position) if type(result) is dict and self._origin.in_batches else result
+
+    def _measured(self) -> AbstractContextManager[Any]:
+        """Return what measures a call; of single rows it measures some, because that takes as long as a short call."""
+        if self._origin.in_batches:
+            return self._meter.timed(TRANSFORM)
+        self._calls += 1
+        if self._calls <= _MEASURED:
+            return self._meter.timed_for(TRANSFORM, 1)
+        return nullcontext() if self._calls % _MEASURED else self._meter.timed_for(TRANSFORM, _MEASURED)
 
     def _tried(self, item: Item, value: Any) -> Any:
         try:

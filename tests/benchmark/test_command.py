@@ -17,6 +17,7 @@ import pytest
 
 import pqcache
 from pqcache.benchmark.command import Advice, BenchReport, Measured, advise, bench, recommended
+from pqcache.benchmark.forecast import describe_training, forecast_of
 from pqcache.console.bench_text import print_bench
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open_dataset import open_local_dataset
@@ -57,7 +58,7 @@ def test_a_real_run(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert item.rows_per_second > 0
         assert item.of_limit == pytest.approx(item.rows_per_second / report.limit)
         assert item.bytes_per_second == pytest.approx(item.rows_per_second * report.decoded / report.rows)
-        assert item.window == 16
+        assert item.window == 18, "all fit"
         assert item.limited_by in ("storage", "start", "decode", "gather", "transfer")
         assert min(item.seconds_of["decode"], item.seconds_of["gather"]) > 0
         assert (item.seconds_of["send"] > 0) == (item.workers == 1)
@@ -171,7 +172,7 @@ def test_the_fewest_workers_that_are_about_as_fast_are_recommended() -> None:
 
 
 def advice_for(
-    loader: RowGroupLoader, window: int = 16, of_limit: float = 0.9, dense: dict[str, float] | None = None
+    loader: RowGroupLoader, memory: int = 64 << 20, of_limit: float = 0.9, dense: dict[str, float] | None = None
 ) -> list[Advice]:
     plan = loader.plan
     report = BenchReport(
@@ -179,7 +180,7 @@ def advice_for(
         snapshot="",
         columns=plan.columns,
         batch_size=4096,
-        memory=64 << 20,
+        memory=memory,
         cores=2,
         seconds=1,
         rows=int(plan.counts.sum()),
@@ -197,7 +198,7 @@ def advice_for(
                 first_batch=0.1,
                 memory=None,
                 from_disk=None,
-                window=window,
+                window=16,
             ),
         ),
         recommended=2,
@@ -215,21 +216,24 @@ def loader_of(root: Path, groups: int, rows: int, columns: int = 1) -> RowGroupL
 
 def test_advice(tmp_path: Path) -> None:
     fine = loader_of(tmp_path / "fine", 40, 200_000)
-    assert advice_for(fine) == []
-    (dense,) = advice_for(fine, dense={"tokens": 0.9, "box": 0.1})
+    (verdict,) = advice_for(fine)
+    assert verdict.command is None
+    given, *lines = describe_training(forecast_of(fine.plan, fine.sizes, 64 << 20, 2), 40)
+    assert verdict.text == f"{given}: {'; '.join(lines)}", "the words of inspect"
+    dense, _ = advice_for(fine, dense={"tokens": 0.9, "box": 0.1})
     assert dense.command == f"pqcache repartition {fine.plan.data.root} DEST --dense tokens"
-    (narrow,) = advice_for(fine, window=3)
-    assert "mixes 3 row groups" in narrow.text
-    assert "--row-group-size" in (narrow.command or "")
-    (few,) = advice_for(loader_of(tmp_path / "few", 3, 1_000_000))
-    assert "3 row groups are few" in few.text
-    small, batch = advice_for(loader_of(tmp_path / "small", 100, 1000), of_limit=0.2)
-    assert "larger ones are read faster" in small.text
+    (narrow,) = advice_for(loader_of(tmp_path / "narrow", 40, 600_000))
+    assert "window=3: each worker mixes 3 row groups, together 15 % of the rows" in narrow.text
+    assert "--row-group-size 2MB" in (narrow.command or "")
+    (few,) = advice_for(loader_of(tmp_path / "few", 3, 1_000_000), memory=1 << 30)
+    assert "3 are few for" in few.text
+    small, batch = advice_for(loader_of(tmp_path / "small", 2200, 1000), of_limit=0.2)
+    assert "the fixed cost of small ones shows" in small.text
     assert "larger batches are read faster" in batch.text
 
 
 def test_advised_sizes_are_taken_by_repartition(tmp_path: Path) -> None:
-    loader = loader_of(tmp_path / "few", 3, 300_000)
+    loader = loader_of(tmp_path / "few", 3, 900_000)
     (few,) = advice_for(loader)
     words = (few.command or "").split()
     size = pqcache.parse_size(words[words.index("--row-group-size") + 1])

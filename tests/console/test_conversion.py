@@ -47,7 +47,9 @@ def _parsed(kind: Any, words: list[str]) -> Any:
         found.append(locals())
 
     done = CliRunner().invoke(app, words)
-    return {name: found[0][name] for name in DEFAULTS} if found else done.exit_code
+    return (
+        {name: found[0][name] for name in DEFAULTS} if found else getattr(done.exception, "exit_code", done.exit_code)
+    )
 
 
 @pytest.mark.parametrize(("words", "given"), CASES)

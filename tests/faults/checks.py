@@ -24,6 +24,7 @@ _ROOT = {
     "pqcache.toml",
     "lock",
     "history.jsonl.zst",
+    "snapshots.json",
     "content.json",
     "listed.json",
     "current",

@@ -190,7 +190,7 @@ def test_another_source_by_mistake_is_refused_and_forgotten(tmp_path: Path) -> N
     pqcache.sync(str(lake), cache)
     write_day(tmp_path / "wrong", "2031-01-01", files=1, rows=3)
     with pytest.raises(pqcache.SourceIncomplete):
-        pqcache.sync(str(tmp_path / "wrong"), cache)
+        pqcache.sync(str(tmp_path / "wrong"), cache, new_source=True)
     assert read_config(cache).source == str(lake)
     assert not pqcache.sync(cache).published
 

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.record_batches import read_record_batches
 from tests.examples import examples
 from tests.reader.reading import everything, loader_of, plain, read, read_table, write
 
@@ -97,6 +99,29 @@ def test_batches_are_what_the_order_says(
             assert row["part"] in (0, 1, 2)
         indices.append(index)
     assert indices == list(share.indices())
+
+
+def test_the_iterator_says_what_reading_takes(numbers: Path) -> None:
+    batches = read_record_batches(numbers, BatchOptions(batch_size=50, epoch=3, window=2))
+    assert batches.stats().epoch.rows == 0
+    first = next(batches)
+    begun = batches.stats().epoch
+    assert (begun.epoch, begun.seconds is not None) == (3, True)
+    assert first.num_rows == 50
+    assert begun.rows >= 50
+    left = list(batches)
+    stats = batches.stats()
+    assert (stats.epoch.rows, stats.epoch.batches) == (1003, 21) == (50 + sum(map(len, left)), 1 + len(left))
+    assert stats.epoch.row_groups == 14
+    assert stats.epoch.waited_seconds is not None
+    assert 0 < stats.epoch.waited_seconds <= (stats.epoch.seconds or 0)
+    assert batches.stats().epoch.seconds == stats.epoch.seconds  # it has ended
+    assert stats.memory_limit_bytes == 2 << 30
+    stopped = read_record_batches(numbers, BatchOptions(batch_size=50))
+    next(stopped)
+    stopped.close()
+    assert list(stopped) == []
+    assert stopped.stats().epoch.rows < 1003
 
 
 def test_padding_comes_from_other_lanes(numbers: Path) -> None:

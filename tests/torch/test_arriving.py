@@ -138,6 +138,24 @@ def test_documents_are_packed_as_they_arrive(arriving: Path, published: Path, pa
     assert batches(arriving) == batches(published)
 
 
+@pytest.mark.parametrize(
+    "pack", [Pack("tokens", length=64, strategy="best_fit"), TokenBatches("tokens", tokens_per_batch=1000)]
+)
+def test_a_pickled_dataset_finds_its_packs_after_publishing(
+    source: Path, published: Path, tmp_path: Path, pack: Pack | TokenBatches
+) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    for row_group in filler.missing():
+        filler.fetch(row_group)
+    dataset = ParquetDataset(tmp_path / "cache", ["tokens"], pack=pack)
+    before = pickle.dumps(dataset)
+    unpickled = pickle.loads(before)
+    filler.publish()
+    expected = [to_rows(batch["tokens"]) for batch in ParquetDataset(published, ["tokens"], pack=pack)]
+    for copy in (pickle.loads(pickle.dumps(dataset)), pickle.loads(before), unpickled):
+        assert [to_rows(batch["tokens"]) for batch in copy] == expected
+
+
 def test_a_mix_reads_two_that_arrive(source: Path, published: Path, tmp_path: Path) -> None:
     caches = [tmp_path / name for name in ("a", "b")]
     threads = [FillingThread(Filler(source, cache), 0.004) for cache in caches]

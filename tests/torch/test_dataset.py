@@ -281,7 +281,8 @@ def test_states_that_do_not_fit_say_why(shop: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=message):
             ds.load_state_dict(state)
     ds = ParquetDataset(shop, batch_size=90)
-    for wrong in ({}, {"format": 99}, {"format": 2, "x": 2}):
+    numbers = [{**state, name: wrong} for name in ("lanes", "window", "piece", "epoch", "batch") for wrong in (-1, "1")]
+    for wrong in ({}, {"format": 99}, {"format": 2, "x": 2}, *numbers, {**state, "lanes": 0}):
         with pytest.raises(UsageError, match="state"):
             ds.load_state_dict(wrong)
     with pytest.raises(UsageError, match="of format 1, in whose order a batch has other rows"):

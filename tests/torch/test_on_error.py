@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,9 @@ from hypothesis import strategies as st
 
 from pqcache import Pack, TokenBatches
 from pqcache.errors import ParquetError, UsageError
-from pqcache.torch import Batch, Loader, Mix, ParquetDataset
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset, failed_rows
 from pqcache.torch.batch_rows import take_rows
+from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.ragged import to_rows
 from tests.examples import examples
 from tests.waiting import becomes_true
@@ -137,6 +141,40 @@ def test_with_workers_the_report_is_of_all(root: Path) -> None:
     assert path.exists()
     del dataset, batches, log
     assert becomes_true(lambda: not path.exists())
+
+
+def test_reports_of_killed_processes_are_removed(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(failed_rows, "_YOUNG", 0.0)
+    abandoned, other = tmp_path / "pqcache-errors-abcd.jsonl", tmp_path / "pqcache-other-abcd.jsonl"
+    link = tmp_path / "pqcache-errors-link.jsonl"
+    abandoned.touch()
+    other.touch()
+    link.symlink_to(other)
+    for path in (abandoned, other):
+        os.utime(path, (0, 0))
+    kept = skipping(root)
+    assert not abandoned.exists()
+    report = kept._reader.failures
+    assert report is not None
+    os.utime(report.path, (0, 0))
+    child = os.fork()
+    if not child:  # an end without any clean-up, while the file is locked
+        report = FailureLog()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert len(list(tmp_path.glob("pqcache-errors-*.jsonl"))) == 3
+    for path in tmp_path.glob("pqcache-errors-*.jsonl"):
+        os.utime(path, (0, 0), follow_symlinks=False)
+    again = skipping(root)
+    assert len(list(tmp_path.glob("pqcache-errors-*.jsonl"))) == 3  # of both datasets, and the link
+    assert other.exists()
+    assert list(kept)
+    assert len(kept.errors()) == len(BAD)
+    assert again.errors() == []
+    del kept, again, report
+    gc.collect()
+    assert becomes_true(lambda: [path.name for path in tmp_path.glob("pqcache-errors-*")] == [link.name])
 
 
 def test_rows_one_by_one(root: Path) -> None:

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache import Pack
+from pqcache import Pack, Sequence, TokenBatches
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader import packed_plan
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset
+from pqcache.torch.ragged import to_rows
 from tests.examples import examples
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
@@ -216,6 +217,51 @@ def test_sequences_of_several_datasets_in_one_batch(root: Path, lengths: list[in
         assert len(batch["tokens"]) == sum(batch.parts.values())
         found += [t for piece in check(batch) for t in piece]
     assert set(found) == set(tokens_of(lengths))
+
+
+@pytest.fixture(scope="module")
+def cache(root: Path) -> pqcache.Cache:
+    pqcache.sync(str(root), root.parent / "cache")
+    return pqcache.Cache.open(root.parent / "cache")
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        Pack("tokens", 32, fields=["labels"], padding={"tokens": -1, "labels": -2}),
+        Pack("tokens", 32, strategy="best_fit", ids=["document_ids"]),
+        TokenBatches("tokens", tokens_per_batch=200),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"num_replicas": 3, "rank": 1, "filters": "id > 100"}])
+def test_record_batches_are_those_of_the_dataset(cache: pqcache.Cache, pack: Any, options: dict[str, Any]) -> None:
+    options = {"pack": pack, "seed": 3, "window": 2, **options}
+    if isinstance(pack, Pack):
+        options["batch_size"] = 5
+    dataset = ParquetDataset(cache.path, **options)
+    dataset.set_epoch(2)
+    expected = [{n: to_rows(v) for n, v in batch.items() if n != "cu_seqlens"} for batch in dataset]
+    found = list(cache.batches(epoch=2, **options))
+    assert [batch.to_pydict() for batch in found] == expected
+    for batch in found:
+        batch.validate(full=True)
+    if isinstance(pack, Pack):
+        assert found[0].schema.field("tokens").type == pa.list_(pa.int64(), 32)
+
+
+def test_packed_record_batches_that_make_no_sense(cache: pqcache.Cache) -> None:
+    pack = Pack("tokens", 32)
+    for options, message in (
+        ({"pack": "tokens"}, "give a Pack"),
+        ({"pack": TokenBatches("tokens", tokens_per_batch=200), "batch_size": 3}, "tokens_per_batch= says how large"),
+        ({"pack": Pack("tokens", 32, ids=["cu_seqlens"])}, "no column of a record batch"),
+        ({"pack": pack, "columns": ["id"]}, "with pack= they are tokens"),
+        ({"pack": pack, "balance": "id"}, "packed once"),
+        ({"pack": pack, "sequence": Sequence(2, order_by="id")}, "both make something of several rows"),
+        ({"pack": pack, "memory": "3KB"}, "too much for memory"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            cache.batches(**options)
 
 
 def test_lengths_are_counted_once(

@@ -22,6 +22,7 @@ from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.row_group_reader import RowGroupReader
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Sequence, Split
+from pqcache.torch.ragged import to_rows
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -167,14 +168,75 @@ def test_rows_within_a_batch_of_several_datasets_are_refused(shop: Path) -> None
             ask()
 
 
-def test_rows_of_packed_documents_are_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"t": [[i] * (i % 5) for i in range(40)]}), tmp_path / "a.parquet")
-    for pack in (pqcache.Pack("t", length=8), pqcache.TokenBatches("t", tokens_per_batch=16)):
-        ds = ParquetDataset(tmp_path, pack=pack)
-        batch = next(iter(ds))
-        for ask in (lambda batch=batch: batch.rows(), lambda ds=ds: ds.rows_of(0, 0)):
-            with pytest.raises(UsageError, match="with pack= a batch has documents"):
-                ask()
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of up to 40 tokens, which are all their number; every ninth one is empty."""
+    root = tmp_path_factory.mktemp("documents")
+    tokens = [[i] * (i * 7 % 41 if i % 9 else 0) for i in range(300)]
+    table = pa.table({"id": range(300), "x": [i % 4 for i in range(300)], "t": tokens})
+    for number in range(2):
+        pq.write_table(table.slice(150 * number, 150), root / f"{number}.parquet", row_group_size=40)
+    return root
+
+
+PACKS = (
+    pqcache.Pack("t", length=16, ids=["document_ids"]),
+    pqcache.Pack("t", length=16, ids=["document_ids"], strategy="best_fit"),
+    pqcache.TokenBatches("t", tokens_per_batch=80),
+)
+
+
+def documents_of(batch: Any) -> list[int]:
+    """Return the document of each piece, or each document, of a batch; of an empty one -1."""
+    if "document_ids" not in batch:
+        return [row[0] if len(row) else -1 for row in to_rows(batch["t"])]
+    pieces = []
+    for tokens, numbers in zip(batch["t"].tolist(), batch["document_ids"].tolist(), strict=True):
+        pieces += [token for _, token in sorted({(n, t) for n, t in zip(numbers, tokens, strict=True) if n})]
+    return pieces
+
+
+@pytest.mark.parametrize("pack", PACKS, ids=["concat", "best_fit", "batches"])
+@pytest.mark.parametrize(
+    "how", [{}, {"shuffle": False}, {"filters": "x > 1", "split": Split("id", 0.1, 0.9), "limit": 100}], ids=str
+)
+def test_rows_of_packed_documents(documents: Path, pack: Any, how: dict[str, Any]) -> None:
+    if isinstance(pack, pqcache.Pack):
+        how = {**how, "batch_size": 3}
+    ds = ParquetDataset(documents, None if "batch_size" in how else ["t"], pack=pack, lanes=2, window=2, **how)
+    for epoch in range(2):
+        ds.set_epoch(epoch)
+        batches = list(ds)
+        for batch in batches[:: max(1, len(batches) // 8)]:
+            expected = documents_of(batch)
+            for places in (batch.rows(), ds.rows_of(epoch, batch.index)):
+                found = (150 * places.files + places.rows_in_file).tolist()
+                assert [i if i % 9 and i % 41 else -1 for i in found] == expected
+                assert places.read(documents, ["id"])["id"].to_pylist() == found
+    state = ds.state_dict(after=batches[0])
+    options = {name: value for name, value in how.items() if name in ("filters", "split", "limit")}
+    places = batches[-1].rows()
+    again = pqcache.rows(documents, state, len(batches) - 1, epoch=1, pack=pack, **options)
+    assert (again.rows_in_file == places.rows_in_file).all()
+    with pytest.raises(UsageError, match="another split, sequence, pack or weights"):
+        pqcache.rows(documents, state, 0, **options)
+
+
+@pytest.mark.parametrize("pack", PACKS, ids=["concat", "best_fit", "batches"])
+def test_rows_of_a_mix_of_packed_documents(documents: Path, pack: Any) -> None:
+    columns = None if isinstance(pack, pqcache.Pack) else ["t"]
+    size = {"batch_size": 3} if columns is None else {}
+    parts = {
+        "a": ParquetDataset(documents, columns, pack=pack, **size),
+        "b": ParquetDataset(documents, columns, pack=pack, filters="x = 2", seed=4, **size),
+    }
+    mix = Mix(parts, {"a": 1, "b": 1}, lanes=2)
+    for epoch in range(2):
+        mix.set_epoch(epoch)
+        for batch in list(mix)[::7]:
+            for places in (batch.rows(), mix.rows_of(epoch, batch.index)):
+                found = (150 * places.files + places.rows_in_file).tolist()
+                assert [i if i % 9 and i % 41 else -1 for i in found] == documents_of(batch)
 
 
 def test_nothing_is_read_without_a_condition(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,6 +338,8 @@ def test_states_that_do_not_fit_are_refused(shop: Path, tmp_path: Path) -> None:
         (mix.state_dict(), "the state of a Mix"),
         ({**state, "format": 1}, "of format 1, in whose order a batch has other rows"),
         ({**state, "lanes": "1"}, "no sound 'lanes'"),
+        ({**state, "piece": -1}, "no sound 'piece'"),
+        ({**state, "batch_size": 0}, "no sound 'batch_size'"),
         ({**state, "snapshot": "listing-12"}, "nodes that each hold a share"),
         ({**state, "snapshot": "files-12"}, "have changed since"),
     ):

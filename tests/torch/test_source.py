@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +115,28 @@ def test_an_epoch_from_nothing(remote: str, slow: Proxy, published: Path, lake: 
 def test_a_run_that_is_killed_is_continued(
     remote: str, slow: Proxy, published: Path, lake: Path, tmp_path: Path, workers: int
 ) -> None:
+    footers, most = DAYS * FILES, DAYS * FILES + 2
+    seen, killed = itertools.count(1), threading.Event()
+    passed = threading.Semaphore(0)
+
+    def hold(_: object) -> None:
+        """Let the footers and two ranges through until the run is killed."""
+        if next(seen) > most:
+            killed.wait(60)
+        passed.release()
+
+    slow.clear()
+    slow.rule(both(hold), method="GET", path=r"\.parquet")
     dataset = dataset_of(tmp_path / "cache", remote, slow)
     (run,) = (process for process in start_run._started if process.poll() is None)
     loader = iter(Loader(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None))
-    found = [values_of(next(loader)) for _ in range(3)]
-    os.kill(run.pid, signal.SIGKILL)
-    found += [values_of(batch) for batch in loader]
-    assert found == expected(published, max(1, workers))
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(lambda: [values_of(batch) for batch in loader])
+        for _ in range(footers + 2):
+            assert passed.acquire(timeout=60)
+        os.kill(run.pid, signal.SIGKILL)
+        killed.set()
+        assert found.result() == expected(published, max(1, workers))
     dataset_of(tmp_path / "cache", remote, slow)  # where all that is read was there, nobody has missed the run
     check_cache(tmp_path / "cache", lake)
 
@@ -192,12 +209,11 @@ def runs_on(cache: Path) -> list[int]:
 def test_a_server_that_is_silent_for_a_while(
     remote: str, slow: Proxy, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    slow.clear()
+    silent = slow.rule(stall(0, seconds=1.5), method="GET", path=r"\.parquet", first=DAYS * FILES, count=4)
     dataset = dataset_of(tmp_path / "cache", remote, slow)
-    loader = iter(Loader(dataset))
-    found = [values_of(next(loader))]
-    slow.rule(stall(0, seconds=1.5), method="GET", path=r"\.parquet", count=4)
-    found += [values_of(batch) for batch in loader]
-    assert found == expected(published)
+    assert [values_of(batch) for batch in Loader(dataset)] == expected(published)
+    assert silent.used == 4
 
 
 def test_a_file_that_is_gone(remote: str, slow: Proxy, tmp_path: Path) -> None:

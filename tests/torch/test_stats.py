@@ -141,6 +141,31 @@ def test_rows_one_by_one(table: Path) -> None:
     assert stats.seconds is not None
 
 
+def test_the_transform_of_single_rows_is_measured(table: Path) -> None:
+    def nap_for_row(row: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.001)
+        return row
+
+    read = dataset(table, batch_size=None, transform=nap_for_row, limit=160)
+    assert len(list(read)) == 160
+    stats = read.stats().epoch
+    assert stats.transform_seconds >= 0.16
+    assert stats.seconds is not None
+    assert stats.waited_seconds is not None
+    assert 0.16 <= stats.waited_seconds <= stats.seconds
+    assert stats.limited_by == "transform"
+
+
+def test_bytes_of_pieces_are_those_that_are_decoded(table: Path) -> None:
+    plan = dataset(table)._reader._plan
+    whole, split = plan.stored_bytes, plan.split(20)
+    assert len(split.row_groups) > 2 * len(plan.row_groups)
+    of_group = {int(group): bytes_ for group, bytes_ in zip(plan.row_groups, whole, strict=True)}
+    for group, start, found in zip(split.row_groups, split.piece_starts, split.stored_bytes, strict=True):
+        rows = plan.data.index.rows[group]
+        assert found == int(of_group[int(group)] * min(start + 20, rows) / rows)
+
+
 def test_each_rank_counts_what_it_reads(table: Path) -> None:
     ranks = [dataset(table, num_replicas=2, rank=rank) for rank in range(2)]
     assert [sum(1 for _ in read) for read in ranks] == [5, 5]

@@ -14,6 +14,7 @@ import torch
 from pqcache.errors import UsageError
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset
 from tests.torch.conftest import ids_of
+from tests.waiting import becomes_true
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -70,6 +71,44 @@ def test_several_are_at_work_at_once(table: Path) -> None:
     assert [batch.index for batch in threaded(table, wait)] == list(range(32))
 
 
+@pytest.mark.parametrize("within_batch", [False, True])
+def test_a_mix_calls_the_transform_on_threads(table: Path, within_batch: bool) -> None:
+    def parts(transform: Any, **options: Any) -> dict[str, ParquetDataset]:
+        how = {"lanes": None, **options}
+        return {"a": threaded(table, transform, **how), "b": threaded(table, transform, seed=4, **how)}
+
+    barrier = threading.Barrier(3)
+
+    def wait(batch: Batch, generator: np.random.Generator) -> Batch:
+        if batch.source == "a" and batch.index < (3 if within_batch else 6):
+            barrier.wait(30)
+        return batch
+
+    mix = Mix(parts(wait), within_batch=within_batch, lanes=2)
+    assert [batch.index for batch in mix] == list(range(len(mix)))
+
+    def noisy_row(batch: Batch, generator: np.random.Generator) -> Batch:
+        batch["noise"] = torch.from_numpy(generator.random(len(batch["id"])))
+        return batch
+
+    expected = noise_of(Mix(parts(noisy_row, transform_workers=1), within_batch=within_batch, lanes=2))
+    threads = threading.active_count()
+    iterator = iter(Mix(parts(noisy_row), within_batch=within_batch, lanes=2))
+    next(iterator)
+    del iterator
+    assert becomes_true(lambda: threading.active_count() <= threads)
+    for workers in (0, 2):
+        loader = Loader(Mix(parts(noisy_row), within_batch=within_batch, lanes=2), num_workers=workers)
+        for batch in loader:
+            assert batch["noise"].tolist() == expected[batch.index]
+            state = loader.state_dict()
+            if batch.index == 4:
+                break
+        again = Mix(parts(noisy_row), within_batch=within_batch, lanes=2)
+        again.load_state_dict(state)
+        assert noise_of(again) == {index: noise for index, noise in expected.items() if index > 4}
+
+
 def test_one_that_stops_half_way_leaves_no_thread(table: Path) -> None:
     before = set(threading.enumerate())
     batches = iter(threaded(table))
@@ -105,5 +144,3 @@ def test_rows_one_by_one(table: Path) -> None:
 def test_what_does_not_fit(table: Path) -> None:
     with pytest.raises(UsageError, match="the transform takes no generator"):
         threaded(table, lambda batch: batch)
-    with pytest.raises(UsageError, match="transform_workers"):
-        Mix({"one": threaded(table, lanes=None)})

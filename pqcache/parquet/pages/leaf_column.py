@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pqcache.parquet.numpy_types import numpy_dtype
 from pqcache.parquet.schema_merge import is_text
 
 _STORED: dict[str, np.dtype[Any]] = {
@@ -70,7 +71,7 @@ def _dtypes(physical: str, kind: pa.DataType) -> tuple[np.dtype[Any], np.dtype[A
     stored = _STORED.get(physical)
     if stored is None or not (pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)):
         return None
-    held: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    held: np.dtype[Any] = numpy_dtype(kind)
     if (held.kind == "f") != (stored.kind == "f") or held.itemsize > stored.itemsize:
         return None
     return stored, held

@@ -117,8 +117,8 @@ def rewrite_directory(
     """Write the rows of ``sources`` to ``target`` in row groups that fill ``options.row_group_size``.
 
     The leading files that fit are hard-linked (or copied, where links are impossible); the others become
-    ``part-<n>.parquet`` of up to 1 GiB or 8 row groups each. Where all fit, they keep their names. Everything is
-    on disk when this returns. Memory is a small multiple of one decoded row group.
+    ``part-<n>.parquet`` of up to 1 GiB or 8 row groups each. Where all fit, they keep their names if these end in
+    ``.parquet``. Everything is on disk when this returns. Memory is a small multiple of one decoded row group.
 
     Args:
         sources: the Parquet files of one partition directory, in order; they are not modified.
@@ -146,7 +146,8 @@ def rewrite_directory(
     # Where some files of a table are rewritten, the others would have INT96 still.
     turned = not options.keep_int96 and has_int96(opened)
     keep = 0 if turned else _prefix(opened, declared, options, known.made_alike)
-    all_fit = keep == len(opened) and len({source.path.name for source in opened}) == len(opened)
+    names = {source.path.name for source in opened if source.path.suffix == ".parquet"}
+    all_fit = keep == len(opened) == len(names)
     outputs = []
     for number, source in enumerate(opened[:keep]):
         name = source.path.name if all_fit else f"part-{number:05d}.parquet"

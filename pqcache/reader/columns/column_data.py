@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.parquet.dense_columns import dense_to_lists
+from pqcache.parquet.numpy_types import numpy_dtype
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.column_forms import ColumnForm, fixed_width, storage_type
 from pqcache.reader.columns.row_bytes import PackedBytes, ViewEnds, ViewLists
@@ -88,7 +89,7 @@ def as_typed(column: ColumnData, memory: BufferPool) -> ColumnData:
     typed = replace(form, stored=None)
     if form.kind != "fixed":
         return ColumnData(typed, column.values, column.valid)
-    item: np.dtype[Any] = np.dtype(storage_type(form.type).value_type.to_pandas_dtype())
+    item: np.dtype[Any] = numpy_dtype(storage_type(form.type).value_type)
     numbers = np.ascontiguousarray(column.values).reshape(-1).view(form.stored.dtype)
     if numbers.itemsize == item.itemsize and item.kind in "iu":  # the same bits in both
         numbers = numbers.view(item)

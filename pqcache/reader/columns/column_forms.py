@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.parquet.dense_columns import Dense
+from pqcache.parquet.numpy_types import numpy_dtype
 from pqcache.parquet.schema_merge import is_text, without_views
 
 
@@ -79,7 +80,7 @@ def _number_dtype(kind: pa.DataType) -> Any:
     if pa.types.is_boolean(kind):
         return np.dtype(np.bool_)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return np.dtype(kind.to_pandas_dtype())
+        return numpy_dtype(kind)
     if pa.types.is_temporal(kind):
         try:
             return {32: np.dtype(np.int32), 64: np.dtype(np.int64)}.get(kind.bit_width)

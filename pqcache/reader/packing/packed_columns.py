@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,23 +20,20 @@ from pqcache.parquet.dense_columns import as_list
 from pqcache.reader.columns.batch_layout import NumberColumns
 from pqcache.reader.columns.column_data import (
     ColumnData,
-    as_rows,
     ends_of_views,
-    from_arrow,
     is_views,
     pack_bytes,
-    take,
 )
 from pqcache.reader.columns.column_forms import ColumnForm, number_dtype, storage_type
-from pqcache.reader.columns.row_bytes import ViewLists
+from pqcache.reader.columns.row_bytes import ViewEnds, ViewLists
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows, Pieces
+from pqcache.reader.packing.piece_views import array_of, view_buffers, view_words
 from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.system.buffer_pool import BufferPool
 
 _CU_SEQLENS = ColumnForm(name="cu_seqlens", type=pa.int32(), kind="fixed", width=4)
-_BYTES = ColumnForm(name="\0bytes", type=pa.large_binary(), kind="bytes", width=1)
 
 
 def item_type(kind: pa.DataType) -> np.dtype[Any] | None:
@@ -76,16 +73,8 @@ def _packed_form(form: ColumnForm) -> ColumnForm:
     return ColumnForm(name=form.name, type=pa.list_(item), kind="bytes", width=number_dtype(item).itemsize)
 
 
-def as_sequences(column: ColumnData, length: int) -> ColumnData:
-    """Return packed sequences of a batch as rows of fixed width."""
-    form = column.form
-    fixed = replace(form, kind="fixed", width=form.width * length, dense=length)
-    return ColumnData(fixed, as_rows(pack_bytes(column).data, fixed.width))
-
-
 def lengths_of(column: ColumnData, where: object) -> Ints:
     """Return the number of tokens of each document; those that are null, or hold nulls, raise ParquetError."""
-    form = column.form
     form, array = column.form, column.values
     nulls = int((~column.valid).sum()) if column.valid is not None else getattr(array, "null_count", 0)
     if nulls:
@@ -111,15 +100,14 @@ def pack_columns(
     ``lengths`` are those that the documents are to have. Others raise ParquetError.
     """
     check_lengths(packs.spec, columns, lengths, path)
-    parts = _source_parts(pieces)
     sequences = int(pieces.sequence[-1]) + 1 if len(pieces.sequence) else 0
     pads = packs.spec.length - np.bincount(pieces.sequence, pieces.tokens, sequences).astype(np.int64)
     packed = []
     for column in columns:
         form = _packed_form(column.form)
         dtype = number_dtype(form.type, True)
-        fill = np.full(int(pads.sum()), packs.spec.fill(form.name, dtype), dtype)
-        packed.append(ColumnData(form, _assembled(_data_of(column), form.width, parts, pieces.sequence, pads, fill)))
+        fill = np.full(int(pads.max(initial=0)), packs.spec.fill(form.name, dtype), dtype)
+        packed.append(ColumnData(form, _assembled(_data_of(column), form.width, pieces, pads, fill)))
     return packed
 
 
@@ -149,69 +137,71 @@ def _data_of(column: ColumnData) -> npt.NDArray[np.uint8]:
     return found
 
 
-class _SourceParts(NamedTuple):
-    """The row group's tokens cut at ``bounds``; each of the pieces is the part at ``where``."""
-
-    bounds: Ints
-    where: Ints
-
-
-def _source_parts(pieces: Pieces) -> _SourceParts:
-    bounds = np.union1d(pieces.start, pieces.start + pieces.tokens)
-    return _SourceParts(bounds, np.searchsorted(bounds, pieces.start))
-
-
 def _assembled(
-    data: npt.NDArray[np.uint8], width: int, parts: _SourceParts, sequence: Ints, pads: Ints, fill: npt.NDArray[Any]
+    data: npt.NDArray[np.uint8], width: int, pieces: Pieces, pads: Ints, fill: npt.NDArray[Any]
 ) -> ViewLists:
     """Return pieces of ``data`` sequence after sequence, each with so many ``pads`` of ``fill`` behind it.
 
     They are views, so that tokens are copied once, when a batch is made.
     """
-    source = from_arrow(_binary(parts.bounds * width, data), _BYTES).values
-    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pads)]) * width
-    padding = from_arrow(_binary(ends, fill.view(np.uint8)), _BYTES).values
-    first = np.searchsorted(sequence, np.arange(len(pads) + 1))
-    order = np.insert(parts.where, first[1:], len(source) + np.arange(len(pads)))
-    views = take(ColumnData(_BYTES, pa.concat_arrays([source, padding])), order).values
-    return ViewLists(first + np.arange(len(first)), views)
+    count, numbers = len(pieces.sequence), np.arange(len(pads))
+    buffers, padding = view_buffers(data), fill.view(np.uint8)
+    words = np.empty((count + len(pads), 4), np.int32)
+    words[np.arange(count) + pieces.sequence] = view_words(data, pieces.start * width, pieces.tokens * width)
+    ends = np.searchsorted(pieces.sequence, numbers, "right") + numbers + 1
+    words[ends - 1] = view_words(padding, np.zeros_like(pads), pads * width, len(buffers))
+    return ViewLists(np.concatenate([[0], ends]), array_of(words, [*buffers, *view_buffers(padding)]))
 
 
-def _binary(ends: Ints, data: npt.NDArray[np.uint8]) -> pa.Array:
-    """Return an array of the bytes between ``ends``."""
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(ends)), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.large_binary(), len(ends) - 1, buffers)
+def sequences_of(pack: Pack, columns: Sequence[ColumnData], rows: int, memory: BufferPool) -> list[NumberColumns]:
+    """Return ``rows`` packed sequences of ``columns``, and what ``pack.ids`` names, which is in ``memory``."""
+    packed = [pack_bytes(column) for column in columns]
+    found = [
+        NumberColumns(*_as_numbers(column.form, rows_of.data, rows, pack.length))
+        for column, rows_of in zip(columns, packed, strict=True)
+    ]
+    return found + _ids_of(pack, packed[0].views, columns[0].form.width, rows, memory) if pack.ids else found
 
 
-def ids_of(
-    pack: Pack, column: ColumnData, rows: int, memory: BufferPool
-) -> tuple[list[NumberColumns], dict[str, ColumnData]]:
-    """Return the columns that ``pack.ids`` names, of a batch of ``rows`` sequences; long ones are in ``memory``.
+def _as_numbers(
+    form: ColumnForm, data: npt.NDArray[np.uint8], rows: int, length: int
+) -> tuple[dict[str, ColumnForm], npt.NDArray[Any]]:
+    fixed, dtype = _sequence_form(form, length)
+    return {form.name: fixed}, data.view(dtype).reshape(1, rows, length)
 
-    ``column`` is one of those that are packed.
-    """
-    views = pack_bytes(column).views
+
+@lru_cache(maxsize=64)
+def _sequence_form(form: ColumnForm, length: int) -> tuple[ColumnForm, np.dtype[Any]]:
+    """Return the form of packed sequences in a batch, which are rows of fixed width, and the dtype of their items."""
+    return replace(form, kind="fixed", width=form.width * length, dense=length), number_dtype(form.type, True)
+
+
+def _ids_of(pack: Pack, views: ViewEnds | None, width: int, rows: int, memory: BufferPool) -> list[NumberColumns]:
+    """Return what tells the documents of ``rows`` sequences apart: ``views`` are their pieces, and their padding."""
     assert views is not None
-    tokens = np.diff(views.ends) // column.form.width
-    numbers = np.arange(1, len(tokens) + 1, dtype=np.int32)
-    numbers -= np.repeat(views.rows[:-1], np.diff(views.rows)).astype(np.int32)
-    numbers[views.rows[1:] - 1] = 0  # padding
-    if not tokens.all():
-        tokens, numbers = tokens[tokens > 0], numbers[tokens > 0]
-    ends = np.zeros(len(tokens) + 1, np.int32)
-    np.cumsum(tokens, out=ends[1:])
-    others = {"cu_seqlens": ColumnData(_CU_SEQLENS, ends.view(np.uint32))} if "cu_seqlens" in pack.ids else {}
+    ends = (views.ends // width).astype(np.int32)  # after a 0
+    tokens = ends[1:] - ends[:-1]  # none where no padding is
+    found = []
     names = [name for name in ("document_ids", "position_ids") if name in pack.ids]
-    if not names:
-        return [], others
-    size = rows * pack.length
-    places: npt.NDArray[np.int32] = memory.borrow(4 * len(names) * size).view(np.int32).reshape(len(names), size)
-    if "document_ids" in names:
-        np.copyto(places[0], np.repeat(numbers, tokens))
-    if "position_ids" in names:
-        np.subtract(_counted(size), np.repeat(ends[:-1], tokens), out=places[-1])
-    forms = {name: _ids_form(name, pack.length) for name in names}
-    return [NumberColumns(forms, places.reshape(len(names), rows, pack.length))], others
+    if names:
+        size = rows * pack.length
+        places = memory.borrow(4 * len(names) * size).view(np.int32).reshape(len(names), size)
+        if "document_ids" in names:
+            first, last = views.rows[:-1], views.rows[1:] - 1
+            numbers = np.arange(1, len(tokens) + 1, dtype=np.int32)
+            numbers -= np.repeat(first.astype(np.int32), last - first + 1)
+            numbers[last] = 0  # padding
+            np.copyto(places[0], np.repeat(numbers, tokens))
+        if "position_ids" in names:
+            np.subtract(_counted(size), np.repeat(ends[:-1], tokens), out=places[-1])
+        forms = {name: _ids_form(name, pack.length) for name in names}
+        found.append(NumberColumns(forms, places.reshape(len(names), rows, pack.length)))
+    if "cu_seqlens" in pack.ids:
+        begun = np.flatnonzero(tokens)
+        bounds = np.zeros(len(begun) + 1, np.int32)
+        ends[1:].take(begun, out=bounds[1:], mode="clip")
+        found.append(NumberColumns({"cu_seqlens": _CU_SEQLENS}, bounds[None]))
+    return found
 
 
 @cache

@@ -129,21 +129,22 @@ def _pieces_of(lengths: Ints, length: int) -> tuple[Ints, Ints]:
 
 def _cut(lengths: Ints, order: Ints, length: int, low: int, high: int) -> Pieces:
     """Return sequences ``low`` to ``high`` of documents that are laid end to end in ``order``."""
-    starts = np.cumsum(lengths) - lengths
-    ends = np.cumsum(lengths[order])
-    total = int(ends[-1]) if len(ends) else 0
-    stop = min(high * length, total)
-    inside = ends[np.searchsorted(ends, low * length, "right") : np.searchsorted(ends, stop)]
-    bounds = np.union1d(inside, np.append(np.arange(low * length, stop, length), stop))
-    begin = bounds[:-1]
-    document = np.searchsorted(ends, begin, "right")  # the one with tokens at that place
-    in_document = begin - (ends[document] - lengths[order[document]])
-    return Pieces(starts[order[document]] + in_document, np.diff(bounds), begin // length - low)
+    starts, lengths = (np.cumsum(lengths) - lengths)[order], lengths[order]
+    ends = np.cumsum(lengths)
+    wanted = slice(np.searchsorted(ends, low * length, "right"), np.searchsorted(ends - lengths, high * length))
+    starts, begins, ends = starts[wanted], (ends - lengths)[wanted], ends[wanted]
+    first = np.maximum(begins // length, low)
+    pieces = np.where(ends > begins, np.minimum(-(-ends // length), high) - first, 0)
+    document = np.repeat(np.arange(len(pieces)), pieces)
+    sequence = first[document] + np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    begin = np.maximum(begins[document], sequence * length)
+    tokens = np.minimum(ends[document], (sequence + 1) * length) - begin
+    return Pieces(starts[document] + begin - begins[document], tokens, sequence - low)
 
 
 def _exchanged(order: Ints, count: Ints, keys: Ints) -> Ints:
     """Return an order of pieces with those of equal length exchanged at random."""
-    places = np.argsort(count[order], kind="stable")
+    pieces = len(order)  # numbers below it are added so that no two are equal, as such are sorted fastest
     found = np.empty_like(order)
-    found[places] = np.lexsort((keys, count))
+    found[np.argsort(count[order] * pieces + np.arange(pieces))] = np.argsort(count * pieces + keys)
     return found

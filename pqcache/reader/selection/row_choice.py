@@ -46,9 +46,14 @@ class RowChoice:
         found = found if self.sample is None else sample_rows(data, found, self.sample, self.seed)
         return found if self.limit is None else limit_rows(data, found, self.limit)
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether rows may come more than once, or not in every epoch."""
+        return self.weights is not None or self.balance is not None
+
     def check_sequence(self) -> None:
         """Raise UsageError for options that do not go with sequences of rows."""
-        if self.weights is not None or self.balance is not None:
+        if self.has_weights:
             raise UsageError("weights and sequence", "a sequence has no weight", "leave one of them out")
         if self.sample is not None or self.limit is not None:
             reason = "both would leave out rows in the middle of sequences"

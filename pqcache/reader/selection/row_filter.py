@@ -226,8 +226,12 @@ class FilterSelection:
 
     def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
         """Return the rows of a row group that satisfy the filter."""
-        found, at = [np.zeros(0, np.int64)], 0
         file = int(self._files[group])
+        if not self.columns:  # one row says it: tables without columns do not know how many rows they have
+            one = {"\0one": pa.nulls(1)} | {name: values.slice(file, 1) for name, values in self._constants.items()}
+            is_true = len(rows_where(pa.table(one), self.wanted.expression)) > 0
+            return np.arange(int(self.data.index.rows[group]) if is_true else 0, dtype=np.int64)
+        found, at = [np.zeros(0, np.int64)], 0
         path = str(self.data.root / self.data.index.paths[file])
         for part in parts:
             table = cast_to_schema(self._as_lists(part), self._fields, path)

@@ -20,12 +20,17 @@ from pqcache.store.selected_rows import Ints
 
 ONE = 1 << 32  # the unit of weights: one row
 MOST = 1_000_000  # of a weight
+BLOCK = 1 << 13  # rows weighed at once: what is made of them is in the processor's cache, and takes no fresh pages
 
 
 def fixed_point(weights: Any) -> Ints:
     """Return weights in units of 2^-32."""
-    scaled = np.asarray(weights, np.float64) * ONE
-    return np.asarray(np.rint(scaled), np.int64)
+    numbers = np.asarray(weights, np.float64)
+    found = np.empty(numbers.shape, np.int64)
+    flat, into = numbers.reshape(-1), found.reshape(-1)
+    for low in range(0, len(flat), BLOCK):
+        into[low : low + BLOCK] = np.rint(flat[low : low + BLOCK] * ONE)
+    return found
 
 
 def check_label(option: str, column: ChosenColumn) -> None:
@@ -95,11 +100,12 @@ class ValueWeights:
     def weigh(self, group: int, values: pa.ChunkedArray) -> Ints:
         """Return the weights of rows; a value without one raises UsageError."""
         plain = plain_values(values, self.column.type)
-        codes = pc.fill_null(pc.index_in(plain, value_set=self.values), -1).to_numpy()
+        codes = pc.index_in(plain, value_set=self.values)
+        codes = (pc.fill_null(codes, -1) if codes.null_count else codes).to_numpy()
         found = np.append(self.weights, self.others[1])[codes]  # the last one for -1
         if plain.null_count:
             found[plain.is_null().to_numpy()] = self.others[0]
-        if (found < 0).any():
+        if len(found) and found.min() < 0:
             value = plain[int(np.flatnonzero(found < 0)[0])].as_py()
             raise UsageError(
                 f"weights of {self.column.name!r}",

@@ -28,7 +28,15 @@ from pqcache.reader.selection.chosen_column import ChosenColumn
 from pqcache.reader.selection.row_filter import SelectedRowGroups
 from pqcache.reader.selection.selection import Selection
 from pqcache.reader.selection.stored_counts import Counts, count_once, map_row_groups
-from pqcache.reader.selection.value_weights import MOST, ONE, ValueWeights, check_label, fixed_point, plain_values
+from pqcache.reader.selection.value_weights import (
+    BLOCK,
+    MOST,
+    ONE,
+    ValueWeights,
+    check_label,
+    fixed_point,
+    plain_values,
+)
 
 Given = str | Mapping[str, Any] | None
 _WEIGHTS = 4  # what a random stream is for, after those of the order and of mixes
@@ -48,8 +56,11 @@ def check_weights(weights: Any, balance: Any) -> None:
 
 
 def _check_given(weights: Any, option: str) -> None:
-    known = isinstance(weights, str) or (isinstance(weights, Mapping) and len(weights) == 1)
-    if not known or (isinstance(weights, Mapping) and not all(isinstance(v, Mapping) for v in weights.values())):
+    by_value = isinstance(weights, Mapping) and len(weights) == 1
+    if by_value:
+        ((name, values),) = weights.items()
+        by_value = isinstance(name, str) and isinstance(values, Mapping)
+    if not (isinstance(weights, str) or by_value):
         raise UsageError(option, 'name a column, or give weights by value, like {"label": {0: 1.0, 1: 5.0}}')
 
 
@@ -142,14 +153,30 @@ class WeightedSelection:
     def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
         """Return the rows of a row group in ascending order, each as often as it comes."""
         rows, weights = weighed(self.base, self.weigher, group, parts)
-        times, rests = weights >> 32, weights & (ONE - 1)
+        rests = np.asarray(weights, "<i8").view("<u4")[::2]
+        once_more = None
         if rests.any():
             order = scatter_order(len(rests), self.seed, self.epoch, _LANE, group)
-            ends = np.cumsum(rests[order])
-            ends += int(self.starts[np.searchsorted(self.groups, group)])
-            ends >>= 32
-            times[order[np.flatnonzero(np.diff(ends, prepend=0))]] += 1
-        return np.repeat(rows, times)
+            once_more = _once_more(rests, order, self.starts[np.searchsorted(self.groups, group)])
+        weights >>= 32
+        return np.repeat(rows, weights if once_more is None else np.add(weights, once_more, out=weights))
+
+
+def _once_more(rests: npt.NDArray[np.uint32], order: Ints, start: np.uint64) -> npt.NDArray[np.bool_]:
+    """Return the rows whose rests, laid end to end in ``order`` from ``start`` on, a whole number falls into.
+
+    There a sum of 32 bits overflows, so that it is less than what was added last.
+    """
+    chosen = np.empty(len(order), np.bool_)
+    end = np.uint32(start)
+    for low in range(0, len(order), BLOCK):
+        rows = order[low : low + BLOCK]
+        added = rests[rows]
+        ends = np.cumsum(added, dtype=np.uint32)
+        ends += end
+        chosen[rows] = ends < added
+        end = ends[-1]
+    return chosen
 
 
 def weighed(base: Selection | None, weigher: Weigher, group: int, parts: Iterable[pa.Table]) -> tuple[Ints, Ints]:

@@ -14,7 +14,9 @@ Hashes = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
 
 LONGEST = 16  # bytes of what `hash_short` takes
-_BLOCK = 1 << 14  # values hashed at once: what is made of them fits into the processor's cache
+_BLOCK = (
+    1 << 13
+)  # values hashed at once: what is made of them fits into the processor's cache, and takes no fresh pages
 _WORD = (1 << 64) - 1
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 # constants of XXH3: parts of its secret, combined as the formulas have them

@@ -11,6 +11,7 @@ from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import ARRIVED, ARRIVING, CHANGED, CHECKED, PUBLISHING, RANGES, RUN
 from pqcache.store.ownership import file_mode
+from pqcache.store.pins import read_kept
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import fsync_path, fsync_tree, read_regular, remove_tree, replace_symlink, write_durably
 
@@ -33,8 +34,14 @@ def publish_arriving(cache: CacheDirectory, arriving: ArrivingSnapshot) -> Snaps
 def finish_publishing(cache: CacheDirectory) -> Snapshot | None:
     """Publish the snapshot that ``arriving/publishing`` names, and return it; None where nothing is named.
 
+    A rollback of a run that was killed before it wrote its record is recorded too.
+
     Readers that find neither ``current`` nor an arriving snapshot see by that file that one will be there in a moment.
     """
+    if read_kept(cache.path).rollback is not None:
+        from pqcache.store.history import record_rollback  # few runs need it
+
+        record_rollback(cache)
     try:
         name = Path(read_regular(cache.path / PUBLISHING).decode()).name
     except FileNotFoundError:

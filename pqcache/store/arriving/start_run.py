@@ -25,6 +25,7 @@ from pqcache.store.arriving.run_files import RunFiles, warning_in
 from pqcache.store.cache_directory import CacheDirectory, cache_path
 from pqcache.store.config import read_config
 from pqcache.store.layout import LOCK
+from pqcache.store.same_source import is_same_source
 from pqcache.store.urls import check_url, redact, remembered_url, url_scheme
 from pqcache.system.locks import try_lock
 from pqcache.system.process_identity import ProcessIdentity
@@ -92,11 +93,17 @@ def check_source(cache: CacheDirectory, request: FillRequest) -> None:
 
     A first run that fails before there is anything to read leaves a source that binds nobody.
     """
-    if cache.current() is None and find_arriving(cache) is None:
+    current = cache.current()
+    if current is None and find_arriving(cache) is None:
         return
-    held = redact(read_config(cache.path).source)
-    if held != (wanted := remembered_url(request.source)):
-        advice = "name another directory for it, or leave source= out"
+    config, wanted = read_config(cache.path), remembered_url(request.source)
+    held = redact(config.source)
+    if current is not None:
+        from pqcache.store.history import copied_source  # and zstandard, which few readers need
+
+        held = copied_source(cache, current) or held
+    if not is_same_source(held, wanted, config.options, request.options):
+        advice = "name another directory for it, leave source= out, or take it with 'pqcache sync --new-source'"
         raise UsageError(cache.path, f"is a copy of {held}, and not of {wanted}", advice)
 
 

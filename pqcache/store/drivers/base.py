@@ -178,6 +178,10 @@ class Target(Protocol):
     def scratch(self) -> Path | None:
         """A local directory on the target's own file system, where new files are best written; None elsewhere."""
 
+    @property
+    def unfinished(self) -> str:
+        """Where that lies which a run leaves that was stopped, without passwords and keys."""
+
     def list(self) -> Iterator[SourceFile]:
         """Yield every file in the target, hidden ones included; nothing where there is no target yet."""
 

@@ -231,6 +231,7 @@ class HdfsTarget:
         self._source = HdfsSource(url, options, timeout)
         self._block_size = block_size
         self.url = self._source.url
+        self.unfinished = f"{self.url}/{HIDDEN}"
 
     def list(self) -> Iterator[SourceFile]:
         with suppress(SourceNotFound):

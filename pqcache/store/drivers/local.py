@@ -248,6 +248,7 @@ class LocalTarget:
         self._lock: int | None = None
         self.url = str(self._final)
         self.scratch = self._root / STAGING
+        self.unfinished = str(self._root)
 
     def list(self) -> Iterator[SourceFile]:
         with disk_errors(self._final):

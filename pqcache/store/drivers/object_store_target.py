@@ -48,6 +48,7 @@ class ObjectStoreTarget:
             raise UsageError(self._source.url, "is written with credentials only", f"{advice}, or in the environment")
         self._store = new_store(place, max(timeout, _PART_TIMEOUT), _CLIENT_TRIES)
         self.url = self._source.url
+        self.unfinished = f"{self.url}/{HIDDEN}"
 
     def list(self) -> Iterator[SourceFile]:
         yield from self._source.list()

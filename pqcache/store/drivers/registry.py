@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from pqcache.errors import UsageError
 from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE, TIMEOUT, Source, Target
-from pqcache.store.urls import check_url, local_path, redact, url_scheme
+from pqcache.store.urls import check_url, local_path, redact, url_scheme, with_usual_scheme
 
 _OBJECT_STORES = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}  # scheme -> extra
 
@@ -21,7 +21,7 @@ def open_source(
     scheme or option, a malformed URL or a missing extra raises UsageError.
     """
     check_url(url)
-    options = options or {}
+    options, url = options or {}, with_usual_scheme(url)
     scheme = url_scheme(url)
     if scheme in ("", "file"):
         from pqcache.store.drivers.local import LocalSource
@@ -68,7 +68,8 @@ def open_target(
     On HDFS its files get blocks of ``block_size`` bytes; None takes the cluster's. A scheme that cannot be written
     raises UsageError.
     """
-    options, scheme = options or {}, url_scheme(url)
+    options, url = options or {}, with_usual_scheme(url)
+    scheme = url_scheme(url)
     if scheme in ("", "file"):
         from pqcache.store.drivers.local import LocalTarget
 

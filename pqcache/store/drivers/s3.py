@@ -183,6 +183,7 @@ class S3Target:
         self._bucket = {"Bucket": self._source._bucket, **self._source._extra}
         self._prefix = f"{self._source._root}/" if self._source._root else ""
         self.url = self._source.url
+        self.unfinished = f"{self.url}/{HIDDEN}"
 
     def list(self) -> Iterator[SourceFile]:
         yield from self._source.list()

@@ -18,6 +18,7 @@ from pqcache.events import OnEvent, ignore
 from pqcache.parquet.dense_columns import as_list
 from pqcache.parquet.misread_columns import check_read_right
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.cached_paths import cached_paths
 from pqcache.store.hive import parent
 from pqcache.store.inspect.arriving_progress import leased_snapshot
 from pqcache.store.inspect.summary import read_remote_index
@@ -258,6 +259,11 @@ def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference
     """Return what differs between two snapshots of a cache that are kept; others raise CacheError."""
     cache = CacheDirectory.open(target)
     before, after = ({e.path: e for e in cache.snapshot(name).manifest().files} for name in (old, new))
+    renamed = cached_paths(before)  # by early versions files were kept under the names that they have at the source
+    before = {
+        new if _is_same(entry, after.get(new := renamed.get(path, path))) else path: entry
+        for path, entry in before.items()
+    }
     changed = [path for path in before.keys() & after.keys() if _made_from(before[path]) != _made_from(after[path])]
     rows: dict[str, int] = {}
     for sign, entries in ((-1, before), (1, after)):
@@ -275,6 +281,10 @@ def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference
         bytes=(sum(e.size for e in before.values()), sum(e.size for e in after.values())),
         partitions={directory: rows[directory] for directory in sorted(touched)},
     )
+
+
+def _is_same(before: FileEntry, after: FileEntry | None) -> bool:
+    return after is not None and _made_from(before) == _made_from(after)
 
 
 def _made_from(entry: FileEntry) -> tuple[object, ...]:

@@ -284,6 +284,9 @@ def _kept_on_failure(run: _TargetRun, alone: bool) -> Iterator[None]:
             target.abandon()
         else:
             number = format_count(len(run.jobs), "partition directory", "partition directories")
-            message = f"{target.url}: {len(run.done):,} of {number} are finished; the same command continues from there"
+            message = (
+                f"{target.url}: {len(run.done):,} of {number} are finished; what there is of it is in "
+                f"{target.unfinished}, and the same command continues from there"
+            )
             run.options.on_event(Warned(message))
         raise

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +24,7 @@ from pqcache.store.ownership import make_directories
 from pqcache.store.publish import publish
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index
 from pqcache.store.snapshot import Snapshot, write_checksums
+from pqcache.store.sync.bad_partitions import BadPartitionsSoFar
 from pqcache.store.sync.cache_run import CacheRun, RunResult
 from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions
 from pqcache.store.sync.download.download_pool import Downloader, download_all, stoppable_threads
@@ -85,7 +87,8 @@ def build_snapshot(
         if job.rewrite is not None and not index.is_uniform([entry.path for entry in entries], known):
             target, entries, known, plan = _unify(job, target, entries)
             index = IndexBuilder(job.table_schema)
-        index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
+        with job.clashes_by_partition():
+            index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
         manifest = write_metadata(job, target, entries)
         snapshot = publish(cache, target, job.previous)
     job.on_event(Published(snapshot.id))
@@ -101,7 +104,8 @@ def _unify(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> tuple[Pa
     assert job.rewrite is not None
     done, source = job.plan, job.metadata.source
     try:
-        table = local_table_schema(target, entries, job.rewrite.keep_int96, job.table_schema)
+        with job.clashes_by_partition(f"{target}/"):
+            table = local_table_schema(target, entries, job.rewrite.keep_int96, job.table_schema)
     except ParquetError as error:
         raise error.renamed(target, source) from error
     if table.others:
@@ -129,8 +133,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
     finished = {d.directory for d in plan.directories if d.rewrite and is_rewritten(job, d)}
     missing = {d.directory: 0 if d.directory in finished else len(d.downloads) for d in plan.directories}
     downloaded: dict[SourceFile, Downloaded] = {}
-    schemas = _schemas_kept(job)  # so that types that do not mix are refused as soon as they are downloaded
-
+    bad, schemas = BadPartitionsSoFar(), _schemas_kept(job)  # types that do not mix are found after each download
     with stoppable_threads(jobs, stop) as threads, stoppable_threads(1, stop) as rewriter:
         rewriting: list[Future[list[BuiltFile]]] = []
 
@@ -140,9 +143,10 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
 
         def rewrite_and_index(directory: DirectoryPlan, files: dict[SourceFile, Downloaded]) -> list[BuiltFile]:
             built = []
-            for file, metadata, schema in rewrite_in_cache(job, directory, files, stop.is_set):
-                index.add(file.entry.path, metadata, schema)
-                built.append(file)
+            with job.blame(directory.directory) if directory.downloads else nullcontext():
+                for file, metadata, schema in rewrite_in_cache(job, directory, files, stop.is_set):
+                    index.add(file.entry.path, metadata, schema)
+                    built.append(file)
             return built
 
         for directory in plan.directories:
@@ -151,18 +155,23 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
         tasks = ((d, f) for d in plan.directories if d.directory not in finished for f in d.downloads)
         for (directory, file), copy in download_all(threads, _downloader(job, stop.is_set), tasks, jobs):
             if not directory.rewrite:
-                index.add(copy.file.path, copy.metadata, copy.schema)
+                with job.blame(directory.directory):
+                    index.add(plan.path_of(copy.file), copy.metadata, copy.schema)
                 yield BuiltFile(str(job.download_path(copy.file)), _entry(job, copy))
                 continue
             downloaded[file] = copy
             missing[directory.directory] -= 1
             if not missing[directory.directory]:
                 rewrite(directory)
-            schemas.add(f"{job.metadata.source}/{file.path}", copy.schema)
+            with bad.collected(), job.clashes_by_partition(f"{job.metadata.source}/"):
+                schemas.add(f"{job.metadata.source}/{file.path}", copy.schema)
             for done in [future for future in rewriting if future.done()]:
-                done.result()  # an error there stops the downloads here
+                with bad.collected():
+                    done.result()  # an error there stops the downloads here
         for future in rewriting:
-            yield from future.result()
+            with bad.collected():
+                yield from future.result()
+        bad.raise_any()
 
 
 def _schemas_kept(job: SnapshotJob) -> SchemaSet:
@@ -185,7 +194,9 @@ def _downloader(job: SnapshotJob, stopped: Callable[[], bool]) -> Downloader:
         stopped=stopped,
         on_event=job.on_event,
     )
-    return Downloader(source=source, cache=job.run.cache.path, target=job.download_path, options=options)
+    return Downloader(
+        source=source, cache=job.run.cache.path, target=job.download_path, options=options, blame=job.blame
+    )
 
 
 def _assemble(job: SnapshotJob, target: Path, built: list[BuiltFile]) -> tuple[Path, list[FileEntry]]:
@@ -193,23 +204,25 @@ def _assemble(job: SnapshotJob, target: Path, built: list[BuiltFile]) -> tuple[P
     previous = job.previous
     places = {item.entry.path: item.file for item in built}
     entries = [item.entry for item in built]
-    entries.extend(_kept(job.plan))
+    for directory in job.plan.directories:
+        entries.extend(now for _, now in directory.kept)
+        places.update((new, f"{previous.path if previous else ''}/{old}") for old, new in directory.renamed.items())
     entries.sort(key=lambda entry: entry.path)
     make_directories(target / "_pqcache")
     made: set[str] = set()
     for entry in entries:
-        directory = parent(entry.path)
-        if directory not in made:
-            make_directories(target / directory)
-            made.add(directory)
+        above = parent(entry.path)
+        if above not in made:
+            make_directories(target / above)
+            made.add(above)
         place = places.get(entry.path) or f"{previous.path if previous else ''}/{entry.path}"
         link_or_copy(place, f"{target}/{entry.path}")
     return target, entries
 
 
 def _kept(plan: Plan) -> Iterator[FileEntry]:
-    """Yield the entries of the previous snapshot that are kept."""
-    return (entry for directory in plan.directories for entry in directory.keep)
+    """Yield the entries of the files that are kept, as they will be."""
+    return (now for directory in plan.directories for _, now in directory.kept)
 
 
 def write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> Manifest:
@@ -256,23 +269,34 @@ def readable_by(target: Path, entries: Iterable[FileEntry]) -> int:
 
 
 def _previous_index(job: SnapshotJob) -> Index | None:
-    """Return the current snapshot's index, if files are kept; a damaged one is built again from their footers."""
+    """Return the current snapshot's index, if files are kept; a damaged one is built again from their footers.
+
+    It has the files by their new paths.
+    """
     previous = job.previous
     if previous is None or not any(directory.keep for directory in job.plan.directories):
         return None
     if not job.reindex:
         try:
-            return previous.checked_index()
+            return _with_new_paths(job.plan, previous.checked_index())
         except DamagedError as error:
             log.debug("footers of all kept files are read again: %s", error)
     kept = [entry.path for d in job.plan.directories for entry in d.keep]
-    return build_index(previous.path, kept, table_schema=job.table_schema)
+    return _with_new_paths(job.plan, build_index(previous.path, kept, table_schema=job.table_schema))
+
+
+def _with_new_paths(plan: Plan, index: Index) -> Index:
+    """Return an index with the new paths of kept files that get any; others then have none, not one that is given."""
+    if not any(directory.renamed for directory in plan.directories):
+        return index
+    new = {held.path: now.path for directory in plan.directories for held, now in directory.kept}
+    return replace(index, paths=tuple(new.get(path, "") for path in index.paths))
 
 
 def _entry(job: SnapshotJob, copy: Downloaded) -> FileEntry:
     recipe, file, metadata = job.plan.recipe.text, copy.file, copy.metadata
     return FileEntry(
-        path=file.path,
+        path=job.plan.path_of(file),
         size=job.download_path(file).stat().st_size if recipe or file.identity.is_shaped else file.identity.size,
         rows=metadata.num_rows,
         row_groups=metadata.num_row_groups,

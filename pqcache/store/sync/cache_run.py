@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from pqcache.errors import UsageError
+from pqcache.errors import PartitionsSkipped, UsageError
 from pqcache.events import Advanced, Collected, Event, OnEvent, ignore
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
@@ -18,10 +18,13 @@ from pqcache.store.history import append_history, read_history, unrecorded
 from pqcache.store.manifest import TableVersion, Totals
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.snapshot import Snapshot
+from pqcache.store.sync.bad_partitions import SkippedPartition
 from pqcache.store.sync.plan import Plan
+from pqcache.store.tables.data_files import PassedOver
 from pqcache.store.tmp_directory import discard
 from pqcache.store.urls import redact
 from pqcache.system.stopwatch import Stopwatch
+from pqcache.units import format_count
 
 JOBS = 8
 IDENTITY, CONTENT = "identity", "content"  # ways of comparing
@@ -55,6 +58,7 @@ class RunOptions:
         dry_run: change nothing.
         fill: let readers open the first snapshot of a cache while its files are fetched.
         compare: how held files are compared with the source, ``identity`` or ``content``.
+        new_source: take another source than the one that the cache is a copy of.
         on_event: called with what happens.
         watch: started with the run.
     """
@@ -67,6 +71,7 @@ class RunOptions:
     dry_run: bool = False
     fill: bool = False
     compare: str = IDENTITY
+    new_source: bool = False
     on_event: ByteCounter = field(default_factory=lambda: ByteCounter(ignore))
     watch: Stopwatch = field(default_factory=Stopwatch)
 
@@ -80,6 +85,7 @@ class CacheRun:
     """A run of ``command`` on ``cache``, which it has locked unless it is a dry run.
 
     ``config`` is what the cache remembers from now on, ``current`` the snapshot that the run began with.
+    ``previous_source`` is the source that the cache was a copy of, where this run takes another one.
     """
 
     command: str
@@ -87,6 +93,7 @@ class CacheRun:
     config: Config
     current: Snapshot | None
     options: RunOptions
+    previous_source: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +101,8 @@ class RunResult:
     """What a run did, or would do: its plan, the new snapshot if there is one, and how much the current one holds.
 
     ``table`` is the version of the table that the source is, ``newest`` what was taken of its partitions with
-    ``--newest``.
+    ``--newest``. ``skipped`` are the partitions that could not be taken. ``passed_over`` counts what was not taken of
+    the listing, None where nothing was listed.
     """
 
     plan: Plan
@@ -102,6 +110,8 @@ class RunResult:
     totals: Totals
     table: TableVersion | None = None
     newest: NewestPartitions | None = None
+    passed_over: PassedOver | None = None
+    skipped: tuple[SkippedPartition, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +121,11 @@ class SyncReport:
     File counts are of source files, ``fetched_bytes`` of what was downloaded, ``bytes``, ``rows``, ``files`` and
     ``row_groups`` of the snapshot that is current now (0 before the first one). ``shard`` is the node whose share is
     kept, like ``0/3``, or None; files that now belong to another node count as removed. ``version`` is that of the
-    Delta or Iceberg table that the source is, or None. With ``--newest``, the ``newest`` partitions of ``newest_of`` at
-    the source are taken, else both are None.
+    Delta or Iceberg table that the source is, or None. ``previous_source`` is the source of the run before, where the
+    cache was a copy of another one, else None. ``skipped`` are the partitions that could not be taken as they
+    are at the source. With ``--newest``, the ``newest`` partitions of ``newest_of`` at the source are taken, else both
+    are None. ``passed_over`` counts the files of the source that are not taken: ``hidden`` ones, ``other`` than
+    Parquet, and those that ``where`` leaves out; None where the source was not listed.
     """
 
     cache: str
@@ -135,10 +148,21 @@ class SyncReport:
     version: str | None = None
     newest: int | None = None
     newest_of: int | None = None
+    previous_source: str | None = None
+    skipped: tuple[SkippedPartition, ...] = ()
+    passed_over: PassedOver | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
         return asdict(self)
+
+    def raise_if_skipped(self) -> None:
+        """Raise PartitionsSkipped if partitions could not be taken."""
+        if self.skipped:
+            number = format_count(len(self.skipped), "partition")
+            named = ", ".join(item.partition for item in self.skipped[:3]) + (", ..." if len(self.skipped) > 3 else "")
+            advice = "the next sync tries again; correct the files at the source"
+            raise PartitionsSkipped(self.cache, f"{number} skipped: {named}", advice)
 
 
 def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
@@ -187,4 +211,7 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         version=None if result.table is None else result.table.version or None,
         newest=result.newest.taken if result.newest is not None else None,
         newest_of=result.newest.listed if result.newest is not None else None,
+        previous_source=run.previous_source,
+        skipped=result.skipped,
+        passed_over=result.passed_over,
     )

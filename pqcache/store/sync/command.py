@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pqcache.errors import UsageError, disk_errors
 from pqcache.events import Listed, OnEvent, Warned, ignore
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.arriving.publish_arriving import finish_publishing
-from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
+from pqcache.store.cache_directory import CacheDirectory, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import TIMEOUT, Source, may_give_only_sizes, version_of
 from pqcache.store.drivers.retries import RETRIES
@@ -23,6 +21,7 @@ from pqcache.store.manifest import TableVersion
 from pqcache.store.manifest_digest import Summary, digest_of_held, read_summary, table_digest
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.ownership import check_ownership
+from pqcache.store.pins import rolled_back_from
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import (
     IDENTITY,
@@ -40,11 +39,13 @@ from pqcache.store.sync.newest_files import NewestRule, newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import ContentMemory, read_memory
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
 from pqcache.store.sync.safety_checks import check_identities
+from pqcache.store.sync.source_and_cache import check_apart, check_order
+from pqcache.store.sync.source_change import changed_source, merged_config
 from pqcache.store.sync.source_modes import limit_to_source
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.tables.table_source import TableSource
-from pqcache.store.urls import check_url, is_secret, local_path, redact, remembered_url, url_scheme
+from pqcache.store.urls import redact
 from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import parse_count, parse_duration, parse_size
 
@@ -66,6 +67,7 @@ def sync(
     force: bool = False,
     hdfs_driver: str | None = None,
     checksum: bool | None = None,
+    skip_bad: bool | None = None,
     as_files: bool | None = None,
     all_files: bool | None = None,
     version: str | int | None = None,
@@ -77,13 +79,14 @@ def sync(
     dry_run: bool = False,
     fill: bool = False,
     compare: str = IDENTITY,
+    new_source: bool = False,
     on_event: OnEvent = ignore,
 ) -> SyncReport:
     """Make ``cache`` hold what ``source`` holds now and publish a new snapshot if anything changed.
 
     An option that is None is what the cache remembers from before. Options are remembered, except secrets and those
-    of one run (``force``, ``jobs``, ``retries``, ``timeout``, ``wait``, ``dry_run``, ``compare``). Sizes, durations
-    and counts are numbers (bytes, seconds) or text, like ``"128MB"``, ``"10m"`` and ``"8"``.
+    of one run (``force``, ``jobs``, ``retries``, ``timeout``, ``wait``, ``dry_run``, ``compare``, ``new_source``).
+    Sizes, durations and counts are numbers (bytes, seconds) or text, like ``"128MB"``, ``"10m"`` and ``"8"``.
 
     Args:
         source: URL or path of the dataset; or the cache alone, which repeats with the source it remembers.
@@ -105,6 +108,8 @@ def sync(
         force: drop them all the same.
         hdfs_driver: ``hdfs-native`` or ``hdfs3``.
         checksum: compare each download with the store's own checksum, where it has one; costs CPU.
+        skip_bad: keep the old version of a partition whose new files are damaged or have types that do not fit the
+            others', and publish the rest; ``report.skipped`` names them. Without an old version, it is left out.
         as_files: take all Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, also those that its log
             does not count; and those of a directory whose files are of another kind for the greater part.
         all_files: take every file that is not hidden, whatever its name; one that is not Parquet is an error.
@@ -118,6 +123,8 @@ def sync(
         dry_run: work out the report and change nothing.
         fill: let readers open the first snapshot of a cache while its files are fetched; what they want comes first.
         compare: ``"content"`` to compare unchanged files with the source by their bytes too, or by the store's MD5.
+        new_source: take another source than the one that the cache is a copy of, as when a table has moved. Without it
+            another source is refused; another spelling of the same is none.
         on_event: called with what happens, from several threads.
 
     >>> report = sync("lake/shop", "cache/shop", where="dt >= '2026-11-02'", force=True)
@@ -138,6 +145,7 @@ def sync(
         dry_run=dry_run,
         fill=fill,
         compare=compare,
+        new_source=new_source,
         on_event=ByteCounter(on_event),
     )
     changes = {
@@ -152,6 +160,7 @@ def sync(
         "max_delete": None if max_delete is None else str(max_delete),
         "hdfs_driver": hdfs_driver,
         "checksum": checksum,
+        "skip_bad": skip_bad,
         "as_files": as_files,
         "all_files": all_files,
         "version": None if version is None else str(version),
@@ -159,7 +168,7 @@ def sync(
     }
     url, place = (None, source) if cache is None else (os.fspath(source), cache)
     if url is not None:
-        _check_order(url, os.fspath(place))
+        check_order(url, os.fspath(place))
     target = CacheDirectory(cache_path(place))
     if url is None and not target.exists():
         raise UsageError(place, "not a pqcache yet", f"name the source too: pqcache sync SOURCE {place}")
@@ -181,18 +190,50 @@ class _Request:
 
 @dataclass(frozen=True, kw_only=True)
 class _CacheState:
-    """What a cache has: its snapshot, what it remembers, and what it will remember after this run."""
+    """What a cache has: its snapshot, what it remembers, and what it will remember after this run.
+
+    ``previous_source`` is the source that it is a copy of, where that is another one than this run's.
+    """
 
     current: Snapshot | None
     remembered: Config | None
     config: Config
+    previous_source: str | None
 
 
 def _read_state(request: _Request) -> _CacheState:
     cache = request.cache
     remembered = read_config(cache.path) if cache.exists() else None
-    config = updated(_merge(remembered, request.url, request.store_options), request.changes)
-    return _CacheState(current=cache.current() if cache.exists() else None, remembered=remembered, config=config)
+    config = updated(merged_config(remembered, request.url, request.store_options), request.changes)
+    current = cache.current() if cache.exists() else None
+    previous = changed_source(cache, current, remembered, config, request.run.new_source)
+    return _CacheState(current=current, remembered=remembered, config=config, previous_source=previous)
+
+
+def _run_of(request: _Request, state: _CacheState) -> CacheRun:
+    return CacheRun(
+        command="sync",
+        cache=request.cache,
+        config=state.config,
+        current=state.current,
+        options=request.run,
+        previous_source=state.previous_source,
+    )
+
+
+def _replaced_source(state: _CacheState) -> str | None:
+    """Return the source in whose place this run takes another one, also where it never got a file of it."""
+    if state.current is None and state.remembered is not None and state.remembered.source != state.config.source:
+        return redact(state.remembered.source)
+    return state.previous_source
+
+
+def _warn_of_changes(state: _CacheState, cache: CacheDirectory, on_event: OnEvent, published: bool) -> None:
+    """Say what a run has done that is no mere update: after a rollback, and to another source."""
+    if published and (was := rolled_back_from(cache.path, state.current)):
+        on_event(Warned(f"the cache was rolled back from {was}; what the source holds now is current again"))
+    if (was := _replaced_source(state)) is not None:
+        on_event(Warned(f"the source was {was} and is {redact(state.config.source)} from now on"))
 
 
 def _sync(request: _Request, stack: ExitStack) -> SyncReport:
@@ -204,10 +245,10 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
         stack.enter_context(cache.lock(options.wait, options.on_event))
         finish_publishing(cache)
     state = _read_state(request)  # read under the lock: a run that was waited for may have changed it
-    _check_apart(state.config.source, cache.path)
+    check_apart(state.config.source, cache.path)
     source = _open(request, state.config)
     stack.callback(source.close)
-    run = CacheRun(command="sync", cache=cache, config=state.config, current=state.current, options=options)
+    run = _run_of(request, state)
     if (known := _known_result(run, state, source)) is not None:
         return finish_run(run, known)
     memory = read_memory(cache.path)
@@ -221,7 +262,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
             state = _read_state(request)
             list_it = _lister(request, state, source, memory)
             listing = list_it(options.on_event)
-            run = replace(run, config=state.config, current=state.current)
+            run = _run_of(request, state)
     if state.current is None and arriving_snapshots(cache):  # what a killed run has left is continued in its way
         run = replace(run, options=replace(options, fill=True))
     key = listing_key(source, state.config)  # of what was listed: the run may read a newer version later
@@ -235,9 +276,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
             remember_listing(cache.path, key, source, listing)
         if state.config != state.remembered:
             write_config(cache.path, state.config)
-        if state.remembered is not None and state.remembered.source != state.config.source:
-            was, now = redact(state.remembered.source), redact(state.config.source)
-            options.on_event(Warned(f"the source was {was} and is {now} from now on"))
+        _warn_of_changes(state, cache, options.on_event, bool(result.published))
     report = finish_run(run, result)
     is_raw = bool(result.published) and not result.plan.recipe.rewrite
     if run.options.fill and state.current is None and is_raw and state.config.rewrite() is not None:
@@ -320,7 +359,8 @@ def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: Lis
         table = table_digest(version_of(source))
         summary = _unchanged(run.current, listing.sources, recipe, run.config.shard, table)
     if summary is not None:
-        return _nothing_to_do(summary, recipe, version_of(source), listing.newest)
+        result = _nothing_to_do(summary, recipe, version_of(source), listing.newest)
+        return replace(result, passed_over=listing.passed_over)
     from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above
 
     return sync_changes(run, source, listing, list_again)
@@ -346,36 +386,3 @@ def _unchanged(current: Snapshot, sources: str, recipe: Recipe, shard: str | Non
         return None
     same = summary.sources == sources and summary.held == digest_of_held(current.path)
     return summary if same else None
-
-
-def _merge(remembered: Config | None, source: str | None, options: Mapping[str, str] | None) -> Config:
-    """Return the configuration with the source and its options, as it is remembered from now on, without secrets."""
-    known = {k: v for k, v in (options or {}).items() if not is_secret(k)}
-    if source is None:
-        assert remembered is not None
-        return replace(remembered, options={**remembered.options, **known})
-    check_url(source)
-    shown = remembered_url(source)
-    if remembered is not None and remembered.source == shown:
-        known = {**remembered.options, **known}
-    return replace(remembered or Config(source=shown), source=shown, options=known)
-
-
-def _check_order(source: str, cache: str) -> None:
-    """Raise UsageError where the source was named as the cache, and the cache as the source."""
-    scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):/", cache)  # Path makes one slash of two
-    if scheme is not None and url_scheme(source) in ("", "file"):
-        subject, reason = f"{scheme[1]}://...", "a cache is a local directory"
-    elif cache_at(source) is not None and os.path.isdir(cache) and cache_at(cache) is None:
-        subject, reason = source, f"is a pqcache, and {cache} is none"
-    else:
-        return
-    raise UsageError(subject, reason, "are the two the wrong way round? It is 'pqcache sync SOURCE CACHE'")
-
-
-def _check_apart(source: str, cache: Path) -> None:
-    if url_scheme(source) in ("", "file"):
-        path = Path(local_path(source)).resolve()
-        ours = cache.resolve()
-        if path == ours or ours in path.parents or path in ours.parents:
-            raise UsageError(cache, f"lies in its source {path}, or holds it", "name another directory")

@@ -38,8 +38,8 @@ def compare_content(
     compared with the recorded one.
     """
     known = {file.path: file for file in listed}
-    copies = [(entry, known[entry.path]) for entry in entries if _is_copy(entry) and entry.path in known]
-    copies = [(entry, file) for entry, file in copies if entry.sources[0].identity.is_still(file.identity)]
+    found = ((entry, known.get(entry.sources[0].path)) for entry in entries if _is_copy(entry))
+    copies = [(entry, file) for entry, file in found if file and entry.sources[0].identity.is_still(file.identity)]
     options.on_event(Started("compare", sum(entry.size for entry, _ in copies)))
 
     def differs(entry: FileEntry, file: SourceFile) -> bool:
@@ -53,17 +53,16 @@ def compare_content(
         options.on_event(Advanced("compare", entry.size))
         return not same
 
-    found = in_parallel([partial(differs, entry, file) for entry, file in copies], options.jobs)
+    different = in_parallel([partial(differs, entry, file) for entry, file in copies], options.jobs)
     return Comparison(
-        frozenset(entry.path for (entry, _), different in zip(copies, found, strict=True) if different),
+        frozenset(entry.path for (entry, _), differ in zip(copies, different, strict=True) if differ),
         frozenset(entry.path for entry in entries if not _is_copy(entry)),
     )
 
 
 def _is_copy(entry: FileEntry) -> bool:
     """Return whether an entry has the bytes of one source file."""
-    copied = [file.path for file in entry.sources if not file.identity.is_shaped]
-    return not entry.recipe and copied == [entry.path]
+    return not entry.recipe and len(entry.sources) == 1 and not entry.sources[0].identity.is_shaped
 
 
 def _checksum_at(source: Source, file: SourceFile) -> str:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import logging
-import os
-import stat
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pqcache.errors import DamagedError, ParquetError, PqcacheError, SourceIncomplete, UsageError
 from pqcache.events import Listed, OnEvent, Warned
+from pqcache.store.cached_paths import SUFFIX
 from pqcache.store.config import write_config
 from pqcache.store.drivers.base import Source, lists_one_version, version_of
 from pqcache.store.hive import parent
 from pqcache.store.layout import SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, Totals
 from pqcache.store.manifest_digest import table_digest
-from pqcache.store.ownership import is_own, is_trusted_cache
 from pqcache.store.shard import owners, parse_shard
 from pqcache.store.snapshot import Snapshot
+from pqcache.store.sync.bad_partitions import BadPartitions, skipped_partitions, with_old_versions
 from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import IDENTITY, CacheRun, RunResult
 from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.download_file import Vanished
 from pqcache.store.sync.fill.obstacle import NeedsRewriting, obstacle
+from pqcache.store.sync.held_files import find_unusable
 from pqcache.store.sync.listing import Listing, ListSource, digest_of_shares
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
 from pqcache.store.sync.safety_checks import (
@@ -60,7 +60,8 @@ class _Attempt:
     """An attempt to publish what ``listing`` has.
 
     ``manifest`` and ``intact`` are what `_read_current` returns, ``rules`` those of the moment the run began: files
-    that are written while it runs are young in each of its listings. ``comparison`` is what `compare_content` found.
+    that are written while it runs are young in each of its listings. ``comparison`` is what `compare_content` found,
+    and ``skipped`` has the partition directories whose old versions are kept, each with what is wrong with the new one.
     """
 
     run: CacheRun
@@ -71,6 +72,7 @@ class _Attempt:
     intact: bool
     rules: WaitRules
     comparison: Comparison
+    skipped: Mapping[str, PqcacheError] = field(default_factory=dict)
 
     def publish(self) -> RunResult:
         """Publish a new snapshot if anything has changed; raises _ListingDiffers if the source does so meanwhile."""
@@ -80,22 +82,21 @@ class _Attempt:
         manifest = self._tagged_manifest()
         fills = self._fills()
         recipe = Recipe(listing.subset.recipe) if fills else recipe_for(config, listing.subset.recipe)
-        files = files_to_sync(listing, self.rules, manifest)
+        files = self._files_of(listing, manifest)
         plan = plan_for(run, listing, files, manifest, recipe, self.comparison)
         digest = digest_of_shares(listing, config.shard, self.rules, self.source.url)
         guarded = manifest is not None and not run.options.force
         if manifest is not None and guarded:
             self._check_deletions(plan, manifest, files)
         if not plan.directories:
-            raise SourceIncomplete(self.source.url, "every file there has to wait", "nothing was published")
+            reason = SourceIncomplete(self.source.url, "every file there has to wait", "nothing was published")
+            raise next(iter(self.skipped.values()), reason)  # nothing that is skipped has an old version
         if not dry_run and run.current is None:  # so that a first run that fails can be repeated by the cache's name
             write_config(run.cache.path, config)
         table = version_of(self.source)
-        same = manifest is not None and (manifest.shard, manifest.listing, table_digest(manifest.table)) == (
-            config.shard,
-            digest,
-            table_digest(table),
-        )
+        now = (config.shard, digest, table_digest(table))
+        same = manifest is not None and (manifest.shard, manifest.listing, table_digest(manifest.table)) == now
+        same = same and (manifest is self.manifest or _source_paths(manifest) == _source_paths(self.manifest))
         if dry_run or (plan.nothing_to_do and run.current is not None and self.intact and same):
             totals = manifest.totals if manifest is not None else Totals()
             return RunResult(plan=plan, published=None, totals=totals)
@@ -111,7 +112,8 @@ class _Attempt:
                 uncompared = self._moved(plan) | listing.outside | _fetched_otherwise(manifest, recipe)
                 check_rows(entries, manifest.files, uncompared, self.source.url, config.max_delete)
 
-        origin = Origin(source=self.source, subset=listing.subset, confirm=confirm)
+        skips = config.skip_bad and not fills
+        origin = Origin(source=self.source, subset=listing.subset, confirm=confirm, skip_bad=skips)
         if fills:
             from pqcache.store.sync.fill.snapshot import fill_snapshot  # and pyarrow.compute, which few syncs need
 
@@ -139,7 +141,7 @@ class _Attempt:
         """List the source again; raises _ListingDiffers where that gives other files than ``files``."""
         on_event = self.run.options.on_event
         now = self.list_again(lambda event: None if isinstance(event, Listed | Warned) else on_event(event))
-        differing = set(files) ^ set(files_to_sync(now, self.rules, manifest))
+        differing = set(files) ^ set(self._files_of(now, manifest))
         if differing or now.subset.recipe != self.listing.subset.recipe:
             path = min((file.path for file in differing), default="")
             log.debug("the source has changed since it was listed: %s", path)
@@ -150,8 +152,34 @@ class _Attempt:
         manifest = self._tagged_manifest()
         if isinstance(error, Vanished) and isinstance(self.source, TableSource):
             self.source.take_newer()  # what the version had was removed, but a newer one may be complete
-        self.check_unchanged(manifest, files_to_sync(self.listing, self.rules, manifest))
+        self.check_unchanged(manifest, self._files_of(self.listing, manifest))
         raise error
+
+    def publish_good(self) -> RunResult:
+        """Publish as `publish`, and leave out the new files of partitions that cannot be taken."""
+        attempt = self
+        while True:
+            try:
+                result = attempt.publish()
+            except BadPartitions as bad:
+                if bad.errors.keys() <= attempt.skipped.keys():
+                    raise next(iter(bad.errors.values())) from bad
+                manifest = attempt._tagged_manifest()
+                attempt.check_unchanged(manifest, attempt._files_of(attempt.listing, manifest))
+                log.debug("partitions are skipped: %s", bad)
+                attempt = replace(attempt, skipped={**attempt.skipped, **bad.errors})
+                continue
+            held = () if self.manifest is None else self.manifest.files
+            skipped = skipped_partitions(attempt.skipped, held)
+            for item in skipped:
+                what = "its old version is kept" if item.kept else "left out, as there is no old version"
+                self.run.options.on_event(Warned(f"partition {item.partition}: {what}: {item.reason}"))
+            return replace(result, skipped=skipped)
+
+    def _files_of(self, listing: Listing, manifest: Manifest | None) -> list[SourceFile]:
+        """Return the source files of a snapshot of ``listing``, with old versions of partitions that are skipped."""
+        held = () if manifest is None else manifest.files
+        return with_old_versions(files_to_sync(listing, self.rules, manifest), held, self.skipped)
 
     def _tagged_manifest(self) -> Manifest | None:
         return None if self.manifest is None else with_tags(self.manifest, self.listing.files)
@@ -206,7 +234,9 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
     for number in range(NEW_LISTINGS + 1):
         try:
             try:
-                return replace(attempt.publish(), newest=attempt.listing.newest, table=version_of(source))
+                done, listed = attempt.publish_good(), attempt.listing
+                table = version_of(source)
+                return replace(done, newest=listed.newest, table=table, passed_over=listed.passed_over)
             except (Vanished, ParquetError) as error:
                 attempt.check_unchanged_after(error)
         except _ListingDiffers as differs:
@@ -228,10 +258,14 @@ def _check_still_table(run: CacheRun, source: Source, manifest: Manifest | None)
     held = None if manifest is None else manifest.table
     if manifest is None or held is None or not held.version or version_of(source) is not None:
         return
-    if run.config.as_files or manifest.source != redact(run.config.source):
+    if run.config.as_files or run.previous_source is not None:
         return
     reason = f"has no log of a table any more, and the cache holds {held}"
     raise UsageError(source.url, reason, "put the log back, or take the files as they are with --as-files")
+
+
+def _source_paths(manifest: Manifest | None) -> set[str]:
+    return set() if manifest is None else {file.path for entry in manifest.files for file in entry.sources}
 
 
 def _fetched_otherwise(manifest: Manifest, recipe: Recipe) -> frozenset[str]:
@@ -260,17 +294,22 @@ def files_to_sync(listing: Listing, rules: WaitRules, manifest: Manifest | None)
 
 
 def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
-    """Return ``manifest`` with the tags that unchanged source files have in a listing.
+    """Return ``manifest`` with the tags and paths that unchanged source files have in a listing.
 
-    Snapshots of earlier versions have no tags of local files; they get them without being fetched again.
+    Snapshots of earlier versions have no tags of local files; they get them without being fetched again. So do files of
+    another cache whose names have got a suffix there since.
     """
     listed = {file.path: file for file in files}
-    held = (file for entry in manifest.files for file in entry.sources)
-    if all(file.identity.tag for file in held) and all(file.identity.tag for file in listed.values()):
+    held = [file for entry in manifest.files for file in entry.sources]
+    known = all(file.identity.tag for file in held) and all(file.identity.tag for file in listed.values())
+    if known and all(file.path in listed or file.path + SUFFIX not in listed for file in held):
         return manifest  # an equal tag is the same already
 
     def tagged(file: SourceFile) -> SourceFile:
-        now = listed.get(file.path, file)
+        now = listed.get(file.path)
+        if now is None:
+            now = listed.get(file.path + SUFFIX, file)
+            return now if file.identity.tag and file.identity == now.identity else file
         return now if file.identity != now.identity and file.identity.is_still(now.identity) else file
 
     def retagged(entry: FileEntry) -> FileEntry:
@@ -306,7 +345,8 @@ def plan_for(
         owner = owners(listing.files, shard.nodes)
         files = [file for file in files if owner.get(file.path, shard.node) == shard.node]
     plan = plan_sync(files, held, recipe, damaged | comparison.differing | comparison.uncompared)
-    found = comparison.differing.intersection(file.path for file in files).difference(plan.changed)
+    differing = {entry.sources[0].path for entry in held if entry.path in comparison.differing}
+    found = differing.intersection(file.path for file in files).difference(plan.changed)
     return replace(plan, changed=(*plan.changed, *sorted(found)), unchanged=plan.unchanged - len(found))
 
 
@@ -330,42 +370,3 @@ def _read_current(current: Snapshot | None, on_event: OnEvent) -> tuple[Manifest
         on_event(Warned(f"{error}; it is built again"))
         return manifest, False
     return manifest, True
-
-
-def find_damaged(snapshot: Snapshot, entries: Sequence[FileEntry]) -> frozenset[str]:
-    """Return the paths of entries that are missing, of another size than recorded, or reached by a link."""
-    return find_unusable(snapshot, entries)[0]
-
-
-def find_unusable(snapshot: Snapshot, entries: Sequence[FileEntry]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the paths of damaged entries, as `find_damaged`, and of those that others can change.
-
-    These are the ones that others than trusted users own, can write to, or can replace.
-    """
-    root, trusted = str(snapshot.path), is_trusted_cache(snapshot.path.parent.parent)
-    known: dict[str, tuple[bool, bool]] = {"": (True, True)}  # of directories: whether they are real, and ours
-    damaged, foreign = set(), set()
-
-    def look_at(directory: str) -> tuple[bool, bool]:
-        if directory not in known:
-            real, ours = look_at(parent(directory))
-            try:
-                status = os.lstat(f"{root}/{directory}")
-            except OSError:  # what is missing is nobody's
-                known[directory] = real, ours
-            else:
-                known[directory] = real and not stat.S_ISLNK(status.st_mode), ours and (trusted or is_own(status))
-        return known[directory]
-
-    for entry in entries:
-        real, ours = look_at(parent(entry.path))
-        try:
-            status = os.lstat(f"{root}/{entry.path}")
-        except OSError:
-            damaged.add(entry.path)
-        else:
-            if not (real and stat.S_ISREG(status.st_mode) and status.st_size == entry.size):
-                damaged.add(entry.path)
-            if not (ours and (trusted or is_own(status))):
-                foreign.add(entry.path)
-    return frozenset(damaged), frozenset(foreign)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
@@ -18,7 +18,14 @@ from pqcache.store.shard import listing_digest, owners, parse_shard
 from pqcache.store.sync.download.subset import Subset, select_subset
 from pqcache.store.sync.parquet_detection import ContentMemory, FileMoved, parquet_by_content
 from pqcache.store.sync.safety_checks import WaitRules, check_listing, files_to_take
-from pqcache.store.tables.data_files import FileRules, check_passed_over, divide_listing
+from pqcache.store.tables.data_files import (
+    FileRules,
+    PassedOver,
+    check_passed_over,
+    count_passed_over,
+    divide_listing,
+    without_other_snapshots,
+)
 from pqcache.store.tables.table_format import check_above, check_tables
 from pqcache.units import format_count
 
@@ -26,17 +33,19 @@ _TRIES = 4  # of a listing whose files change before they are looked into
 MAX_FILES = 10_000_000  # of a source, so that a listing without end is an error before the memory is full
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Listing:
     """The Parquet files to take, the paths of everything at the source, and what to take of each file.
 
     With ``--newest``, ``newest`` says which partitions are left out; the files of these are not in ``files``.
+    ``passed_over`` counts the files that are not taken for other reasons.
     """
 
     files: list[SourceFile]
     paths: list[str]
     subset: Subset
     newest: NewestPartitions | None = None
+    passed_over: PassedOver = field(default_factory=PassedOver)
 
     @cached_property
     def sources(self) -> str:
@@ -82,11 +91,13 @@ def list_source(
     if not files:
         others = f" among its {len(found):,} files" if found else ""
         raise SourceIncomplete(source.url, f"no Parquet file{others}", "check the URL and what wrote it")
-    files, subset = select_subset(source, files, where, columns)
-    if not files:
+    chosen, subset = select_subset(source, files, where, columns)
+    if not chosen:
         raise SourceIncomplete(source.url, f"no partition satisfies --where {where!r}")
-    on_event(Listed(len(files), sum(file.identity.size for file in files)))
-    return Listing(files, [file.path for file in found], subset)
+    on_event(Listed(len(chosen), sum(file.identity.size for file in chosen)))
+    passed_over = replace(count_passed_over(found, files), where=len(files) - len(chosen))
+    paths = [file.path for file in found]
+    return Listing(files=chosen, paths=paths, subset=subset, passed_over=passed_over)
 
 
 def _all_files(source: Source, on_event: OnEvent, retries: int) -> list[SourceFile]:
@@ -120,6 +131,8 @@ def dataset_files(
     if not rules.as_files:
         check_above(source.url)
         check_tables((file.path for file in found), source.url)
+    else:
+        found = without_other_snapshots(found)
     files = divide_listing(found, rules)
     if not (files.unknown or files.other or files.unfinished):
         return list(files.taken)

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
+from pqcache.store.gc import old_snapshots
 from pqcache.store.hive import parent
 from pqcache.store.layout import LEASE
 from pqcache.store.newest import FREE, FreeSpace, Newest, newest_partitions, parse_newest
+from pqcache.store.pins import read_kept
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.listing import Listing
 from pqcache.store.sync.safety_checks import WaitRules, files_to_take, wait_rules
@@ -93,9 +95,10 @@ def _free_space(cache: CacheDirectory, current: Snapshot | None, keep: int) -> i
     free += sum(_bytes(status) for status in left if status.st_nlink == 1)
     if current is None or keep == 1:
         return free
-    older = [snapshot.path for snapshot in cache.snapshots() if snapshot.number < current.number][1 - keep :]
+    older = [snapshot.path for snapshot in old_snapshots(cache, current)][1 - keep :]
+    pinned = [cache.snapshots_dir / snapshot for snapshot in read_kept(cache.path).pins]
     kept = {status.st_ino: _bytes(status) for status in _files(older)}
-    shared = {status.st_ino for status in _files([current.path])}
+    shared = {status.st_ino for status in _files([current.path, *pinned])}
     return free + sum(size for inode, size in kept.items() if inode not in shared)
 
 

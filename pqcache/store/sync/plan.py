@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import TypeVar
 
 from pqcache.parquet.rewrite.options import canonical_json, shuffle_of
+from pqcache.store.cached_paths import cached_paths
 from pqcache.store.config import Config
 from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, SourceFile
@@ -78,18 +79,27 @@ class Input:
         return self.file.identity.size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DirectoryPlan:
     """What happens to one partition directory.
 
     ``keep`` is linked from the current snapshot, ``copy`` is copied from the source as it is, and
-    ``rewrite`` is what the directory is rewritten from, in row order.
+    ``rewrite`` is what the directory is rewritten from, in row order. ``renamed`` has the new path of each kept file
+    that gets another one.
     """
 
     directory: str
     keep: tuple[FileEntry, ...] = ()
     copy: tuple[SourceFile, ...] = ()
     rewrite: tuple[Input, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def kept(self) -> list[tuple[FileEntry, FileEntry]]:
+        """The entries of the kept files: as they are held, and as they will be."""
+        if not self.renamed:
+            return [(entry, entry) for entry in self.keep]
+        return [(e, replace(e, path=self.renamed[e.path]) if e.path in self.renamed else e) for e in self.keep]
 
     @property
     def downloads(self) -> list[SourceFile]:
@@ -101,7 +111,8 @@ class DirectoryPlan:
 class Plan:
     """What happens to every partition directory, and how many source files that concerns.
 
-    ``added``, ``changed``, ``removed`` and ``unchanged`` count source files.
+    ``added``, ``changed``, ``removed`` and ``unchanged`` count source files. ``paths`` has the path in the cache of
+    each source file that has another one there.
     """
 
     directories: tuple[DirectoryPlan, ...]
@@ -110,6 +121,11 @@ class Plan:
     changed: tuple[str, ...]
     removed: tuple[str, ...]
     unchanged: int
+    paths: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def path_of(self, file: SourceFile) -> str:
+        """Return the path in the cache of a copy of ``file``."""
+        return self.paths.get(file.path, file.path)
 
     @property
     def downloads(self) -> list[SourceFile]:
@@ -153,9 +169,13 @@ def plan_sync(
     before: dict[str, SourceFile] = {f.path: f for entry in entries for f in entry.sources}
     after = {file.path: before[file.path] if before.get(file.path) == file else file for file in listing}
     # from here on equal files are one object, which is compared in no time
-    held_by_directory = _by_directory(entries)
+    held_by_directory, paths = _by_directory(entries), cached_paths(after)
     directories = tuple(
-        _plan_directory(directory, tuple(files), held_by_directory.get(directory, []), recipe, damaged, others)
+        _renamed(
+            _plan_directory(directory, tuple(files), held_by_directory.get(directory, []), recipe, damaged, others),
+            recipe,
+            paths,
+        )
         for directory, files in sorted(_by_directory(sorted(after.values(), key=_path)).items())
     )
     return Plan(
@@ -165,7 +185,20 @@ def plan_sync(
         changed=tuple(path for path, file in after.items() if path in before and before[path] is not file),
         removed=tuple(path for path in before if path not in after),
         unchanged=sum(1 for path, file in after.items() if before.get(path) is file),
+        paths=paths,
     )
+
+
+def _renamed(plan: DirectoryPlan, recipe: Recipe, paths: Mapping[str, str]) -> DirectoryPlan:
+    """Return ``plan`` with new paths for kept files that do not have those which new ones would have.
+
+    Early versions kept the names of source files, and a name may belong to another file now.
+    """
+    if recipe.rewrite:
+        return replace(plan, renamed=found) if (found := cached_paths(entry.path for entry in plan.keep)) else plan
+    wanted = ((entry.path, entry.sources[0].path) for entry in plan.keep if entry.sources)
+    found = {path: paths.get(source, source) for path, source in wanted if path != paths.get(source, source)}
+    return replace(plan, renamed=found) if found else plan
 
 
 def _by_directory(files: Iterable[_Located]) -> dict[str, list[_Located]]:
@@ -196,7 +229,7 @@ def _plan_directory(
     intact = not any(entry.path in damaged for entry in entries)
     complete = intact and {f for entry in entries for f in entry.sources} == set(files) and bool(entries)
     if complete and all(entry.recipe == recipe.text and entry.path not in others for entry in entries):
-        return DirectoryPlan(directory, keep=tuple(entries))
+        return DirectoryPlan(directory=directory, keep=tuple(entries))
     downloaded = [entry for entry in entries if recipe_of(entry.recipe).subset == recipe.subset]
     seed = shuffle_of(recipe.rewrite)
     ordered = [entry for entry in downloaded if shuffle_of(recipe_of(entry.recipe).rewrite) is None]
@@ -205,15 +238,15 @@ def _plan_directory(
         downloaded = ordered  # the order of shuffled rows is lost
     usable = _single_source(downloaded, damaged)
     if not recipe.rewrite:
-        plain = {f: e for f, e in usable.items() if e.recipe == recipe.text and e.path == f.path}
+        plain = {f: e for f, e in usable.items() if e.recipe == recipe.text}
         return DirectoryPlan(
-            directory,
+            directory=directory,
             keep=tuple(plain[file] for file in files if file in plain),
             copy=tuple(file for file in files if file not in plain),
         )
     if complete and len(downloaded) == len(entries):  # nothing is lost, so rewritten files are as good as sources
-        return DirectoryPlan(directory, rewrite=tuple(Input(None, entry) for entry in entries))
-    return DirectoryPlan(directory, rewrite=tuple(Input(file, usable.get(file)) for file in files))
+        return DirectoryPlan(directory=directory, rewrite=tuple(Input(None, entry) for entry in entries))
+    return DirectoryPlan(directory=directory, rewrite=tuple(Input(file, usable.get(file)) for file in files))
 
 
 def _single_source(entries: Sequence[FileEntry], damaged: frozenset[str]) -> dict[SourceFile, FileEntry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from pqcache.errors import DamagedError
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import Source
 from pqcache.store.hive import partition_values
@@ -17,6 +19,7 @@ from pqcache.store.manifest import FileEntry, SnapshotMetadata, SourceFile
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA
 from pqcache.store.snapshot import Snapshot
+from pqcache.store.sync.bad_partitions import Blame, blame, blame_nobody, clashes_by_partition
 from pqcache.store.sync.cache_run import ByteCounter, CacheRun
 from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.plan import DirectoryPlan, Plan
@@ -32,12 +35,14 @@ class Origin:
     """Where files are downloaded from, and what is taken of each.
 
     ``confirm`` is called with the entries of the new snapshot when all of them are downloaded and rewritten; what it
-    raises keeps the snapshot from being published.
+    raises keeps the snapshot from being published. With ``skip_bad``, BadPartitions is raised for files that cannot be
+    taken.
     """
 
     source: Source
     subset: Subset
     confirm: Callable[[Sequence[FileEntry]], None]
+    skip_bad: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +87,24 @@ class SnapshotJob:
     def on_event(self) -> ByteCounter:
         """Called with what happens."""
         return self.run.options.on_event
+
+    @property
+    def blame(self) -> Blame:
+        """Makes a context in which what is wrong with files is an error about their partition, where that is wanted."""
+        return blame if self.origin is not None and self.origin.skip_bad else blame_nobody
+
+    def clashes_by_partition(self, root: str = "") -> AbstractContextManager[None]:
+        """Return a context in which a clash of types names the partition that it is in, of those that are new."""
+        if self.origin is None:
+            return nullcontext()
+        new = {plan.directory for plan in self.plan.directories if plan.downloads}
+        return clashes_by_partition(new, self._schema_before, root, skip=self.origin.skip_bad)
+
+    def _schema_before(self) -> pa.Schema | None:
+        try:
+            return None if self.previous is None else self.previous.index().data_schema
+        except DamagedError:
+            return None
 
     def file_key(self, file: SourceFile) -> str:
         """Return the name by which a later run finds what is downloaded of ``file``."""

@@ -14,6 +14,7 @@ from operator import and_
 from pathlib import Path
 from typing import cast
 
+from pqcache.store.cached_paths import cached_paths
 from pqcache.store.drivers.base import LocalFiles, Source
 from pqcache.store.hive import parent
 from pqcache.store.layout import LEASE
@@ -23,7 +24,7 @@ from pqcache.system.disk import limit_mode
 
 @dataclass(frozen=True)
 class _Allowed:
-    """The bits for reading that files of one group may have: by source file, by directory, and those of metadata."""
+    """The bits for reading that files of one group may have: by path, by directory, and those of metadata."""
 
     of_file: Mapping[str, int]
     of_directory: Mapping[str, int]
@@ -83,4 +84,5 @@ def _allowed(modes: Mapping[str, int]) -> _Allowed:
     of_directory: dict[str, int] = {}
     for path, mode in modes.items():
         of_directory[parent(path)] = of_directory.get(parent(path), 0o444) & mode
-    return _Allowed(modes, of_directory, reduce(and_, of_directory.values(), 0o444))
+    of_file = {**modes, **{new: modes[path] for path, new in cached_paths(modes).items()}}
+    return _Allowed(of_file, of_directory, reduce(and_, of_directory.values(), 0o444))

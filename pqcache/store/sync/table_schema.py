@@ -159,9 +159,9 @@ class SchemaSet:
         try:
             self.schema = merge_schemas([*before, (name, as_lists(schema.remove_metadata()))])
         except ParquetError:
-            merge_schemas(
-                [(name, as_lists(schema)) for name, schema in self.distinct.values()]
-            )  # which names the two files
+            named = [(name, as_lists(schema)) for name, schema in self.distinct.values()]
+            del self.distinct[key]
+            merge_schemas(named)  # which names the two files
             raise
 
 

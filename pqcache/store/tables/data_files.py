@@ -8,12 +8,13 @@ a table of which half would be passed over is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from pqcache.errors import UsageError
-from pqcache.store.hive import is_hidden, is_hidden_directory
+from pqcache.store.hive import is_hidden, is_hidden_directory, parent
+from pqcache.store.layout import ARRIVING, CONFIG, CONTENT, HISTORY, LISTED, LOCK
 from pqcache.store.manifest import SourceFile
 from pqcache.store.urls import printable
 from pqcache.units import format_count
@@ -21,6 +22,7 @@ from pqcache.units import format_count
 MAGIC = (b"PAR1", b"PARE")  # at both ends of a file; the second where its footer is encrypted
 MIN_SIZE = 12  # bytes of a Parquet file without a column
 
+_OF_CACHES = ("CACHEDIR.TAG", CONFIG, CONTENT, HISTORY, LISTED, LOCK)
 _PARQUET = frozenset({"parquet", "parq", "pq"})
 _OTHER_DATA = frozenset(  # kinds that engines write the rows of a table in
     {
@@ -94,6 +96,53 @@ def file_kind(path: str) -> FileKind:
     if (dot and suffix in _NO_DATA) or name.lower() in _NO_DATA_NAMES:
         return FileKind.NO_DATA
     return FileKind.UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassedOver:
+    """How many files of a source are not taken.
+
+    Attributes:
+        hidden: those that Hadoop's readers skip.
+        other: those that are not Parquet, are not finished, or hold no rows.
+        where: Parquet files of partitions that ``--where`` leaves out.
+    """
+
+    hidden: int = 0
+    other: int = 0
+    where: int = 0
+
+
+def count_passed_over(found: Sequence[SourceFile], taken: Sequence[SourceFile]) -> PassedOver:
+    """Return how many of the files that were ``found`` are not ``taken``; both are in the same order."""
+    if len(found) == len(taken):
+        return PassedOver()
+    hidden, left = 0, iter(taken)
+    following = next(left, None)
+    for file in found:
+        if file is following:
+            following = next(left, None)
+        elif file_kind(file.path) is FileKind.HIDDEN:
+            hidden += 1
+    return PassedOver(hidden=hidden, other=len(found) - len(taken) - hidden)
+
+
+def without_other_snapshots(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """Return ``files`` with one snapshot of each cache among them: the current one, or the last.
+
+    The others, and what is arriving or in work, have the same rows; the rest of a cache are metadata.
+    """
+    roots = [parent(file.path) for file in files if file.path.rpartition("/")[2] == CONFIG]
+    left = list(files)
+    for prefix in [f"{root}/" if root else "" for root in roots]:
+        inside = [file.path[len(prefix) :].split("/") for file in left if file.path.startswith(prefix)]
+        last = max((names[1] for names in inside if names[0] == "snapshots" and len(names) > 2), default="")
+        kept = "current/" if any(names[0] == "current" for names in inside) else f"snapshots/{last}/"
+        if kept == "snapshots//":
+            continue
+        ours = tuple(f"{prefix}{name}" for name in ("current/", "snapshots/", f"{ARRIVING}/", "tmp/", *_OF_CACHES))
+        left = [file for file in left if file.path.startswith(prefix + kept) or not file.path.startswith(ours)]
+    return left
 
 
 def is_magic(data: bytes) -> bool:

@@ -16,7 +16,7 @@ from pqcache.store.tables.table import Table, TableListing
 from pqcache.store.tables.table_format import LOGS, is_log, refuse_part
 from pqcache.store.tables.table_log import MOVED, OpenOptions, TableLog, log_state
 from pqcache.store.tables.table_source import TableSource, table_source
-from pqcache.store.urls import check_url, redact, url_scheme
+from pqcache.store.urls import check_url, redact, url_scheme, with_usual_scheme
 
 _NEVER_TABLES = (".parquet", ".parq", ".pq")  # how the URL of one file ends
 _ICEBERG_METADATA = (".metadata.json", ".metadata.json.gz")
@@ -57,6 +57,7 @@ def open_table(url: str, options: OpenOptions) -> Source:
         UsageError: an unknown scheme or option, a missing extra, or a version of what has none.
         SourceError: the store cannot be asked.
     """
+    url = with_usual_scheme(url)
     open_catalog = _catalogs().get(url_scheme(url))
     if open_catalog is not None:
         check_url(url)

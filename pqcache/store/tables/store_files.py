@@ -8,9 +8,7 @@ from threading import Lock
 from urllib.parse import urlsplit
 
 from pqcache.store.drivers.base import Source
-from pqcache.store.urls import local_path, url_scheme
-
-_ALIASES = {"s3a": "s3", "s3n": "s3"}
+from pqcache.store.urls import local_path, url_scheme, with_usual_scheme
 
 
 class StoreFiles:
@@ -75,7 +73,7 @@ def usual_url(url: str) -> str:
         return f"hdfs://{url.removeprefix('hdfs:')}"
     if scheme == "file" or url.startswith("file:/"):
         return os.path.abspath(local_path(url if scheme else "file://" + url.removeprefix("file:")))
-    return f"{_ALIASES[scheme]}{url[url.index('://') :]}" if scheme in _ALIASES else url
+    return with_usual_scheme(url)
 
 
 def _root_and_path(url: str) -> tuple[str, str]:

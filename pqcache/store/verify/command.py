@@ -15,12 +15,13 @@ from typing import Any
 from pqcache.errors import DamagedError, PqcacheError, UsageError
 from pqcache.events import Advanced, Damaged, OnEvent, Started, ignore
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.history import skipped_in
 from pqcache.store.keys.lookup import KEYS, check_key_index, columns_indexed, command_for, directory_of
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import IDENTITY, ByteCounter, RunOptions
-from pqcache.store.sync.incremental import find_damaged
+from pqcache.store.sync.held_files import find_damaged
 from pqcache.store.verify.repair import changes_at_source
 from pqcache.store.verify.repair import repair as repair_snapshot
 from pqcache.store.verify.supervised_process import Answer, Checker, Request, ask_all
@@ -50,6 +51,7 @@ class VerifyReport:
     source files that the source does not have as the cache does (None without ``source``). ``unread`` maps columns
     that the second engine could not read to the reason. ``repaired`` is the new snapshot if one was made; then
     ``damage`` is what was found before, and ``left`` what is still wrong in the new one.
+    ``skipped`` are the partitions that the last sync could not take, as in `SyncReport`.
     """
 
     cache: str
@@ -66,6 +68,7 @@ class VerifyReport:
     repaired: str | None
     left: tuple[Damage, ...]
     seconds: float
+    skipped: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -172,6 +175,7 @@ def verify(
         repaired=None if repaired is None else repaired.id,
         left=left,
         seconds=options_of_run.watch.seconds,
+        skipped=skipped_in(target.path, snapshot.id),
     )
 
 

@@ -19,7 +19,8 @@ from pqcache.store.sync.cache_run import CONTENT, CacheRun, RunOptions, finish_r
 from pqcache.store.sync.command import sync
 from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.subset import select_subset
-from pqcache.store.sync.incremental import files_to_sync, find_damaged, plan_for, with_tags
+from pqcache.store.sync.held_files import find_damaged
+from pqcache.store.sync.incremental import files_to_sync, plan_for, with_tags
 from pqcache.store.sync.listing import list_source
 from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import read_memory

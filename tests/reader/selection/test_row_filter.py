@@ -9,6 +9,7 @@ import os
 import pickle
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -38,7 +39,7 @@ from pqcache.reader.row_group_reader import RowGroupReader
 from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.reader.selection.stored_counts import COUNTS
 from pqcache.store.selected_rows import SelectedRows
-from pqcache.torch import ParquetDataset
+from pqcache.torch import ParquetDataset, Split
 from tests.examples import examples
 from tests.waiting import becomes_true
 
@@ -568,6 +569,21 @@ def test_rows_that_were_looked_up(cache: Path, lake: Path) -> None:
     nothing = SelectedRows.of([], [])
     with pytest.warns(UserWarning, match="no row is left by rows"):
         assert list(ParquetDataset(cache, rows=nothing)) == []
+
+
+@pytest.mark.parametrize("option", [{"limit": 40}, {"weights": {"label": {...: 2}}}, {"split": Split("id", 0.0, 0.5)}])
+def test_rows_of_some_partitions_are_chosen_among(cache: Path, option: dict[str, Any]) -> None:
+    chosen = SelectedRows.of(np.repeat(np.arange(30), 5), np.tile(np.arange(0, 100, 20), 30))
+    for filters, first in (("dt >= '2026-11-02'", 1000), (pc.scalar(True), 0)):
+        how = {"columns": ["id"], "rows": chosen, "batch_size": 16}
+        found = Counter(ids(ParquetDataset(cache, filters=filters, **how, **option)))
+        among = list(range(first, 3000, 20))
+        if "limit" in option:
+            assert found == Counter(among[:40])
+        elif "weights" in option:
+            assert found == Counter(among * 2)
+        else:
+            assert set(found) == set(ids(ParquetDataset(cache, **how, **option))) & set(among) != set()
 
 
 def test_rows_belong_to_their_snapshot(lake: Path, tmp_path: Path) -> None:

@@ -322,6 +322,7 @@ def test_a_mix_reads_passes_of_one_length(lake: Path) -> None:
         ({"weights": "w", "balance": "label"}, UsageError, "choose one of them"),
         ({"weights": 3}, UsageError, "name a column, or give weights by value"),
         ({"weights": {"label": 3}}, UsageError, "name a column, or give weights by value"),
+        ({"weights": {3: {0: 1}}}, UsageError, "name a column, or give weights by value"),
         ({"weights": {"label": {0: 1}, "kind": {}}}, UsageError, "name a column, or give weights by value"),
         ({"weights": "nothing"}, UsageError, "weights: there is no column nothing"),
         ({"weights": "kind"}, UsageError, "name a column of numbers"),

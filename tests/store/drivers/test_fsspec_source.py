@@ -435,7 +435,6 @@ def test_what_identifies_a_file(info: dict[str, Any], identity: Identity | None)
         ("zip://x.parquet::https://h/x.zip", {}, "is a chain of file systems"),
         ("reference://x", {}, "reference:// is no store of its own"),
         ("local:///x", {}, "local:// is no store of its own; use a path"),
-        ("s3a://b/x", {}, "use s3://"),
         ("http://127.0.0.1:1/x?page=2", {}, "has a query"),
         ("http://127.0.0.1:1/x", {"colour": "red"}, "-o colour=...: http:// has no such option; it has: client_kwargs"),
         ("memory://x", {"colour": "red"}, "memory:// has no such option; it has: none"),

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 import pqcache
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.config import Config, write_config
 from pqcache.store.sync.fill import fetch
+from pqcache.torch import ParquetDataset
 from tests.forked_commands import run_pqcache
 from tests.store.sync.fill.filling import Filling, LocalReads
 from tests.store.sync.fill.test_snapshot import write_wide
@@ -69,3 +72,19 @@ def test_a_run_that_has_ended(reads: LocalReads, tmp_path: Path) -> None:
     assert found.arriving is not None
     assert found.arriving.run == ""
     assert "no run fetches it" in run_pqcache("inspect", cache).stdout
+
+
+def test_a_first_sync_at_work_is_said(tmp_path: Path) -> None:
+    """Nothing is published yet, and a run without --fill shows nothing of what it fetches."""
+    cache = CacheDirectory(tmp_path / "cache")
+    cache.create()
+    write_config(cache.path, Config(source=str(tmp_path / "lake")))
+    with cache.lock():
+        shown = run_pqcache("inspect", cache.path)
+        with pytest.raises(pqcache.CacheError, match=f"and process {os.getpid()} of .* is at work here; wait"):
+            ParquetDataset(cache.path)
+    assert shown.returncode == 1
+    assert f"nothing is published yet, and process {os.getpid()} of " in shown.stderr
+    assert shown.stderr.endswith(" is at work here; wait for its end\n")
+    ended = run_pqcache("inspect", cache.path)
+    assert ended.stderr.endswith(f"nothing is published yet; run 'pqcache sync {cache.path}'\n")

@@ -14,7 +14,7 @@ import pytest
 
 import pqcache
 from pqcache import cli
-from pqcache.benchmark.forecast import Forecast, describe_forecast, forecast
+from pqcache.benchmark.forecast import Forecast, describe_training, forecast
 from pqcache.console.inspect_text import remedy, verdict
 from pqcache.reader.memory_budget import WINDOW
 from pqcache.store.inspect.listings import plain_value, readable
@@ -118,13 +118,13 @@ def test_the_verdict_and_its_remedy(tmp_path: Path, capfd: pytest.CaptureFixture
     found = pqcache.inspect(source, block_size=200_000)
     assert (found.over_block, found.under_quarter) == (1, 2)
     assert verdict(found) == "1 of 4 row groups exceed 195 KB; 2 are under 48.8 KB"
-    command = remedy(found, None)
+    command = remedy(found)
     assert command == f"pqcache repartition {source} DEST --row-group-size 200000"
     words = command.replace("DEST", str(tmp_path / "out")).split()
     assert cli.run(words[1:]) == 0, "the command works as it is shown"
     mended = pqcache.inspect(tmp_path / "out", block_size=200_000)
     assert mended.over_block == 0
-    assert remedy(mended, None) is None
+    assert remedy(mended) is None
     fine = pqcache.inspect(source, block_size=310_000)
     assert verdict(fine) == "2 of 4 row groups are under 75.7 KB"
     shown = "\n".join(lines(capfd, str(source), "--block-size", "200000"))
@@ -142,10 +142,63 @@ def test_the_forecast_is_what_a_dataset_does(tmp_path: Path) -> None:
         assert found is not None
         dataset = ParquetDataset(tmp_path, batch_size=256, lanes=2, memory=memory)
         assert found.window == dataset.state_dict()["window"]
-        assert (found.row_group_size is None) == (found.window == WINDOW)
+        assert (found.row_group_size is None) == (found.window >= WINDOW)
     assert found.window < WINDOW
     assert found.row_group_size == 1 << 20
     assert forecast("hdfs://127.0.0.1:1/nowhere") is None
+
+
+def words(row_groups: int = 100, **how: Any) -> str:
+    known = {"memory": 2 << 30, "lanes": 2, "decoded": 1 << 20, "window": 16, "mixed": 1.0, "row_group_size": None}
+    given, *lines = describe_training(Forecast(**{**known, **how}), row_groups)
+    assert all(len(line) <= 78 for line in lines)
+    return f"{given}: {'; '.join(lines)}"
+
+
+def test_the_verdict_on_training_says_what_why_and_what_is_better() -> None:
+    assert words() == (
+        "memory=2GB, num_workers=2: window=16: each worker mixes all row groups that it reads; "
+        "a row group takes up to 1 MB decoded; all fit"
+    ), "of three row groups nobody mixes 16"
+    assert "16 row groups, together 41 % of the rows" in words(mixed=0.41)
+    assert "16 are mixed at most, unless all fit" in words(mixed=0.41)
+    assert "64 are mixed at most" in words(mixed=0.5, window=64)
+    assert "less than 1 %" in words(mixed=0.004)
+    assert "num_workers=0 or 1: window=16: each batch is of 16 row groups, 41 % of the rows" in words(
+        mixed=0.41, lanes=1
+    )
+    memory = words(mixed=0.1, window=6, row_group_size=8 << 20)
+    assert memory.endswith("6 fit; better: row groups of 8 MB on disk, of which 16 are mixed")
+    pieces = words(decoded=1 << 30, window=0, mixed=0.0, row_group_size=1 << 20)
+    assert "in pieces, which is slow; a row group takes up to 1 GB decoded, too much" in pieces
+    assert "better: row groups of 1 MB on disk: 1 is few for" in words(row_groups=1, row_group_size=1 << 20)
+    assert "the fixed cost of small ones shows" in words(row_groups=10_000, row_group_size=16 << 20)
+
+
+def test_blocks_and_training_are_kept_apart(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """After a plain sync nothing asks for row groups of 128 MB, and what is proposed is proposed once."""
+    shop = write_shop(tmp_path / "shop", rows=100)
+    pqcache.sync(str(shop), tmp_path / "cache")
+    for target in (shop, tmp_path / "cache"):
+        shown = lines(capfd, str(target))
+        blocks, training = (
+            shown.index("blocks, as HDFS and Spark read them"),
+            shown.index("training, memory=2GB, num_workers=2"),
+        )
+        assert "row groups are under 32 MB" in shown[blocks + 1]
+        assert shown[training + 1] == "  window=16: each worker mixes all row groups that it reads"
+        assert not [line for line in shown if "command:" in line]
+    few = tmp_path / "few"
+    few.mkdir()
+    pq.write_table(
+        pa.table({"x": np.random.default_rng(0).random(4_000_000)}), few / "a.parquet", row_group_size=1 << 22
+    )
+    (command,) = [line for line in lines(capfd, str(few)) if "command:" in line]
+    assert command == f"  command: pqcache repartition {few} DEST --row-group-size 256KB"
+    assert cli.run(command.replace("DEST", str(tmp_path / "out")).split()[2:]) == 0, "the command works as it is shown"
+    found = forecast(tmp_path / "out")
+    assert found is not None
+    assert (found.row_group_size, found.mixed) == (None, 1.0)
 
 
 class Page(HTMLParser):
@@ -203,17 +256,6 @@ def test_many_partitions_are_collapsed(tmp_path: Path, capfd: pytest.CaptureFixt
     assert document["columns"][0]["codec"] == "SNAPPY"
     assert document["columns"][0]["encodings"] == ["DICTIONARY"]
     assert document["training"]["window"] == 16
-    few = describe_forecast(Forecast(memory=2 << 30, lanes=2, decoded=1000, window=16, mixed=1.0, row_group_size=None))
-    assert few == "each mixes all row groups that it reads", "of three row groups nobody mixes 16"
-    assert "16 row groups, together 41 %" in describe_forecast(
-        Forecast(memory=2 << 30, lanes=2, decoded=1000, window=16, mixed=0.41, row_group_size=None)
-    )
-    assert "less than 1 %" in describe_forecast(
-        Forecast(memory=2 << 30, lanes=2, decoded=1000, window=16, mixed=0.004, row_group_size=None)
-    )
-    assert "in pieces" in describe_forecast(
-        Forecast(memory=2 << 30, lanes=2, decoded=1 << 40, window=0, mixed=0.0, row_group_size=1 << 20)
-    )
 
 
 def test_plain_terminals_get_plain_text(

@@ -69,8 +69,8 @@ def test_only_what_changed_is_fetched(lake: Path, shop: Path, tmp_path: Path) ->
 def test_a_served_cache_and_its_directory_have_the_same_identities(shop: Path, tmp_path: Path) -> None:
     with served(shop) as server:
         pqcache.sync(shop / "current", tmp_path / "copy")
-        assert not pqcache.sync(server.urls["shop"], tmp_path / "copy").published
-        assert not pqcache.sync(shop / "current", tmp_path / "copy").published
+        assert not pqcache.sync(server.urls["shop"], tmp_path / "copy", new_source=True).published
+        assert not pqcache.sync(shop / "current", tmp_path / "copy", new_source=True).published
         with closing(open_source(server.urls["shop"])) as one, closing(open_source(str(shop / "current"))) as two:
             assert isinstance(one, ServedSource)
             assert list(one.list()) == list(two.list())

@@ -229,7 +229,7 @@ def test_a_failed_run_leaves_the_configuration_alone(shop: Path, tmp_path: Path)
     write_shop(other)
     (other / "dt=2026-11-02" / "part-00000.parquet").write_bytes(b"not parquet")
     with pytest.raises(pqcache.ParquetError):
-        sync(str(other), cache, row_group_size=65_536, force=True)
+        sync(str(other), cache, row_group_size=65_536, force=True, new_source=True)
     assert (cache / "pqcache.toml").read_text() == before
 
 

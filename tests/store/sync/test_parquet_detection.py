@@ -194,7 +194,7 @@ def test_other_stores_are_looked_into_too(
             assert not pqcache.sync(cache).published
             assert "are looked into" not in caplog.text
         assert all(
-            (cache / "current" / path).read_bytes() == (lake / path).read_bytes()
+            (cache / "current" / f"{path}.parquet").read_bytes() == (lake / path).read_bytes()
             for path in (f"dt=2026-11-0{day}/{name}" for day in (1, 2) for name in NAMES)
         )
         remote.put("_delta_log/00000000000000000000.json", b"{}")

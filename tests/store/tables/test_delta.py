@@ -74,7 +74,7 @@ def test_live_files_are_fetched_once_and_removed_ones_are_dropped(table: Path, c
     assert not pqcache.sync(cache).published, "a commit that changes no file"
     assert pqcache.verify(cache, deep=True, source=True).ok
     table.rename(table.with_name("moved"))
-    report = pqcache.sync(table.with_name("moved"), cache)
+    report = pqcache.sync(table.with_name("moved"), cache, new_source=True)
     assert (report.fetched_bytes, report.unchanged) == (0, 3)
 
 

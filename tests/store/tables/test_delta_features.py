@@ -58,7 +58,7 @@ def test_rows_that_deletion_vectors_delete_are_not_fetched(table: Path, cache: P
     assert held(cache) == judged(table)
     assert pqcache.verify(cache, deep=True, source=True).ok
     shutil.move(table, table.with_name("moved"))
-    assert pqcache.sync(table.with_name("moved"), cache).fetched_bytes == 0
+    assert pqcache.sync(table.with_name("moved"), cache, new_source=True).fetched_bytes == 0
 
 
 def test_deletion_vectors_with_columns_conditions_and_rewriting(table: Path, cache: Path) -> None:

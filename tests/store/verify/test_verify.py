@@ -421,6 +421,25 @@ def test_repair_makes_files_again(how: dict[str, Any], cache: Path, shop: Path) 
     assert pqcache.verify(cache, deep=True).damage == ()
 
 
+def test_a_repair_says_what_it_repaired(
+    cache: Path, shop: Path, snapshot: Snapshot, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (flipped,) = damage_files(snapshot, 1)
+    missing = snapshot.manifest().files[2].path
+    (snapshot.path / missing).unlink()
+    flip(snapshot.path / ROW_GROUPS, -40)
+    assert cli.run(["verify", str(cache), "--deep", "--repair"]) == 0
+    shown = capfd.readouterr().out.splitlines()
+    repaired = [f"repaired: {path}, fetched again" for path in sorted([flipped, missing])]
+    assert [line for line in shown if line.startswith("repaired: ")] == [
+        f"repaired: {ROW_GROUPS}, built again",
+        *repaired,
+    ]
+    assert "; 3 damaged files repaired, " in shown[-1]
+    assert cli.run(["log", str(cache)]) == 0
+    assert "  repaired  " in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("name", [FILES, ROW_GROUPS, SUMMARY, CHECKSUMS])
 def test_repair_of_manifest_and_index(name: str, cache: Path, shop: Path, snapshot: Snapshot) -> None:
     flip(snapshot.path / name, -40)

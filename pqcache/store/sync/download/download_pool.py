@@ -14,7 +14,9 @@ from queue import SimpleQueue
 from pqcache.errors import CacheError
 from pqcache.events import Fetched
 from pqcache.store.drivers.base import Source
+from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
+from pqcache.store.sync.bad_partitions import BadPartitionsSoFar, Blame, blame_nobody
 from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions, download_file
 from pqcache.store.sync.plan import DirectoryPlan
 from pqcache.system.stopwatch import Stopwatch
@@ -27,19 +29,24 @@ _OPEN_BATCHES = 2  # the footers of as many batches wait in memory
 
 @dataclass(frozen=True, kw_only=True)
 class Downloader:
-    """Downloads files of ``source`` for the cache at ``cache``; ``target`` says where a version of a file goes."""
+    """Downloads files of ``source`` for the cache at ``cache``; ``target`` says where a version of a file goes.
+
+    ``blame`` makes the context in which the files of a partition are downloaded.
+    """
 
     source: Source | None
     cache: Path
     target: Callable[[SourceFile], Path]
     options: DownloadOptions
+    blame: Blame = blame_nobody
 
     def download(self, file: SourceFile, use_page_cache: bool) -> Downloaded:
         """Download one file."""
         if self.source is None:
             raise CacheError(file.path, "is not in the cache any more", f"run 'pqcache sync {self.cache}'")
         watch = Stopwatch()
-        downloaded = download_file(self.source, file, self.target, self.options, use_page_cache)
+        with self.blame(parent(file.path)):
+            downloaded = download_file(self.source, file, self.target, self.options, use_page_cache)
         self.options.on_event(Fetched(downloaded.file.path, downloaded.file.identity.size, watch.seconds))
         return downloaded
 
@@ -49,12 +56,12 @@ class _DownloadBatch:
     """Files that are reported together, by whichever thread downloads the last of them."""
 
     tasks: list[Task]
-    copies: dict[SourceFile, Downloaded] = field(default_factory=dict)
+    copies: dict[SourceFile, Downloaded | None] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     finished: bool = False
 
-    def add(self, file: SourceFile, downloaded: Downloaded) -> bool:
-        """Add a copy; return whether it was the last."""
+    def add(self, file: SourceFile, downloaded: Downloaded | None) -> bool:
+        """Add a copy, or None where the file cannot be taken; return whether it was the last."""
         with self.lock:
             self.copies[file] = downloaded
             return len(self.copies) == len(self.tasks)
@@ -70,6 +77,7 @@ class _TaskQueue:
         self._budget = threading.Semaphore(_OPEN_BATCHES)
         self._last: _DownloadBatch | None = None
         self._closed = False
+        self.bad = BadPartitionsSoFar()
 
     def take(self) -> tuple[_DownloadBatch, Task] | None:
         """Return the next task, or None when there is none; waits while too many batches are open."""
@@ -98,7 +106,7 @@ def download_all(
     """Yield each task with the copy of its file, in order; an error anywhere is raised at once.
 
     Threads take their tasks themselves and report complete batches: to wake this thread for each file would cost more
-    than its footer and its checksum together.
+    than its footer and its checksum together. BadPartitions is raised when all others are downloaded.
     """
     queue = _TaskQueue(tasks)
     reports: SimpleQueue[BaseException | None] = SimpleQueue()
@@ -107,7 +115,10 @@ def download_all(
         try:
             while (taken := queue.take()) is not None:
                 batch, (directory, file) = taken
-                if batch.add(file, downloader.download(file, use_page_cache=bool(directory.rewrite))):
+                copy = None
+                with queue.bad.collected():
+                    copy = downloader.download(file, use_page_cache=bool(directory.rewrite))
+                if batch.add(file, copy):
                     batch.finished = True
                     reports.put(None)
         except BaseException as error:  # noqa: BLE001  raised below
@@ -123,10 +134,12 @@ def download_all(
             while queue.open and queue.open[0].finished:
                 batch = queue.open[0]
                 for task in batch.tasks:
-                    yield task, batch.copies.pop(task[1])
+                    if (copy := batch.copies.pop(task[1])) is not None:
+                        yield task, copy
                 queue.release()
     finally:
         queue.close()
+    queue.bad.raise_any()
 
 
 def _batches(tasks: Iterable[Task]) -> Iterator[_DownloadBatch]:

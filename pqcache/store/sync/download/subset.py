@@ -79,7 +79,7 @@ def select_subset(
     names = inside.column_names
     in_paths = {name.lower() for name in names}
     in_files = [path for path in in_files if ".".join(path).lower() not in in_paths]
-    types = _types(source, files, [name for name in columns or () if name not in names], in_files)
+    types = _types(source, files, [name for name in columns or () if name not in names], in_files, inside.schema)
     if where:
         if not in_files:
             taken = set(rows_matching(inside, where))
@@ -133,12 +133,17 @@ def _schemas(source: Source, files: Sequence[SourceFile]) -> Iterator[pa.Schema]
 
 
 def _types(
-    source: Source, files: Sequence[SourceFile], names: Sequence[str], paths: Sequence[tuple[str, ...]]
+    source: Source,
+    files: Sequence[SourceFile],
+    names: Sequence[str],
+    paths: Sequence[tuple[str, ...]],
+    partitions: pa.Schema,
 ) -> dict[str, pa.DataType]:
     """Return the types of columns by their names in the files: as in the first, the last or one in between.
 
     ``names`` are as the files spell them, ``paths`` as a condition names columns and fields of structs. Both come and
-    go with time: a struct has the fields of all these files. What is in none of them raises UsageError.
+    go with time: a struct has the fields of all these files. What is in none of them raises UsageError, which lists the
+    columns ``partitions`` too.
     """
     from pqcache.filters.expression import operand_of  # a plain sync need not wait for it
     from pqcache.parquet.schema_merge import condition_schema_of, with_fields
@@ -147,11 +152,11 @@ def _types(
     known: dict[str, None] = {}
     absent, unresolved = dict.fromkeys(names), dict[tuple[str, ...], UsageError | None](dict.fromkeys(paths))
     for schema in _schemas(source, files) if absent or unresolved else ():
-        known |= dict.fromkeys(schema.names)
+        known |= dict.fromkeys([*schema.names, *partitions.names])
         here = {name for name in names if name in schema.names}
         for path in paths:
             try:
-                here.add(operand_of(path, condition_schema_of(schema)).column)
+                here.add(operand_of(path, _with_partitions(condition_schema_of(schema), partitions)).column)
                 unresolved.pop(path, None)
             except UsageError as error:
                 if path in unresolved:
@@ -167,3 +172,9 @@ def _types(
     for reason in filter(None, unresolved.values()):
         raise reason.within(source.url)
     return found
+
+
+def _with_partitions(schema: pa.Schema, partitions: pa.Schema) -> pa.Schema:
+    import pyarrow as pa  # as above
+
+    return pa.schema([*schema, *(field for field in partitions if field.name not in schema.names)])

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BufferedWriter
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ from pqcache.store.arriving.wanted import Wanted
 from pqcache.store.layout import CHANGED, CHECKED, RANGES
 from pqcache.store.manifest import FileEntry
 from pqcache.store.row_group_index import Index
-from pqcache.store.sync.fill.checks import end_digest_of
 from pqcache.store.sync.fill.chunk_ranges import chunk_ranges
 from pqcache.store.sync.fill.intervals import Intervals
 from pqcache.store.sync.fill.scheduler import PIECE, FileRanges, Range
@@ -86,10 +86,17 @@ class ArrivingFiles:
         self._column_bytes = lru_cache(None)(lambda name: _integers(index, f"{name}:bytes"))
         self._chunks = lru_cache(_FOOTERS)(lambda file: chunk_ranges(self.path(file)))
         self._by_column: set[int] = set()
+        self._log: BufferedWriter | None = None
         if (len(self.known.row_groups), len(self.known.first)) != (len(index), len(entries) + 1):
             raise ValueError("the ranges are of other files than the manifest")
         self.there = [self._read_there(file) for file in range(len(entries))]
         self.map.arrived_bytes = sum(there.total for there in self.there)
+
+    def close(self) -> None:
+        """Close what ``finish`` has opened."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def path(self, file: int) -> Path:
         """Return where a file is."""
@@ -154,16 +161,14 @@ class ArrivingFiles:
         self._mark(file, tail, self.entries[file].size)
         return 0, tail
 
-    def has_its_end(self, file: int) -> bool:
-        """Return whether the end of a file, its footer among it, is on the disk as it was received and indexed."""
-        known = int(self.known.ends[file])
-        return not known or known == end_digest_of(self.path(file), int(self.known.tails[file]))
-
     def finish(self, file: int, checksum: str) -> None:
         """Note that a file is complete, checked and durable."""
         self.checksums[file] = checksum
-        with open(open_plain(self.snapshot.path / CHECKED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as log:
-            log.write(b"\n" + json.dumps([file, checksum]).encode() + b"\n")  # behind a torn line
+        if self._log is None:
+            descriptor = open_plain(self.snapshot.path / CHECKED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._log = open(descriptor, "ab")  # noqa: SIM115  closed by ``close``
+        self._log.write(b"\n" + json.dumps([file, checksum]).encode() + b"\n")  # behind a torn line
+        self._log.flush()
         self.map.files[file] = FileState.ARRIVED
 
     def give_up(self, file: int, error: tuple[str, str, str]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
 from pqcache.errors import (
     CacheError,
@@ -31,12 +30,12 @@ from pqcache.store.sync.download.download_columns import merged_ranges
 from pqcache.store.sync.download.download_file import copy_mode, read_chunks
 from pqcache.store.sync.download.download_pool import stoppable_threads
 from pqcache.store.sync.fill.arriving_files import ArrivingFiles
-from pqcache.store.sync.fill.checks import is_as_stored
+from pqcache.store.sync.fill.checks import digests_of, has_md5, is_as_stored, open_copy
 from pqcache.store.sync.fill.reuse import abandon, is_leased
 from pqcache.store.sync.fill.scheduler import Piece, Scheduler
 from pqcache.store.sync.fill.source_ranges import parts_of, pieces_in
 from pqcache.store.sync.snapshot_job import SnapshotJob
-from pqcache.system.checksum import checksum_of, is_checksum
+from pqcache.system.checksum import is_checksum
 from pqcache.system.disk import write_at
 from pqcache.units import format_seconds
 
@@ -46,7 +45,6 @@ PAUSE = 1.0  # seconds before a source that does not answer is asked again
 _LOOK = 0.02  # seconds between looks at what readers want
 _REPORT = 0.5  # seconds between reports of what readers wait for
 _WRITE_BACK = 32 << 20  # bytes of a file that wait to be written to the disk
-_FINISHERS = 4  # threads that check complete files and make them durable
 _LAST_WRITE = 10.0  # seconds that the end of a run waits for a write
 _OPEN_AGAIN = "open the dataset again when the source was copied anew"
 
@@ -54,8 +52,9 @@ _OPEN_AGAIN = "open the dataset again when the source was copied anew"
 class Fetch:
     """Fetches what is missing of a snapshot.
 
-    Worker threads take pieces from the scheduler; others check files that are complete. ``_changed`` guards the
-    scheduler, the files, and the counts of pieces being fetched and of files being checked.
+    Threads take pieces from the scheduler; the one that fetches the last piece of a file checks the file and makes it
+    durable. ``_changed`` guards the scheduler, the files, and the count of threads at work; only threads without work
+    wait for it, as waking another thread for each piece would take as long as a small file.
     """
 
     def __init__(self, job: SnapshotJob, source: Source, files: ArrivingFiles) -> None:
@@ -66,8 +65,8 @@ class Fetch:
         self._looked = self._reported = 0.0
         self._awaited = Awaited(0, 0)
         self._changed = threading.Condition()
-        self._fetching = self._checking = 0
-        self._complete: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._busy = 0
+        self._unchecked: deque[int] = deque()
         self._stop = threading.Event()
         self._gates: list[threading.Lock] = []
         self._moved: SourceChanged | None = None
@@ -88,29 +87,24 @@ class Fetch:
                 self._scheduler.drop(file)
                 self._moved = self._files.snapshot.error_of(entry.path)
             elif self._files.map.files[file] != FileState.ARRIVED and self._files.is_complete(file):
-                self._check_later(file)
+                self._unchecked.append(file)
         jobs = self._job.run.options.jobs
-        with stoppable_threads(jobs, self._stop) as workers, stoppable_threads(_FINISHERS, self._stop) as checkers:
-            working = [workers.submit(self._work) for _ in range(jobs)]
-            checking = [checkers.submit(self._check) for _ in range(_FINISHERS)]
+        with stoppable_threads(jobs, self._stop) as workers:
             try:
-                self._wait(working, checking)
+                self._wait([workers.submit(self._work) for _ in range(jobs)])
             finally:
                 self._end()
             if self._moved is not None:
                 self._abandon(self._moved)
                 raise self._moved
-            for future in (*working, *checking):
-                future.result()
 
-    def _wait(self, working: list[Future[None]], checking: list[Future[None]]) -> None:
+    def _wait(self, working: list[Future[None]]) -> None:
         """Wait until all is fetched, something fails, or nobody waits for the rest of a snapshot that has changed."""
-        while not all(future.done() for future in working):
-            with self._changed:
-                self._changed.wait(_REPORT)
-            for future in (*working, *checking):
-                if future.done():
-                    future.result()
+        running: set[Future[None]] = set(working)
+        while running:
+            done, running = wait(running, timeout=_REPORT, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
             if self._moved is not None and not is_leased(self._files.snapshot):
                 return
             self._report()
@@ -123,39 +117,45 @@ class Fetch:
         for gate in self._gates:
             if gate.acquire(timeout=_LAST_WRITE):
                 gate.release()
-        for _ in range(_FINISHERS):
-            self._complete.put(None)
 
     # ---- pieces
 
     def _work(self) -> None:
         gate = threading.Lock()
         self._gates.append(gate)
-        while (piece := self._take()) is not None:
+        while (task := self._take(gate)) is not None:
             try:
-                self._fetch(piece, gate)
+                task()
             finally:
                 with self._changed:
-                    self._fetching -= 1
+                    self._busy -= 1
                     self._changed.notify_all()
 
-    def _take(self) -> Piece | None:
-        """Return what to fetch next; None when all is there and checked."""
+    def _take(self, gate: threading.Lock) -> Callable[[], None] | None:
+        """Return what to do next; None when all is there and checked."""
         with self._changed:
             while not self._stop.is_set():
-                now = time.monotonic()
-                if now - self._looked >= _LOOK:
-                    self._looked = now
-                    self._scheduler.want(self._lists.read())
-                if (piece := self._scheduler.take()) is not None:
-                    self._fetching += 1
-                    self._began.setdefault(piece.file, now)
-                    return piece
-                if not (self._fetching or self._checking):
+                if (task := self._next_task(gate)) is not None:
+                    self._busy += 1
+                    return task
+                if not self._busy:
                     break
                 self._changed.wait()
             self._changed.notify_all()
             return None
+
+    def _next_task(self, gate: threading.Lock) -> Callable[[], None] | None:
+        if self._unchecked:
+            return partial(self._check_file, self._unchecked.popleft())
+        now = time.monotonic()
+        if now - self._looked >= _LOOK:
+            self._looked = now
+            self._scheduler.want(self._lists.read())
+        piece = self._scheduler.take()
+        if piece is None:
+            return None
+        self._began.setdefault(piece.file, now)
+        return partial(self._fetch, piece, gate)
 
     def _fetch(self, piece: Piece, gate: threading.Lock) -> None:
         """Fetch a piece and mark it, or say why it cannot be fetched."""
@@ -213,18 +213,23 @@ class Fetch:
                 return
 
     def _arrived(self, piece: Piece) -> None:
+        """Mark a piece; check its file where that is complete, or else see that not too much of it is unwritten."""
         with self._changed:
             if self._stop.is_set():
                 return
             self._answered, was_out, self._is_out = time.monotonic(), self._is_out, False
-            if self._files.add(piece.file, piece.start, piece.end):
-                self._check_later(piece.file)
+            complete = self._files.add(piece.file, piece.start, piece.end)
             self._unwritten[piece.file] += piece.end - piece.start
-            if self._unwritten[piece.file] >= _WRITE_BACK:
+            write_back = self._unwritten[piece.file] >= _WRITE_BACK
+            if complete or write_back:
                 self._unwritten[piece.file] = 0
-                self._complete.put(partial(self._write_back, self._files.path(piece.file)))
         if was_out:
             self._job.on_event(Warned(f"{self._source.url} answers again"))
+        if complete:
+            self._check_file(piece.file)
+        elif write_back:
+            with open_copy(self._files.path(piece.file)) as descriptor:
+                self._write_back(piece.file, descriptor)
 
     # ---- what goes wrong at the source
 
@@ -276,39 +281,32 @@ class Fetch:
 
     # ---- complete files
 
-    def _check_later(self, file: int) -> None:
-        self._checking += 1
-        self._complete.put(partial(self._check_file, file))
-
-    def _check(self) -> None:
-        while (call := self._complete.get()) is not None and not self._stop.is_set():
-            call()
-
     def _check_file(self, file: int) -> None:
         """Compare a complete file with what the store says of it, and make it durable."""
         source_file, path = self._sources[file], self._files.path(file)
-        checksum = checksum_of(path)
-        if not self._files.has_its_end(file):
-            reason = "its end is not on the disk as it was written"
-            raise self._abandon(CacheError(path, reason, "check the disk of the cache, and sync again"))
-        compare_md5, is_copy = self._job.run.config.checksum, self._files.is_copy(file)
-        if not is_copy or is_as_stored(path, source_file, checksum, compare_md5):
-            self._finish(file, checksum)
-        else:
-            self._fetch_again(file)
-        with self._changed:
-            self._checking -= 1
-            self._changed.notify_all()
+        tail, end = int(self._files.known.tails[file]), int(self._files.known.ends[file])
+        with open_copy(path) as descriptor:
+            digests = digests_of(descriptor, tail, self._md5_of(file))
+            if end and digests.end != end:
+                reason = "its end is not on the disk as it was written"
+                raise self._abandon(CacheError(path, reason, "check the disk of the cache, and sync again"))
+            if not self._files.is_copy(file) or is_as_stored(digests, source_file):
+                self._finish(file, descriptor, digests.checksum)
+            else:
+                self._fetch_again(file)
 
-    def _finish(self, file: int, checksum: str) -> None:
+    def _md5_of(self, file: int) -> bool:
+        return self._files.is_copy(file) and has_md5(self._sources[file], self._job.run.config.checksum)
+
+    def _finish(self, file: int, descriptor: int, checksum: str) -> None:
         """Give a file its mode and make it durable; it is given up where the source does not have it any more."""
-        source_file, path = self._sources[file], self._files.path(file)
+        source_file = self._sources[file]
         try:
-            path.chmod(copy_mode(self._source, source_file, path.stat()))
+            os.fchmod(descriptor, copy_mode(self._source, source_file, os.fstat(descriptor)))
         except SourceNotFound:
             self._give_up(file, self._vanished(source_file))
             return
-        self._write_back(path)
+        self._write_back(file, descriptor)
         with self._changed:
             if self._stop.is_set():
                 return
@@ -332,15 +330,12 @@ class Fetch:
             self._scheduler.put_back(file, start, end)
         self._job.on_event(Advanced("fetch", start - end))
 
-    def _write_back(self, path: Path) -> None:
+    def _write_back(self, file: int, descriptor: int) -> None:
         """Make durable what is written of a file; where that fails, its bytes are not to be relied upon."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             os.fsync(descriptor)
         except OSError as error:
-            raise self._abandon(disk_error(path, error)) from error
-        finally:
-            os.close(descriptor)
+            raise self._abandon(disk_error(self._files.path(file), error)) from error
 
     # ---- what is reported
 

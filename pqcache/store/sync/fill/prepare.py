@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,14 +40,13 @@ from pqcache.store.sync.download.download_file import Vanished, copy_mode
 from pqcache.store.sync.download.download_pool import stoppable_threads
 from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.fill.arriving_files import ArrivingFiles, KnownRanges
-from pqcache.store.sync.fill.checks import end_digest, is_as_stored
+from pqcache.store.sync.fill.checks import digests_of, end_digest, has_md5, is_as_stored, open_copy
 from pqcache.store.sync.fill.chunk_ranges import row_group_ranges
 from pqcache.store.sync.fill.obstacle import NeedsRewriting
 from pqcache.store.sync.fill.reuse import FoundFile
 from pqcache.store.sync.fill.source_ranges import WHOLE, known_from, parts_of, source_ranges
 from pqcache.store.sync.snapshot_job import SnapshotJob
 from pqcache.system.boot import boot_id
-from pqcache.system.checksum import checksum_of
 from pqcache.system.disk import fsync_path, limit_mode, link_or_copy, write_at
 
 T = TypeVar("T")
@@ -56,7 +55,7 @@ Ints = npt.NDArray[np.int64]
 Part = tuple[int, bytes]  # where bytes are in a file, and the bytes
 
 _WHOLE = 128 << 10  # bytes of a file that is fetched with its footer: another request would take longer
-_AHEAD = 16  # footers that wait in memory, for each thread
+_BATCH = 8  # footers that a thread reads before it wakes the one that makes the index
 
 log = logging.getLogger("pqcache.sync")
 
@@ -108,12 +107,19 @@ def prepare(job: SnapshotJob, source: Source, found: Mapping[SourceFile, FoundFi
         return one or _fetch_end(job, source, target, file)
 
     index, known, stop = IndexBuilder(job.table_schema), list[_Known](), threading.Event()
+    size = max(1, min(_BATCH, len(files) // (4 * options.jobs)))
+    batches = [files[first : first + size] for first in range(0, len(files), size)]
+
+    def prepare_batch(batch: Sequence[SourceFile]) -> list[_PreparedFile]:
+        return [prepare_one(file) for file in batch]
+
     with stoppable_threads(options.jobs, stop) as threads:
-        for one in _in_order(threads, prepare_one, files, _AHEAD * options.jobs):
-            with _agreeing(job):
-                index.add(one.file.path, one.metadata, one.schema)
-            known.append(_known(job, one))
-            job.on_event(Advanced("read", 1))
+        for batch in _in_order(threads, prepare_batch, batches, 2 * options.jobs):
+            for one in batch:
+                with _agreeing(job):
+                    index.add(job.plan.path_of(one.file), one.metadata, one.schema)
+                known.append(_known(job, one))
+            job.on_event(Advanced("read", len(batch)))
     known.sort(key=lambda item: item.entry.path)
     _write_metadata(job, target, known, index)
     return target, [item.entry for item in known]
@@ -169,7 +175,7 @@ def _fetch_end(job: SnapshotJob, source: Source, target: Path, file: SourceFile)
         what = "vanished from" if isinstance(error, SourceNotFound) else "changed at"
         advice = "nothing was published, sync again when the source is complete"
         raise Vanished(file.path, f"{what} {source.url} while it was copied", advice) from error
-    path = target / file.path
+    path = target / job.plan.path_of(file)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         status = os.fstat(descriptor)
@@ -221,20 +227,24 @@ def _take_over(job: SnapshotJob, target: Path, file: SourceFile, found: FoundFil
     except ParquetError as error:
         log.debug("%s is fetched again: %s", file.path, error)
         return None
-    checksum = found.checksum if found.is_checked else checksum_of(found.path)
-    as_recorded = not found.checksum or checksum == found.checksum
-    is_copy = not (job.plan.recipe.text or file.identity.is_shaped)
-    if not as_recorded or (is_copy and not is_as_stored(found.path, file, checksum, job.run.config.checksum)):
-        log.debug("%s is fetched again: what an earlier run has left is damaged", file.path)
-        return None
-    link_or_copy(found.path, target / file.path)
+    checksum, is_copy = found.checksum, not (job.plan.recipe.text or file.identity.is_shaped)
+    with_md5 = is_copy and has_md5(file, job.run.config.checksum)
+    if not found.is_checked or with_md5:
+        with open_copy(found.path) as descriptor:
+            digests = digests_of(descriptor, 0, with_md5)
+        checksum = digests.checksum
+        as_recorded = not found.checksum or checksum == found.checksum
+        if not as_recorded or (is_copy and not is_as_stored(digests, file)):
+            log.debug("%s is fetched again: what an earlier run has left is damaged", file.path)
+            return None
+    link_or_copy(found.path, target / job.plan.path_of(file))
     size = found.path.stat().st_size
     return _PreparedFile(file=file, metadata=metadata, schema=schema, size=size, tail=0, checksum=checksum)
 
 
 def _known(job: SnapshotJob, one: _PreparedFile) -> _Known:
     entry = FileEntry(
-        path=one.file.path,
+        path=job.plan.path_of(one.file),
         size=one.size,
         rows=one.metadata.num_rows,
         row_groups=one.metadata.num_row_groups,
@@ -276,8 +286,8 @@ def _write_metadata(job: SnapshotJob, target: Path, known: Sequence[_Known], ind
     make_directories(target / WANTED)
     for name in (LEASE, RUN):
         (target / name).touch(file_mode())
-    arriving = ArrivingFiles(ArrivingSnapshot(target), entries)
-    arriving.mark_all()
-    for file, item in enumerate(known):
-        if item.checksum:
-            arriving.finish(file, item.checksum)
+    with closing(ArrivingFiles(ArrivingSnapshot(target), entries)) as arriving:
+        arriving.mark_all()
+        for file, item in enumerate(known):
+            if item.checksum:
+                arriving.finish(file, item.checksum)

@@ -79,6 +79,7 @@ def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Or
             job, files = _continue(job, left.arriving, stack)
         else:
             files = _begin(job, origin, left, stack)
+        stack.callback(files.close)
         try:
             Fetch(job, origin.source, files).run()
         except SourceChanged as error:

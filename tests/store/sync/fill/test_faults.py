@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +127,14 @@ def test_a_file_that_is_removed_when_all_of_it_has_arrived(tmp_path: Path, monke
     made = write_files(tmp_path / "made")
     first = Filling(LocalReads(monkeypatch), made, tmp_path / "cache")
     snapshot, arrived = first.arriving(), first.arriving().map()
-    checked = fetch.checksum_of
+    opened = fetch.open_copy
 
-    def removed(path: Path) -> str:
+    def removed(path: Path) -> AbstractContextManager[int]:
         if path.name == "part-1.parquet":
             (made / path.name).unlink(missing_ok=True)
-        return checked(path)
+        return opened(path)
 
-    monkeypatch.setattr(fetch, "checksum_of", removed)
+    monkeypatch.setattr(fetch, "open_copy", removed)
     report = first.end()
     assert (report.files, report.snapshot != snapshot.id) == (2, True)
     assert (arrived.state, arrived.files[1]) == (ArrivalState.ABANDONED, FileState.CHANGED)

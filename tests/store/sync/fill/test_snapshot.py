@@ -392,7 +392,7 @@ def test_files_that_are_one_table_only_when_they_are_rewritten(tmp_path: Path) -
     assert (report.published, report.rewritten, report.rows) == (True, 1, 100_000)
     messages = [event.message for event in events if isinstance(event, Warned)]
     assert len(messages) == 1
-    assert "schema does not fit" in messages[0]
+    assert "does not fit string in a.parquet" in messages[0]
     assert "nothing can be read before all" in messages[0]
     check_same(tmp_path / "plain", tmp_path / "cache")
     assert [record["published"] for record in pqcache.log(tmp_path / "cache")] == [True]

@@ -76,7 +76,7 @@ def test_two_writers_are_distinguished_by_a_metadata_file(lake: Lake, tmp_path: 
         pqcache.sync(place(table), tmp_path / "cache")
     pqcache.sync(str(after), tmp_path / "cache")
     assert rows_of(tmp_path / "cache") == rows_in(table)
-    pqcache.sync(f"file://{rival}", tmp_path / "cache", force=True)
+    pqcache.sync(f"file://{rival}", tmp_path / "cache", force=True, new_source=True)
     assert rows_of(tmp_path / "cache") == rows_in(table, first.snapshot_id)
 
 
@@ -89,7 +89,7 @@ def test_a_moved_table_is_read_where_an_option_says(lake: Lake, tmp_path: Path) 
     with pytest.raises(UsageError, match=r"lies elsewhere than its metadata say: .*-o moved=true .*-o moved=false"):
         pqcache.sync(moved, tmp_path / "other")
     kept = [file.stat().st_ino for file in (tmp_path / "cache/current/").rglob("*.parquet")]
-    report = pqcache.sync(moved, tmp_path / "cache", options={"moved": "true"})
+    report = pqcache.sync(moved, tmp_path / "cache", options={"moved": "true"}, new_source=True)
     assert report.added == report.changed == 0, "its files are the same"
     assert [file.stat().st_ino for file in (tmp_path / "cache/current/").rglob("*.parquet")] == kept
     shutil.rmtree(moved / "data")

@@ -1,15 +1,14 @@
-"""Make a shop's dataset as a lake holds it: daily partitions of Parquet, some of them badly cut.
+"""A shop's dataset as a lake holds it: daily partitions of Parquet, some with unsuitable row groups.
 
-    python demo/make_shop.py DIR --days 4
+    python -m pqcache.console.demo.shop DIR --days 4
 
-Each day is a directory ``dt=YYYY-MM-DD`` of about 21 MB. The second day is one file of one huge row group, the
-third is 60 tiny files, the others are ordinary. The same seed gives the same files, byte for byte.
+Each day is a directory ``dt=YYYY-MM-DD`` of about 9 MB. The second day is one file with a single large row group, the
+third is 60 small files, the others are ordinary. The same seed gives the same files, byte for byte.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import re
 import shutil
 import zlib
@@ -22,13 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image, ImageDraw
+
+from pqcache.console.demo import pictures
 
 FIRST_DAY = date(2026, 11, 16)
-ROWS = 3_600  # per day
+ROWS = 1_800  # per day
 VOCABULARY = 8_192
 PICTURES = 80  # distinct ones per category
-SIDE = 128  # of a picture, in pixels
 
 SCHEMA = pa.schema(
     [
@@ -37,7 +36,7 @@ SCHEMA = pa.schema(
         pa.field("tokens", pa.list_(pa.int32()), metadata={"comment": "title and description, hashed"}),
         pa.field("category", pa.string()),
         pa.field("price", pa.float64(), metadata={"comment": "EUR"}),
-        pa.field("image", pa.binary(), metadata={"comment": "JPEG"}),
+        pa.field("image", pa.binary(), metadata={"comment": "PNG"}),
     ],
     metadata={"owner": "catalogue team", "contract": "offers-v3"},
 )
@@ -135,7 +134,7 @@ def cut(day: date, rows: int, rng: np.random.Generator) -> list[list[int]]:
 def _mixed(rows: int, rng: np.random.Generator) -> list[int]:
     sizes: list[int] = []
     while rows:
-        sizes.append(min(rows, int(rng.integers(40, 1_200))))
+        sizes.append(min(rows, int(rng.integers(40, 560))))
         rows -= sizes[-1]
     return sizes
 
@@ -206,68 +205,20 @@ def token(word: str) -> int:
 
 
 def _images(label: npt.NDArray[np.int64], ids: list[int], rng: np.random.Generator) -> list[bytes]:
-    """Return a JPEG per row; one in eight may show something else than its category."""
+    """Return a PNG per row; one in eight may show another category than its own."""
     bank = picture_bank()
     shown = np.where(rng.random(len(ids)) < 0.125, rng.integers(0, len(CATEGORIES), len(ids)), label)
     which = rng.integers(0, PICTURES, len(ids))
-    return [_stamp(bank[s][w], f"offer {i}") for s, w, i in zip(shown, which, ids, strict=True)]
-
-
-def _stamp(jpeg: bytes, text: str) -> bytes:
-    """Put a comment behind the JFIF header: another valid file at the price of a copy."""
-    header = 4 + int.from_bytes(jpeg[4:6], "big")
-    comment = text.encode()
-    return jpeg[:header] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + jpeg[header:]
+    return [pictures.stamp(bank[s][w], f"offer {i}") for s, w, i in zip(shown, which, ids, strict=True)]
 
 
 @cache
 def picture_bank() -> list[list[bytes]]:
-    """Return the distinct JPEGs of each category, about 6 KB each; they do not depend on the seed."""
+    """Return the distinct pictures of each category; they do not depend on the seed."""
     return [
-        [draw(number, np.random.default_rng([number, item])) for item in range(PICTURES)]
-        for number in range(len(CATEGORIES))
+        [pictures.draw(name, np.random.default_rng([number, item])) for item in range(PICTURES)]
+        for number, name in enumerate(CATEGORIES)
     ]
-
-
-def draw(number: int, rng: np.random.Generator) -> bytes:
-    """Draw a thing of a category before a textured wall, and return it as a JPEG."""
-    wall = rng.normal(0, 14, (SIDE, SIDE, 1)) + rng.uniform(90, 220, 3)
-    wall += np.linspace(-25, 25, SIDE)[:, None, None] * rng.uniform(-1, 1)
-    image = Image.fromarray(np.clip(wall, 0, 255).astype(np.uint8))
-    pen = ImageDraw.Draw(image)
-    size, (x, y) = rng.uniform(22, 40), rng.uniform(48, 80, 2)
-    colour = tuple(int(c) for c in rng.uniform(0, 255, 3))
-    dark = tuple(c // 3 for c in colour)
-
-    def box(left: float, top: float, right: float, bottom: float) -> tuple[float, float, float, float]:
-        return (x + left * size, y + top * size, x + right * size, y + bottom * size)
-
-    name = CATEGORIES[number]
-    if name == "backpack":
-        pen.rounded_rectangle(box(-0.8, -1, 0.8, 1.1), size / 2, colour, dark, 3)
-        pen.rectangle(box(-0.5, 0.2, 0.5, 0.8), dark)
-    elif name == "chair":
-        pen.rectangle(box(-0.7, -1.2, -0.4, 1.2), colour)
-        pen.rectangle(box(-0.7, 0.0, 0.8, 0.3), colour)
-        pen.rectangle(box(0.6, 0.3, 0.8, 1.2), dark)
-    elif name == "jacket":
-        pen.rectangle(box(-0.6, -0.9, 0.6, 1.1), colour)
-        pen.line(box(-0.6, -0.8, -1.3, 0.9), colour, 9)
-        pen.line(box(0.6, -0.8, 1.3, 0.9), colour, 9)
-        pen.line(box(0, -0.9, 0, 1.1), dark, 3)
-    elif name == "lamp":
-        pen.polygon([box(-1, 0, 0, 0)[:2], box(1, 0, 0, 0)[:2], box(0, -1.3, 0, 0)[:2]], (250, 240, 170), dark)
-        pen.rectangle(box(-0.1, 0, 0.1, 1.3), dark)
-    elif name == "mug":
-        pen.rectangle(box(-0.8, -0.6, 0.5, 0.8), colour)
-        pen.ellipse(box(0.3, -0.3, 1.1, 0.5), None, colour, 6)
-    else:
-        pen.rectangle(box(-0.3, -1.5, 0.3, 1.5), dark)
-        pen.ellipse(box(-0.9, -0.9, 0.9, 0.9), (245, 245, 245), colour, 5)
-        pen.line(box(0, 0, 0.4, -0.4), dark, 3)
-    out = io.BytesIO()
-    image.save(out, "JPEG", quality=84)
-    return out.getvalue()
 
 
 def main() -> None:

@@ -1,14 +1,11 @@
-"""All of pqcache in one run: sync, inspect, repartition, train, and a sync of a changed source during a training.
-
-    python demo/demo.py [DIR]
+"""The chapters of ``pqcache demo``: a sync of a changed source during a training is the last but one.
 
 Every command is shown with its output, and every claim is checked: a false one ends the demo with exit code 1. It needs
-no network and leaves its files in DIR (default: demo/data).
+no network, no torch, and nothing that pqcache does not require.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -25,22 +22,21 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-import make_shop
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-HERE = Path(__file__).parent
+from pqcache.console.demo import shop
+from pqcache.console.demo.checks import all_ids, files, held, row_group_sizes, same_ids, same_rows
+from pqcache.console.demo.training import has_torch, save, train
+from pqcache.errors import Interrupted, PqcacheError, UsageError
+
 MARK = ".pqcache-demo"  # marks a directory that the demo may empty
-LIMIT = "8MB"
-PQCACHE = [sys.executable, "-c", "from pqcache.cli import main; main()"]
-
-Ids = npt.NDArray[np.int64]
+LIMIT = "4MB"
 
 
-class Untrue(Exception):
-    """A claim of the demo is false."""
+def untrue(claim: str) -> PqcacheError:
+    """Return the error of a claim that is false."""
+    advice = "please report this bug, with the output above and that of 'pqcache --version -v'"
+    return PqcacheError("the demo", f"not true on this machine: {claim}", advice)
 
 
 @dataclass
@@ -61,9 +57,9 @@ class Demo:
         return self.root / "cache"
 
     def proves(self, claim: str, holds: bool) -> None:
-        """Record a claim that holds; raise Untrue for one that does not."""
+        """Record a claim that holds; one that does not raises PqcacheError."""
         if not holds:
-            raise Untrue(claim)
+            raise untrue(claim)
         say(f"  -> {claim}")
         self.proved.append(claim)
 
@@ -81,21 +77,21 @@ def chapter(title: str, text: str) -> None:
 
 def pqcache(*arguments: str | Path, to: Path | None = None) -> str:
     """Run a pqcache command, show it, and return what it printed; ``to`` shows a redirection instead."""
-    return _run("pqcache", PQCACHE, arguments, to)
+    return _run("pqcache", ["-m", "pqcache"], arguments, to)
 
 
-def python(*arguments: str | Path) -> str:
-    """Run a Python script in the same way."""
-    return _run("python", [sys.executable], arguments, None)
+def training_run(*arguments: str | Path) -> str:
+    """Run a training in a process of its own, in the same way."""
+    return _run("python -m pqcache.console.demo.training", ["-m", "pqcache.console.demo.training"], arguments, None)
 
 
 def _run(name: str, program: list[str], arguments: tuple[str | Path, ...], to: Path | None) -> str:
     words = [shown(word) for word in arguments]
-    say("\n$ " + shlex.join([name, *words]) + (f" > {shown(to)}" if to else ""))
+    say(f"\n$ {name} {shlex.join(words)}" + (f" > {shown(to)}" if to else ""))
     # no colours, also where a CI sets FORCE_COLOR
     environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
     done = subprocess.run(
-        [*program, *words],
+        [sys.executable, *program, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding=sys.stdout.encoding,
@@ -109,7 +105,7 @@ def _run(name: str, program: list[str], arguments: tuple[str | Path, ...], to: P
         say(done.stdout.rstrip())
     if done.returncode:
         say(done.stdout if to else "")
-        raise Untrue(f"{name} {words[0]} ends with exit code 0 (it was {done.returncode})")
+        raise untrue(f"{name} {words[0]} ends with exit code 0 (it was {done.returncode})")
     return str(done.stdout)
 
 
@@ -121,21 +117,15 @@ def shown(word: str | Path) -> str:
     return str(word) if relative.startswith("..") else relative
 
 
-def main() -> int:
-    """Run the demo and return its exit code."""
-    parser = argparse.ArgumentParser(description="Show what pqcache does, and check it.")
-    parser.add_argument("directory", nargs="?", type=Path, default=HERE / "data", help="where to work")
-    demo = Demo(parser.parse_args().directory.absolute())
+def run_demo(directory: Path) -> None:
+    """Run the demo in a directory, which an earlier demo may have left; a false claim raises PqcacheError."""
+    demo = Demo(directory.absolute())
     begun = time.monotonic()
     if not wipe(demo.root):
-        parser.error(f"{demo.root}: not empty, and not from an earlier demo; name another directory")
+        raise UsageError(directory, "not empty, and not from an earlier demo", "name another directory")
     say("pqcache in one run: $ marks a command, -> a claim that was checked after it.")
-    try:
-        for part in (first_sync, repartition, training, night):
-            part(demo)
-    except Untrue as error:
-        say(f"\nNOT TRUE: {error}")
-        return 1
+    for part in (first_sync, repartition, training, night):
+        part(demo)
     chapter(
         "What was checked",
         "Rows, ids and row-group sizes were read from the files with pyarrow:",
@@ -143,7 +133,6 @@ def main() -> int:
     for number, claim in enumerate(demo.proved, 1):
         say(f"{number:>3}. {claim}")
     say(f"\nDone in {time.monotonic() - begun:.0f} s. The files are in {shown(demo.root)}.")
-    return 0
 
 
 def wipe(root: Path) -> bool:
@@ -163,7 +152,9 @@ def first_sync(demo: Demo) -> None:
         "Four daily partitions of Parquet with unsuitable row groups: one day is a single large row group, "
         "another is 60 small files. (Here the source is a directory; hdfs:// and s3:// work the same way.)",
     )
-    python(HERE / "make_shop.py", demo.source, "--days", "4")
+    shop.make_shop(demo.source)
+    size = sum((demo.source / path).stat().st_size for path in files(demo.source))
+    say(f"\n(made: {shown(demo.source)}, 4 days, {len(files(demo.source))} files, {megabytes(size)})")
     chapter("2. The first sync", "Copy the table as a snapshot of plain Parquet.")
     pqcache("sync", demo.source, demo.cache)
     rows = held(demo.cache / "current")
@@ -190,7 +181,7 @@ def repartition(demo: Demo) -> None:
     demo.proves(
         f"no row group exceeds {LIMIT}: {after['row_groups']} in {after['files']} files, "
         f"the largest {max(sizes):,} bytes",
-        after["over_block"] == 0 and after["row_groups"] == len(sizes) and max(sizes) <= 8 << 20,
+        after["over_block"] == 0 and after["row_groups"] == len(sizes) and max(sizes) <= 4 << 20,
     )
     demo.proves(
         "values, the order of rows within a day, the schema and its metadata equal the source's",
@@ -202,10 +193,12 @@ def training(demo: Demo) -> None:
     """Train a model for two epochs."""
     chapter(
         "5. Train",
-        "A small torch model reads batches from the cache through a Loader with two workers.",
+        "A small torch model reads batches from the cache through a Loader with two workers."
+        if has_torch()
+        else "torch is not installed, so a linear model in numpy reads the batches of pqcache.Cache.batches.",
     )
     report = demo.root / "train.npz"
-    python(HERE / "train_shop.py", demo.cache, "--epochs", "2", "--report", report)
+    training_run(demo.cache, "--epochs", "2", "--report", report)
     expected, seen = all_ids(demo.source), np.load(report)
     for number, ids in enumerate(seen["ids"], 1):
         demo.proves(
@@ -233,7 +226,7 @@ def night(demo: Demo) -> None:
     try:
         while not begun.wait(0.2):
             if not process.is_alive():
-                raise Untrue("the training begins")
+                raise untrue("the training begins")
         moved = change_source(demo)
         began_at, summary = step.value, nightly_sync(demo, moved)
         ended_at, new = step.value, current(demo)
@@ -242,7 +235,7 @@ def night(demo: Demo) -> None:
         landed.set()
         process.join(300)
     if process.exitcode:
-        raise Untrue("the training comes to its end")
+        raise untrue("the training comes to its end")
     seen, undisturbed = np.load(report), np.load(demo.root / "train.npz")
     demo.proves(
         f"the new snapshot was published between its steps {began_at} and {ended_at} of {seen['losses'].shape[1]}",
@@ -262,9 +255,9 @@ def night(demo: Demo) -> None:
 
 def change_source(demo: Demo) -> set[str]:
     """Write a new day and a revised old one; return the names of both directories."""
-    added, changed = make_shop.FIRST_DAY + timedelta(days=4), make_shop.FIRST_DAY
-    make_shop.make_day(demo.source, added)
-    make_shop.make_day(demo.source, changed, revision=1)
+    added, changed = shop.FIRST_DAY + timedelta(days=4), shop.FIRST_DAY
+    shop.make_day(demo.source, added)
+    shop.make_day(demo.source, changed, revision=1)
     say(f"\n(at the source dt={added} is added and dt={changed} changes)")
     return {f"dt={added}", f"dt={changed}"}
 
@@ -299,25 +292,27 @@ def same_file(path: Path, inode: int) -> bool:
 
 def train_through(cache: Path, report: Path, begun: Event, landed: Event, at: Synchronized[int]) -> None:
     """Train one epoch, slowly enough for a sync in the middle of it."""
-    from train_shop import save, train
 
     def after_step(step: int) -> None:
         at.value = step
         if step == 5:
             begun.set()
-        if step == 90:
+        if step == 45:
             landed.wait(300)  # on a busy machine the sync may need longer than the epoch
         time.sleep(0.03)
 
-    done = train(cache, 1, log=lambda line: say(f"    [training] {line}"), after_step=after_step)
-    save(done, report)
+    try:
+        done = train(cache, 1, log=lambda line: say(f"    [training] {line}"), after_step=after_step)
+        save(list(done), report)
+    except KeyboardInterrupt:  # of the demo, which says so
+        sys.exit(Interrupted.exit_code)
 
 
 def morning(demo: Demo, new: str) -> None:
     """Train on the new snapshot; a sync removes the old one."""
     chapter("7. The next training", "A new training reads the new rows. No reader holds the old snapshot any more.")
     report = demo.root / "morning.npz"
-    python(HERE / "train_shop.py", demo.cache, "--epochs", "1", "--report", report)
+    training_run(demo.cache, "--epochs", "1", "--report", report)
     expected, seen = all_ids(demo.source), np.load(report)
     demo.proves(
         f"a new process reads the {len(expected):,} rows of the new snapshot, each once",
@@ -342,52 +337,6 @@ def current(demo: Demo) -> str:
     return Path(os.readlink(demo.cache / "current")).name
 
 
-def files(root: Path) -> list[str]:
-    """Return the Parquet files below a directory, in order."""
-    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*.parquet"))
-
-
-def held(root: Path) -> int:
-    """Return the rows below a directory, by its footers."""
-    return sum(pq.read_metadata(root / path).num_rows for path in files(root))
-
-
-def row_group_sizes(root: Path) -> list[int]:
-    """Return the compressed bytes of each row group below a directory, by its footers."""
-    footers = [pq.read_metadata(root / path) for path in files(root)]
-    groups = [footer.row_group(number) for footer in footers for number in range(footer.num_row_groups)]
-    return [sum(g.column(c).total_compressed_size for c in range(g.num_columns)) for g in groups]
-
-
-def all_ids(root: Path) -> Ids:
-    """Return the ids of all rows below a directory, read with pyarrow alone."""
-    columns = [pq.ParquetFile(root / path).read(["id"])["id"].to_numpy() for path in files(root)]
-    ids: Ids = np.concatenate(columns)
-    return ids
-
-
-def same_ids(seen: Ids, expected: Ids) -> bool:
-    """Return whether ``seen`` has each expected id once and no other."""
-    return len(np.unique(seen)) == len(seen) and np.array_equal(np.sort(seen), np.sort(expected))
-
-
-def same_rows(source: Path, copy: Path) -> bool:
-    """Return whether each day's rows are equal in every value, in order, with schema and metadata."""
-    days = sorted({path.partition("/")[0] for path in files(source)})
-    return days == sorted({path.partition("/")[0] for path in files(copy)}) and all(
-        day_rows(source / day).equals(day_rows(copy / day), check_metadata=True) for day in days
-    )
-
-
-def day_rows(directory: Path) -> pa.Table:
-    """Return the rows of a day's files, in the order of their names."""
-    return pa.concat_tables(pq.ParquetFile(directory / path).read() for path in files(directory))
-
-
 def megabytes(size: float) -> str:
     """Return a size for people."""
     return f"{size / (1 << 20):.1f} MB"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,28 @@
+"""The options of sync that say what to do where the source is not what it was."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pqcache.console.help import SAFETY
+
+SkipBad = Annotated[
+    bool | None,
+    typer.Option(
+        "--skip-bad/--no-skip-bad",
+        help="* Keep the old version of a partition whose new files are damaged or have other types, and publish the "
+        "rest, with exit code 5. Default: nothing is published then.",
+        rich_help_panel=SAFETY,
+    ),
+]
+NewSource = Annotated[
+    bool,
+    typer.Option(
+        "--new-source",
+        help="Make the cache a copy of another source than before, as when a table has moved. Default: another source "
+        "is refused.",
+        rich_help_panel=SAFETY,
+    ),
+]

@@ -1,0 +1,153 @@
+"""The snapshots of a cache: listed, pinned and unpinned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pqcache.errors import CacheError, DamagedError, UsageError, disk_errors
+from pqcache.events import OnEvent, ignore
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.layout import LEASE
+from pqcache.store.pins import check_name, read_kept, write_kept
+from pqcache.store.snapshot import Snapshot
+from pqcache.system.locks import readers_of
+from pqcache.units import parse_duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotView:
+    """A snapshot of a cache as a list shows it.
+
+    Attributes:
+        snapshot: its ID.
+        created: when it was made, in ISO 8601.
+        current: whether readers open it when they ask for none.
+        pinned: whether it is kept until it is unpinned.
+        name: the name of the pin, or None.
+        leases: how many readers hold it, as far as this machine knows; None where the file system has no locks.
+        files, rows, bytes: what it holds; None where its manifest is damaged.
+        version: the version of the Delta or Iceberg table that it was made from, or None.
+        damage: why nothing is known of it, or None.
+    """
+
+    snapshot: str
+    created: str | None
+    current: bool
+    pinned: bool
+    name: str | None
+    leases: int | None
+    files: int | None
+    rows: int | None
+    bytes: int | None
+    version: str | None
+    damage: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class PinReport:
+    """What is pinned in a cache: the names of pins by the IDs of their snapshots, empty for none, and which changed."""
+
+    cache: str
+    snapshot: str
+    pins: Mapping[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return {"cache": self.cache, "snapshot": self.snapshot, "pins": dict(self.pins)}
+
+
+def snapshots(cache: str | os.PathLike[str]) -> list[SnapshotView]:
+    """Return the snapshots of a cache, oldest first.
+
+    >>> [(view.current, view.leases, view.rows) for view in snapshots("cache/shop")]
+    [(True, 0, 600)]
+
+    Raises CacheError where there is no cache.
+    """
+    target = CacheDirectory.open(os.fspath(cache))
+    pins, current = read_kept(target.path).pins, target.current()
+    return [_view(snapshot, current, pins) for snapshot in target.snapshots()]
+
+
+def pin(
+    cache: str | os.PathLike[str],
+    snapshot: str,
+    *,
+    name: str | None = None,
+    wait: str | float = 0.0,
+    on_event: OnEvent = ignore,
+) -> PinReport:
+    """Keep a snapshot of a cache, by its ID, number or name, until it is unpinned; ``name`` names it.
+
+    Pinned snapshots are kept beside those that ``keep`` counts. A pin that is there already gets the new name.
+
+    >>> report = pin("cache/shop", "1", name="first")
+    >>> list(report.pins.values())
+    ['first']
+
+    Raises UsageError for a name that another snapshot has, CacheError, or CacheLocked when another run is at work.
+    """
+    target = CacheDirectory.open(os.fspath(cache))
+    if name is not None:
+        check_name(name)
+    with disk_errors(target.path), target.lock(parse_duration(wait), on_event):
+        kept, found = read_kept(target.path), target.snapshot(snapshot)
+        other = kept.id_of(name or "")
+        if other not in (None, found.id):
+            raise UsageError(
+                f"--name {name}", f"is the name of {other}", f"unpin it first: pqcache unpin {cache} {name}"
+            )
+        kept = replace(kept, pins={**kept.pins, found.id: name or kept.pins.get(found.id, "")})
+        write_kept(target.path, kept)
+    return PinReport(str(target.path), found.id, kept.pins)
+
+
+def unpin(
+    cache: str | os.PathLike[str], snapshot: str, *, wait: str | float = 0.0, on_event: OnEvent = ignore
+) -> PinReport:
+    """Let a pinned snapshot, by its ID, number or name, be removed as any other.
+
+    >>> unpin("cache/shop", pin("cache/shop", "1").snapshot).pins
+    {}
+
+    Raises UsageError for one that is not pinned, CacheError, or CacheLocked when another run is at work.
+    """
+    target = CacheDirectory.open(os.fspath(cache))
+    with disk_errors(target.path), target.lock(parse_duration(wait), on_event):
+        kept = read_kept(target.path)
+        found = snapshot if snapshot in kept.pins else kept.id_of(snapshot) or target.snapshot(snapshot).id
+        if found not in kept.pins:
+            raise UsageError(found, "is not pinned", f"'pqcache snapshots {cache}' lists what is")
+        kept = replace(kept, pins={known: name for known, name in kept.pins.items() if known != found})
+        write_kept(target.path, kept)
+    return PinReport(str(target.path), found, kept.pins)
+
+
+def _view(snapshot: Snapshot, current: Snapshot | None, pins: Mapping[str, str]) -> SnapshotView:
+    view = SnapshotView(
+        snapshot=snapshot.id,
+        created=None,
+        current=snapshot == current,
+        pinned=snapshot.id in pins,
+        name=pins.get(snapshot.id) or None,
+        leases=readers_of(snapshot.path / LEASE),
+        files=None,
+        rows=None,
+        bytes=None,
+        version=None,
+    )
+    try:
+        manifest = snapshot.manifest()
+    except (DamagedError, CacheError) as error:
+        return replace(view, damage=str(error))
+    version = None if manifest.table is None else manifest.table.version or None
+    held = manifest.totals
+    view = replace(view, files=held.files, rows=held.rows, bytes=held.size)
+    return replace(view, created=manifest.created, version=version)

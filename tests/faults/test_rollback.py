@@ -1,0 +1,55 @@
+"""kill -9 at any instant of a rollback or a pin leaves a valid cache, and exactly what is so in the history."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import pqcache
+from pqcache.store.history import read_history
+from tests.datasets import write_day
+from tests.faults.checks import check_clean, check_snapshot, rows_at
+from tests.faults.runner import Runner
+from tests.faults.sweep import DEPTHS, points_to_try
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Path:
+    """A cache of two nights."""
+    for day in (1, 2):
+        write_day(tmp_path / "lake", f"2026-11-0{day}", files=1, rows=20, first=day * 1000)
+        pqcache.sync(tmp_path / "lake", tmp_path / "start")
+    return tmp_path / "start"
+
+
+@pytest.mark.parametrize("deep", DEPTHS)
+@pytest.mark.parametrize("words", [("rollback", "1"), ("pin", "1", "--name", "paper")], ids=["rollback", "pin"])
+def test_killed_before_each_operation(
+    words: tuple[str, ...], deep: bool, start: Path, runner: Runner, tmp_path: Path
+) -> None:
+    cache, command = tmp_path / "cache", words[0]
+    old, new = (rows_at(path) for path in (start / "current", sorted((start / "snapshots").iterdir())[0]))
+
+    def restart() -> None:
+        shutil.rmtree(cache, ignore_errors=True)
+        shutil.copytree(start, cache, symlinks=True)
+
+    restart()
+    points = runner.run(cache, command, cache, *words[1:], instrument={"kind": "count"}).points
+    assert any("snapshots.json" in point for point in points)
+    assert any("current" in point for point in points) is (command == "rollback")
+    for at in points_to_try(points, deep):
+        restart()
+        ran = runner.run(cache, command, cache, *words[1:], instrument={"kind": "kill", "at": at})
+        assert ran.code in (-9, 0), ran.stderr
+        check_snapshot(cache, [old, new])
+        assert {view.name for view in pqcache.snapshots(cache)} <= {None, "paper"}
+        again = runner.run(cache, command, cache, *words[1:])
+        assert again.code == 0, f"killed at {points[at]}: {again.stderr}"
+        assert check_snapshot(cache, [old, new]) == (1 if command == "rollback" else 0)
+        recorded = [record["command"] for record in read_history(cache)].count("rollback")
+        assert recorded == (1 if command == "rollback" else 0), f"killed at {points[at]}"
+        assert pqcache.sync(cache).published is (command == "rollback")
+        check_clean(cache)

@@ -1,0 +1,231 @@
+"""The snapshots of a cache: listed, pinned, rolled back to, opened by name, and never collected while pinned."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import pqcache
+from pqcache.events import Event, Warned
+from pqcache.store.history import append_history, read_history
+from pqcache.torch import ParquetDataset
+from tests.datasets import write_day
+from tests.forked_commands import run_pqcache
+
+
+def add_day(lake: Path, day: int) -> None:
+    write_day(lake, f"2026-11-0{day}", files=1, rows=20, first=day * 1000)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    add_day(tmp_path / "lake", 1)
+    return tmp_path / "lake"
+
+
+@pytest.fixture
+def cache(lake: Path, tmp_path: Path) -> Path:
+    """A cache of three nights: its snapshots hold one, two and three days."""
+    place = tmp_path / "cache"
+    pqcache.sync(lake, place, keep=3)
+    for day in (2, 3):
+        add_day(lake, day)
+        pqcache.sync(place)
+    return place
+
+
+def ids(cache: Path) -> list[str]:
+    return [view.snapshot for view in pqcache.snapshots(cache)]
+
+
+def numbers(cache: Path) -> list[int]:
+    return [int(name.rpartition("-")[2]) for name in ids(cache)]
+
+
+def days_in(cache: Path) -> int:
+    return len(list((cache / "current").glob("dt=*")))
+
+
+def age(snapshot: Path, seconds: float) -> None:
+    os.utime(snapshot, (time.time() - seconds,) * 2)
+
+
+def test_a_list_says_what_there_is(cache: Path) -> None:
+    pqcache.pin(cache, "2", name="paper")
+    with ParquetDataset(cache) and pqcache.Cache.open(cache).snapshot("paper").lease():
+        views = pqcache.snapshots(cache)
+        text = run_pqcache("snapshots", cache).stdout
+        lines = [json.loads(line) for line in run_pqcache("snapshots", cache, "--json").stdout.splitlines()]
+    assert [(v.rows, v.files, v.current, v.pinned, v.name, v.leases) for v in views] == [
+        (20, 1, False, False, None, 0), (40, 2, False, True, "paper", 1), (60, 3, True, False, None, views[2].leases),
+    ]  # fmt: skip
+    assert [line["snapshot"] for line in lines] == ids(cache)
+    header, *rows = text.splitlines()
+    assert header.split() == ["snapshot", "made", "(UTC)", "rows", "bytes", "readers"]
+    assert rows[1].rstrip().endswith("1  pinned as paper")
+    assert rows[2].rstrip().endswith("current")
+
+
+def test_a_damaged_snapshot_is_listed_with_its_damage(cache: Path) -> None:
+    manifest = cache / "snapshots" / ids(cache)[0] / "_pqcache" / "files.arrow"
+    manifest.chmod(0o644)
+    manifest.write_bytes(b"nothing")
+    first = pqcache.snapshots(cache)[0]
+    assert first.rows is None
+    assert "files.arrow" in str(first.damage)
+    assert run_pqcache("snapshots", cache).returncode == 0
+
+
+def test_pinned_snapshots_outlive_keep_and_gc(lake: Path, cache: Path) -> None:
+    first = ids(cache)[0]
+    report = pqcache.pin(cache, first, name="paper")
+    assert report.to_dict() == {"cache": str(cache), "snapshot": first, "pins": {first: "paper"}}
+    for day in (4, 5, 6):
+        add_day(lake, day)
+        pqcache.sync(cache, keep=2)
+    assert numbers(cache) == [1, 5, 6]
+    assert first in pqcache.gc(cache, keep=1).kept
+    assert numbers(cache) == [1, 6]
+    assert len(ParquetDataset(cache, snapshot="paper", batch_size=20)) == 1
+    assert ParquetDataset(cache, snapshot="paper").snapshot == first
+    pqcache.unpin(cache, "paper")
+    assert pqcache.gc(cache, keep=1).removed == (first,)
+    with pytest.raises(pqcache.CacheError, match=r"snapshot paper is not kept any more \(kept: .*-0006\)"):
+        ParquetDataset(cache, snapshot="paper")
+
+
+def test_a_snapshot_is_found_by_id_number_and_name(cache: Path) -> None:
+    first, second, third = ids(cache)
+    pqcache.pin(cache, second, name="v1.0")
+    opened = pqcache.Cache.open(cache)
+    for name, found in ((first, first), ("2", second), ("0002", second), ("v1.0", second), (None, third)):
+        assert opened.snapshot(name).id == found
+    assert sum(batch.num_rows for batch in opened.batches(snapshot="v1.0")) == 40
+    dataset = ParquetDataset(cache, ["id"], snapshot="v1.0", batch_size=20, seed=1)
+    batch = next(iter(dataset))
+    again = ParquetDataset(cache, ["id"], batch_size=20, seed=1)
+    again.load_state_dict(dataset.state_dict(after=batch))
+    assert again.snapshot == second
+
+
+@pytest.mark.parametrize("name", ["", "7", "-x", "a b", "current", "x" * 65, "../up"])
+def test_names_that_no_pin_can_have(cache: Path, name: str) -> None:
+    with pytest.raises(pqcache.UsageError, match="no name for a snapshot"):
+        pqcache.pin(cache, "1", name=name)
+
+
+def test_pins_are_renamed_and_names_are_unique(cache: Path) -> None:
+    first, second, _ = ids(cache)
+    pqcache.pin(cache, first, name="a")
+    with pytest.raises(pqcache.UsageError, match=f"--name a: is the name of {first}; unpin it first"):
+        pqcache.pin(cache, second, name="a")
+    assert pqcache.pin(cache, first).pins == {first: "a"}, "without a name it keeps the one that it has"
+    assert pqcache.pin(cache, first, name="b").pins == {first: "b"}
+    assert pqcache.pin(cache, second, name="a").pins == {first: "b", second: "a"}
+    with pytest.raises(pqcache.UsageError, match="is not pinned"):
+        pqcache.unpin(cache, "3")
+
+
+def test_what_is_pinned_is_not_removed_where_that_cannot_be_read(cache: Path) -> None:
+    pqcache.pin(cache, "1")
+    (cache / "snapshots.json").write_text("{")
+    for command in (["gc", cache, "--keep", "1"], ["sync", cache]):
+        result = run_pqcache(*command)
+        assert result.returncode == 1
+        assert f"{cache}/snapshots.json: cannot be read" in result.stderr
+    assert len(list((cache / "snapshots").iterdir())) == 3
+
+
+def test_a_rollback_is_one_step_and_recorded(cache: Path) -> None:
+    first, _, third = ids(cache)
+    reader = ParquetDataset(cache)
+    result = run_pqcache("rollback", cache, "1")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert f"rolled back from {third}; {first} is current; the next sync publishes" in result.stdout
+    assert days_in(cache) == 1
+    assert reader.snapshot == third
+    assert ParquetDataset(cache).snapshot == first
+    record = pqcache.log(cache)[-1]
+    assert (record["command"], record["snapshot"], record["previous"]) == ("rollback", first, third)
+    assert "from 0003" in run_pqcache("log", cache).stdout.splitlines()[-1]
+    assert "nothing to do" in run_pqcache("rollback", cache, first).stdout
+    assert len(pqcache.log(cache)) == 4
+    assert pqcache.verify(cache, deep=True).ok
+
+
+def test_after_a_rollback_the_next_sync_publishes_the_source_and_says_so(lake: Path, cache: Path) -> None:
+    third = ids(cache)[2]
+    pqcache.rollback(cache, "1")
+    for snapshot in (cache / "snapshots").iterdir():
+        age(snapshot, 3600)  # older than what a run that died has left
+    events: list[Event] = []
+    report = pqcache.sync(cache, on_event=events.append)
+    assert (report.published, days_in(cache)) == (True, 3)
+    (said,) = [event.message for event in events if isinstance(event, Warned)]
+    assert said == f"the cache was rolled back from {third}; what the source holds now is current again"
+    assert numbers(cache) == [1, 3, 4], "the one that was rolled back to is kept longer than those rolled back from"
+    add_day(lake, 4)
+    events.clear()
+    assert pqcache.sync(cache, keep=2, on_event=events.append).published
+    assert not [event for event in events if isinstance(event, Warned)]
+    assert numbers(cache) == [4, 5]
+
+
+def test_a_rollback_can_be_undone(cache: Path) -> None:
+    pqcache.rollback(cache, "1")
+    pqcache.rollback(cache, "3")
+    assert days_in(cache) == 3
+    assert json.loads((cache / "snapshots.json").read_text())["rolled_back"] == [ids(cache)[1]]
+    assert pqcache.gc(cache, keep=2).removed == (ids(cache)[0],) or numbers(cache) == [1, 3]
+
+
+def test_a_snapshot_that_is_damaged_or_gone_is_not_rolled_back_to(cache: Path) -> None:
+    first = cache / "snapshots" / ids(cache)[0]
+    file = next(first.glob("dt=*/*.parquet"))
+    file.unlink()
+    with pytest.raises(pqcache.DamagedError, match=r"1 file of it are? missing|missing or not as"):
+        pqcache.rollback(cache, "1")
+    with pytest.raises(pqcache.CacheError, match="snapshot 9 is not kept any more"):
+        pqcache.rollback(cache, "9")
+    assert days_in(cache) == 3
+    with pqcache.Cache.open(cache).lock(), pytest.raises(pqcache.CacheLocked):
+        pqcache.rollback(cache, "2")
+
+
+def test_a_snapshot_of_the_future_is_collected_or_named(lake: Path, cache: Path) -> None:
+    first, second, third = ids(cache)
+    age(cache / "snapshots" / first, -86400)
+    age(cache / "snapshots" / second, 86400)
+    events: list[Event] = []
+    report = pqcache.gc(cache, keep=1, older_than="1h", on_event=events.append)
+    assert report.removed == (second,)
+    (said,) = [event.message for event in events if isinstance(event, Warned)]
+    assert f"{first}: kept: its time is in the future" in said
+    assert pqcache.gc(cache, keep=1).removed == (first,)
+    age(cache / "snapshots" / third, -86400)
+    add_day(lake, 4)
+    pqcache.sync(cache, keep=1)
+    assert numbers(cache) == [4]
+
+
+def test_the_log_keeps_the_order_of_events_whatever_the_clock_does(lake: Path, cache: Path) -> None:
+    records = read_history(cache)
+    (cache / "history.jsonl.zst").unlink()
+    for record, time_of in zip(
+        records, ("2026-11-24T04:00:00", "2031-01-01T00:00:00", "2020-01-01T00:00:00"), strict=True
+    ):
+        append_history(cache, {**record, "time": f"{time_of}+00:00"})
+    assert [run["snapshot"] for run in pqcache.log(cache)] == ids(cache)
+    (cache / "history.jsonl.zst").unlink()
+    for number in (0, 2):  # the run between them was killed before it wrote its record
+        append_history(cache, {**records[number], "time": "2031-01-01T00:00:00+00:00"})
+    assert [(run["snapshot"], run["command"]) for run in pqcache.log(cache)] == list(
+        zip(ids(cache), ("sync", "unknown", "sync"), strict=True)
+    )
+    add_day(lake, 4)
+    pqcache.sync(cache, keep=9)
+    assert len(pqcache.log(cache)) == len(ids(cache)) == 4

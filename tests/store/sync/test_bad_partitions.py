@@ -1,0 +1,212 @@
+"""Files that cannot be taken: what a sync says of them, and what it publishes without them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.errors import PartitionsSkipped, TypeClash
+from pqcache.events import Fetched
+from pqcache.store.sync import incremental
+from tests.datasets import files_of
+from tests.forked_commands import run_pqcache
+
+BROKEN = b"PAR1" + bytes(50)
+
+
+def write(root: Path, day: int, values: Sequence[Any], name: str = "p.parquet") -> Path:
+    path = root / f"dt={day}" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"id": [day] * len(values), "a": values}), path)
+    return path
+
+
+def values_of(cache: Path) -> dict[str, list[Any]]:
+    """Return the values of each partition in the current snapshot."""
+    root = cache / "current"
+    paths = sorted({path.rpartition("/")[0] for path in files_of(root)})
+    return {path: pq.read_table(root / path, partitioning=None)["a"].to_pylist() for path in paths}
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    for day in (1, 2):
+        write(tmp_path / "lake", day, [day, day])
+    return tmp_path / "lake"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, lake: Path) -> Path:
+    pqcache.sync(lake, tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def test_a_clash_between_nights_names_files_types_and_partition(lake: Path, cache: Path) -> None:
+    write(lake, 2, ["x", "y"])
+    with pytest.raises(TypeClash) as error:
+        pqcache.sync(cache)
+    assert error.value.subject == "dt=2/p.parquet"
+    assert error.value.reason == "column 'a' is string, which does not fit int64 in dt=1/p.parquet"
+    assert error.value.advice == ("write partition dt=2 again with the other type, or publish the rest with --skip-bad")
+    assert error.value.column == "a"
+    assert values_of(cache) == {"dt=1": [1, 1], "dt=2": [2, 2]}
+
+
+def test_the_file_that_is_named_has_the_column(lake: Path, tmp_path: Path) -> None:
+    """The files of a snapshot may have different columns: the one that is named is one of those with this one."""
+    for day in (3, 4):
+        (lake / f"dt={day}").mkdir()
+        pq.write_table(pa.table({"id": [day], "b": [1.5]}), lake / f"dt={day}" / "p.parquet")
+    pqcache.sync(lake, tmp_path / "cache")
+    pq.write_table(pa.table({"id": [4], "b": ["x"]}), lake / "dt=4" / "p.parquet")
+    with pytest.raises(TypeClash, match=r"dt=4/p\.parquet: column 'b' is string, .* double in dt=3/p\.parquet"):
+        pqcache.sync(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("keep_int96", [False, True])
+def test_a_clash_in_a_cache_that_is_rewritten(lake: Path, tmp_path: Path, keep_int96: bool) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(lake, cache, row_group_size="1MB")
+    pqcache.repartition(cache, row_group_size="1MB", keep_int96=keep_int96)
+    write(lake, 2, ["x", "y"])
+    with pytest.raises(TypeClash, match=r"dt=1/.* and .*dt=2/.*: column a .*: int64 and string; .*dt=2.*--skip-bad"):
+        pqcache.sync(cache)
+    write(lake, 3, [3])
+    report = pqcache.sync(cache, skip_bad=True)
+    assert [(item.partition, item.kept) for item in report.skipped] == [("dt=2", True)]
+    assert values_of(cache) == {"dt=1": [1, 1], "dt=2": [2, 2], "dt=3": [3]}
+
+
+@pytest.mark.parametrize("row_group_size", [None, "1MB"])
+def test_old_versions_are_kept_and_the_rest_is_taken(lake: Path, tmp_path: Path, row_group_size: str | None) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(lake, cache, row_group_size=row_group_size)
+    write(lake, 1, ["x"])
+    write(lake, 2, [5, 5, 5])
+    write(lake, 3, ["x"])
+    (write(lake, 4, [4]).parent / "q.parquet").write_bytes(BROKEN)
+    write(lake, 5, [5])
+    write(lake, 6, [6], name="old.parquet")
+    report = pqcache.sync(cache, skip_bad=True, force=True)
+    assert [(item.partition, item.kept) for item in report.skipped] == [
+        ("dt=1", True), ("dt=3", False), ("dt=4", False),
+    ]  # fmt: skip
+    reasons = {item.partition: item.reason for item in report.skipped}
+    assert all(name in reasons[day] for day, name in (("dt=1", "dt=1/"), ("dt=3", "dt=3/"), ("dt=4", "q.parquet")))
+    assert not any("--skip-bad" in reason for reason in reasons.values())
+    assert values_of(cache) == {"dt=1": [1, 1], "dt=2": [5, 5, 5], "dt=5": [5], "dt=6": [6]}
+    assert not any((cache / "tmp").iterdir())
+    with pytest.raises(PartitionsSkipped, match=r"3 partitions skipped: dt=1, dt=3, dt=4"):
+        report.raise_if_skipped()
+
+
+@pytest.mark.parametrize("row_group_size", [None, "1MB"])
+def test_many_bad_files_are_found_at_once(
+    lake: Path, tmp_path: Path, row_group_size: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pqcache.sync(lake, tmp_path / "cache", row_group_size=row_group_size)
+    for day in range(3, 13):
+        write(lake, day, ["x"])
+        write(lake, day + 20, [day]).write_bytes(BROKEN)
+    tries: list[object] = []
+    build = incremental.build_snapshot
+    monkeypatch.setattr(incremental, "build_snapshot", lambda *a, **k: tries.append(a) or build(*a, **k))
+    write(lake, 50, [5])
+    report = pqcache.sync(tmp_path / "cache", skip_bad=True)
+    assert (len(report.skipped), report.added) == (20, 1)
+    assert len(tries) <= 3
+
+
+def test_each_night_tries_again(lake: Path, cache: Path) -> None:
+    write(lake, 2, ["x"])
+    first = pqcache.sync(cache, skip_bad=True)
+    assert (first.published, [item.partition for item in first.skipped]) == (False, ["dt=2"])
+    again = pqcache.sync(cache)  # it is remembered
+    assert [item.partition for item in again.skipped] == ["dt=2"]
+    write(lake, 2, [7])
+    fetched: list[str] = []
+    good = pqcache.sync(cache, on_event=lambda e: fetched.append(e.path) if isinstance(e, Fetched) else None)
+    assert (good.published, good.skipped, fetched) == (True, (), ["dt=2/p.parquet"])
+    write(lake, 2, ["x"])
+    with pytest.raises(TypeClash):
+        pqcache.sync(cache, skip_bad=False)
+
+
+def test_when_all_files_have_the_other_type_nothing_clashes(lake: Path, cache: Path) -> None:
+    for day in (1, 2):
+        write(lake, day, ["x", "y"])
+    assert pqcache.sync(cache, skip_bad=True).skipped == ()
+    assert values_of(cache) == {"dt=1": ["x", "y"], "dt=2": ["x", "y"]}
+
+
+def test_a_first_copy_leaves_out_what_cannot_be_taken(lake: Path, tmp_path: Path) -> None:
+    write(lake, 2, ["x"])
+    (write(lake, 3, [3])).write_bytes(BROKEN)
+    report = pqcache.sync(lake, tmp_path / "c", skip_bad=True)
+    assert [(item.partition, item.kept) for item in report.skipped] == [("dt=2", False), ("dt=3", False)]
+    assert values_of(tmp_path / "c") == {"dt=1": [1, 1]}
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    (flat / "a.parquet").write_bytes(BROKEN)
+    with pytest.raises(pqcache.ParquetError, match=r"a\.parquet"):  # nothing would be left
+        pqcache.sync(flat, tmp_path / "d", skip_bad=True)
+
+
+def test_a_table_without_partitions_remains_as_it_was(tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    pq.write_table(pa.table({"a": [1, 2]}), flat / "a.parquet")
+    pqcache.sync(flat, tmp_path / "c")
+    (flat / "b.parquet").write_bytes(BROKEN)
+    report = pqcache.sync(tmp_path / "c", skip_bad=True)
+    assert [(item.partition, item.kept) for item in report.skipped] == [(".", True)]
+    assert files_of(tmp_path / "c" / "current") == ["a.parquet"]
+
+
+def test_the_command_line_says_so_and_ends_with_its_own_code(lake: Path, cache: Path) -> None:
+    write(lake, 2, ["x"])
+    write(lake, 3, [3])
+    result = run_pqcache("sync", cache, "--skip-bad", "--json")
+    assert result.returncode == 5
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    summary = next(event for event in events if event["event"] == "summary")
+    assert [(item["partition"], item["kept"]) for item in summary["skipped"]] == [("dt=2", True)]
+    assert (events[-1]["kind"], events[-1]["exit_code"]) == ("PartitionsSkipped", 5)
+    said = run_pqcache("sync", cache)
+    assert said.returncode == 5
+    assert "partition dt=2: its old version is kept: dt=2/p.parquet: column 'a'" in said.stderr
+    assert said.stdout.rstrip().endswith("; 1 partition skipped")
+    quiet = run_pqcache("sync", cache, "-q")
+    assert (quiet.returncode, quiet.stdout) == (5, "")
+    assert "1 partition skipped: dt=2" in quiet.stderr
+    assert "(1 skipped)" in run_pqcache("log", cache).stdout
+    checked = run_pqcache("verify", cache)
+    assert checked.returncode == 0
+    assert "not as at the source: partition dt=2: its old version is kept" in checked.stdout
+    assert [item["partition"] for item in pqcache.verify(cache).to_dict()["skipped"]] == ["dt=2"]
+
+
+def test_a_version_of_a_delta_table(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    table = str(tmp_path / "table")
+    for day in (1, 2):
+        deltalake.write_deltalake(table, pa.table({"dt": [day], "a": [day]}), partition_by=["dt"], mode="append")
+    pqcache.sync(table, tmp_path / "c")
+    deltalake.write_deltalake(table, pa.table({"dt": [3], "a": [3]}), mode="append")
+    (new,) = (tmp_path / "table" / "dt=3").glob("*.parquet")
+    good = new.read_bytes()
+    pq.write_table(pa.table({"a": ["x"]}), new)
+    log = max((tmp_path / "table" / "_delta_log").glob("*.json"))
+    log.write_text(log.read_text().replace(f'"size":{len(good)}', f'"size":{new.stat().st_size}'))
+    with pytest.raises(TypeClash, match=r"dt=3/.*: column 'a' is string, which does not fit int64 in dt=\d/"):
+        pqcache.sync(tmp_path / "c")
+    report = pqcache.sync(tmp_path / "c", skip_bad=True)
+    assert [(item.partition, item.kept) for item in report.skipped] == [("dt=3", False)]
+    assert pqcache.sync(tmp_path / "c").skipped

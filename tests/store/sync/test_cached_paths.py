@@ -1,0 +1,245 @@
+"""Every file of a cache ends in ``.parquet``, whatever it is called at the source."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pqcache
+from pqcache.events import Event, Fetched
+from pqcache.store.cached_paths import cached_paths
+from pqcache.store.drivers import local
+from pqcache.store.inspect.listings import difference
+from pqcache.store.manifest import FileEntry, Identity, SourceFile
+from pqcache.store.manifest_file import read_manifest
+from pqcache.store.sync.plan import Recipe, plan_sync
+from pqcache.torch import ParquetDataset
+from tests.datasets import files_of, rows_of, write_day
+from tests.examples import examples
+
+NAMES = ("000000_0", "000001_0", "part-2.PARQUET", "part-3.pq")
+CACHED = [f"dt=2026-11-0{day}/{name}.parquet" for day in (1, 2) for name in NAMES]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """Two partitions of files without the usual suffix."""
+    for day in (1, 2):
+        add_day(tmp_path / "lake", day)
+    return tmp_path / "lake"
+
+
+def add_day(root: Path, day: int, names: tuple[str, ...] = NAMES) -> None:
+    write_day(root, f"2026-11-0{day}", first=day * 1000, files=len(names), rows=10)
+    directory = root / f"dt=2026-11-0{day}"
+    for path, name in zip(sorted(directory.glob("*.parquet")), names, strict=True):
+        path.rename(directory / name)
+
+
+@contextmanager
+def early_version() -> Iterator[None]:
+    """Have syncs keep the names of source files, as they did."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pqcache.store.sync.plan.cached_paths", lambda paths: {})
+        yield
+
+
+def sync(source: Path | str, cache: Path, **options: object) -> list[str]:
+    """Sync, and return the source files that were fetched."""
+    events: list[Event] = []
+    pqcache.sync(source, cache, on_event=events.append, **options)
+    return sorted(event.path for event in events if isinstance(event, Fetched))
+
+
+def ids(dataset: str | Path) -> list[int]:
+    rows = ParquetDataset(dataset, columns=["id"], batch_size=None, shuffle=False)
+    return [int(row["id"]) for row in rows]
+
+
+def sources_in(cache: Path) -> dict[str, list[str]]:
+    entries = read_manifest(cache / "current" / "_pqcache" / "files.arrow").files
+    return {entry.path: [file.path for file in entry.sources] for entry in entries}
+
+
+def damage(path: Path) -> None:
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    data[20] ^= 0xFF
+    path.write_bytes(data)
+
+
+def test_every_file_is_found_by_its_suffix(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert len(sync(lake, cache)) == 8
+    assert files_of(cache / "current") == CACHED
+    assert len(rows_of(cache / "current")) == 80
+    assert sources_in(cache) == {path: [path.removesuffix(".parquet")] for path in CACHED}
+    assert sorted(ids(cache)) == sorted(ids(lake))
+
+
+def test_only_what_changes_is_fetched(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    sync(lake, cache)
+    assert sync(lake, cache) == []
+    shutil.copy(lake / "dt=2026-11-02" / "000000_0", lake / "dt=2026-11-01" / "000001_0")
+    (lake / "dt=2026-11-02" / "part-3.pq").unlink()
+    assert sync(lake, cache) == ["dt=2026-11-01/000001_0"]
+    assert files_of(cache / "current") == CACHED[:-1]
+    assert sorted(ids(cache)) == sorted(ids(lake))
+
+
+def test_content_is_compared_and_damage_is_repaired(
+    lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "has_stable_inodes", lambda path: False)
+    cache, source = tmp_path / "cache", lake / "dt=2026-11-01" / "000000_0"
+    sync(lake, cache)
+    assert sync(lake, cache, compare="content") == []
+    damage(cache / "current" / CACHED[0])
+    assert not pqcache.verify(cache, deep=True).ok
+    assert pqcache.verify(cache, deep=True, repair=True).ok
+    assert (cache / "current" / CACHED[0]).read_bytes() == source.read_bytes()
+    written = source.stat().st_mtime_ns
+    damage(source)
+    os.utime(source, ns=(written, written))
+    assert sync(lake, cache) == []
+    assert sync(lake, cache, compare="content") == ["dt=2026-11-01/000000_0"]
+    assert (cache / "current" / CACHED[0]).read_bytes() == source.read_bytes()
+
+
+def test_two_files_of_one_name_keep_apart(tmp_path: Path) -> None:
+    """Which of them is there first does not matter."""
+    lake, cache, directory = tmp_path / "lake", tmp_path / "cache", tmp_path / "lake" / "dt=2026-11-01"
+    add_day(lake, 1, ("a", "b", "c"))
+    sync(lake, cache)
+    (directory / "b").rename(directory / "a.parquet")
+    assert sync(lake, cache) == ["dt=2026-11-01/a.parquet"]
+    held = sources_in(cache)
+    assert held["dt=2026-11-01/a.parquet"] == ["dt=2026-11-01/a.parquet"]
+    assert sorted(held.values()) == [[f"dt=2026-11-01/{name}"] for name in ("a", "a.parquet", "c")]
+    assert sorted(ids(cache)) == sorted(ids(lake))
+    assert len(rows_of(cache / "current")) == 30
+    assert pqcache.verify(cache, deep=True).ok
+    (directory / "a.parquet").unlink()
+    sync(lake, cache)
+    assert sorted(ids(cache)) == sorted(ids(lake))
+    assert len(rows_of(cache / "current")) == 20
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_a_cache_of_an_early_version_moves_over_at_its_next_change(keys: bool, lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with early_version():
+        sync(lake, cache)
+    if keys:
+        pqcache.index(cache, keys=["id"])
+    assert files_of(cache / "current") == []
+    assert sorted(ids(cache)) == sorted(ids(lake))
+    assert sync(lake, cache) == []
+    assert files_of(cache / "current") == []
+    add_day(lake, 3)
+    inode = (cache / "current" / CACHED[0].removesuffix(".parquet")).stat().st_ino
+    before = os.readlink(cache / "current").rpartition("/")[2]
+    assert sync(lake, cache) == [f"dt=2026-11-03/{name}" for name in NAMES]
+    assert (cache / "current" / CACHED[0]).stat().st_ino == inode, "it is linked"
+    assert len(rows_of(cache / "current")) == 120
+    assert sorted(ids(cache)) == sorted(ids(lake))
+    assert pqcache.verify(cache, deep=True).ok
+    found = difference(cache, before, os.readlink(cache / "current").rpartition("/")[2])
+    assert (len(found.added), found.removed, found.changed, found.unchanged) == (4, (), (), 8)
+    if keys:
+        assert len(pqcache.Cache(cache).lookup("id", [1005, 3005])) == 2
+
+
+def test_a_damaged_index_does_not_keep_an_early_cache_from_moving(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with early_version():
+        sync(lake, cache)
+    damage(cache / "current" / "_pqcache" / "row_groups.arrow")
+    add_day(lake, 3)
+    assert len(sync(lake, cache)) == 4
+    assert files_of(cache / "current")[:8] == CACHED
+    assert sorted(ids(cache)) == sorted(ids(lake))
+
+
+def test_a_cache_of_a_cache_follows_without_a_fetch(lake: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    with early_version():
+        sync(lake, first)
+        sync(first / "current", second)
+    assert files_of(second / "current") == []
+    (lake / "dt=2026-11-02" / "part-3.pq").unlink()
+    sync(lake, first)
+    assert sync(first / "current", second) == []
+    assert files_of(second / "current") == CACHED[:-1]
+    assert sources_in(second) == {path: [path] for path in CACHED[:-1]}
+    assert pqcache.sync(first / "current", second).published is False
+    assert pqcache.verify(second, deep=True, repair=True).ok
+
+
+def test_an_arriving_snapshot_has_the_names(lake: Path, tmp_path: Path) -> None:
+    sync(lake, tmp_path / "cache", fill=True)
+    assert files_of(tmp_path / "cache" / "current") == CACHED
+    assert sorted(ids(tmp_path / "cache")) == sorted(ids(lake))
+
+
+def test_rewritten_files_have_the_suffix(lake: Path, tmp_path: Path) -> None:
+    pqcache.repartition(lake, tmp_path / "out", row_group_size="1MB")
+    sync(lake, tmp_path / "cache", row_group_size="1MB")
+    for made in (tmp_path / "out", tmp_path / "cache" / "current"):
+        assert len(rows_of(made)) == 80
+        assert not [path for path in made.rglob("dt=*/*") if path.suffix != ".parquet"]
+    lone = tmp_path / "lone" / "dt=1"
+    lone.mkdir(parents=True)
+    shutil.copy(next((tmp_path / "out").rglob("*.parquet")), lone / "000000_0")  # it fits as it is
+    assert pqcache.repartition(lone.parent, tmp_path / "linked", row_group_size="1MB").rows > 0
+    assert files_of(tmp_path / "linked") == ["dt=1/part-00000.parquet"]
+
+
+def test_rewritten_files_of_an_early_version_get_the_suffix() -> None:
+    file = SourceFile("dt=1/a", Identity(10, 1))
+    held = FileEntry(
+        path="dt=1/a", size=9, rows=1, row_groups=1, sources=(file,), recipe='{"rewrite":{"row_group_size":1}}'
+    )
+    plan = plan_sync([file], [held], Recipe(rewrite='{"row_group_size":1}'))
+    assert plan.nothing_to_do
+    assert [now.path for directory in plan.directories for _, now in directory.kept] == ["dt=1/a.parquet"]
+
+
+def test_a_copy_becomes_as_private_as_its_source(lake: Path, tmp_path: Path) -> None:
+    sync(lake, tmp_path / "cache")
+    (lake / "dt=2026-11-01" / "000000_0").chmod(0o600)
+    sync(lake, tmp_path / "cache")
+    modes = [(tmp_path / "cache" / "current" / path).stat().st_mode & 0o777 for path in CACHED]
+    assert modes == [0o400, *[0o444] * 7]
+
+
+segments = st.text(st.sampled_from("aAb."), min_size=1, max_size=3).filter(lambda name: name.strip("."))
+names = st.lists(st.sampled_from(["", ".parquet", ".PARQUET", "/x", ".parquet/x"]), max_size=2).map("".join)
+
+
+@given(st.sets(st.builds(str.__add__, segments, names), max_size=8))
+@settings(max_examples=examples(200))
+def test_no_two_files_get_one_path(paths: set[str]) -> None:
+    directories = {path.rpartition("/")[0] for path in paths}
+    paths = {path for path in paths if path not in directories}
+    found = cached_paths(paths)
+    cached = [found.get(path, path) for path in paths]
+    assert all(path.endswith(".parquet") for path in cached)
+    assert len(set(cached)) == len(paths)
+    assert not directories.intersection(cached)
+    assert not {path for path in found if path.endswith(".parquet")}, "a name that has the suffix is kept"
+
+
+def test_long_names_are_cut() -> None:
+    paths = [f"dt=1/{'ü' * 127}{number}" for number in (1, 2)]
+    cached = cached_paths(paths)
+    assert len(set(cached.values())) == 2
+    assert all(len(path.rpartition("/")[2].encode()) <= 255 for path in cached.values())

@@ -1,0 +1,73 @@
+"""What a sync does not take of its source is counted, and of a cache below it one snapshot is taken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import pqcache
+from pqcache import cli
+from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.tables.data_files import PassedOver, count_passed_over, without_other_snapshots
+from tests.datasets import write_day, write_shop
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    return write_shop(tmp_path / "shop", rows=20)
+
+
+def files_at(*paths: str) -> list[SourceFile]:
+    return [SourceFile(path, Identity(100, 1)) for path in paths]
+
+
+def test_what_is_not_taken_is_counted_by_its_reason(shop: Path, tmp_path: Path) -> None:
+    (shop / "notes.txt").write_text("about")
+    first = pqcache.sync(shop, tmp_path / "cache", where="dt > '2026-11-01'")
+    assert first.passed_over == PassedOver(hidden=5, other=1, where=3)
+    assert pqcache.sync(tmp_path / "cache").passed_over == first.passed_over, "with nothing to do"
+    assert pqcache.sync(tmp_path / "cache", dry_run=True).passed_over == first.passed_over
+    assert json.loads(json.dumps(first.to_dict()))["passed_over"] == {"hidden": 5, "other": 1, "where": 3}
+    write_day(shop, "2026-11-09", files=1, rows=10)
+    assert pqcache.sync(tmp_path / "cache").passed_over == PassedOver(hidden=6, other=1, where=3)
+
+
+def test_the_summary_says_it(shop: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    cache = str(tmp_path / "cache")
+    assert cli.run(["sync", str(shop), cache, "--where", "dt > '2026-11-01'"]) == 0
+    assert capfd.readouterr().out.endswith("; not taken: 5 hidden, 3 outside of --where\n")
+    assert cli.run(["sync", cache]) == 0
+    assert capfd.readouterr().out.endswith("; not taken: 5 hidden, 3 outside of --where\n")
+    for path in [*shop.rglob("_*"), *shop.rglob("*.crc")]:
+        path.unlink()
+    assert cli.run(["sync", str(shop), str(tmp_path / "all")]) == 0
+    assert "not taken" not in capfd.readouterr().out
+
+
+def test_counting_follows_the_order_of_the_listing() -> None:
+    found = files_at("_SUCCESS", "a.parquet", ".b.crc", "c.csv", "d.parquet", "_x/e.parquet")
+    assert count_passed_over(found, [found[1], found[4]]) == PassedOver(hidden=3, other=1)
+    assert count_passed_over(found, found) == PassedOver()
+    assert count_passed_over(found, []) == PassedOver(hidden=3, other=3)
+
+
+def test_a_cache_below_a_directory_counts_once(shop: Path, tmp_path: Path) -> None:
+    above = tmp_path / "above"
+    pqcache.sync(shop, above / "shop")
+    write_day(shop, "2026-11-09", files=1, rows=10)
+    pqcache.sync(above / "shop")
+    assert pqcache.inspect(above, as_files=True).rows == 190
+    assert pqcache.sync(above, tmp_path / "copy", as_files=True).rows == 190
+
+
+def test_one_snapshot_of_each_cache_is_taken() -> None:
+    other = files_at("a.parquet", "current/b.parquet", "x/snapshots/c.parquet")
+    assert without_other_snapshots(other) == other, "no cache"
+    assert without_other_snapshots([*other, *files_at("pqcache.toml")])[0].path == "a.parquet"
+    paths = ["pqcache.toml", "snapshots/1/a.parquet", "snapshots/2/a.parquet", "arriving/3/a.parquet", "lock"]
+    of_cache = files_at(*(f"x/{path}" for path in paths))
+    assert [file.path for file in without_other_snapshots(of_cache)] == ["x/snapshots/2/a.parquet"]
+    linked = [*of_cache, *files_at("x/current/a.parquet", "y/a.parquet")]
+    assert [file.path for file in without_other_snapshots(linked)] == ["x/current/a.parquet", "y/a.parquet"]

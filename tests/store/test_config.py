@@ -1,0 +1,54 @@
+"""What a person writes into ``pqcache.toml``: what is not understood is named."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pqcache.errors import CacheError
+from pqcache.store.config import Config, read_config, write_config
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    (tmp_path / "tmp").mkdir()
+    write_config(tmp_path, Config(source="lake/shop", keep=3))
+    return tmp_path
+
+
+def add(cache: Path, line: str) -> None:
+    file = cache / "pqcache.toml"
+    file.write_text(f"{line}\n{file.read_text()}")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("kep = 3", r"'kep' is not known, 'keep' is the nearest that is"),
+        ('row-group-size = "1MB"', r"'row-group-size' is not known, 'row_group_size' is the nearest that is"),
+        ("Columns = []", r"'Columns' is not known, 'columns' is the nearest"),
+        ("zzzz = 1", r"'zzzz' is not known, these are: all_files, as_files, as_of, "),
+        ('checksum = "yes"', r"checksum = 'yes' has to be true or false"),
+        ("as_files = 1", r"as_files = 1 has to be true or false"),
+        ('settle = "10x"', r"'10x': not a duration; write it like 90s, 10m"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(cache: Path, line: str, reason: str) -> None:
+    add(cache, line)
+    with pytest.raises(CacheError, match=rf"pqcache\.toml: {reason}.*; correct it"):
+        read_config(cache)
+
+
+def test_all_that_is_written_is_known(cache: Path) -> None:
+    full = Config(
+        source="lake/shop", where="a > 1", columns=("a",), row_group_size=1 << 20, newest="30", keep=4,
+        marker="_SUCCESS", settle=600.0, max_delete="10%", checksum=True, skip_bad=True, as_files=True, all_files=True,
+        version="3", options={"endpoint": "http://127.0.0.1:1"}, compression="zstd", compat=True, keep_int96=True,
+        dense={"t": "uint16[4]"}, shuffle=1, keys=("a",),
+    )  # fmt: skip
+    write_config(cache, full)
+    assert read_config(cache) == full
+    plain = {item.name for item in fields(Config) if getattr(full, item.name) == getattr(Config(source=""), item.name)}
+    assert plain == {"shard", "hdfs_driver", "as_of"}  # what excludes others, or needs another library
