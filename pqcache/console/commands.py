@@ -133,7 +133,7 @@ def repartition(
     if dense == ["auto"]:
         from pqcache.console.proposals_text import print_proposals
 
-        with progress.reporter(json, quiet, dest or source) as on_event:
+        with progress.reporter(json, quiet) as on_event:
             proposals = pqcache.dense_proposals(
                 source,
                 options=parsing.store_options(option),

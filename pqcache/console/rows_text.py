@@ -10,6 +10,7 @@ from rich.markup import escape
 from pqcache.console.terminal import print_json, stdout_console
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.store.inspect.listings import plain_value, readable
+from pqcache.units import format_count
 
 
 def print_rows(found: RowPlaces, target: str, columns: list[str] | None, sample: bool, json: bool) -> None:
@@ -23,7 +24,7 @@ def print_rows(found: RowPlaces, target: str, columns: list[str] | None, sample:
     console = stdout_console()
     groups, files = (len(np.unique(numbers)) for numbers in (found.groups, found.files))
     heading = f"batch {found.index:,} of epoch {found.epoch}: {len(found):,} rows"
-    where = f"{groups:,} row groups in {files:,} files of {escape(found.snapshot)}"
+    where = f"{format_count(groups, 'row group')} in {format_count(files, 'file')} of {escape(found.snapshot)}"
     console.print(f"{heading} of {where}", highlight=False, soft_wrap=True)
     for item, value in zip(items, values, strict=True):
         place = f"{item['file']}, row group {item['row_group']}, row {item['row']} ({item['row_in_file']} in the file)"

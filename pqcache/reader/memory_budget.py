@@ -126,32 +126,37 @@ def lane_bytes(sizes: RowGroupSizes, window: int) -> float:
     return window_bytes(sizes, window) + _DECODING * int(sizes.decoded.max(initial=0))
 
 
-def largest_window(sizes: RowGroupSizes, memory: int, lanes: int) -> int:
+def largest_window(sizes: RowGroupSizes, memory: int, lanes: int, all_lanes: int | None = None) -> int:
     """Return how many row groups each of ``lanes`` lanes can mix within ``memory`` bytes, at most 16.
 
-    Where memory holds all rows, these are all row groups of a lane, up to 64. 0 when row groups are too large even for
-    a window of one.
+    Where memory holds all rows, these are all row groups of a lane, up to 64, whatever the number of ranks that the
+    dataset's ``all_lanes`` are divided among. 0 when row groups are too large even for a window of one.
     """
     if not len(sizes):
         return 1
-    most, held = WINDOW, int(sizes.selected.sum()) + lanes * _DECODING * int(sizes.decoded.max())
+    held = int(sizes.selected.sum()) + lanes * _DECODING * int(sizes.decoded.max())
     if sizes.complete and held <= memory:
-        most = max(WINDOW, min(-(-len(sizes) // lanes), WINDOW_OF_ALL))
-    sizes = RowGroupSizes(_largest(sizes.selected, most), sizes.decoded[[sizes.decoded.argmax()]], sizes.decoded_rows)
-    fitting = [window for window in range(1, most + 1) if lane_bytes(sizes, window) <= memory / lanes]
+        return max(WINDOW, min(-(-len(sizes) // (all_lanes or lanes)), WINDOW_OF_ALL))
+    sizes = RowGroupSizes(_largest(sizes.selected, WINDOW), sizes.decoded[[sizes.decoded.argmax()]], sizes.decoded_rows)
+    fitting = [window for window in range(1, WINDOW + 1) if lane_bytes(sizes, window) <= memory / lanes]
     return max(fitting, default=0)
 
 
 def fit_window(
-    sizes: RowGroupSizes, memory: int, lanes: int, name: object = "the dataset", density: Density = even
+    sizes: RowGroupSizes,
+    memory: int,
+    lanes: int,
+    name: object = "the dataset",
+    density: Density = even,
+    all_lanes: int | None = None,
 ) -> Window:
-    """Return the window for each of ``lanes`` lanes within ``memory`` bytes.
+    """Return the window for each of ``lanes`` lanes within ``memory`` bytes; see `largest_window`.
 
     Row groups too large even for a window of one are read in pieces, of which four are mixed, and a warning
     says how to do better; so little memory that pieces would be tiny raises UsageError. ``density`` returns how many
     times as long as the average the longest rows of a row group are.
     """
-    window = largest_window(sizes, memory, lanes)
+    window = largest_window(sizes, memory, lanes, all_lanes)
     if window:
         if window < min(WINDOW, len(sizes)):
             log.debug("%s: memory=%s is enough to mix %d row groups", name, format_size(memory), window)
@@ -173,11 +178,17 @@ def fit_in_file_order(
 
 
 def fit(
-    sizes: RowGroupSizes, memory: int, lanes: int, shuffle: bool, name: object = "the dataset", density: Density = even
+    sizes: RowGroupSizes,
+    memory: int,
+    lanes: int,
+    shuffle: bool,
+    name: object = "the dataset",
+    density: Density = even,
+    all_lanes: int | None = None,
 ) -> Window:
-    """Return the window within ``memory`` bytes, shuffled on ``lanes`` lanes or in the order of the files."""
+    """Return the window within ``memory`` bytes: shuffled on ``lanes`` of ``all_lanes``, or in file order."""
     if shuffle:
-        return fit_window(sizes, memory, lanes, name, density)
+        return fit_window(sizes, memory, lanes, name, density, all_lanes)
     return fit_in_file_order(sizes, memory, name, density)
 
 

@@ -314,13 +314,13 @@ class DatasetReader:
         if self._window is not None:
             return self._window
         of_rank = -(-lanes // ranks) if self.options.shuffle else 1
-        if of_rank not in self._fitted:
+        if (of_rank, lanes) not in self._fitted:
             sizes, memory, path = (self.nodes or self._loaders.first).sizes, self.options.memory, self.options.path
             density = self._loaders.first.density if self.nodes is None else even
             if self.options.pack is not None:
                 check_complete(sizes, memory, of_rank, self.options.shuffle, path)
-            self._fitted[of_rank] = fit(sizes, memory, of_rank, self.options.shuffle, path, density)
-        return self._fitted[of_rank]
+            self._fitted[of_rank, lanes] = fit(sizes, memory, of_rank, self.options.shuffle, path, density, lanes)
+        return self._fitted[of_rank, lanes]
 
     @property
     def _content(self) -> str:
@@ -372,7 +372,7 @@ class DatasetReader:
             plan = with_dense_lists(plan, (*options.ragged, *filled, *(pack.columns if pack else ())))
         self._plan = plan if pack is None else pack_plan(plan, pack, packs)
         self._loaders = EpochLoaders(self._plan, options.seed)
-        self._fitted: dict[int, Window] = {}  # by lanes of a rank
+        self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()

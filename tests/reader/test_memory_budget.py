@@ -54,6 +54,10 @@ def test_the_window_follows_memory() -> None:
     assert largest_window(replace(sizes, complete=False), 100_000 << 20, 1) == 16, "there may be more"
     assert largest_window(sizes_of(*[10 << 20] * 30), 2 << 30, 1) == 30
     assert largest_window(sizes_of(*[10 << 20] * 30), 2 << 30, 2) == 16
+    assert largest_window(sizes_of(*[10 << 20] * 30), 2 << 30, 1, all_lanes=2) == 16, "as on one rank"
+    assert largest_window(sizes_of(*[10 << 20] * 80), 2 << 30, 1, 2) == largest_window(
+        sizes_of(*[10 << 20] * 80), 2 << 30, 2
+    )
     assert largest_window(sizes, 400 << 20, 4) == largest_window(sizes, 100 << 20, 1)
     assert largest_window(sizes, 20 << 20, 1) == 0
     assert largest_window(sizes_of(), 1, 1) == 1

@@ -91,6 +91,7 @@ def test_nothing_to_do_needs_neither_manifest_nor_pyarrow(how: dict[str, object]
         "unchanged": 9,
         "rewritten": 0,
         "fetched_bytes": 0,
+        "touched": [],
     }
     for arguments in (["sync", str(cache)], ["sync", str(cache), "--dry-run"], ["sync", str(shop), str(cache), "-j1"]):
         done = without_pyarrow([*arguments, "--json"])

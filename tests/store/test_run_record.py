@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import pqcache
+from pqcache.console.line_prefix import name_lines
 from pqcache.console.log_text import print_history
 from pqcache.events import Event, Started
 from pqcache.store import history, run_record
@@ -225,6 +226,7 @@ def test_the_table_says_why_and_what_changed(
     pqcache.sync(cache, where="dt >= '2026-11-02'")
     with pytest.raises(pqcache.SourceNotFound):
         pqcache.sync(tmp_path / "nowhere", cache, new_source=True)
+    name_lines("")
     print_history(pqcache.log(cache))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["time", "(UTC)", "command", "files", "fetched", "took", "snapshot"]

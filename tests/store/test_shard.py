@@ -240,7 +240,7 @@ def test_the_command_line_remembers_and_shows_it(tmp_path: Path) -> None:
         return done.stdout
 
     assert "for share 1/3" in run("sync", "shop", "cache", "--shard", "1/3", "--dry-run")
-    assert run("sync", "shop", "cache", "--shard", "1/3").rstrip().endswith(", share 1/3")
+    assert run("sync", "shop", "cache", "--shard", "1/3").rstrip().endswith(", share 1/3; not taken: 8 hidden")
     assert 'shard = "1/3"' in (tmp_path / "cache" / "pqcache.toml").read_text()
     assert "nothing to do" in run("sync", "cache")
     listing = manifest_of(tmp_path / "cache").listing

@@ -186,7 +186,7 @@ def test_wrong_credentials_and_missing_buckets_are_named(lake: Lake, tmp_path: P
     word = "bucket" if lake.scheme == "gs" else "container"
     done = run_pqcache("sync", missing, tmp_path / "cache", *lake.words)
     assert done.returncode == 1
-    assert done.stderr == f"pqcache: error: {missing}: no such {word}; check the URL\n"
+    assert done.stderr.endswith(f"Z cache: pqcache: error: {missing}: no such {word}; check the URL\n")
     assert not (tmp_path / "cache/current").exists()
 
 
