@@ -20,7 +20,7 @@ from pqcache.system.disk import open_regular
 MAGIC = b"PAR1"
 
 _MAX_FOOTER = 1 << 28  # bytes; parsed, it takes several times as many
-_TAIL = 64 << 10  # bytes that are read first: most footers fit
+TAIL = 64 << 10  # bytes that are read first: most footers fit
 _MAX_SCHEMA_DEPTH = 512
 
 
@@ -58,15 +58,16 @@ class Tail(NamedTuple):
         return self.data[self.limit - self.start : -8]
 
 
-def read_tail(read: Callable[[int, int], bytes], size: int, name: object) -> Tail:
+def read_tail(read: Callable[[int, int], bytes], size: int, name: object, guess: int = TAIL) -> Tail:
     """Return the end of a file of ``size`` bytes, with all of its footer; ``read(offset, length)`` reads the file.
 
-    ``name`` is the file to blame in the `ParquetError` for what is not Parquet, cut off or encrypted.
+    ``guess`` bytes are read first. ``name`` is the file to blame in the `ParquetError` for what is not Parquet, cut off
+    or encrypted.
     """
     if size == 0:
         advice = "write it again at the source, or remove it there"
         raise ParquetError(name, "has no bytes, as a writer that was killed or still writes leaves it", advice)
-    start = max(0, size - _TAIL)
+    start = max(0, size - guess)
     data = read(start, size - start)
     if data[-4:] == b"PARE":
         raise ParquetError(name, "the footer is encrypted, which cannot be read", "decrypt it first")

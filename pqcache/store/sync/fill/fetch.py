@@ -346,6 +346,7 @@ class Fetch:
             return
         self._reported = now
         with self._changed:
+            self._scheduler.want(self._lists.read())  # all threads may be waiting for the source
             waiting = [self._files.missing_of(wanted) for wanted in self._lists.known if wanted.urgent]
         awaited = Awaited(sum(count > 0 for count in waiting), sum(waiting))
         if awaited != self._awaited:

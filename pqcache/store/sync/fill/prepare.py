@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, SourceChanged, SourceNotFound, SourceUnavailable
 from pqcache.events import Advanced, Started
-from pqcache.parquet.footer.footer import MAGIC, footer_and_magic, read_tail
+from pqcache.parquet.footer.footer import MAGIC, TAIL, footer_and_magic, read_tail
 from pqcache.parquet.row_group_stats import footer_in, read_footer
 from pqcache.store.arriving.arrival_map import ArrivalMap
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
@@ -58,6 +58,9 @@ Part = tuple[int, bytes]  # where bytes are in a file, and the bytes
 _WHOLE = 128 << 10  # bytes of a file that is fetched with its footer: another request would take longer
 _BATCH = 8  # footers that a thread reads before it wakes the one that makes the index
 
+_SEEN = 16  # footers after which the next ones are expected to be about as long
+_LEAST_TAIL, _MOST_TAIL = 8 << 10, 1 << 20
+
 log = logging.getLogger("pqcache.sync")
 
 
@@ -77,6 +80,21 @@ class _PreparedFile:
     sources: Ints = field(default_factory=lambda: WHOLE)
     checksum: str = ""
     end: int = 0
+
+
+class _FooterLengths:
+    """How many bytes to read first: files of a table have the same columns, and footers of about the same length."""
+
+    def __init__(self) -> None:
+        self._seen = self._longest = 0
+
+    def guess(self) -> int:
+        """Return twice the longest length so far."""
+        return TAIL if self._seen < _SEEN else min(max(2 * self._longest, _LEAST_TAIL), _MOST_TAIL)
+
+    def add(self, length: int) -> None:
+        """Add the length of a footer; threads may do so at once, as a lost one changes little."""
+        self._seen, self._longest = self._seen + 1, max(self._longest, length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +122,11 @@ def prepare(job: SnapshotJob, source: Source, found: Mapping[SourceFile, FoundFi
     for directory in ("_pqcache", *dict.fromkeys(parent(file.path) for file in files)):
         make_directories(target / directory)
 
+    lengths = _FooterLengths()
+
     def prepare_one(file: SourceFile) -> _PreparedFile:
         one = _take_over(job, target, file, found[file]) if file in found else None
-        return one or _fetch_end(job, source, target, file)
+        return one or _fetch_end(job, source, target, file, lengths)
 
     index, known, stop = IndexBuilder(job.table_schema), list[_Known](), threading.Event()
     size = max(1, min(_BATCH, len(files) // (4 * options.jobs)))
@@ -149,12 +169,14 @@ def _in_order(threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequen
         yield waiting.popleft().result()
 
 
-def _fetch_end(job: SnapshotJob, source: Source, target: Path, file: SourceFile) -> _PreparedFile:
+def _fetch_end(
+    job: SnapshotJob, source: Source, target: Path, file: SourceFile, lengths: _FooterLengths
+) -> _PreparedFile:
     """Make a file of the size that it will have, and fetch its end."""
     origin = job.origin
     assert origin is not None
     as_it_is = origin.subset.is_all and shape_of(source, file.path) is None
-    make = _copied if as_it_is else partial(_projected, subset=origin.subset)
+    make = partial(_copied, lengths=lengths) if as_it_is else partial(_projected, subset=origin.subset)
     options, received = job.run.options, 0
 
     def read(offset: int, length: int) -> bytes:
@@ -191,11 +213,14 @@ def _fetch_end(job: SnapshotJob, source: Source, target: Path, file: SourceFile)
     return made
 
 
-def _copied(source: Source, file: SourceFile, read: Callable[[int, int], bytes]) -> tuple[_PreparedFile, list[Part]]:
+def _copied(
+    source: Source, file: SourceFile, read: Callable[[int, int], bytes], lengths: _FooterLengths
+) -> tuple[_PreparedFile, list[Part]]:
     """Return a file as it is at the source, and what is known of it; a small one is read completely."""
     url, size = file_url(source, file.path), file.identity.size
     if size > _WHOLE:
-        tail = read_tail(read, size, url)
+        tail = read_tail(read, size, url, lengths.guess())
+        lengths.add(size - tail.limit)
         start, data = tail.start, tail.data
     else:
         start, data = 0, read(0, size) if size else b""
