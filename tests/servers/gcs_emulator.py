@@ -204,9 +204,13 @@ def _error(code: str) -> bytes:
     return f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode()
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # with socketserver's 5, of many connections at once some are reset
+
+
 def main() -> None:
     port, Handler.token = int(sys.argv[1]), sys.argv[2]
-    server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, MemoryStorage(use_memory_fs=True)))
+    server = _Server(("127.0.0.1", port), partial(Handler, MemoryStorage(use_memory_fs=True)))
     server.serve_forever()
 
 

@@ -17,7 +17,7 @@ class Tls:
         self._upstream = ("127.0.0.1", int(endpoint.rpartition(":")[2]))
         self._directory = directory
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.url = f"https://127.0.0.1:{self._server.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
 

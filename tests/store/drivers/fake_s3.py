@@ -24,6 +24,10 @@ def page(keys: Sequence[str], truncated: bool = False, rest: str = "", size: int
     return f"<ListBucketResult>{head}{contents}{rest}</ListBucketResult>"
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # with socketserver's 5, of many connections at once some are reset
+
+
 class FakeS3:
     """A running server: ``options`` make a client use it, ``queries`` are those of the listings it was asked for."""
 
@@ -44,7 +48,7 @@ class FakeS3:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = _Server(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
         self.options = {"endpoint": endpoint, "key": "k", "secret": "s", "region": "us-east-1", "addressing": "path"}
