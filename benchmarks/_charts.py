@@ -60,8 +60,8 @@ def chart(title: str, header: list[str], rows: list[list[str]]) -> str:
 def main() -> None:
     """Write a chart for each table of results."""
     for title, (header, *rows) in tables().items():
-        if title in ("Sync", "Repartition", "Loader"):
-            (HERE / f"{title.lower()}.svg").write_text(chart(title, header, rows), encoding="utf-8")
+        if title in ("Sync", "Cold start", "Repartition", "Loader"):
+            (HERE / f"{title.lower().replace(' ', '-')}.svg").write_text(chart(title, header, rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

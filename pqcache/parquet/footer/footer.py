@@ -58,16 +58,16 @@ class Tail(NamedTuple):
         return self.data[self.limit - self.start : -8]
 
 
-def read_tail(read: Callable[[int, int], bytes], size: int, name: object, guess: int = TAIL) -> Tail:
+def read_tail(read: Callable[[int, int], bytes], size: int, name: object, expected: int = TAIL) -> Tail:
     """Return the end of a file of ``size`` bytes, with all of its footer; ``read(offset, length)`` reads the file.
 
-    ``guess`` bytes are read first. ``name`` is the file to blame in the `ParquetError` for what is not Parquet, cut off
-    or encrypted.
+    ``expected`` bytes are read first. ``name`` is the file to blame in the `ParquetError` for what is not Parquet, cut
+    off or encrypted.
     """
     if size == 0:
         advice = "write it again at the source, or remove it there"
         raise ParquetError(name, "has no bytes, as a writer that was killed or still writes leaves it", advice)
-    start = max(0, size - guess)
+    start = max(0, size - expected)
     data = read(start, size - start)
     if data[-4:] == b"PARE":
         raise ParquetError(name, "the footer is encrypted, which cannot be read", "decrypt it first")

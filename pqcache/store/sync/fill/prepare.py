@@ -88,7 +88,7 @@ class _FooterLengths:
     def __init__(self) -> None:
         self._seen = self._longest = 0
 
-    def guess(self) -> int:
+    def expected(self) -> int:
         """Return twice the longest length so far."""
         return TAIL if self._seen < _SEEN else min(max(2 * self._longest, _LEAST_TAIL), _MOST_TAIL)
 
@@ -219,7 +219,7 @@ def _copied(
     """Return a file as it is at the source, and what is known of it; a small one is read completely."""
     url, size = file_url(source, file.path), file.identity.size
     if size > _WHOLE:
-        tail = read_tail(read, size, url, lengths.guess())
+        tail = read_tail(read, size, url, lengths.expected())
         lengths.add(size - tail.limit)
         start, data = tail.start, tail.data
     else:
