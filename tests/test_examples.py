@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import wave
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,13 +50,19 @@ def test_training_under_torchrun(tmp_path: Path, ranks: int) -> None:
     check_training(tmp_path, ranks, done.stdout)
 
 
+def make_pictures(rng: np.random.Generator, formats: Sequence[str]) -> list[bytes]:
+    """Return 150 pictures of noise, in the formats in turn."""
+    pictures = []
+    for number in range(150):
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 255, (40, 60, 3), np.uint8)).save(file, formats[number % len(formats)])
+        pictures.append(file.getvalue())
+    return pictures
+
+
 def test_pictures_are_decoded_and_augmented_in_workers(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    pictures = []
-    for _ in range(150):
-        file = io.BytesIO()
-        Image.fromarray(rng.integers(0, 255, (40, 60, 3), np.uint8)).save(file, "JPEG")
-        pictures.append(file.getvalue())
+    pictures = make_pictures(rng, ["JPEG"])
     table = pa.table({"label": rng.integers(0, 10, 150), "image": pictures})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=40)
     for words in (["--workers", "0"], ["--workers", "2", "--epochs", "2", "--read-only"]):
@@ -68,11 +75,7 @@ def test_pictures_are_decoded_and_augmented_in_workers(tmp_path: Path) -> None:
 
 def test_pictures_are_decoded_on_threads_and_broken_ones_replaced(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    pictures = []
-    for number in range(150):
-        file = io.BytesIO()
-        Image.fromarray(rng.integers(0, 255, (40, 60, 3), np.uint8)).save(file, "PNG" if number % 2 else "JPEG")
-        pictures.append(file.getvalue())
+    pictures = make_pictures(rng, ["JPEG", "PNG"])
     pictures[45] = pictures[45][:200]
     pictures[120] = b"no picture"
     table = pa.table({"label": rng.integers(0, 10, 150), "image": pictures})
@@ -102,11 +105,7 @@ def test_pictures_are_augmented_alike_after_a_resume(
     monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
     skip_without(library)
     rng = np.random.default_rng(0)
-    pictures = []
-    for _ in range(150):
-        file = io.BytesIO()
-        Image.fromarray(rng.integers(0, 255, (40, 60, 3), np.uint8)).save(file, "PNG")
-        pictures.append(file.getvalue())
+    pictures = make_pictures(rng, ["PNG"])
     table = pa.table({"label": rng.integers(0, 10, 150), "image": pictures})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=40)
     words = [str(tmp_path), "--library", library, "--workers", "0"]
