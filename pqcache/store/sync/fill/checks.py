@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,11 +67,10 @@ def is_as_stored(copy: CopyDigests, file: SourceFile) -> bool:
     return copy.size == file.identity.size
 
 
-def end_digest(parts: Iterable[bytes]) -> int:
+def end_digest(data: bytes) -> int:
     """Return a checksum of the end of a file, which is never 0."""
     checksum = new_checksum()
-    for part in parts:
-        checksum.update(part)
+    checksum.update(data)
     return _never_0(checksum.intdigest())
 
 

@@ -226,7 +226,7 @@ def _copied(
         start, data = 0, read(0, size) if size else b""
         tail = read_tail(lambda offset, length: data[offset : offset + length], size, url)
     metadata, schema = footer_in(tail.data, url, size=size)
-    end = end_digest([data])
+    end = end_digest(data)
     return _PreparedFile(file=file, metadata=metadata, schema=schema, size=size, tail=start, end=end), [(start, data)]
 
 
@@ -242,7 +242,7 @@ def _projected(
     data = b"".join(end.tail[item.offset - end.start : item.end - end.start] for item in parts) + footer
     metadata, schema = footer_in(footer, end.name, size=size)
     made = _PreparedFile(
-        file=file, metadata=metadata, schema=schema, size=size, tail=tail, sources=sources, end=end_digest([data])
+        file=file, metadata=metadata, schema=schema, size=size, tail=tail, sources=sources, end=end_digest(data)
     )
     return made, [(0, MAGIC), (tail, data)]
 
