@@ -163,7 +163,7 @@ class Filler:
         self.map.state = ArrivalState.COMPLETE
         time.sleep(between)
         for path in (self.snapshot.path / WANTED).iterdir():
-            path.unlink()
+            path.unlink(missing_ok=True)  # a reader that ends removes its own
         (self.snapshot.path / WANTED).rmdir()
         (self.snapshot.path / ARRIVED).unlink()
         time.sleep(between)

@@ -31,6 +31,11 @@ class ProcessIdentity:
         return state != "Z" and started == self.started
 
 
+def is_running(process: int) -> bool:
+    """Return whether a process with this number runs, as far as Linux's /proc says; a zombie does not."""
+    return _state(process)[0] not in ("", "Z")
+
+
 def _state(process: int) -> tuple[str, str]:
     """Return the state and the start of a process, from Linux's /proc; empty texts on other systems."""
     with suppress(OSError, IndexError):

@@ -20,6 +20,7 @@ import logging
 import mmap
 import os
 import threading
+import time
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -29,6 +30,7 @@ import numpy.typing as npt
 import torch
 
 from pqcache.system.buffer_pool import Buffer, BufferPool
+from pqcache.system.process_identity import is_running
 
 log = logging.getLogger("pqcache.torch")
 
@@ -37,6 +39,8 @@ _HEADER = 4096  # a page, so that what follows begins at one
 _TOKEN = 16
 _SENDS = slice(_TOKEN, 256)
 _MAX_SLOTS = 256  # file descriptors that a worker may take for them
+_GONE = "a worker's shared memory is gone; has the worker been killed?"
+_ENDING = 5.0  # seconds that a process may take from closing its descriptors to its end
 _SENT, _RETIRED = 1, 2  # the byte of a send while the receiver may use the slot, and for ever after a fork
 
 
@@ -255,12 +259,23 @@ def received(sent: SlotReference) -> torch.Tensor:
         for token, (pid, _) in list(_mapped.items()):  # workers come and go with epochs
             if not Path(f"/proc/{pid}").exists():
                 _mapped.pop(token, None)
-        descriptor = os.open(f"/proc/{sent.pid}/fd/{sent.descriptor}", os.O_RDWR)
+        try:
+            descriptor = os.open(f"/proc/{sent.pid}/fd/{sent.descriptor}", os.O_RDWR)
+        except OSError as error:
+            _wait_until_ended(sent.pid)  # so that DataLoader, which looks next, finds it ended and says so
+            raise RuntimeError(_GONE) from error
         try:
             mapped = np.frombuffer(mmap.mmap(descriptor, _HEADER + sent.size), np.uint8)
         finally:
             os.close(descriptor)
         if mapped[:_TOKEN].tobytes() != sent.token:
-            raise RuntimeError("a worker's shared memory is gone; has the worker been killed?")
+            raise RuntimeError(_GONE)
         known = _mapped[sent.token] = sent.pid, mapped
     return torch.from_numpy(np.asarray(_ReceivedSlot(known[1], sent.byte)))
+
+
+def _wait_until_ended(process: int) -> None:
+    """Wait until a process that closed its descriptors has ended, at most ``_ENDING`` seconds."""
+    deadline = time.monotonic() + _ENDING
+    while is_running(process) and time.monotonic() < deadline:
+        time.sleep(0.01)

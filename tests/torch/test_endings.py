@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pqcache.system.process_identity import is_running
+
 SCRIPT = Path(__file__).with_name("training_to_end.py")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")]
 
@@ -52,26 +54,22 @@ def check_gone(processes: list[int]) -> None:
     assert not [name for name in os.listdir("/dev/shm") if name.split("_")[1:2] in [[str(pid)] for pid in processes]]
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.mark.parametrize("persistent", ["persistent", pytest.param("anew", marks=DEEP)])
 @pytest.mark.parametrize("kind", ["Loader", pytest.param("plain", marks=DEEP)])
 @pytest.mark.parametrize(
     "end", ["Ctrl-C", "killed worker", *(pytest.param(n, marks=DEEP) for n in ("SIGTERM", "SIGKILL"))]
 )
 def test_a_training_ends_with_its_workers(table: Path, kind: str, persistent: str, end: str) -> None:
-    act, status, said = ENDS[end]
+    act = ENDS[end][0]
     process, workers = start(table, kind, persistent)
     assert len(workers) >= 2, process.communicate()
     act(process.pid, workers)
     _, errors = process.communicate(timeout=120)
+    if end == "Ctrl-C" and "Exception ignored in" in errors:
+        end = "killed worker"  # Python ignores an interrupt while it frees an object: the end of the workers ends it
+    _, status, said = ENDS[end]
     assert process.returncode == status, errors
-    assert said in errors if said else not errors
+    assert said in errors if said else not errors, errors
     check_gone([process.pid, *workers])
 
 

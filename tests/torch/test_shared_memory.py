@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from pqcache.torch import Batch, ParquetDataset
-from pqcache.torch.shared_memory import SharedPool, worker_pool
+from pqcache.torch.shared_memory import SharedPool, Slot, received, worker_pool
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no shared memory of this kind")
 
@@ -121,3 +122,21 @@ def _fork_with_memory(answer: Any) -> None:
     pool.borrow(100_000)[:] = 9
     os.write(write, b"x")
     answer.put(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def test_memory_of_a_worker_that_is_ending_is_asked_for_until_it_has_ended() -> None:
+    there = _FORK.SimpleQueue()
+    worker = _FORK.Process(target=_close_memory_and_end, args=(there,))
+    worker.start()
+    reference = there.get()  # its descriptor is closed, and the worker still runs
+    with pytest.raises(RuntimeError, match="has the worker been killed"):
+        received(reference)
+    assert not worker.is_alive()  # what DataLoader looks at to name it
+
+
+def _close_memory_and_end(there: Any) -> None:
+    slot = Slot(4096)
+    reference = slot.send()
+    slot.close()
+    there.put(reference)
+    time.sleep(0.3)
