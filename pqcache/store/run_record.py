@@ -104,6 +104,7 @@ class RunRecord:
         elif code in _REFUSALS:
             result = REFUSED
         message = str(error) if isinstance(error, PqcacheError) else first_line(error)
+        message = "by Ctrl-C or a signal" if isinstance(error, KeyboardInterrupt) else message
         return {"result": result, "exit_code": code, "error": message, "seconds": self._watch.seconds}
 
     def _append(self, values: Mapping[str, Any]) -> None:
