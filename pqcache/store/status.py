@@ -178,7 +178,7 @@ def _runs(records: Sequence[Mapping[str, Any]], current: Snapshot | None, now: f
     if syncs:
         last = syncs[-1]
         values |= {"last_run": last["time"], "last_result": last["result"], "last_error": last.get("error")}
-    record = next((record for record in reversed(syncs) if record["result"] == DONE), {})
+    record: Mapping[str, Any] = next((record for record in reversed(syncs) if record["result"] == DONE), {})
     values["skipped"] = tuple(item["partition"] for item in record.get("skipped", ()))
     done = record.get("time")
     if done is None and current is not None:  # a history that is lost says nothing; the snapshot's name has its time
