@@ -17,7 +17,6 @@ from pqcache.errors import CacheError, PqcacheError
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.history import DONE
-from pqcache.store.layout import CONFIG
 from pqcache.store.log import log
 from pqcache.store.manifest import Totals
 from pqcache.store.manifest_digest import read_summary
@@ -139,7 +138,7 @@ def find_caches(*roots: str | os.PathLike[str]) -> list[Path]:
 
 
 def _caches(directory: Path, depth: int) -> Iterator[Path]:
-    if (directory / CONFIG).is_file():
+    if CacheDirectory(directory).exists():
         yield directory
         return
     with suppress(PermissionError), os.scandir(directory) as entries:  # another user's: nothing is known of it
