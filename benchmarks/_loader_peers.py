@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from _loader_data import SHAPES
 
 ROWS = 100_000  # of the formats that are written row by row, as many from each row group
 SHARDS = 16
-BATCH = {"multimodal": 256, "tabular": 4096, "tokens": 256, "dense": 256}
-GROUP = {"multimodal": 6250, "tabular": 125_000, "tokens": 6250}  # rows of a row group
+BATCH = {"multimodal": 256, "tabular": 4096, "tokens": 256}
+GROUP = {name: (32 << 20) // shape.row_bytes for name, shape in SHAPES.items()}  # rows of a row group
 CORES = len(os.sched_getaffinity(0))
 Epochs = Iterator[Iterator[Any]]
 QUIET = {  # nobody calls home

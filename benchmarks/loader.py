@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from _loader_data import make
+from _loader_data import NULLS, make, parts, row_numbers
 from _loader_peers import BATCH, PEERS, QUIET
 from _memory import make_ready
 
@@ -119,7 +119,7 @@ def ours(path: Path, name: str, workers: int, **options: Any) -> Epochs:
 
     from pqcache.torch import ParquetDataset
 
-    ds = ParquetDataset(path, batch_size=BATCH[name], **options)
+    ds = ParquetDataset(path, batch_size=BATCH[name], nulls=NULLS[name] or "error", **options)
     loader = DataLoader(ds, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
     for epoch in range(1000):
         ds.set_epoch(epoch)
@@ -135,7 +135,7 @@ def ours_split(path: Path, name: str, workers: int) -> Epochs:
     """Nine tenths of the rows, by the hash of their id, or of their place where there is none."""
     from pqcache.torch import Split
 
-    return ours(path, name, workers, split=Split(None if name in ("tokens", "dense") else "id", 0.0, 0.9))
+    return ours(path, name, workers, split=Split(None if name == "tokens" else "id", 0.0, 0.9))
 
 
 def ours_weights(path: Path, name: str, workers: int) -> Epochs:
@@ -197,13 +197,6 @@ LOADERS: dict[str, tuple[Callable[[Path, str, int], Epochs], str | None]] = {
 }
 
 
-def numbers(batch: Any, name: str) -> Any:
-    """Return the numbers of a batch's rows in the dataset, which is their first value."""
-    tokens = name in ("tokens", "dense")
-    found = np.asarray(batch["tokens" if tokens else "id"])
-    return found[:, 0] if tokens else found
-
-
 # ---- running
 
 
@@ -246,7 +239,7 @@ def child(loader: str, path: Path, name: str, workers: int, epochs: int, seconds
             rows += batch if isinstance(batch, int) else len(next(iter(batch.values())))
             if number == 0 and not isinstance(batch, int):
                 assert columns <= set(batch), f"columns are missing: {columns - set(batch)}"
-                seen.append(np.array(numbers(batch, name)))  # a view would keep the batch
+                seen.append(np.array(row_numbers(batch, name)))  # a view would keep the batch
             if time.perf_counter() - start > seconds:
                 break
             if number == 0 and time.perf_counter() - sampled > 0.2:  # the timed epochs are left alone
@@ -282,7 +275,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         loader, name, workers = options.child
-        child(loader, options.data / name, name, int(workers), options.epochs, options.seconds)
+        child(loader, options.data / name, parts(name)[0], int(workers), options.epochs, options.seconds)
     pythons = dict(pair.split("=", 1) for pair in options.python)
     cases = []
     for name in options.datasets.split(","):
