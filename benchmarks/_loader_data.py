@@ -133,6 +133,8 @@ NULLS: dict[str, dict[str, Any]] = {  # what stands for a null, by column
     "tokens": {},
 }
 
+FILL: dict[str, Any] = {column: fill for columns in NULLS.values() for column, fill in columns.items()}
+
 # ---- names and files
 
 
