@@ -110,7 +110,13 @@ class RowGroupLoader:
     def arenas_for(self, slots: int) -> dict[str, Arena]:
         """Return memory for the long rows of ``slots`` row groups, one arena for each column, by column."""
         most = int(self.reader.rows.max(initial=0))
-        if not slots or not most or self.plan.sequences is not None or self.plan.packs is not None:
+        if (
+            not slots
+            or not most
+            or self.plan.piece_rows
+            or self.plan.sequences is not None
+            or self.plan.packs is not None
+        ):
             return {}
         long = [form for form in self.plan.file_forms if form.kind == "fixed" and form.width >= LONG]
         for form in long:
