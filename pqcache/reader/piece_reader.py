@@ -15,7 +15,7 @@ from pqcache.errors import PqcacheError
 from pqcache.parquet.pages.page_reader import UNREADABLE
 from pqcache.parquet.pages.row_ranges import PagedFile
 from pqcache.reader.columns.column_data import ColumnData
-from pqcache.reader.columns.page_columns import PageColumns, RowRange
+from pqcache.reader.columns.page_columns import PageColumns, PagedRows
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.system.buffer_pool import BufferPool
 from pqcache.system.disk import open_regular
@@ -53,7 +53,7 @@ class PieceReader:
         known = self._file(group)
         if known is None:
             return {}, self._pages.long
-        piece = RowRange(known, low, high)
+        piece = PagedRows(known, low, high)
         return self._pages.read(group.file, group.file_number, group.path, group.number, {}, piece)
 
     def table(self, group: RowGroupOfFile, names: list[str], low: int, high: int) -> pa.Table:

@@ -31,7 +31,7 @@ log = logging.getLogger("pqcache.reader")
 Leaves = list[tuple[ColumnForm, LeafColumn]]
 
 
-class RowRange(NamedTuple):
+class PagedRows(NamedTuple):
     """Rows ``low <= row < high`` of a row group of a file whose pages are known."""
 
     file: PagedFile
@@ -59,7 +59,7 @@ class PageColumns:
         path: Path,
         row_group: int,
         arenas: Mapping[str, Arena],
-        piece: RowRange | None = None,
+        piece: PagedRows | None = None,
     ) -> tuple[dict[str, ColumnData], int]:
         """Return columns of a row group, all of its rows, by name; long rows in ``arenas``, which are by column.
 
@@ -96,7 +96,7 @@ class PageColumns:
         return found, long
 
     def _column_of_piece(
-        self, descriptor: int, row_group: int, form: ColumnForm, leaf: LeafColumn, piece: RowRange
+        self, descriptor: int, row_group: int, form: ColumnForm, leaf: LeafColumn, piece: PagedRows
     ) -> ColumnData | None:
         """Return the rows of a piece, read from the pages that they lie in; None where that cannot be."""
         file, low, high = piece
