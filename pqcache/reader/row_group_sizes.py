@@ -23,6 +23,7 @@ from pqcache.parquet.decoded_size import (
 )
 from pqcache.parquet.dense_columns import as_list
 from pqcache.parquet.footer.footer import read_local_tail
+from pqcache.parquet.row_group_stats import top_level_names
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.memory_budget import RowGroupSizes
 from pqcache.reader.order.epoch_order import Ints
@@ -99,6 +100,28 @@ def density(plan: ReadPlan, number: int) -> float:
         return densest_rows(group, present) if present else 1.0
 
     return _look(plan, number, names, densest)
+
+
+def has_pages(plan: ReadPlan, number: int) -> bool:
+    """Return whether a piece of a row group is read from its own pages: whether it is known where these lie.
+
+    The footer says so: there is an offset index, or the column has no lists and is in no struct. Where rows are
+    selected, or packed, all of them are decoded anyway.
+    """
+    if plan.selection is not None or plan.weights is not None or plan.packs is not None:
+        return False
+    names = {form.name for form in plan.file_forms}
+
+    def known(file: pq.ParquetFile, group: StoredRowGroup) -> bool:
+        chunks, metadata = file.metadata.row_group(group.number), file.metadata
+        return all(
+            chunks.column(leaf).has_offset_index
+            or (metadata.schema.column(leaf).max_repetition_level == 0 and metadata.schema.column(leaf).path == name)
+            for leaf, name in enumerate(top_level_names(metadata, group.schema))
+            if name in names
+        )
+
+    return _look(plan, number, (), known)
 
 
 def _is_varied(plan: ReadPlan, name: str) -> bool:

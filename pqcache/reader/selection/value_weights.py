@@ -97,7 +97,7 @@ class ValueWeights:
         text = json.dumps(["values", self.column.path, pairs, self.others])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def weigh(self, group: int, values: pa.ChunkedArray) -> Ints:
+    def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
         """Return the weights of rows; a value without one raises UsageError."""
         plain = plain_values(values, self.column.type)
         codes = pc.index_in(plain, value_set=self.values)
