@@ -13,7 +13,8 @@ HERE = Path(__file__).resolve().parent
 LABELS, BAR, GAP, ROW = 300, 120, 60, 22  # widths and heights in pixels
 STYLE = """text{font:12px DejaVu Sans,Helvetica,Arial,sans-serif;fill:#24292f}
 .bg{fill:#fff}.n{fill:#57606a}.b{fill:#9db4c8}.p{fill:#2f6fb0}
-@media (prefers-color-scheme:dark){text{fill:#e6edf3}.bg{fill:#131416}.n{fill:#9da7b3}.b{fill:#3f5468}.p{fill:#4a90d9}}"""
+@media (prefers-color-scheme:dark){
+text{fill:#e6edf3}.bg{fill:#131416}.n{fill:#9da7b3}.b{fill:#3f5468}.p{fill:#4a90d9}}"""
 
 
 def tables() -> dict[str, list[list[str]]]:

@@ -35,6 +35,7 @@ class Nights:
         self.pins: dict[str, str] = {}
         self.rows_of: dict[str, Rows] = {}  # of each snapshot
         self.readers: list[tuple[str, Lease]] = []
+        self.skipped: list[str] = []  # by the last sync that was done
         self.synced: float | None = None  # the clock when the cache was last made equal to its source
         self.said: list[str] = []
         Lake(root / "other", random.Random(seed + 1))
@@ -74,7 +75,7 @@ class Nights:
         assert summary["rows"] == sum(map(len, want.values()))
         changed = want != self.expected
         assert summary["published"] or not changed
-        self.expected, self.synced = want, self.clock
+        self.expected, self.synced, self.skipped = want, self.clock, bad
         self.runs.append(("sync", "done", None))
 
     def killed(self) -> None:
@@ -89,7 +90,8 @@ class Nights:
         if len(after) > len(before):  # it was killed before it began, or is known
             assert last["result"] in (("interrupted", "done") if ran.code == -9 else ("done",)), last
             self.runs.append(("sync", last["result"], None))
-            self.synced = self.clock if last["result"] == "done" else self.synced
+            if last["result"] == "done":
+                self.synced, self.skipped = self.clock, self.lake.bad()
         else:
             assert ran.code == -9
 
@@ -211,6 +213,7 @@ class Nights:
         last = [run for run in self.runs if run[0] == "sync"][-1]
         assert found["last_result"] == last[1]
         assert bool(found["last_error"]) is (last[2] is not None)
+        assert found["skipped"] == self.skipped
         assert found["rows"] == sum(map(len, self.expected.values()))
         assert sorted(found["leased"]) == sorted({name for name, _ in self.readers})
 

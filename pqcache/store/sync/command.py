@@ -107,7 +107,7 @@ def sync(
         options: the store's options, such as ``{"endpoint": "http://..."}``.
         keep: how many snapshots to keep, the new one among them.
         marker: take a partition only if it holds a file of this name; an empty string takes all again.
-        settle: leave files younger than this for the next run.
+        settle: leave files younger than this for the next run; 0 takes all again.
         max_delete: refuse to drop more files than this number, or more files or rows than a share like ``"50%"``.
         force: drop them all the same.
         hdfs_driver: ``hdfs-native`` or ``hdfs3``.
@@ -318,9 +318,9 @@ def _open(request: _Request, config: Config) -> Source:
     )
     if isinstance(source, TableSource) and source.reads_versions and (config.marker or config.settle):
         source.close()
-        given = "--marker" if config.marker else "--settle"
+        given, none = ("--marker", "''") if config.marker else ("--settle", "0")
         reason = "is a table, whose files are complete when they are committed"
-        raise UsageError(source.url, f"{reason}; {given} is for directories", f"leave it out with {given} ''")
+        raise UsageError(source.url, f"{reason}; {given} is for directories", f"leave it out with {given} {none}")
     return source
 
 
