@@ -188,7 +188,7 @@ def fit_window(
         log.debug("%s: memory=%s is enough to mix %d row groups", name, format_size(memory), window)
         return Window(window)
     mixed, least = _WINDOWS_OF_PIECES[-1], int(lane_bytes(sizes, 1)) * lanes
-    too_large = _TooLarge(sizes, memory, least, f" and {lanes} lanes", name)
+    too_large = _TooLarge(sizes=sizes, memory=memory, least=least, lanes=f" and {lanes} lanes", name=name)
     return Window(mixed, too_large.piece_rows(_pieces_at_once(mixed, lanes), pieces, by_pages))
 
 
@@ -208,7 +208,8 @@ def fit_in_file_order(
     if least <= memory:
         return Window(1)
     by_pages = pieces.by_pages(int(np.argmax(sizes.decoded)))
-    return Window(1, _TooLarge(sizes, memory, least, "", name).piece_rows(_IN_FILE_ORDER, pieces, by_pages))
+    too_large = _TooLarge(sizes=sizes, memory=memory, least=least, lanes="", name=name)
+    return Window(1, too_large.piece_rows(_IN_FILE_ORDER, pieces, by_pages))
 
 
 def fit(
@@ -239,7 +240,7 @@ def check_complete(sizes: RowGroupSizes, memory: int, lanes: int, shuffle: bool,
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _TooLarge:
     """Row groups that do not fit into ``memory``, where complete ones would take ``least`` bytes; ``lanes`` is text."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,7 @@ T = TypeVar("T")
 
 _SAMPLE_ROWS, _SAMPLE_AT_ONCE, _SAMPLE_BYTES = 1024, 128, 8 << 20
 _LOOKED_AT = 16  # row groups: of those that stand evenly apart, and of those whose dictionaries may enlarge them most
+_STRIDE = 5  # of them between two processes that were forked one after the other
 _VIEW = 16  # bytes that point to a string's or a list's bytes
 _FILE_NUMBER = 4  # bytes
 
@@ -192,7 +194,8 @@ def unknown_sizes(names: Iterable[str], known: SharedNumbers, row_group: int) ->
 def _find_all_sizes(plan: ReadPlan, numbers: Ints, names: Sequence[str], known: SharedNumbers) -> None:
     """Find out how many bytes columns take in each of some row groups of a plan, and remember it.
 
-    What footers do not say is looked at, where it is still arriving once all of it is there.
+    What footers do not say is looked at, where it is still arriving once all of it is there. Forked processes begin at
+    different row groups, as each need not look at those that another one has seen.
     """
     texts: dict[Path, TextsStated] = {}  # by file
 
@@ -214,7 +217,8 @@ def _find_all_sizes(plan: ReadPlan, numbers: Ints, names: Sequence[str], known: 
     missing = {row_group: unknown_sizes(names, known, row_group) for _, row_group in row_groups}
     left = [row_group for row_group, columns in missing.items() if columns]
     plan.data.wait(np.array(left, np.int64), list({name for row_group in left for name in missing[row_group]}))
-    for number, row_group in row_groups:
+    first = os.getpid() * _STRIDE % max(1, len(row_groups))
+    for number, row_group in [*row_groups[first:], *row_groups[:first]]:
         find(number, row_group, in_footer=False)
 
 

@@ -129,9 +129,9 @@ def test_row_groups_with_pages_of_their_own_are_read_in_pieces_to_mix_more(recwa
     assert window(128, 2_000, 8) == Window(16, piece_rows=143)  # seven pieces of 19 MB
     assert window(128, 400, 8) == Window(8, piece_rows=42), "pieces for a larger window would be tiny"
     assert window(128, 200, 8) == Window(4, piece_rows=28)
-    assert window(4, 24) == Window(1), "as these would be"
+    assert window(4, 24) == Window(2), "as these would be"
     assert not recwarn.list
-    with pytest.raises(UsageError, match=r"shop: .* too much .*: read fewer columns, or give memory="):
+    with pytest.raises(UsageError, match=r"shop: .* too much .*; read fewer columns, or give memory="):
         window(128, 10, 8)
 
 
@@ -309,6 +309,26 @@ def test_pieces_follow_the_longest_rows(tmp_path: Path) -> None:
                 fit_window(loader.sizes, memory, 1, "", PiecesOf(loader.pieces.density)),
             )
         assert even.piece_rows > 2 * found.piece_rows
+
+
+def test_long_texts_are_found_without_decoding_those_that_left_their_dictionary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    texts = [rng.bytes(2_000 if 5_000 <= i < 5_600 else 20) for i in range(20_000)]
+    pq.write_table(
+        pa.table({"s": texts}),
+        tmp_path / "a.parquet",
+        dictionary_pagesize_limit=4_000,
+        data_page_size=4_000,
+        write_batch_size=64,
+    )
+    batches: list[int] = []
+    measured = decoded_size._texts
+    monkeypatch.setattr(decoded_size, "_texts", lambda array: batches.append(len(array)) or measured(array))
+    found = loader_of(tmp_path).pieces.density(0)
+    assert 20 < found < 50  # 600 long rows are less than two 64ths; they are all but all bytes
+    assert sum(batches) < 1_000
 
 
 def test_what_a_forked_process_checks_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
