@@ -168,6 +168,8 @@ CASES: dict[str, dict[str, Any]] = {
     "filters, by the index": {"filters": "id >= 100000"},
     "filters, by partitions": {"filters": "dt >= '0001-01'"},
     "limit": {"limit": 100_000},
+    "weights, by partitions": {"weights": {"dt": {"0001-01": 2.5, ...: 1.0}}},
+    "balance, by partitions": {"balance": "dt"},
 }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from _loader_data import SHAPES
+from _loader_data import NULLS, SHAPES
 from _loader_peers import BATCH
 
 import pqcache.torch.dataset_reader as dataset_reader
@@ -30,17 +30,19 @@ PART = 4  # of the rows of loader.py
 
 def data_of(root: Path, name: str) -> Path:
     """Return a file of a part of a dataset of loader.py, written once."""
-    make, rows, row_group = SHAPES[name]
+    shape = SHAPES[name]
+    row_group = (32 << 20) // shape.row_bytes
     path = root / f"stats-{name}" / "a.parquet"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(make(np.random.default_rng(0), 0, rows // PART), path, row_group_size=row_group)
+        pq.write_table(shape.build(np.random.default_rng(0), 0, shape.rows // PART), path, row_group_size=row_group)
     return path.parent
 
 
 def open_dataset(path: Path, name: str, is_measured: bool) -> ParquetDataset:
     dataset_reader.new_meter = new_meter if is_measured else NoMeter
-    dataset = ParquetDataset(path, batch_size=BATCH[name], stall_timeout=60 if is_measured else None)
+    stall_timeout = 60 if is_measured else None
+    dataset = ParquetDataset(path, batch_size=BATCH[name], nulls=NULLS[name] or "error", stall_timeout=stall_timeout)
     if not is_measured:
         dataset._measured = lambda epoch: nullcontext(NoIterationMeter())  # type: ignore[method-assign]
     return dataset

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
 
 from torch.utils.data import get_worker_info
@@ -91,6 +91,10 @@ class IterationMeter:
             if not self._made_here:
                 meter.taken()
             yield item
+
+    def transferring(self) -> AbstractContextManager[Any]:
+        """Return a context whose time is that of a transfer, and within one for which the trainer waits."""
+        return self._meter.timed(TRANSFER)
 
     def moved(self, move: Callable[..., T], *arguments: Any) -> T:
         """Return what ``move`` makes of its arguments; its time is that of a transfer, for which the trainer waits."""
