@@ -70,6 +70,7 @@ class Lake:
         self.root, self._dice, self._judge = root, dice, Judge()
         self._next_id = self._next_day = 0
         self._columns: list[str] = []
+        self._to_happen: list[int] | None = None  # what has to happen once before the rest is by chance
         for _ in range(4):
             self.new_partition()
 
@@ -81,6 +82,10 @@ class Lake:
         ]  # fmt: skip
         weights = [4, 4, 4, 3, 1, 1, 1, 2, 2]
         chosen = self._dice.choices(happen, weights, k=self._dice.choice([0, 1, 1, 2, 3]))
+        if self._to_happen is None:
+            self._to_happen = self._dice.sample(range(len(happen)), len(happen))
+        if self._to_happen:
+            chosen.append(happen[self._to_happen.pop()])
         for thing in chosen:
             thing()
         for name in self.bad():
