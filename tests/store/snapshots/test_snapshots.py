@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,8 +13,10 @@ import pytest
 
 import pqcache
 from pqcache.events import Event, Warned
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.history import append_history, read_history
 from pqcache.torch import ParquetDataset
+from tests import ROOT
 from tests.datasets import write_day
 from tests.forked_commands import run_pqcache
 
@@ -230,3 +234,41 @@ def test_the_log_keeps_the_order_of_events_whatever_the_clock_does(lake: Path, c
     add_day(lake, 4)
     pqcache.sync(cache, keep=9)
     assert len(pqcache.log(cache)) == len(ids(cache)) == 4
+
+
+def test_no_number_is_given_twice(lake: Path, cache: Path) -> None:
+    pqcache.rollback(cache, "1")
+    pqcache.gc(cache, keep=1)
+    assert numbers(cache) == [1]
+    with pytest.raises(pqcache.CacheError, match="snapshot 3 is not kept any more"):
+        pqcache.rollback(cache, "3")
+    pqcache.sync(cache)
+    assert numbers(cache) == [1, 4]
+
+
+def test_the_log_has_pins_and_what_failed(cache: Path) -> None:
+    pqcache.pin(cache, "2", name="paper")
+    assert run_pqcache("rollback", cache, "paper").returncode == 0
+    assert run_pqcache("rollback", cache, "exp-3").returncode == 1
+    assert run_pqcache("pin", cache, "1", "--name", "paper").returncode == 2
+    pqcache.unpin(cache, "paper")
+    with CacheDirectory(cache).lock():
+        assert run_pqcache("pin", cache, "1").returncode == 75
+    records = pqcache.log(cache)[3:]
+    assert [(record["command"], record["result"], record.get("exit_code")) for record in records] == [
+        ("pin", "done", None), ("rollback", "done", None), ("rollback", "failed", 1), ("pin", "failed", 2),
+        ("unpin", "done", None), ("pin", "refused", 75),
+    ]  # fmt: skip
+    assert "there is no snapshot exp-3" in records[2]["error"]
+    shown = [line.split()[2:5] for line in run_pqcache("log", cache).stdout.splitlines() if line.startswith("20")]
+    assert shown[3:5] == [["pin", "as", "paper"], ["rollback", "from", "0003"]]
+
+
+def test_a_rollback_after_a_killed_run_comes_after_it(cache: Path, lake: Path) -> None:
+    add_day(lake, 4)
+    killed = "import os, pqcache, sys; pqcache.sync(sys.argv[1], on_event=lambda _: os.kill(os.getpid(), 9))"
+    subprocess.run([sys.executable, "-c", killed, cache], cwd=ROOT)
+    pqcache.rollback(cache, "1")
+    assert [(record["command"], record["result"]) for record in pqcache.log(cache)][3:] == [
+        ("sync", "interrupted"), ("rollback", "done"),
+    ]  # fmt: skip
