@@ -13,8 +13,8 @@ All = Annotated[
     bool,
     typer.Option(
         "--all",
-        help="Sync all caches below the directory SOURCE, one after the other. Default: $PQCACHE_ROOT, or "
-        "~/.cache/pqcache.",
+        help="Sync all caches below the directory SOURCE, and the tables in its pqcache.toml, one after the other. "
+        "Default: $PQCACHE_ROOT, or ~/.cache/pqcache.",
         rich_help_panel=RUN,
     ),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pqcache.console.terminal import directories, print_line
+from pqcache.console.terminal import directories, print_line, print_sentence
 from pqcache.units import format_count, format_seconds, format_size
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def print_sync(report: SyncReport, verbose: bool = False) -> None:
 
     A dry run has a line for each of the first ten partitions.
     """
-    print_line(summary_line(report))
+    print_sentence(summary_line(report))
     shown = len(report.touched) if verbose else _NAMED if report.dry_run else 0
     for change in report.touched[:shown]:
         print_line(f"  {change.directory or 'the top directory'}: {change.text}")
@@ -37,7 +37,9 @@ def summary_line(report: SyncReport) -> str:
         if report.rewritten:
             text += f", {directories(report.rewritten)} to rewrite"
         text += _passed_over(report)
-        return f"{text} ({report.unchanged:,} unchanged)" if changes != "nothing to do" else changes
+        return (
+            f"{text} ({report.unchanged:,} unchanged)" if changes != "nothing to do" else changes + _passed_over(report)
+        )
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     if report.shard is not None:
         held += f", share {report.shard}"

@@ -33,6 +33,19 @@ def print_line(text: str, stream: TextIO | None = None) -> None:
     stream.flush()
 
 
+def print_sentence(text: str) -> None:
+    """Print one line to standard output, which a terminal shows with its words whole."""
+    if sys.stdout.isatty():
+        import shutil
+        import textwrap
+
+        width = shutil.get_terminal_size().columns
+        for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
+            print_line(line)
+    else:
+        print_line(text)
+
+
 def escape(text: str) -> str:
     """Return ``text`` for a console, where it neither is markup nor controls the terminal."""
     from rich.markup import escape as escape_markup
