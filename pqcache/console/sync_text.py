@@ -36,10 +36,9 @@ def summary_line(report: SyncReport) -> str:
         text += _newest(report)
         if report.rewritten:
             text += f", {directories(report.rewritten)} to rewrite"
-        text += _passed_over(report)
-        return (
-            f"{text} ({report.unchanged:,} unchanged)" if changes != "nothing to do" else changes + _passed_over(report)
-        )
+        if changes == "nothing to do":
+            return changes + _passed_over(report)
+        return f"{text}{_passed_over(report)} ({report.unchanged:,} unchanged)"
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     if report.shard is not None:
         held += f", share {report.shard}"
