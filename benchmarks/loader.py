@@ -43,14 +43,11 @@ from _memory import make_ready
 
 
 def ours(path: Path, name: str, workers: int, **options: Any) -> Epochs:
-    from torch.utils.data import DataLoader
+    from pqcache.torch import Loader, ParquetDataset
 
-    from pqcache.torch import ParquetDataset
-
-    ds = ParquetDataset(path, batch_size=BATCH[name], nulls=NULLS[name] or "error", **options)
-    loader = DataLoader(ds, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
-    for epoch in range(1000):
-        ds.set_epoch(epoch)
+    dataset = ParquetDataset(path, batch_size=BATCH[name], nulls=NULLS[name] or "error", **options)
+    loader = Loader(dataset, num_workers=workers)
+    while True:
         yield iter(loader)
 
 
