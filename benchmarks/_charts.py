@@ -28,7 +28,7 @@ def tables() -> dict[str, list[list[str]]]:
 
 def number(cell: str) -> float | None:
     """Return the first number of a cell."""
-    match = re.match(r"[\d,.]+", cell)
+    match = re.match(r"\d[\d,.]*", cell)
     return float(match[0].replace(",", "")) if match else None
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +178,8 @@ def make(root: Path, name: str) -> Path:
         for number, groups in enumerate(tables(kind, max(shape.rows, 2 * FILES * group), group)):
             first = next(groups)
             with pq.ParquetWriter(directory / f"part-{number}.parquet", first.schema) as file:
-                file.write_table(first)
-                for table in groups:
-                    file.write_table(table)
+                for table in chain([first], groups):
+                    file.write_table(table, row_group_size=group)
     else:
         source = make(root, kind if size == 32 else f"{kind}-{size}MB")
         REWRITE[writer](source, directory, group, size << 20)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from _loader_data import FILL, SHAPES
 
-ROWS = 40_000  # of the formats that are written row by row, as many from each row group
+ROWS = {"multimodal": 40_000, "tabular": 200_000, "tokens": 40_000}  # of formats that are written row by row
 SHARDS = 16
 BATCH = {"multimodal": 256, "tabular": 4096, "tokens": 256}
 GROUP = {name: (32 << 20) // shape.row_bytes for name, shape in SHAPES.items()}  # rows of a row group
@@ -39,18 +39,18 @@ QUIET = {  # nobody calls home
 }
 
 
-def some_rows(path: Path) -> pa.Table:
+def some_rows(path: Path, name: str) -> pa.Table:
     """Return the first rows of each row group, as many of each, in order."""
     readers = [pq.ParquetFile(file) for file in sorted(path.glob("*.parquet"))]
-    each = ROWS // sum(reader.num_row_groups for reader in readers)
+    each = ROWS[name] // sum(reader.num_row_groups for reader in readers)
     groups = ((reader, number) for reader in readers for number in range(reader.num_row_groups))
     return pa.concat_tables([r.read_row_group(n).slice(0, each) for r, n in groups])
 
 
-def samples(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def samples(path: Path, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the first rows as dicts of numbers, strings, bytes and arrays, each with its number."""
     number = 0
-    for batch in some_rows(path).to_batches(max_chunksize=1000):
+    for batch in some_rows(path, name).to_batches(max_chunksize=1000):
         for row in batch.to_pylist():
             row = {k: FILL[k] if v is None else v for k, v in row.items()}
             yield number, {k: np.array(v, np.int32) if isinstance(v, list) else v for k, v in row.items()}
@@ -153,15 +153,7 @@ def as_tensors(epochs: Epochs, name: str) -> Epochs:
 
 
 def hugging_face(path: Path, name: str, workers: int) -> Epochs:
-    """Map-style over Arrow files mapped into memory, in random order; its torch format, lists for what is no number."""
-    import datasets
-
-    ds = datasets.load_dataset("parquet", data_files=str(path / "*.parquet"), split="train").with_format("torch")
-    return taken(lambda numbers: ds[numbers], len(ds), name, workers)
-
-
-def hugging_face_arrow(path: Path, name: str, workers: int) -> Epochs:
-    """The same, but batches are Arrow tables, whose numbers become tensors without a copy: as fast as it goes."""
+    """Map-style over Arrow files mapped into memory, in random order; batches are Arrow tables, its fastest format."""
     import datasets
 
     ds = datasets.load_dataset("parquet", data_files=str(path / "*.parquet"), split="train").with_format("arrow")
@@ -217,14 +209,14 @@ def tf_data(path: Path, name: str, workers: int) -> Epochs:
 
     def write(directory: Path) -> None:
         writers = [tf.io.TFRecordWriter(str(directory / f"{n:02d}.tfrecord")) for n in range(SHARDS)]
-        for number, row in samples(path):
+        for number, row in samples(path, name):
             features = tf.train.Features(feature={k: feature(v) for k, v in row.items()})
-            writers[number * SHARDS // ROWS].write(tf.train.Example(features=features).SerializeToString())
+            writers[number * SHARDS // ROWS[name]].write(tf.train.Example(features=features).SerializeToString())
         for writer in writers:
             writer.close()
 
     files = sorted(str(p) for p in written(path, "tfrecord", write).glob("*.tfrecord"))
-    _, row = next(samples(path))
+    _, row = next(samples(path, name))
     spec: dict[str, Any] = {}
     for key, value in row.items():
         if isinstance(value, np.ndarray):
@@ -248,8 +240,8 @@ def webdataset(path: Path, name: str, workers: int) -> Epochs:
     import webdataset as wds
 
     def write(directory: Path) -> None:
-        with wds.ShardWriter(str(directory / "%02d.tar"), maxcount=-(-ROWS // SHARDS), verbose=0) as sink:
-            for number, row in samples(path):
+        with wds.ShardWriter(str(directory / "%02d.tar"), maxcount=-(-ROWS[name] // SHARDS), verbose=0) as sink:
+            for number, row in samples(path, name):
                 sink.write({"__key__": f"{number:09d}", "row.pyd": pickle.dumps(row)})
 
     files = sorted(str(p) for p in written(path, "tar", write).glob("*.tar"))
@@ -271,9 +263,9 @@ def mosaic(path: Path, name: str, workers: int) -> Epochs:
         return {int: "int", float: "float64", str: "str", bytes: "bytes"}[type(value)]
 
     def write(directory: Path) -> None:
-        _, first = next(samples(path))
+        _, first = next(samples(path, name))
         with MDSWriter(out=str(directory), columns={k: encoding(v) for k, v in first.items()}) as sink:
-            for _, row in samples(path):
+            for _, row in samples(path, name):
                 sink.write(row)
 
     directory = written(path, "mds", write)
@@ -312,15 +304,17 @@ def grain(path: Path, name: str, workers: int) -> Epochs:
 
     def write(directory: Path) -> None:
         writers = [ArrayRecordWriter(str(directory / f"{n:02d}.arrayrecord"), "group_size:1") for n in range(SHARDS)]
-        for number, row in samples(path):
-            writers[number * SHARDS // ROWS].write(pickle.dumps(row))
+        for number, row in samples(path, name):
+            writers[number * SHARDS // ROWS[name]].write(pickle.dumps(row))
         for writer in writers:
             writer.close()
 
     files = sorted(str(p) for p in written(path, "arrayrecord", write).glob("*.arrayrecord"))
     rows = library.MapDataset.source(library.sources.ArrayRecordDataSource(files))
+    ahead = library.ReadOptions(num_threads=2 * CORES, prefetch_buffer_size=2 * CORES)  # 500 batches are an epoch
     for epoch in range(1000):
-        batches = rows.shuffle(seed=epoch).map(pickle.loads).batch(BATCH[name], batch_fn=by_column).to_iter_dataset()
+        batches: Any = rows.shuffle(seed=epoch).map(pickle.loads).batch(BATCH[name], batch_fn=by_column)
+        batches = batches.to_iter_dataset(ahead)
         yield iter(batches.mp_prefetch(library.MultiprocessingOptions(workers)) if workers else batches)
 
 
@@ -356,8 +350,7 @@ class Peer:
 
 
 PEERS = {
-    "hf-arrow": Peer(hugging_face_arrow, "Hugging Face datasets (Arrow tables)", "datasets"),
-    "huggingface": Peer(hugging_face, "Hugging Face datasets (its torch format)", "datasets", slow=True),
+    "hf-arrow": Peer(hugging_face, "Hugging Face datasets (Arrow tables)", "datasets"),
     "in-memory": Peer(in_memory, "everything in memory, no files"),
     "mosaic": Peer(mosaic, "MosaicML Streaming", "streaming", slow=True),
     "webdataset": Peer(webdataset, "WebDataset", "webdataset", slow=True),

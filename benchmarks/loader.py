@@ -8,8 +8,9 @@
 Other libraries run in the Python of PQCACHE_PEERS, or this one; those that are not installed are left out.
 Every measurement is a process of its own, for which memory is made ready; loaders are interleaved round by round, so
 that noise hits all alike. A process reads ``--epochs`` epochs, of the limit as many with each decoder, and each after
-the first counts (the first also pays for fresh memory; it is reported apart). Slow loaders are measured in the first
-round only, each epoch for ``--seconds`` from its first batch on; formats that are written row by row have 40,000 rows.
+the first counts (the first also pays for fresh memory; it is reported apart). Other loaders' epochs are cut off
+``--seconds`` after their first batch, from which on they count. Slow ones are measured for two epochs, in the first
+round only; formats that are written row by row have 40,000 rows, of tables 200,000.
 "CPU us" is CPU time of a row, workers included. "mix" is how many row groups a batch has rows of, the median over the
 first epoch; "once" is how many of the rows it gave are different ones. "PSS" counts files that are mapped into memory,
 "own" does not. Read ratios, not seconds.
@@ -42,14 +43,11 @@ from _memory import make_ready
 
 
 def ours(path: Path, name: str, workers: int, **options: Any) -> Epochs:
-    from torch.utils.data import DataLoader
+    from pqcache.torch import Loader, ParquetDataset
 
-    from pqcache.torch import ParquetDataset
-
-    ds = ParquetDataset(path, batch_size=BATCH[name], nulls=NULLS[name] or "error", **options)
-    loader = DataLoader(ds, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
-    for epoch in range(1000):
-        ds.set_epoch(epoch)
+    dataset = ParquetDataset(path, batch_size=BATCH[name], nulls=NULLS[name] or "error", **options)
+    loader = Loader(dataset, num_workers=workers)
+    while True:
         yield iter(loader)
 
 
@@ -214,7 +212,7 @@ def child(loader: str, path: Path, kind: str, workers: int, epochs: int, seconds
     """Read epochs and print what they took, as JSON."""
     import psutil
 
-    cut_after = seconds if loader in PEERS and PEERS[loader].slow else None
+    cut_after = seconds if loader in PEERS else None
     ways = decoders() if loader == "limit" else [""]
     first = FirstEpoch(path, kind)
     found: list[dict[str, Any]] = []
@@ -232,8 +230,9 @@ def child(loader: str, path: Path, kind: str, workers: int, epochs: int, seconds
 def run(case: Case, options: argparse.Namespace) -> Measurement | str:
     """Measure once, in a process of its own; return its last words if it fails."""
     of_peers = case.loader in PEERS or case.loader in ("limit", "limit-polars")
+    epochs = min(options.epochs, 2) if case.loader in PEERS and PEERS[case.loader].slow else options.epochs
     python = os.environ.get("PQCACHE_PEERS", sys.executable) if of_peers else sys.executable
-    command = [python, __file__, "--data", str(options.data), "--epochs", str(options.epochs)]
+    command = [python, __file__, "--data", str(options.data), "--epochs", str(epochs)]
     command += ["--seconds", str(options.seconds), "--child", case.loader, case.dataset, str(case.workers)]
     environment = {**os.environ, **QUIET, "HF_DATASETS_CACHE": str(options.data / "huggingface")}
     make_ready(2 << 30)
@@ -294,7 +293,7 @@ def main() -> None:
     parser.add_argument("--writers", type=names, help=f"of {', '.join(WRITERS)}: pqcache and the limit")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of an epoch of a slow loader")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of an epoch of the other loaders")
     parser.add_argument("--readme", action="store_true", help="everything that benchmarks/README.md shows")
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)

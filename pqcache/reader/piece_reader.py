@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,32 +59,57 @@ class PieceReader:
 
     def table(self, group: RowGroupOfFile, names: list[str], low: int, high: int) -> pa.Table:
         """Return rows ``low <= row < high`` of the columns ``names``; fewer where the row group has fewer."""
-        known, columns = self._file(group), dict[str, Any]()
-        if known is not None and names:
-            descriptor = open_regular(group.path)
-            try:
-                columns = known.read(descriptor, group.number, names, low, high, self._memory)
-            finally:
-                os.close(descriptor)
+        columns = self._from_pages(group, names, low, high)
         if left := [name for name in names if name not in columns]:
             rest = self._from_beginning(group, left, low, high)
             if rest.num_rows != high - low:
                 return rest
-            columns |= {name: rest[name] for name in rest.column_names}
+            columns |= _by_name(rest)
         return pa.table(columns)
 
     def rows_at(self, group: RowGroupOfFile, names: list[str], positions: Ints) -> pa.Table:
         """Return the rows at ascending positions, of which a piece is in memory at a time."""
-        found, done, most = [], 0, group.file.metadata.row_group(group.number).num_rows
-        while names and done < len(positions):
+        if not names or not len(positions):
+            return pa.schema([]).empty_table()
+        first = int(positions[0])
+        from_pages = list(self._from_pages(group, names, first, first + 1))
+        columns: dict[str, Any] = {}
+        if from_pages:
+            columns = _by_name(pa.concat_tables(self._rows_in_pages(group, from_pages, positions)))
+        if left := [name for name in names if name not in from_pages]:
+            columns |= _by_name(self._rows_from_beginning(group, left, positions))
+        return pa.table(columns)
+
+    def _rows_in_pages(self, group: RowGroupOfFile, names: list[str], positions: Ints) -> Iterator[pa.Table]:
+        done, rows = 0, group.file.metadata.row_group(group.number).num_rows
+        while done < len(positions):
             low = int(positions[done])
-            table = self.table(group, names, low, min(low + self._rows, most))
-            stop = int(np.searchsorted(positions, low + table.num_rows))
-            if stop == done:  # fewer rows than the footer says
+            high = min(low + self._rows, rows)
+            stop = int(np.searchsorted(positions, high))
+            yield self.table(group, names, low, high).take(pa.array(positions[done:stop] - low))
+            done = max(stop, done + 1)
+
+    def _rows_from_beginning(self, group: RowGroupOfFile, names: list[str], positions: Ints) -> pa.Table:
+        found, first, done = [], 0, 0
+        for batch in group.file.iter_batches(self._rows, [group.number], names, use_threads=False):
+            stop = int(np.searchsorted(positions, first + batch.num_rows))
+            if stop > done:
+                found.append(batch.take(pa.array(positions[done:stop] - first)))
+            first, done = first + batch.num_rows, stop
+            if done == len(positions):
                 break
-            found.append(table.take(pa.array(positions[done:stop] - low)))
-            done = stop
-        return pa.concat_tables(found) if found else pa.schema([]).empty_table()
+        return pa.Table.from_batches(found, schema=None if found else pa.schema([]))
+
+    def _from_pages(self, group: RowGroupOfFile, names: list[str], low: int, high: int) -> dict[str, Any]:
+        """Return rows of those of the columns of which it is known where their pages lie."""
+        known = self._file(group)
+        if known is None or not names:
+            return {}
+        descriptor = open_regular(group.path)
+        try:
+            return known.read(descriptor, group.number, names, low, high, self._memory)
+        finally:
+            os.close(descriptor)
 
     def _from_beginning(self, group: RowGroupOfFile, names: list[str], low: int, high: int) -> pa.Table:
         found, first = [], 0
@@ -106,3 +132,8 @@ class PieceReader:
                 log.debug("%s: row groups are decoded from their beginning: %s", group.path, error)
             self._files[group.file_number] = found
         return self._files[group.file_number]
+
+
+def _by_name(table: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """Return the columns of a table, of several with one name the first."""
+    return {table.field(i).name: table.column(i) for i in reversed(range(table.num_columns))}

@@ -82,7 +82,8 @@ def repartition(
         options: the stores' options, such as ``{"endpoint": "http://..."}``.
         as_files: with ``dest``, as for ``sync``; not remembered.
         all_files: with ``dest``, as for ``sync``; not remembered.
-        scheduler: address of a Dask scheduler whose workers do the work, like ``tcp://host:8786``.
+        scheduler: address of a cluster whose workers do the work: Dask's, like ``tcp://host:8786``, or Ray's, like
+            ``ray://host:10001``.
         jobs: partitions worked on at once; on a cluster as many as its workers have threads.
         wait: how long to wait for another run on the cache to end.
         bwlimit: with ``dest``, the most bytes a second that are fetched from a remote source, as for ``sync``.
