@@ -1,7 +1,7 @@
 """How fast an epoch is read: pqcache beside the decode limit and what users would pick instead.
 
     python benchmarks/loader.py                                         # a quick look
-    PQCACHE_PEERS=/venv/bin/python python benchmarks/loader.py --readme # the tables of README.md, in 25 minutes once the data are there
+    PQCACHE_PEERS=/venv/bin/python python benchmarks/loader.py --readme # the tables of README.md: 25 minutes, and data
     python benchmarks/loader.py --datasets tabular,tokens-duckdb-8MB --loaders pqcache,limit --workers 0
     python benchmarks/loader.py --datasets tokens --row-groups 8,32,128 --writers pyarrow,spark
 
