@@ -1,7 +1,7 @@
 """How fast an epoch is read: pqcache beside the decode limit and what users would pick instead.
 
     python benchmarks/loader.py                                         # a quick look
-    PQCACHE_PEERS=/venv/bin/python python benchmarks/loader.py --readme # the tables of README.md, in 25 minutes
+    PQCACHE_PEERS=/venv/bin/python python benchmarks/loader.py --readme # the tables of README.md: 25 minutes, and data
     python benchmarks/loader.py --datasets tabular,tokens-duckdb-8MB --loaders pqcache,limit --workers 0
     python benchmarks/loader.py --datasets tokens --row-groups 8,32,128 --writers pyarrow,spark
 
@@ -294,6 +294,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of an epoch of the other loaders")
+    parser.add_argument("--minutes", type=float, default=25.0, help="after the first round, stop when they are over")
     parser.add_argument("--readme", action="store_true", help="everything that benchmarks/README.md shows")
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
@@ -301,7 +302,7 @@ def main() -> None:
     if options.child:
         loader, dataset, workers = options.child
         child(loader, options.data / dataset, parts(dataset)[0], int(workers), options.epochs, options.seconds)
-    options.loaders = options.loaders or [n for n in (*QUICK, *PEERS) if options.readme or n in QUICK]
+    options.loaders = options.loaders or [*(dict.fromkeys([*QUICK, *PEERS]) if options.readme else QUICK)]
     options.row_groups = options.row_groups or (["8", "32", "128"] if options.readme else ["32"])
     options.writers = options.writers or (list(WRITERS) if options.readme else ["pyarrow"])
     options.rounds = options.rounds or (3 if options.readme else 1)
@@ -318,9 +319,10 @@ def measure(planned: list[tuple[Case, int]], options: argparse.Namespace) -> Non
     begin = time.perf_counter()
     for number in range(options.rounds):
         for case, rounds in planned:
-            if number >= rounds or case in failed:
+            spent = time.perf_counter() - begin
+            if number >= rounds or case in failed or (number and spent > 60 * options.minutes):
                 continue
-            print(f"{time.perf_counter() - begin:6.0f} s  round {number + 1}  {case}", file=sys.stderr)
+            print(f"{spent:6.0f} s  round {number + 1}  {case}", file=sys.stderr)
             result = run(case, options)
             if isinstance(result, str):
                 failed[case] = result

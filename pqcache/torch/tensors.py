@@ -39,6 +39,7 @@ from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.column_data import (
     Bools,
     ColumnData,
+    are_empty,
     from_arrow,
     is_views,
     pack_bytes,
@@ -283,16 +284,17 @@ def _text(column: ColumnData, valid: Bools | None, name: str, fill: Any, bytes_:
     if valid is not None and fill is not None:
         if not isinstance(fill, bytes if bytes_ else str):
             raise _no_fill(name, fill, "binary" if bytes_ else "text")
-        array = to_arrow(ColumnData(column.form, column.values, valid)).fill_null(fill)
-        column = from_arrow(array, column.form)
-        valid = None
+        if fill:
+            array = to_arrow(ColumnData(column.form, column.values, valid)).fill_null(fill)
+            column = from_arrow(array, column.form)
+            valid = None
     rows = pack_bytes(_without(column, valid))
     return Ragged(_bytes_tensor(rows.data), torch.from_numpy(rows.ends), "bytes" if bytes_ else "str")
 
 
 def _without(column: ColumnData, valid: Bools | None) -> ColumnData:
-    """Return the column with null rows empty."""
-    if valid is None:
+    """Return the column with null rows empty, as those of a file are."""
+    if valid is None or are_empty(column, ~valid):
         return column
     array = to_arrow(ColumnData(column.form, column.values, valid))
     kind = array.type

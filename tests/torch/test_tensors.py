@@ -25,11 +25,14 @@ from torch.utils.data import DataLoader, default_convert
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.footer import footer, thrift
+from pqcache.reader.columns.column_data import ColumnData
+from pqcache.reader.columns.column_forms import form_of
+from pqcache.reader.columns.row_bytes import PackedBytes
 from pqcache.torch import Batch, ParquetDataset, Ragged
 from pqcache.torch.batch import Position
 from pqcache.torch.ragged import to_rows
 from pqcache.torch.shared_memory import SharedPool, worker_pool
-from pqcache.torch.tensors import Nulls
+from pqcache.torch.tensors import Nulls, to_value
 
 
 def batch_of(tmp_path: Path, how: dict[str, Any] | None = None, **columns: pa.Array) -> Batch:
@@ -419,6 +422,18 @@ def test_masks_are_in_every_batch(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1, 2, None, 4]}), tmp_path / "t.parquet", row_group_size=2)
     ds = ParquetDataset(tmp_path, batch_size=1, nulls="mask")
     assert all(batch.keys() == {"x", "x_mask"} for batch in ds)
+
+
+@pytest.mark.parametrize("nulls", ["mask", {"s": ""}])
+def test_bytes_below_null_rows_are_left_out(nulls: str | dict[str, str]) -> None:
+    """Files have none; where there are none, nothing is copied."""
+    form, valid = form_of(pa.field("s", pa.string())), np.array([True, False, True])
+    for ends, data in (([0, 1, 3, 4], b"axyc"), ([0, 1, 1, 2], b"ac")):
+        packed = PackedBytes(np.array(ends), np.frombuffer(bytearray(data), np.uint8))
+        text, _ = to_value(ColumnData(form, packed, valid), "s", Nulls.of(nulls))
+        assert isinstance(text, Ragged)
+        assert text.to_list() == ["a", "", "c"]
+        assert (text.values.data_ptr() == packed.data.ctypes.data) is (data == b"ac")
 
 
 def test_nulls_filled(tmp_path: Path) -> None:

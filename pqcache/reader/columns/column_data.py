@@ -170,6 +170,13 @@ def ends_of_views(column: ColumnData) -> npt.NDArray[np.int64]:
     return _ends(column.values)
 
 
+def are_empty(column: ColumnData, rows: Bools) -> bool:
+    """Return whether the marked rows of a column of views or packed bytes have no bytes."""
+    packed = isinstance(column.values, PackedBytes | ViewLists)
+    ends = column.values.ends if packed else _ends(column.values)
+    return not (ends[1:] != ends[:-1])[rows].any()
+
+
 def _ends(array: pa.Array) -> npt.NDArray[np.int64]:
     lengths = np.frombuffer(array.buffers()[1], np.int32, len(array) * 4, array.offset * 16)[::4]
     ends = np.zeros(len(array) + 1, np.int64)
