@@ -1,27 +1,28 @@
 """Rewriting one partition into row groups of a given size, beside what users would pick instead.
 
-    python benchmarks/repartition.py [--scale 4] [--full] [--repeat 3] [--only tabular ...]
+    python benchmarks/repartition.py [--scale 4] [--sizes 8 16 32 128] [--repeat 3] [--only tabular ...]
 
-Every engine rewrites the same generated files in a fresh process, for which memory is made ready; the engines take
-turns, and medians are shown. "limit" is the share of what only decoding plus only encoding (as pqcache does, lz4) would
-reach on all cores. "fill" is the compressed size of all row groups but the last, over the target size; "again" is the
-share of bytes that pqcache encoded more than once. Peak memory is the largest RSS seen less that before the work,
-sampled every 5 ms; of Spark it is the whole of the JVM's RSS, whose heap is up to 4 GB. "order" says whether the rows
-of the files, one after the other, are still in order. MB are megabytes of source files; a result is on disk (fsync)
-when the clock stops, for every engine. Spark has a session when it starts, but for "spark cold", which starts its own.
-polars and Spark are left out, by name, where they are not installed.
+Data are those of loader.py, as pyarrow and DuckDB write them by default. Every engine rewrites the same files in a
+fresh process, for which memory is made ready; the engines take turns, and medians are shown. "limit" is the share
+of what only decoding plus only encoding (as pqcache does, lz4) would reach on all cores. "fill" is the compressed
+size of all row groups but the last, over the target size; "again" is the share of bytes that pqcache encoded more
+than once. Peak memory is the largest RSS seen less that before the work, sampled every 5 ms; of Spark it is the
+whole of the JVM's RSS, whose heap is up to 4 GB. "order" says whether the rows of the files, one after the other,
+are still in order. MB are megabytes of source files; a result is on disk (fsync) when the clock stops, for every
+engine. Spark has a session when it starts, but for "spark cold", which starts its own. polars and Spark run in the
+interpreter that PQCACHE_PEERS names, or else in this one, and are left out, by name, where they are not installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
-import importlib.util
 import json
-import multiprocessing
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -35,6 +36,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+from _loader_data import SHAPES
 from _memory import make_ready
 
 MB = 1 << 20
@@ -43,66 +45,33 @@ MB = 1 << 20
 # ---- data
 
 
-def multimodal(rng: np.random.Generator, rows: int, first: int = 0) -> pa.Table:
-    """Rows of 8 KB: an image, a caption, tokens, a category, a price."""
-    lengths = rng.integers(4_000, 12_000, rows)
-    noise = rng.bytes(int(lengths.sum()))
-    ends = np.cumsum(lengths)
-    words = np.array([f"word{n}" for n in range(5_000)])
-    tokens = rng.integers(5, 60, rows)
-    return pa.table(
-        {
-            "id": np.arange(first, first + rows),
-            "title": [" ".join(words[rng.zipf(1.4, 8) % 5_000]) for _ in range(rows)],
-            "tokens": pa.ListArray.from_arrays(
-                np.concatenate([[0], np.cumsum(tokens)]).astype(np.int32),
-                (rng.zipf(1.2, int(tokens.sum())) % 30_000).astype(np.int32),
-            ),
-            "category": pa.array(words[rng.integers(0, 40, rows)]),
-            "price": np.round(rng.gamma(2.0, 30.0, rows), 2),
-            "image": pa.array([noise[e - n : e] for e, n in zip(ends, lengths, strict=True)], pa.binary()),
-        }
-    )
-
-
-def tabular(rng: np.random.Generator, rows: int, first: int = 0) -> pa.Table:
-    """26 numeric columns, as in click logs: counters, codes, floats, a clock."""
-    columns: dict[str, Any] = {"label": rng.random(rows) < 0.03}
-    columns["at"] = pa.array(np.cumsum(rng.integers(0, 2_000, rows)) + first, pa.timestamp("ms"))
-    columns["user"] = rng.integers(0, 1 << 40, rows)
-    columns |= {f"count{n}": (rng.pareto(1.2, rows) * 3).astype(np.int32) for n in range(10)}
-    columns |= {f"code{n}": rng.zipf(1.5, rows).astype(np.int64) % 100_000 for n in range(6)}
-    columns |= {f"x{n}": rng.standard_normal(rows).astype(np.float32) for n in range(7)}
-    return pa.table(columns)
-
-
-def tokens(rng: np.random.Generator, rows: int, first: int = 0) -> pa.Table:
-    """Windows of 512 token ids."""
-    values = (rng.zipf(1.2, rows * 512) % 50_000).astype(np.int32)
-    offsets = np.arange(0, rows * 512 + 1, 512, dtype=np.int32)
-    return pa.table({"doc": np.arange(first, first + rows), "tokens": pa.ListArray.from_arrays(offsets, values)})
-
-
-def write_files(
-    here: Path, make: Callable[..., pa.Table], rows: int, files: int = 1, group: int | None = None, **options: Any
-) -> None:
-    """Write ``rows`` rows as ``files`` files, generated in slices so that memory use is small."""
-    rng = np.random.default_rng(1)
+def write_files(here: Path, kind: str, rows: int, files: int = 1, group: int | None = None, **options: Any) -> None:
+    """Write ``rows`` rows of ``kind`` as ``files`` files, one at a time so that memory use is small."""
     each = rows // files
     for number in range(files):
-        first = number * each
-        table = make(rng, each, first)
+        rng = np.random.default_rng(number)
+        table = SHAPES[kind].build(rng, number * each, each)
         pq.write_table(table, here / f"part-{number:05d}.parquet", row_group_size=group or each, **options)
 
 
+def write_duckdb(here: Path, kind: str, rows: int, files: int) -> None:
+    """Write files as DuckDB does."""
+    import duckdb
+
+    for number in range(files):
+        rows_of_file = SHAPES[kind].build(np.random.default_rng(number), number * rows // files, rows // files)
+        duckdb.from_arrow(rows_of_file).write_parquet(str(here / f"part-{number:05d}.parquet"))
+
+
 DATASETS: dict[str, Callable[[Path, int], None]] = {
-    "multimodal": lambda here, k: write_files(here, multimodal, 16_000 * k, 2, 1_000),
-    "tabular": lambda here, k: write_files(here, tabular, 1_000_000 * k, 2, 100_000),
-    "tokens": lambda here, k: write_files(here, tokens, 50_000 * k, 2, 5_000),
+    "multimodal": lambda here, k: write_files(here, "multimodal", 16_000 * k, 2, 1_000),
+    "tabular": lambda here, k: write_files(here, "tabular", 500_000 * k, 2),
+    "tabular-duckdb": lambda here, k: write_duckdb(here, "tabular", 500_000 * k, 2),
+    "tokens": lambda here, k: write_files(here, "tokens", 50_000 * k, 2, 5_000),
     "one big row group": lambda here, k: write_files(
-        here, multimodal, 20_000 * k, compression="none", use_dictionary=False
+        here, "multimodal", 20_000 * k, compression="none", use_dictionary=False
     ),
-    "400 tiny files": lambda here, k: write_files(here, tabular, 400 * 2_000 * k, 400),
+    "2,000 tiny files": lambda here, k: write_files(here, "tabular", 2_000 * 150 * k, 2_000),
 }
 
 
@@ -212,27 +181,22 @@ PEERS = {  # no dependencies of the project, as they are only peers
     "polars": {"polars lz4": by_polars("lz4"), "polars zstd": by_polars("zstd")},
     "pyspark": {"spark lz4": by_spark("lz4_raw"), "spark zstd": by_spark("zstd"), "spark cold": by_spark("lz4_raw")},
 }
-MISSING = [module for module in PEERS if importlib.util.find_spec(module) is None]
-for module in PEERS.keys() - MISSING:
-    ENGINES |= PEERS[module]
+PYTHON = os.environ.get("PQCACHE_PEERS", sys.executable)  # of the peers
 
 
-def in_child(engine: str, sources: list[Path], target: Path, size: int, answer: Any) -> None:
-    """Run one engine and send back what it took."""
+def missing() -> list[str]:
+    """Return the peers that are not installed."""
+    code = f"import importlib.util as u; print(*(m for m in {list(PEERS)} if u.find_spec(m) is None))"
+    return subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+def in_child(engine: str, sources: list[Path], target: Path, size: int) -> None:
+    """Run one engine and print what it took."""
     process = psutil.Process()
-    ENGINES[engine]  # imports are paid before the clock starts
-    if engine.startswith("pqcache"):
-        import pqcache.parquet.rewrite.rewrite_directory  # noqa: F401
-    elif engine.startswith("duckdb"):
-        import duckdb
-
-        duckdb.execute("select 1")
-    for module in (
-        "duckdb",
-        "pandas",
-        "pqcache.parquet.rewrite.rewrite_directory",
-    ):  # what a module takes to load is not the work
-        importlib.import_module(module)
+    run = {**ENGINES, **{name: run for some in PEERS.values() for name, run in some.items()}}[engine]
+    for module in ("duckdb", "pandas", "polars", "pqcache.parquet.rewrite.rewrite_directory"):
+        with contextlib.suppress(ImportError):  # what a module takes to load is not the work
+            importlib.import_module(module)
     spark = engine.startswith("spark")
     if spark and engine != "spark cold":
         spark_session()
@@ -252,7 +216,7 @@ def in_child(engine: str, sources: list[Path], target: Path, size: int, answer: 
     watcher = threading.Thread(target=watch)
     watcher.start()
     cpu, begin = watched().cpu_times(), time.perf_counter()
-    report = ENGINES[engine](sources, target, size)
+    report = run(sources, target, size)
     for path in target.glob("*.parquet"):
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -261,7 +225,7 @@ def in_child(engine: str, sources: list[Path], target: Path, size: int, answer: 
     done.set()
     watcher.join()
     spent = after.user + after.system - cpu.user - cpu.system
-    answer.send(json.dumps({"seconds": seconds, "peak": peak - base, "cpu": spent, **report}))
+    print(json.dumps({"seconds": seconds, "peak": peak - base, "cpu": spent, **report}))
 
 
 def measured(engine: str, sources: list[Path], target: Path, size: int) -> dict[str, Any]:
@@ -269,13 +233,10 @@ def measured(engine: str, sources: list[Path], target: Path, size: int) -> dict[
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     make_ready()
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    child = context.Process(target=in_child, args=(engine, sources, target, size, there))
-    child.start()
-    there.close()
-    found: dict[str, Any] = json.loads(here.recv())
-    child.join()
+    peer = any(engine in some for some in PEERS.values())
+    words = [__file__, "--child", engine, *map(str, (size, target, *sources))]
+    ran = subprocess.run([PYTHON if peer else sys.executable, *words], stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     groups = []
     results = sorted(target.glob("*.parquet"))
     for path in results:
@@ -327,20 +288,58 @@ def limits(sources: list[Path], size: int) -> tuple[float, float]:
         return decoding, time.perf_counter() - begin
 
 
+def compare(name: str, sources: list[Path], target: Path, size: int, engines: list[str], repeat: int) -> None:
+    """Run the engines in turns and print a table."""
+    out = sys.stdout.write
+    total = sum(path.stat().st_size for path in sources)
+    decode, encode = (min(found) for found in zip(*(limits(sources, size) for _ in range(2)), strict=True))
+    limit = decode + encode
+    out(f"\n{name}: {total / MB:.0f} MB in {len(sources)} files, row groups of {size // MB} MB; ")
+    out(f"decoding alone {total / MB / decode:.0f} MB/s, encoding alone {total / MB / encode:.0f}, ")
+    out(f"one after the other on all cores {total / MB / limit:.0f}: the limit\n")
+    out(f"{'':14}   MB/s  ratio  limit  CPU-s/GB  peak MB   size  fill min  median    max  order  again\n")
+    runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
+    for turn in range(repeat):
+        first = turn % len(engines)
+        order = engines[first:] + engines[:first]
+        # Nobody is always behind the same neighbour: how memory was left matters.
+        for engine in order if turn % 2 == 0 else order[::-1]:
+            runs[engine].append(measured(engine, sources, target, size))
+    base = statistics.median(run["seconds"] for run in runs[engines[0]])
+    for engine, found in runs.items():
+        seconds = statistics.median(run["seconds"] for run in found)
+        fills = found[-1]["fills"]
+        again = found[-1].get("again")
+        out(
+            f"{engine:14} {total / MB / seconds:6.0f} {base / seconds:6.2f} {limit / seconds:6.0%} "
+            f"{statistics.median(run['cpu'] for run in found) / total * 1e9:9.2f} "
+            f"{max(run['peak'] for run in found) / MB:8.0f} {found[-1]['size'] / total:6.3f} "
+            f"{fills[0]:9.4f} {statistics.median(fills):7.4f} {fills[-1]:6.4f} "
+            f"{'yes' if found[-1]['order'] else 'no':>6} {'' if again is None else format(again, '6.1%')}\n"
+        )
+
+
 def main() -> None:
     """Run and print a table per dataset."""
+    if sys.argv[1:2] == ["--child"]:
+        engine, size, target, *sources = sys.argv[2:]
+        in_child(engine, [Path(path) for path in sources], Path(target), int(size))
+        return
+    gone = missing()
+    engines = {
+        **ENGINES,
+        **{name: run for module, some in PEERS.items() if module not in gone for name, run in some.items()},
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=int, default=4, help="times 125, 75, 45, 155 and 55 MB of data")
-    parser.add_argument("--full", action="store_true", help="128 MB row groups, and twice the data")
+    parser.add_argument("--scale", type=int, default=4, help="times 125, 55, 55, 50, 165 and 45 MB of data")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[16], help="MB of the row groups to write")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=list(DATASETS), choices=list(DATASETS))
-    parser.add_argument("--engines", nargs="*", default=list(ENGINES), choices=list(ENGINES))
+    parser.add_argument("--engines", nargs="*", default=list(engines), choices=list(engines))
     parser.add_argument("--dir", type=Path, help="where to put the data (default: a temporary directory)")
     parser.add_argument("--out", type=Path, help="where to put the results (default: beside the data)")
     options = parser.parse_args()
-    size = 128 * MB if options.full else 16 * MB
-    out = sys.stdout.write
-    for module in MISSING:
+    for module in gone:
         sys.stderr.write(f"{module} is not installed, left out\n")
     with (
         tempfile.TemporaryDirectory(dir=options.dir) as directory,
@@ -349,34 +348,10 @@ def main() -> None:
         for name in options.only:
             here = Path(directory) / "source"
             here.mkdir()
-            DATASETS[name](here, options.scale * (2 if options.full else 1))
-            sources = sorted(here.iterdir())
-            total = sum(path.stat().st_size for path in sources)
-            decode, encode = (min(found) for found in zip(*(limits(sources, size) for _ in range(2)), strict=True))
-            limit = decode + encode
-            out(f"\n{name}: {total / MB:.0f} MB in {len(sources)} files, row groups of {size // MB} MB; ")
-            out(f"decoding alone {total / MB / decode:.0f} MB/s, encoding alone {total / MB / encode:.0f}, ")
-            out(f"one after the other on all cores {total / MB / limit:.0f}: the limit\n")
-            out(f"{'':14}   MB/s  ratio  limit  CPU-s/GB  peak MB   size  fill min  median    max  order  again\n")
-            runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in options.engines}
-            for turn in range(options.repeat):
-                first = turn % len(options.engines)
-                order = options.engines[first:] + options.engines[:first]
-                # Nobody is always behind the same neighbour: how memory was left matters.
-                for engine in order if turn % 2 == 0 else order[::-1]:
-                    runs[engine].append(measured(engine, sources, Path(results) / "target", size))
-            base = statistics.median(run["seconds"] for run in runs[options.engines[0]])
-            for engine, found in runs.items():
-                seconds = statistics.median(run["seconds"] for run in found)
-                fills = found[-1]["fills"]
-                again = found[-1].get("again")
-                out(
-                    f"{engine:14} {total / MB / seconds:6.0f} {base / seconds:6.2f} {limit / seconds:6.0%} "
-                    f"{statistics.median(run['cpu'] for run in found) / total * 1e9:9.2f} "
-                    f"{max(run['peak'] for run in found) / MB:8.0f} {found[-1]['size'] / total:6.3f} "
-                    f"{fills[0]:9.4f} {statistics.median(fills):7.4f} {fills[-1]:6.4f} "
-                    f"{'yes' if found[-1]['order'] else 'no':>6} {'' if again is None else format(again, '6.1%')}\n"
-                )
+            DATASETS[name](here, options.scale)
+            for size in options.sizes:
+                sources, target = sorted(here.iterdir()), Path(results) / "target"
+                compare(name, sources, target, size * MB, options.engines, options.repeat)
             shutil.rmtree(here)
 
 
