@@ -210,6 +210,7 @@ def record_batches(
                 arrays = {name: array.flatten() for name, array in arrays.items()}
             for name, axis in axes.items():
                 arrays[name] = pa.FixedSizeListArray.from_arrays(arrays[name], axis)
+            loader.meter.made(1, batch.rows, batch.bytes)
             yield index, pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
 
 

@@ -38,6 +38,8 @@ _PLAIN_HEADER = re.compile(  # of a data page of version 1 with nothing but its 
     rb"\x15\x00\x15%b\x15%b\x2c\x15%b(?:\x15[\x00-\x7f]){3}\x00\x00" % (_NUMBER, _NUMBER, _NUMBER), re.S
 )
 _SHORT_HEAD = 40  # bytes, at least those of such a header
+_MIN_RUN, _RUN_COST = 4, 5  # bytes of levels as bits that are worth a run, and what one takes, with the bits cut in two
+_WORTH_RUNS = 8  # runs take longer to write: levels have to get smaller by an eighth of the bits
 
 _I32, _I64, _BINARY, _BOOL = (thrift.I32,), (thrift.I64,), (thrift.BINARY,), (1, 2)
 _Kinds = dict[int, Any]
@@ -271,6 +273,32 @@ def encode_run(count: int, level: int) -> bytes:
     thrift.put_varint(run, count << 1)
     run.append(level)
     return len(run).to_bytes(4, "little") + run
+
+
+def encode_flags(flags: Bytes) -> bytes:
+    """Return levels that are 0 or 1, as ``flags`` has them: as bits, long runs as such, with their length before it."""
+    packed = np.packbits(flags, bitorder="little")
+    edges = np.flatnonzero(packed[1:] != packed[:-1]) + 1
+    begins = np.concatenate(((0,), edges))
+    lengths = np.concatenate((edges, (len(packed),))) - begins
+    first = packed[begins]
+    long = (lengths >= _MIN_RUN) & ((first == 0) | (first == 255))
+    if lengths[long].sum() - _RUN_COST * long.sum() < len(packed) / _WORTH_RUNS:
+        long[:] = False
+    levels, at = bytearray(), 0
+
+    def put_bits(end: int) -> None:
+        if at < end:
+            thrift.put_varint(levels, (end - at) << 1 | 1)
+            levels.extend(packed[at:end].tobytes())
+
+    for begin, length in zip(begins[long].tolist(), lengths[long].tolist(), strict=True):
+        put_bits(begin)
+        at = begin + length
+        thrift.put_varint(levels, (min(8 * at, len(flags)) - 8 * begin) << 1)
+        levels.append(packed[begin] & 1)
+    put_bits(len(packed))
+    return len(levels).to_bytes(4, "little") + levels
 
 
 def numbers(fields: dict[int, int]) -> Struct:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -229,6 +230,11 @@ class RowWeights:
         if weigher is None:
             return self._rows, self._base
         whole, rests = self._totals(weigher)
+        if len(whole) and not (whole.any() or rests.any()):
+            warnings.warn(
+                f"{self._data.root}: the weights in {weigher.column.name!r} are all 0, so there are no batches",
+                stacklevel=2,
+            )
         start = int(stream(seed, epoch, _WEIGHTS, 1, 0).random_raw()) % ONE
         if constant:
             start = _start_of_constant(start, int(rests.sum() & _REST))

@@ -249,6 +249,14 @@ def test_the_same_batches_in_any_topology_and_from_any_batch(lake: Path) -> None
     assert [b["id"].tolist() for b in again][:5] == [b["id"].tolist() for b in ds][done % 2 :: 2][:5]
 
 
+@pytest.mark.parametrize("given", ["w", {"label": {...: 0}}])
+def test_weights_that_are_all_0_are_named(given: Any, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(20), "w": [0.0] * 20, "label": [1] * 20}), tmp_path / "a.parquet")
+    name = given if isinstance(given, str) else "label"
+    with pytest.warns(UserWarning, match=f"the weights in '{name}' are all 0, so there are no batches"):
+        assert len(ParquetDataset(tmp_path, ["id"], weights=given)) == 0
+
+
 def test_states_know_of_weights(lake: Path) -> None:
     state = ParquetDataset(lake, ["id"], weights="w").state_dict()
     same = {"label": {0: 1.0, 1: 2.0, 2: 1.0}}
