@@ -257,9 +257,8 @@ class PagedFile:
         sizes = leaf.pages.sizes[leaf.first : leaf.past].tolist()
         rows = np.diff(leaf.pages.rows[leaf.first : leaf.past + 1]).tolist()
         for size, of_page in zip(sizes, rows, strict=True):
-            header, length = page_format.header_in(partial(_first_bytes, data[at : at + size]))
-            counts = page_format.page_counts(header)
-            if counts is None or header[page_format.COMPRESSED][1] + length != size:
+            counts, length, body = page_format.counts_in(partial(_first_bytes, data[at : at + size]))
+            if counts is None or length + body != size:
                 raise NotRead("an offset index that contradicts the pages")
             if counts.rows not in (None, of_page) or not (
                 counts.values == of_page if flat else counts.values >= of_page

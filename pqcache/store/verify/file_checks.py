@@ -11,7 +11,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def main() -> None:
     if not sys.argv[2:]:  # the second engine needs it
         hide_pandas()
     snapshot = Snapshot(Path(sys.argv[1]))
-    tables: dict[str, pa.Table] = {}
+    tables: Mapping[str, pa.Table] = {}
     limit_memory()
     for line in sys.stdin:
         request = json.loads(line)
@@ -64,7 +64,7 @@ def main() -> None:
             if request["what"] == "metadata":
                 check_arrow(snapshot.path / request["path"], report)
             elif request["what"] == "index":
-                tables = dict(rows_by_file(snapshot.index()))
+                tables = RowsByFile(snapshot.index())
             elif request["what"] == "files":
                 report(step="footers", seconds=request["seconds"])
                 if all_intact(snapshot.path, request["files"], tables):
@@ -101,7 +101,7 @@ def check_arrow(path: Path, report: Report) -> None:
         report(damage=f"cannot be read ({first_line(error)[:200]})")
 
 
-def all_intact(root: Path, requests: list[dict[str, Any]], tables: dict[str, pa.Table]) -> bool:
+def all_intact(root: Path, requests: list[dict[str, Any]], tables: Mapping[str, pa.Table]) -> bool:
     """Return whether all these files' footers agree with manifest and index, compared at once."""
     alike: list[tuple[pa.Schema, dict[str, list[Any]], list[pa.Table]]] = []
     for request in requests:
@@ -257,14 +257,30 @@ def _text(value: pa.Scalar) -> str:
         return str(value.value)
 
 
-def rows_by_file(index: Index) -> Iterator[tuple[str, pa.Table]]:
-    """Yield each file's path and its rows of the index, zero-copy."""
-    files = index.numbers("file")
-    starts = np.searchsorted(files, np.arange(len(index.paths)))
-    ends = np.searchsorted(files, np.arange(len(index.paths)), side="right")
-    for position, path in enumerate(index.paths):
-        start, end = int(starts[position]), int(ends[position])
-        yield path, index.table.slice(start, end - start)
+class RowsByFile(Mapping[str, pa.Table]):
+    """The rows of an index by the path of their file, zero-copy; they are cut when they are asked for.
+
+    A table for each of many files would take more memory than the process has.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self._table, files = index.table, index.numbers("file")
+        self._positions = {path: position for position, path in enumerate(index.paths)}
+        self._starts = np.searchsorted(files, np.arange(len(self._positions) + 1))
+
+    def __getitem__(self, path: str) -> pa.Table:
+        position = self._positions[path]
+        start, end = (int(row) for row in self._starts[position : position + 2])
+        return self._table.slice(start, end - start)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._positions)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._positions
 
 
 if __name__ == "__main__":
