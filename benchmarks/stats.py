@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from _loader_data import SHAPES
+from _loader_data import NULLS, SHAPES
 from _loader_peers import BATCH
 
 import pqcache.torch.dataset_reader as dataset_reader
@@ -37,17 +37,21 @@ TIMES = 20  # that a RepeatedMeter makes a call
 
 def data_of(root: Path, name: str) -> Path:
     """Return a file of a part of a dataset of loader.py, written once."""
-    make, rows, row_group = SHAPES[name]
+    shape = SHAPES[name]
+    row_group = (32 << 20) // shape.row_bytes
     path = root / f"stats-{name}" / "a.parquet"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(make(np.random.default_rng(0), 0, rows // PART), path, row_group_size=row_group)
+        pq.write_table(shape.build(np.random.default_rng(0), 0, shape.rows // PART), path, row_group_size=row_group)
     return path.parent
 
 
-def open_dataset(path: Path, batch_size: int, make_meter: Callable[[], Meter], is_measured: bool) -> ParquetDataset:
+def open_dataset(
+    path: Path, name: str, batch_size: int, make_meter: Callable[[], Meter], is_measured: bool
+) -> ParquetDataset:
     dataset_reader.new_meter = make_meter
-    dataset = ParquetDataset(path, batch_size=batch_size, stall_timeout=60 if is_measured else None)
+    stall_timeout = 60 if is_measured else None
+    dataset = ParquetDataset(path, batch_size=batch_size, nulls=NULLS[name] or "error", stall_timeout=stall_timeout)
     if not is_measured:
         dataset._measured = lambda epoch: nullcontext(NoIterationMeter())  # type: ignore[method-assign]
     return dataset
@@ -107,9 +111,9 @@ METERS: dict[str, Callable[[], Meter]] = {
 }
 
 
-def measure(path: Path, batch_size: int, rounds: int) -> str:
+def measure(path: Path, name: str, batch_size: int, rounds: int) -> str:
     """Return what epochs of a dataset take with each of the meters, read in turns."""
-    datasets = {kind: open_dataset(path, batch_size, make, kind != "off") for kind, make in METERS.items()}
+    datasets = {kind: open_dataset(path, name, batch_size, make, kind != "off") for kind, make in METERS.items()}
     taken: dict[str, list[float]] = {kind: [] for kind in METERS}
     batches = 0
     for number in range(rounds + 1):
@@ -138,7 +142,7 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.datasets.split(","):
         path, batch_size = data_of(options.data, name), options.batch_size or BATCH[name]
-        print(f"{name:<12} {measure(path, batch_size, options.rounds)}", flush=True)
+        print(f"{name:<12} {measure(path, name, batch_size, options.rounds)}", flush=True)
 
 
 if __name__ == "__main__":

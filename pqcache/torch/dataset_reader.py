@@ -20,11 +20,11 @@ from pqcache.reader.epoch import batches, samples
 from pqcache.reader.epoch_loaders import EpochLoaders
 from pqcache.reader.memory_budget import (
     DecodeBudget,
+    PiecesOf,
     Window,
     budget_in_file_order,
     check_complete,
     decode_budget,
-    even,
     fit,
     most_decoded,
     warn_of_window,
@@ -320,10 +320,10 @@ class DatasetReader:
         of_rank = -(-lanes // ranks) if self.options.shuffle else 1
         if (of_rank, lanes) not in self._fitted:
             sizes, memory, path = (self.nodes or self._loaders.first).sizes, self.options.memory, self.options.path
-            density = self._loaders.first.density if self.nodes is None else even
+            pieces = self._loaders.first.pieces if self.nodes is None else PiecesOf()
             if self.options.pack is not None:
                 check_complete(sizes, memory, of_rank, self.options.shuffle, path)
-            self._fitted[of_rank, lanes] = fit(sizes, memory, of_rank, self.options.shuffle, path, density, lanes)
+            self._fitted[of_rank, lanes] = fit(sizes, memory, of_rank, self.options.shuffle, path, pieces, lanes)
         return self._fitted[of_rank, lanes]
 
     @property
