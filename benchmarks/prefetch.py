@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _loader_data import make
+from _loader_data import NULLS, make
 from _loader_peers import BATCH
 
 from pqcache.torch import Loader, ParquetDataset, Prefetch
@@ -31,7 +31,8 @@ def ways(path: Path, name: str, workers: int) -> dict[str, Iterable[Any]]:
     """Return loaders of one dataset: nothing pinned, pinned by DataLoader, and copied ahead."""
 
     def loader(**options: Any) -> Loader:
-        return Loader(ParquetDataset(path, batch_size=BATCH[name]), num_workers=workers, **options)
+        dataset = ParquetDataset(path, batch_size=BATCH[name], nulls=NULLS[name] or "error")
+        return Loader(dataset, num_workers=workers, **options)
 
     return {
         "in the loop": loader(device="cuda"),
