@@ -100,7 +100,9 @@ class Meter:
 
     def add(self, counter: int, amount: int) -> None:
         """Add to a counter of this process."""
-        row = self._mine if self._fork == _fork else self._row()
+        row = self._mine
+        if self._fork != _fork or row[_PROCESS] != _process:  # as in _row, without a call
+            row = self._row()
         with _lock:
             row[counter] += amount
 
@@ -117,7 +119,7 @@ class Meter:
 
         What the trainer has ``waited`` for the batch before is added too.
         """
-        row, taken = self._mine if self._fork == _fork else self._row(), time.monotonic_ns() - begun
+        row, taken = self._row(), time.monotonic_ns() - begun
         with _lock:
             row[BATCHES] += 1
             row[ROWS] += rows
@@ -268,7 +270,7 @@ class Meter:
     def _row(self) -> Any:
         """Return this process's row, as a memoryview: numpy takes several times as long for one number."""
         row = self._mine
-        if self._fork != _fork or row[_PROCESS] != _process:  # the latter is not looked at for each batch
+        if self._fork != _fork or row[_PROCESS] != _process:
             with _lock:
                 row = self._claim()
         return row
