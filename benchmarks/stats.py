@@ -26,7 +26,7 @@ from _loader_data import NULLS, SHAPES
 from _loader_peers import BATCH
 
 import pqcache.torch.dataset_reader as dataset_reader
-from pqcache.reader.meter import MadeBatch, Meter, NoMeter
+from pqcache.reader.meter import Meter, NoMeter
 from pqcache.torch import ParquetDataset
 from pqcache.torch.iteration_meter import NoIterationMeter
 from pqcache.torch.shared_meter import SharedMeter, new_meter
@@ -71,10 +71,11 @@ class RepeatedMeter(SharedMeter):
             self._clock(), self._clock()  # of what is added, the beginning and the end
         super().add(counter, amount)
 
-    def made_tensors(self, batch: MadeBatch, begun: int) -> None:
+    def made_tensors(self, rows: int, size: int, begun: int) -> None:
         for _ in range(TIMES - 1):
-            self._other.made_tensors(batch, self._clock())
-        super().made_tensors(batch, begun)
+            self._other.made_tensors(rows, size, self._clock())
+            self._clock(), self._clock()  # of the wait for the batch
+        super().made_tensors(rows, size, begun)
 
     def timed(self, counter: int) -> AbstractContextManager[Any]:
         for _ in range(TIMES - 1):

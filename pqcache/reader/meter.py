@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,18 +59,6 @@ class ProcessState(NamedTuple):
     seconds: float
 
 
-class MadeBatch(Protocol):
-    """A batch, with its size, which is computed when it is asked for."""
-
-    @property
-    def rows(self) -> int:
-        """The rows."""
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of the columns."""
-
-
 class MeterCounts(NamedTuple):
     """The counters by name, in all and of the present ``epoch`` (None before the first)."""
 
@@ -104,6 +92,7 @@ class Meter:
         self._fork = -1  # in which process it was taken
         self._reading: dict[int, tuple[int, int]] = {}  # by thread: a row group of the index, and since when
         self.waits_since: int | None = None  # for what is read, in the thread that uses it
+        self.waited = 0  # by the trainer, in nanoseconds that are not in its row yet: adding takes as long as all else
 
     def span(self, name: str) -> AbstractContextManager[Any] | None:
         """Return what is entered while something of this name is measured; None for nothing."""
@@ -125,17 +114,19 @@ class Meter:
             row[ROWS] += rows
             row[BYTES] += size
 
-    def made_tensors(self, batch: MadeBatch, begun: int) -> None:
-        """Count a batch whose tensors are made now, and were ``begun`` at that time of time.monotonic_ns."""
-        row = self._mine
-        if self._fork != _fork or row[_PROCESS] != _process:  # as in _row, without a call
-            row = self._row()
-        size, rows, taken = batch.bytes, batch.rows, time.monotonic_ns() - begun
+    def made_tensors(self, rows: int, size: int, begun: int) -> None:
+        """Count a batch whose tensors are made now, and were ``begun`` at that time of time.monotonic_ns.
+
+        What the trainer has ``waited`` for the batch before is added too.
+        """
+        row, taken = self._row(), time.monotonic_ns() - begun
         with _lock:
             row[BATCHES] += 1
             row[ROWS] += rows
             row[BYTES] += size
             row[TENSORS] += taken
+            row[WAITED] += self.waited
+            self.waited = 0
 
     def count_columns(self, fast: int, possible: int) -> None:
         """Count columns of a row group: those that were read from their pages, and those of which that is possible."""
@@ -194,12 +185,20 @@ class Meter:
         All its workers give the pass the same ``number``, and the trainer gives OF_TRAINER. ``by_loader`` says whether
         a trainer counts too.
         """
+        self.add_waited()
         row, header = self._row(), self._cells[_HEADER]
         header[_EPOCH], header[_BY_LOADER] = epoch + 1, by_loader
         header[_PASS] = 0 if number == OF_TRAINER else number
         with _lock:
             row[_PAST:] = row[_FIRST:_PAST]
             row[_EPOCH], row[_PASS], row[_BEGUN] = epoch + 1, number, time.monotonic_ns()
+
+    def add_waited(self) -> None:
+        """Add what the trainer has waited, at the end of an iteration."""
+        row = self._row()
+        with _lock:
+            row[WAITED] += self.waited
+            self.waited = 0
 
     def set_running(self, is_running: bool) -> None:
         """Note that the trainer's iteration begins or ends: the time between is counted."""
@@ -218,6 +217,8 @@ class Meter:
             row[START] += max(0, int(begun.min(initial=time.monotonic_ns())) - row[_BEGUN])
         with _lock:
             row[TAKEN] += 1
+            row[WAITED] += self.waited
+            self.waited = 0
             count = row[TAKEN]
         if count % 8 == 0 and (made := int(self._cells[1:, BATCHES].sum())):  # by a mix's datasets, not by the mix
             self.note_ready(made - int(self._cells[1:, TAKEN].sum()))
@@ -231,7 +232,9 @@ class Meter:
 
     def counts(self) -> MeterCounts:
         """Return the sums over all processes."""
-        rows, header = self._cells[1:].copy(), self._cells[_HEADER]
+        with _lock:
+            rows, header = self._cells[1:].copy(), self._cells[_HEADER]
+            rows[rows[:, _PROCESS] == _process, WAITED] += self.waited
         running = np.where(rows[:, _SINCE] > 0, time.monotonic_ns() - rows[:, _SINCE], 0)
         rows[:, SECONDS] += np.where(_alive(rows[:, _PROCESS]), running, 0)
         now = rows[:, _FIRST:_PAST]
@@ -288,7 +291,7 @@ class Meter:
             row[_PASS] = row[_SINCE] = row[_READING] = row[_BUFFERS] = row[_ARROW] = row[_PEAK] = 0
             row[_PROCESS] = _process
         if self._fork != _fork:
-            self._reading = {}
+            self._reading, self.waited = {}, 0
         self._mine, self._fork = row, _fork
         return row
 
@@ -311,7 +314,7 @@ class NoMeter(Meter):
     def made(self, batches: int, rows: int, size: int) -> None:
         """Do nothing."""
 
-    def made_tensors(self, batch: MadeBatch, begun: int) -> None:
+    def made_tensors(self, rows: int, size: int, begun: int) -> None:
         """Do nothing."""
 
     def count_columns(self, fast: int, possible: int) -> None:

@@ -36,10 +36,13 @@ from pqcache.units import format_count, parse_size
 
 
 class ParquetDataset(ResumableDataset):
-    """Shuffled batches of a cache or a directory of Parquet, for ``DataLoader(ds, batch_size=None)``.
+    """Shuffled batches of a cache or a directory of Parquet, for ``Loader(dataset)``.
 
-    Every row comes exactly once per epoch, whatever the number of workers and ranks; call ``set_epoch`` before
-    each epoch for another order. A batch is a ``Batch``: a dict of column name to tensor (rows, ...) or Ragged, which
+    Every row comes exactly once per epoch, whatever the number of workers and ranks. A Loader reads each epoch in
+    another order; for ``DataLoader(dataset, batch_size=None)`` call ``set_epoch`` before each. docs/gpus.md has a
+    training on a GPU, with workers and copies that run ahead.
+
+    A batch is a ``Batch``: a dict of column name to tensor (rows, ...) or Ragged, which
     knows its global ``index``. ``pqcache.torch.tensors`` lists the dtype and shape of each type of column.
 
     Numbers may be text (``batch_size="256"``), and ``memory`` is a number of bytes or a text like "2GB".

@@ -264,12 +264,16 @@ class DatasetReader:
         self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
     ) -> Generator[tuple[Position, Batch]]:
         memory = worker_pool() if get_worker_info() is not None else None
+        sizes: dict[int, int] = {}  # bytes of batches that have only numbers, by their rows
         with closing(batches(loader, order, indices, total, budget, memory)) as found:
             for index, columns in found:
                 position = self._position(loader, order, index)
                 begun = time.monotonic_ns()
                 values = values_of(columns, self._plan, self.options.nulls, self._masked)
-                self.meter.made_tensors(columns, begun)
+                rows = columns.rows
+                size = columns.bytes if columns.others or rows not in sizes else sizes[rows]
+                sizes[rows] = size
+                self.meter.made_tensors(rows, size, begun)
                 yield position, Batch(values, position)
 
     def _rows(

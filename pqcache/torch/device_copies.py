@@ -62,7 +62,8 @@ class DeviceStream:
 
     def pinned(self, size: int) -> torch.Tensor:
         """Return pinned memory; RuntimeError where there is none."""
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        with self._api.device(self._device):  # or it would be set up on another one
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, pieces: Sequence[torch.Tensor], size: int) -> DeviceBlock:
         """Begin to copy pinned pieces to a new block, which torch's allocator gives to this stream."""

@@ -68,7 +68,7 @@ class IterationMeter:
 
     def _timed(self, items: Iterator[T]) -> Generator[T]:
         meter, watch, in_worker, now = self._meter, self._watch, self.in_worker, time.monotonic_ns
-        waits, got = BUSY if in_worker else WAITED, now()
+        got = now()
         while True:
             asked = now()
             if watch is not None:
@@ -84,8 +84,11 @@ class IterationMeter:
                 return
             if in_worker:
                 meter.add(IDLE, asked - got)
-            got = now()
-            meter.add(waits, got - asked)
+                got = now()
+                meter.add(BUSY, got - asked)
+            else:
+                got = now()
+                meter.waited += got - asked
             if watch is not None:
                 watch.since = None
                 if watch.warned_of is not None:
@@ -139,6 +142,7 @@ def measured(
         if watch is not None:
             watch.close()
         if process == os.getpid() and not in_worker:  # not in a child that was forked meanwhile
+            meter.add_waited()
             if not dataset.yields_batches:
                 waited, iteration_time = _own_waits(meter) - before, time.monotonic_ns() - begun
                 meter.add(WAITED, min(waited, iteration_time))  # a transform on threads may take more

@@ -31,7 +31,7 @@ _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its ow
 
 
 class Mix(ResumableDataset):
-    """Batches of several datasets in fixed proportions, for ``DataLoader(mix, batch_size=None)``.
+    """Batches of several datasets in fixed proportions, for ``Loader(mix)``.
 
     Each batch comes from one dataset, whose name is ``batch.source``; so their columns may differ. Which one is not
     drawn at random: after any number of batches each dataset has given its share of them, to within one or two.

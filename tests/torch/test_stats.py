@@ -90,6 +90,23 @@ def test_a_slow_transform_is_the_limit(table: Path) -> None:
     assert stats.limited_by == "transform"
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_numbers_in_the_loop_are_up_to_the_batch_that_was_just_got(table: Path, workers: int) -> None:
+    read = dataset(table, transform=nap)
+    waited = 0.0
+    for number, _ in enumerate(Loader(read, num_workers=workers), 1):
+        stats = read.stats().epoch
+        assert stats.waited_seconds is not None
+        assert stats.waited_seconds > waited
+        waited = stats.waited_seconds
+        if not workers:
+            assert stats.batches == number
+            assert waited >= number * NAP
+        if number == 7:
+            break
+    assert read.stats().epoch.waited_seconds == read.stats().total.waited_seconds == waited
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_of_a_loader_add_up(table: Path, context: str) -> None:
     read = dataset(table, transform=nap)
@@ -116,7 +133,8 @@ def test_workers_of_a_plain_loader_without_what_only_the_trainer_knows(table: Pa
         stats = read.stats()
         assert (stats.epoch.epoch, stats.epoch.rows, stats.total.rows) == (number, ROWS, ROWS * (number + 1))
         assert (stats.epoch.seconds, stats.epoch.waited_seconds) == (None, None)
-        assert stats.epoch.limited_by == "transform"
+        assert stats.epoch.transform_seconds >= 10 * NAP
+        assert stats.epoch.limited_by in ("transform", "trainer")  # which gets no core where the machine is busy
 
 
 def test_what_a_killed_process_has_made_remains(table: Path) -> None:
