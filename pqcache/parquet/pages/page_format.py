@@ -52,7 +52,11 @@ class MoreValues(NotRead):
     """A page with more values than the footer leaves for it: who believes the footer reads a part of them."""
 
 
-def page_bodies(file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, int, int]]:
+Page = tuple[Struct, int, int]
+"""A page's header, where its body begins in the file, and how long that is."""
+
+
+def page_bodies(file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[Page]:
     """Yield each page's header, where its body begins, and how long that is: no page reaches beyond its chunk."""
     at = chunk.data_page_offset
     if chunk.has_dictionary_page:
@@ -91,6 +95,15 @@ def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
         elif wanted is None or kind not in wanted:
             return False
     return True
+
+
+def count_and_encoding(header: Struct) -> tuple[int, int]:
+    """Return the number of values of a data page, nulls among them, and their encoding."""
+    if header[TYPE][1] == fields.DATA_PAGE:
+        return header[DATA][1][COUNT][1], header[DATA][1][ENCODING][1]
+    if header[TYPE][1] == fields.DATA_PAGE_V2:
+        return header[DATA_V2][1][COUNT][1], header[DATA_V2][1][ENCODING_V2][1]
+    raise NotRead("a page that holds no data")
 
 
 def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
@@ -139,35 +152,49 @@ def levels_of(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
 def decode_hybrid(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
     """Return the ``count`` numbers of ``width`` bits that ``data`` are, in the hybrid of runs and packed bits.
 
-    All of ``data`` has to be just these; only packed bits, which are eight numbers at a time, may go on beyond them.
+    All of ``data`` has to be just these; only packed bits, which are eight numbers or more at a time, may go on beyond.
     """
-    if not 0 <= width <= 32:
-        raise NotRead("levels of more than 32 bits")
-    kind = np.uint8 if width <= 8 else np.uint32
+    kind = _kind_of(width)
     parts: list[npt.NDArray[Any]] = []
     at = done = 0
-    weights = (1 << np.arange(width)).astype(kind)
-    width_bytes = -(-width // 8)  # bytes of a run's number
     while at < len(data):
-        head, at = thrift.read_varint(data, at)
-        length, left = head >> 1, count - done
-        if head & 1:
-            size = length * width
-            if not 0 < length * 8 < left + 8:
-                raise NotRead("more levels or indices than values")
-            bits = np.unpackbits(np.frombuffer(data, np.uint8, size, at), bitorder="little")
-            part = bits.reshape(-1, width) @ weights if width else np.zeros(length * 8, kind)
-            at += size
-        else:
-            if not 0 < length <= left:
-                raise NotRead("more levels or indices than values")
-            part = np.full(length, int.from_bytes(data[at : at + width_bytes], "little"), kind)
-            at += width_bytes
-        parts.append(part[:left])
-        done += len(parts[-1])
-    if done != count or at != len(data):
+        length, numbers, at = read_run(data, at, width, count - done)
+        parts.append(np.full(length, numbers, kind) if isinstance(numbers, int) else numbers)
+        done += length
+    if done != count:
         raise NotRead("fewer levels or indices than values")
     return np.concatenate(parts) if parts else np.zeros(0, kind)
+
+
+def read_run(data: bytes, at: int, width: int, left: int) -> tuple[int, int | npt.NDArray[Any], int]:
+    """Return the length of the run at byte ``at`` of the hybrid, its number or numbers, and where the next one begins.
+
+    ``left`` are the numbers that there are to be from here on. Some writers fill the last packed bits up.
+    """
+    kind = _kind_of(width)
+    head, at = thrift.read_varint(data, at)
+    length = head >> 1
+    if head & 1:
+        end = at + length * width
+        if not length or not left or (8 * length >= left + 8 and end != len(data)):
+            raise NotRead("more levels or indices than values")
+        if not width:
+            return min(8 * length, left), 0, end
+        bits = np.unpackbits(np.frombuffer(data, np.uint8, end - at, at), bitorder="little")
+        numbers = (bits if width == 1 else bits.reshape(-1, width) @ (1 << np.arange(width)).astype(kind))[:left]
+        return len(numbers), numbers, end
+    if not 0 < length <= left:
+        raise NotRead("more levels or indices than values")
+    end = at + -(-width // 8)
+    if end > len(data):
+        raise NotRead("levels or indices that end within a run")
+    return length, int.from_bytes(data[at:end], "little"), end
+
+
+def _kind_of(width: int) -> type[np.uint8 | np.uint32]:
+    if not 0 <= width <= 32:
+        raise NotRead("levels of more than 32 bits")
+    return np.uint8 if width <= 8 else np.uint32
 
 
 def data_page_header(count: int, encoding: int, size: int, stored: int | None = None) -> bytes:

@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet.codecs import CODECS
-from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet.footer import footer, thrift, thrift_fields
+from pqcache.parquet.pages import page_format, page_reader
+from pqcache.parquet.pages.flat_pages import FlatPages
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_format import MoreValues
@@ -87,10 +90,62 @@ def test_lists_of_one_length_are_what_pyarrow_reads(
         write_page_index=data.draw(st.booleans()),
         **how,
     )
-    found = read(path, length)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_reader, "_TOGETHER", data.draw(st.sampled_from([1, 500, 1 << 20])))
+        found = read(path, length)
     assert found is not None
     assert found.dtype == values.dtype
     assert np.array_equal(found, values)
+
+
+@pytest.mark.parametrize("length", [2, 100, 512])
+def test_lists_that_duckdb_writes(tmp_path: Path, length: int) -> None:
+    """DuckDB packs 256 levels at a time, also where fewer are left, and so do the last pages of most row groups."""
+    values = (np.random.default_rng(0).zipf(1.3, 5000 * length) % 300).astype(np.int32)
+    made = pa.table({"t": lists(values, length, pa.int32())})
+    path = tmp_path / "t.parquet"
+    with duckdb.connect() as connection:
+        connection.register("made", made)
+        connection.execute("set threads = 1")
+        connection.execute(f"copy made to '{path}' (format parquet, row_group_size 2048)")
+    found = read(path, length)
+    assert found is not None
+    assert np.array_equal(found, values)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("codec", ["none", "snappy", "zstd"])
+def test_a_dictionary_serves_all_pages(tmp_path: Path, codec: str, version: str) -> None:
+    """Pages are decoded a few at a time; a dictionary that is given up half way is followed by plain pages."""
+    path = tmp_path / "t.parquet"
+    rng = np.random.default_rng(0)
+    values = np.concatenate([rng.zipf(1.3, 40_000) % 1000, np.arange(40_000)])
+    how: dict[str, Any] = {"data_page_version": version, "data_page_size": 5000, "dictionary_pagesize_limit": 40_000}
+    pq.write_table(pa.table({"t": lists(values, 16, pa.int64())}), path, compression=codec, **how)
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    with path.open("rb") as file:
+        pages = [
+            page_format.count_and_encoding(header)
+            for header, _, _ in page_format.page_bodies(file.fileno(), chunk)
+            if header[1][1] != 2
+        ]
+    encodings = [encoding for _, encoding in pages]
+    assert encodings.count(thrift_fields.RLE_DICTIONARY) > 4
+    assert encodings.count(thrift_fields.PLAIN) > 4
+    decoded: list[int] = []
+
+    class Counting(FlatPages):
+        def decode(self, out: Any) -> None:
+            decoded.append(len(out))
+            super().decode(out)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_reader, "_TOGETHER", 100_000)
+        patch.setattr(page_reader, "FlatPages", Counting)
+        found = read(path, 16)
+    assert np.array_equal(found, values)
+    assert sum(size > 0 for size in decoded) > 2
+    assert max(decoded) * 8 <= 100_000 + max(count for count, _ in pages) * 8
 
 
 @pytest.mark.parametrize("limit", [None, 40, 400, 1 << 20])  # no dictionary; given up at once, half way, never
