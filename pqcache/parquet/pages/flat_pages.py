@@ -39,13 +39,7 @@ class FlatPages:
         """Add the page of the dictionary, which comes before those that use it."""
         if self._dictionary or self._pages:
             raise page_format.NotRead("a dictionary behind values")
-        sizes = page_format.numbers(
-            {
-                page_format.TYPE: thrift_fields.DICTIONARY_PAGE,
-                page_format.UNCOMPRESSED: len(data),
-                page_format.COMPRESSED: len(data),
-            }
-        )
+        sizes = page_format.page_sizes(thrift_fields.DICTIONARY_PAGE, len(data))
         about = thrift.encode(sizes | {page_format.DICTIONARY: header[page_format.DICTIONARY]})
         self._dictionary = [np.frombuffer(about, np.uint8), data]
 
@@ -62,10 +56,11 @@ class FlatPages:
         if self._count != len(out):
             raise page_format.NotRead("another number of values than asked for")
         if self._count:
-            np.copyto(out, self._values(), casting="unsafe")
+            np.copyto(out, self.values(), casting="unsafe")
         self._pages, self._count, self.size = [], 0, 0
 
-    def _values(self) -> npt.NDArray[Any]:
+    def values(self) -> npt.NDArray[Any]:
+        """Return the values of the pages that were added, of which there are some, as they are stored."""
         with pq.ParquetFile(pa.BufferReader(pa.py_buffer(self._file())), pre_buffer=False) as alone:
             column = alone.read_row_group(0, use_threads=False).column(0)
         values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -1,4 +1,4 @@
-"""Repetition and definition levels of a page: whether they say the same of every row, without taking them apart.
+"""Repetition and definition levels of a page: whether they say the same of every row, or where lists begin.
 
 What a writer does for one list it does for the next, so the bytes of their levels repeat. Runs are read up to where
 the bytes begin again at the same place of a list; how often they do is then a comparison of bytes.
@@ -7,8 +7,17 @@ the bytes begin again at the same place of a list; how often they do is then a c
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
+from pqcache.parquet.footer import thrift_fields
+from pqcache.parquet.pages import page_format
+from pqcache.parquet.pages.flat_pages import FlatPages
+from pqcache.parquet.pages.leaf_column import LeafColumn
 from pqcache.parquet.pages.page_format import NotRead, read_run
+from pqcache.system.buffer_pool import BufferPool
+
+_LEVELS = np.array([0, 1], "<i4")
+_LEVEL = LeafColumn(number=0, stored=_LEVELS.dtype, held=_LEVELS.dtype, definition=0, repetition=0)
 
 
 def are_all(level: int, levels: bytes, count: int) -> bool:
@@ -55,6 +64,14 @@ def are_of_lists(length: int, levels: bytes, count: int, first: int) -> bool:
     if done != count:
         raise NotRead("fewer levels than values")
     return True
+
+
+def begins_of_lists(levels: bytes, count: int, memory: BufferPool) -> npt.NDArray[np.int64]:
+    """Return at which of ``count`` values lists begin; pyarrow decodes the levels, as positions in a dictionary."""
+    pages = FlatPages("INT32", _LEVEL, memory)
+    pages.add_dictionary(page_format.dictionary_page_header(2, _LEVELS.nbytes), _LEVELS.view(np.uint8))
+    pages.add(count, thrift_fields.RLE_DICTIONARY, np.frombuffer(b"\x01" + levels, np.uint8))  # of one bit each
+    return np.flatnonzero(pages.values() == 0) if count else np.zeros(0, np.int64)
 
 
 def _repeats(data: bytes, begin: int, end: int) -> int:

@@ -200,8 +200,19 @@ def _kind_of(width: int) -> type[np.uint8 | np.uint32]:
 def data_page_header(count: int, encoding: int, size: int, stored: int | None = None) -> bytes:
     """Return the header of a data page of ``count`` values, which takes ``size`` bytes, or compressed ``stored``."""
     about = numbers({COUNT: count, ENCODING: encoding, DEFINITIONS: fields.RLE, REPETITIONS: fields.RLE})
-    sizes = numbers({TYPE: fields.DATA_PAGE, UNCOMPRESSED: size, COMPRESSED: size if stored is None else stored})
+    sizes = page_sizes(fields.DATA_PAGE, size, stored)
     return thrift.encode(sizes | {DATA: (thrift.STRUCT, about)})
+
+
+def dictionary_page_header(count: int, size: int) -> Struct:
+    """Return the header of a plain dictionary of ``count`` values, which takes ``size`` bytes."""
+    about = numbers({COUNT: count, ENCODING: fields.PLAIN})
+    return page_sizes(fields.DICTIONARY_PAGE, size) | {DICTIONARY: (thrift.STRUCT, about)}
+
+
+def page_sizes(kind: int, size: int, stored: int | None = None) -> Struct:
+    """Return what the header of a page of a kind says of its ``size`` in bytes, and compressed (``stored``)."""
+    return numbers({TYPE: kind, UNCOMPRESSED: size, COMPRESSED: size if stored is None else stored})
 
 
 def encode_run(count: int, level: int) -> bytes:

@@ -12,9 +12,10 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from pqcache.parquet.footer.thrift import Struct
 from pqcache.parquet.pages import page_format
 from pqcache.parquet.pages.flat_pages import FlatPages
 from pqcache.parquet.pages.leaf_column import LeafColumn
-from pqcache.parquet.pages.levels import are_all, are_of_lists
+from pqcache.parquet.pages.levels import are_all, are_of_lists, begins_of_lists
 from pqcache.parquet.pages.page_format import Page
 from pqcache.system.buffer_pool import Arena, BufferPool
 
@@ -39,7 +40,7 @@ log = logging.getLogger("pqcache.parquet")
 _LEVELS = 64 << 10  # bytes of a page that are not values, at most
 _PATTERNS = 256  # of levels that are remembered
 _REMEMBERED = 8 << 10  # bytes of levels that are remembered, at most
-_TOGETHER = 1 << 20  # bytes of pages that are decoded together: what a cache can hold
+_TOGETHER = 4 << 20  # bytes of pages that are decoded together, as many as caches hold
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
 
 
@@ -53,6 +54,24 @@ class ByteArrays:
     begins: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
     pages: list[tuple[int, Bytes]]
+
+
+class Lists(NamedTuple):
+    """Lists of any lengths: list i is ``values[ends[i]:ends[i + 1]]``, and ``ends`` begins with 0."""
+
+    ends: npt.NDArray[np.int64]
+    values: Values
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageLevels:
+    """The levels of a page's ``count`` values, ``first`` values of its chunk before them; ``rows`` where it says so."""
+
+    count: int
+    first: int
+    rows: int | None
+    repetitions: bytes
+    definitions: bytes
 
 
 def log_decoded_by_arrow(chunk: pq.ColumnChunkMetaData, reason: object) -> None:
@@ -94,7 +113,37 @@ class Reader:
                 found = self._borrow(chunk, leaf, total, into)
                 self._read_in_place(file, chunk, leaf, length, found.view(np.uint8))
                 return found
-            return self._page_by_page(file, chunk, leaf, length, into)
+            return self._page_by_page(file, chunk, leaf, partial(self._check_regular, leaf, length), into)
+        except page_format.MoreValues:
+            raise
+        except UNREADABLE as error:
+            log_decoded_by_arrow(chunk, error)
+            return None
+
+    def lists(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn) -> Lists | None:
+        """Return the lists of a column chunk, of any lengths; None as `values` does, or where one is empty."""
+        statistics = chunk.statistics
+        if leaf.repetition != 1 or chunk.file_path or chunk.compression not in IN_METADATA:
+            log_decoded_by_arrow(chunk, "no lists, another file or an unknown codec")
+            return None
+        if statistics is not None and statistics.has_null_count and statistics.null_count:
+            log_decoded_by_arrow(chunk, "nulls, or empty lists")
+            return None
+        begins: list[npt.NDArray[np.int64]] = []
+
+        def check(page: PageLevels) -> None:
+            if leaf.definition and not are_all(leaf.definition, page.definitions, page.count):
+                raise page_format.NotRead("nulls, or empty lists")
+            begins.append(page.first + begins_of_lists(page.repetitions, page.count, self.memory))
+            if page.rows not in (None, len(begins[-1])):
+                raise page_format.NotRead("another number of rows than its header says")
+
+        try:
+            values = self._page_by_page(file, chunk, leaf, check, None)
+            ends = np.concatenate([*begins, [len(values)]])
+            if ends[0]:
+                raise page_format.NotRead("values before the first list")
+            return Lists(ends, values)
         except page_format.MoreValues:
             raise
         except UNREADABLE as error:
@@ -111,7 +160,7 @@ class Reader:
         self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, length: int, out: Bytes
     ) -> None:
         """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``out``."""
-        first, width = 0, leaf.stored.itemsize
+        first, width, check = 0, leaf.stored.itemsize, partial(self._check_regular, leaf, length)
         head = np.empty(_LEVELS, np.uint8)
         for header, at, size in page_format.page_bodies(file, chunk):
             values, _ = page_format.count_and_encoding(header)
@@ -122,7 +171,7 @@ class Reader:
                 raise page_format.NotRead("a page with larger levels than expected")
             if os.preadv(file, [head[:levels].data, place.data], at) != size:
                 raise page_format.NotRead("the file ends within a page")
-            count, encoding, rest = self._page(header, head[:levels], chunk, leaf, length, first, len(place))
+            count, encoding, rest = self._page(header, head[:levels], chunk, leaf, first, check, len(place))
             if encoding != thrift_fields.PLAIN or len(rest) or count * width != len(place):
                 raise page_format.NotRead("a page that is not plain")
             first += count
@@ -130,7 +179,12 @@ class Reader:
             raise page_format.NotRead("fewer values than the footer says")
 
     def _page_by_page(
-        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, length: int, into: Arena | None
+        self,
+        file: int,
+        chunk: pq.ColumnChunkMetaData,
+        leaf: LeafColumn,
+        check: Callable[[PageLevels], None],
+        into: Arena | None,
     ) -> Values:
         """Copy the values of plain pages to their place, and have pyarrow decode the others, a few at a time."""
         pages = list(page_format.page_bodies(file, chunk))
@@ -143,7 +197,7 @@ class Reader:
                     header, page_format.decompress_page(chunk, body, header[page_format.UNCOMPRESSED][1])
                 )
                 continue
-            count, encoding, data = self._page(header, body, chunk, leaf, length, first)
+            count, encoding, data = self._page(header, body, chunk, leaf, first, check)
             del body
             if encoding != thrift_fields.PLAIN:
                 coded.add(count, encoding, data)
@@ -178,7 +232,7 @@ class Reader:
         """Yield the rows of a column chunk of strings or binary page by page; raise UNREADABLE where that cannot be."""
         if leaf.repetition or chunk.file_path or chunk.compression not in IN_METADATA:
             raise page_format.NotRead("lists, another file or an unknown codec")
-        first, dictionary = 0, None
+        first, dictionary, check = 0, None, partial(self._check_regular, leaf, 0)
         for header, body in self._bodies(file, page_format.page_bodies(file, chunk)):
             if header[page_format.TYPE][1] == thrift_fields.DICTIONARY_PAGE:
                 data = page_format.decompress_page(chunk, body, header[page_format.UNCOMPRESSED][1])
@@ -189,7 +243,7 @@ class Reader:
                     raise page_format.NotRead("a dictionary that is not plain")
                 dictionary = _split(data, header[page_format.DICTIONARY][1][page_format.COUNT][1])
                 continue
-            count, encoding, data = self._page(header, body, chunk, leaf, 0, first)
+            count, encoding, data = self._page(header, body, chunk, leaf, first, check)
             del body  # a large one that was compressed
             first += count
             if not count:
@@ -224,14 +278,15 @@ class Reader:
         body: Bytes,
         chunk: pq.ColumnChunkMetaData,
         leaf: LeafColumn,
-        length: int,
         first: int,
+        check: Callable[[PageLevels], None],
         apart: int = 0,
     ) -> tuple[int, int, Bytes]:
-        """Return the number of values in a page, their encoding and their bytes; its levels have to be regular.
+        """Return the number of values in a page, their encoding and their bytes; ``check`` is given its levels.
 
         ``apart`` are bytes of values that ``body`` lacks.
         """
+        rows = None
         kind, size = header[page_format.TYPE][1], header[page_format.UNCOMPRESSED][1]
         if kind == thrift_fields.DATA_PAGE:
             about = header[page_format.DATA][1]
@@ -256,30 +311,31 @@ class Reader:
             elif len(body) != size - apart - end:
                 raise page_format.NotRead("a page of another size than its header says")
             rows = about[page_format.ROWS][1]
-            if about[page_format.NULLS][1] or rows * max(1, length) != about[page_format.COUNT][1]:
-                raise page_format.NotRead("nulls, or another number of rows than of values")
+            if about[page_format.NULLS][1]:
+                raise page_format.NotRead("nulls")
         else:
             raise page_format.NotRead("a page that holds no data")
         count = about[page_format.COUNT][1]
         _check_count(count, chunk, first)
-        regular = self._is_regular(count, first, length, leaf, (repetitions, definitions))
-        if not regular:
-            raise page_format.NotRead("nulls, or lists of other lengths")
+        check(PageLevels(count=count, first=first, rows=rows, repetitions=repetitions, definitions=definitions))
         return count, encoding, body
 
-    def _is_regular(self, count: int, first: int, length: int, leaf: LeafColumn, levels: tuple[bytes, bytes]) -> bool:
-        """Return whether no value is null, and of those of the chunk every ``length``-th one begins a list."""
-        key = (count, first % length if length else 0, length, leaf.definition, levels)
+    def _check_regular(self, leaf: LeafColumn, length: int, page: PageLevels) -> None:
+        """Raise NotRead where a value is null, or not every ``length``-th value of the chunk begins a list."""
+        if page.rows is not None and page.rows * max(1, length) != page.count:
+            raise page_format.NotRead("another number of rows than of values")
+        place = page.first % length if length else 0
+        key = (page.count, place, length, leaf.definition, page.repetitions, page.definitions)
         regular = self._known.get(key)
         if regular is None:
-            repetitions, definitions = levels
-            regular = not leaf.repetition or are_of_lists(length, repetitions, count, first)
-            regular = regular and (not leaf.definition or are_all(leaf.definition, definitions, count))
+            regular = not leaf.repetition or are_of_lists(length, page.repetitions, page.count, page.first)
+            regular = regular and (not leaf.definition or are_all(leaf.definition, page.definitions, page.count))
             if len(self._known) >= _PATTERNS:
                 self._known.clear()
-            if len(repetitions) + len(definitions) <= _REMEMBERED:
+            if len(page.repetitions) + len(page.definitions) <= _REMEMBERED:
                 self._known[key] = regular
-        return regular
+        if not regular:
+            raise page_format.NotRead("nulls, or lists of other lengths")
 
 
 def _copy_plain(place: Values, data: Bytes, leaf: LeafColumn) -> None:
