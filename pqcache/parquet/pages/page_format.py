@@ -119,6 +119,8 @@ def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> By
         if thrift.read_varint(body[:5].tobytes(), 0)[0] != size:
             raise NotRead("a page of another size than its header says")
         data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
+    elif codec == "zstd":  # where pyarrow compares it
+        data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
     elif codec == "lz4_raw":
         data = pa.Codec("lz4").decompress(b"".join((_frame(size, len(body)), body.data, bytes(4))), size)
     else:
