@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.footer import thrift_fields
@@ -74,7 +73,7 @@ class PageLevels:
     definitions: bytes
 
 
-def log_decoded_by_arrow(chunk: pq.ColumnChunkMetaData, reason: object) -> None:
+def log_decoded_by_arrow(chunk: page_format.Chunk, reason: object) -> None:
     """Log that pyarrow decodes a column chunk, and why."""
     if log.isEnabledFor(logging.DEBUG):
         name, at = chunk.path_in_schema, chunk.data_page_offset
@@ -93,7 +92,7 @@ class Reader:
     _known: dict[tuple[Any, ...], bool] = field(default_factory=dict)
 
     def values(
-        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, length: int, into: Arena | None = None
+        self, file: int, chunk: page_format.Chunk, leaf: LeafColumn, length: int, into: Arena | None = None
     ) -> Values | None:
         """Return all values of a column chunk of the open ``file``, rows of ``length`` values end to end.
 
@@ -120,9 +119,9 @@ class Reader:
             log_decoded_by_arrow(chunk, error)
             return None
 
-    def lists(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn) -> Lists | None:
+    def lists(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn) -> Lists | None:
         """Return the lists of a column chunk, of any lengths; None as `values` does, or where one is empty."""
-        statistics = chunk.statistics
+        statistics = None if isinstance(chunk, page_format.ChunkPart) else chunk.statistics
         if leaf.repetition != 1 or chunk.file_path or chunk.compression not in IN_METADATA:
             log_decoded_by_arrow(chunk, "no lists, another file or an unknown codec")
             return None
@@ -150,15 +149,13 @@ class Reader:
             log_decoded_by_arrow(chunk, error)
             return None
 
-    def _borrow(self, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, plain: int, into: Arena | None) -> Values:
+    def _borrow(self, chunk: page_format.Chunk, leaf: LeafColumn, plain: int, into: Arena | None) -> Values:
         """Return memory for all values of a chunk, so many of which are plain."""
         if plain * leaf.stored.itemsize > chunk.total_uncompressed_size:
             raise page_format.NotRead("fewer bytes than its values take")
         return (into or self.memory).borrow(chunk.num_values * leaf.held.itemsize).view(leaf.held)
 
-    def _read_in_place(
-        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, length: int, out: Bytes
-    ) -> None:
+    def _read_in_place(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn, length: int, out: Bytes) -> None:
         """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``out``."""
         first, width, check = 0, leaf.stored.itemsize, partial(self._check_regular, leaf, length)
         head = np.empty(_LEVELS, np.uint8)
@@ -181,7 +178,7 @@ class Reader:
     def _page_by_page(
         self,
         file: int,
-        chunk: pq.ColumnChunkMetaData,
+        chunk: page_format.Chunk,
         leaf: LeafColumn,
         check: Callable[[PageLevels], None],
         into: Arena | None,
@@ -212,7 +209,7 @@ class Reader:
         coded.decode(found[done:first])
         return found
 
-    def byte_arrays(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn) -> ByteArrays | None:
+    def byte_arrays(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn) -> ByteArrays | None:
         """Return the rows of a column chunk of strings or binary; None as `values` does."""
         try:
             found = list(self.byte_pages(file, chunk, leaf))
@@ -228,7 +225,7 @@ class Reader:
         begins, lengths = (np.concatenate(parts) for parts in zip(*((f.begins, f.lengths) for f in found), strict=True))
         return ByteArrays(begins, lengths, pages)
 
-    def byte_pages(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn) -> Iterator[ByteArrays]:
+    def byte_pages(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn) -> Iterator[ByteArrays]:
         """Yield the rows of a column chunk of strings or binary page by page; raise UNREADABLE where that cannot be."""
         if leaf.repetition or chunk.file_path or chunk.compression not in IN_METADATA:
             raise page_format.NotRead("lists, another file or an unknown codec")
@@ -276,7 +273,7 @@ class Reader:
         self,
         header: Struct,
         body: Bytes,
-        chunk: pq.ColumnChunkMetaData,
+        chunk: page_format.Chunk,
         leaf: LeafColumn,
         first: int,
         check: Callable[[PageLevels], None],
@@ -348,7 +345,7 @@ def _copy_plain(place: Values, data: Bytes, leaf: LeafColumn) -> None:
         np.copyto(place, data.view(leaf.stored), casting="unsafe")
 
 
-def _count_plain(pages: Iterable[Page], chunk: pq.ColumnChunkMetaData) -> int:
+def _count_plain(pages: Iterable[Page], chunk: page_format.Chunk) -> int:
     """Return how many values of a chunk are plain; raise NotRead where all are not as many as the footer says."""
     plain = total = 0
     for header, _, _ in pages:
@@ -362,7 +359,7 @@ def _count_plain(pages: Iterable[Page], chunk: pq.ColumnChunkMetaData) -> int:
     return plain
 
 
-def _check_count(count: int, chunk: pq.ColumnChunkMetaData, first: int) -> None:
+def _check_count(count: int, chunk: page_format.Chunk, first: int) -> None:
     """Raise NotRead where a page of ``count`` values, before which there are ``first``, does not fit its chunk."""
     if count < 0:
         raise page_format.NotRead("a page of fewer than no values")
