@@ -21,7 +21,7 @@ Buffer = npt.NDArray[np.uint8]
 _MIN_BLOCK = 4096  # bytes
 _MIN_MAPPED = 1 << 18  # bytes of a block from which on it is a mapping of its own
 _MAX_SLACK = 16 << 20  # bytes that a pool may have beyond the most that were in use
-_MAX_WASTED = 2 << 20  # bytes of a request for which a block may be twice as large
+_MAX_WASTED = 8 << 20  # bytes of a request for which a block may be twice as large
 
 
 def buffer_size(size: int) -> int:

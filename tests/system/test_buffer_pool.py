@@ -83,6 +83,19 @@ def test_a_small_block_does_not_cost_a_large_one() -> None:
     assert len({buffer.ctypes.data for buffer in (*several, small)}) == 4
 
 
+def test_a_block_of_some_megabytes_serves_requests_of_other_sizes() -> None:
+    """Blocks of batches differ in size, and fresh memory for each would cost more than what is written to it."""
+    pool = BufferPool()
+    block = pool.acquire(5 << 20)
+    place = block.ctypes.data
+    for size in (3 << 20, 4 << 20, 5 << 20):
+        pool.release(block)
+        block = pool.acquire(size)
+        assert block.ctypes.data == place
+    pool.release(pool.acquire(1 << 20))
+    assert used(pool) == (5 << 20) + (1 << 20)
+
+
 def test_borrowed_blocks_are_released_with_the_last_array() -> None:
     pool = BufferPool()
     lent = pool.borrow(3 << 20)

@@ -61,6 +61,10 @@ class MoreValues(NotRead):
     """A page with more values than the footer leaves for it: who believes the footer reads a part of them."""
 
 
+Page = tuple[Struct, int, int]
+"""A page's header, where its body begins in the file, and how long that is."""
+
+
 class StoredPage(NamedTuple):
     """A page in a file: its ``header``, which begins at byte ``begin``, and its body of ``size`` bytes at ``body``."""
 
@@ -70,7 +74,7 @@ class StoredPage(NamedTuple):
     size: int
 
 
-def page_bodies(file: int, chunk: Chunk) -> Iterator[tuple[Struct, int, int]]:
+def page_bodies(file: int, chunk: Chunk) -> Iterator[Page]:
     """Yield each page's header, where its body begins, and how long that is: no page reaches beyond its chunk."""
     for page in pages_in(file, chunk):
         yield page.header, page.body, page.size
@@ -183,6 +187,15 @@ def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
     return True
 
 
+def count_and_encoding(header: Struct) -> tuple[int, int]:
+    """Return the number of values of a data page, nulls among them, and their encoding."""
+    if header[TYPE][1] == fields.DATA_PAGE:
+        return header[DATA][1][COUNT][1], header[DATA][1][ENCODING][1]
+    if header[TYPE][1] == fields.DATA_PAGE_V2:
+        return header[DATA_V2][1][COUNT][1], header[DATA_V2][1][ENCODING_V2][1]
+    raise NotRead("a page that holds no data")
+
+
 def decompress_page(chunk: Chunk, body: Bytes, size: int) -> Bytes:
     """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so."""
     codec = IN_METADATA[chunk.compression].arrow
@@ -195,6 +208,8 @@ def decompress_page(chunk: Chunk, body: Bytes, size: int) -> Bytes:
     if codec == "snappy":  # whose data begin with their length, which pyarrow does not compare
         if thrift.read_varint(body[:5].tobytes(), 0)[0] != size:
             raise NotRead("a page of another size than its header says")
+        data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
+    elif codec == "zstd":  # where pyarrow compares it
         data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
     elif codec == "lz4_raw":
         data = pa.Codec("lz4").decompress(b"".join((_frame(size, len(body)), body.data, bytes(4))), size)
@@ -229,42 +244,67 @@ def levels_of(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
 def decode_hybrid(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
     """Return the ``count`` numbers of ``width`` bits that ``data`` are, in the hybrid of runs and packed bits.
 
-    All of ``data`` has to be just these; only packed bits, which are eight numbers at a time, may go on beyond them.
+    All of ``data`` has to be just these; only packed bits, which are eight numbers or more at a time, may go on beyond.
     """
-    if not 0 <= width <= 32:
-        raise NotRead("levels of more than 32 bits")
-    kind = np.uint8 if width <= 8 else np.uint32
+    kind = _kind_of(width)
     parts: list[npt.NDArray[Any]] = []
     at = done = 0
-    weights = (1 << np.arange(width)).astype(kind)
-    width_bytes = -(-width // 8)  # bytes of a run's number
     while at < len(data):
-        head, at = thrift.read_varint(data, at)
-        length, left = head >> 1, count - done
-        if head & 1:
-            size = length * width
-            if not 0 < length * 8 < left + 8:
-                raise NotRead("more levels or indices than values")
-            bits = np.unpackbits(np.frombuffer(data, np.uint8, size, at), bitorder="little")
-            part = bits.reshape(-1, width) @ weights if width else np.zeros(length * 8, kind)
-            at += size
-        else:
-            if not 0 < length <= left:
-                raise NotRead("more levels or indices than values")
-            part = np.full(length, int.from_bytes(data[at : at + width_bytes], "little"), kind)
-            at += width_bytes
-        parts.append(part[:left])
-        done += len(parts[-1])
-    if done != count or at != len(data):
+        length, numbers, at = read_run(data, at, width, count - done)
+        parts.append(np.full(length, numbers, kind) if isinstance(numbers, int) else numbers)
+        done += length
+    if done != count:
         raise NotRead("fewer levels or indices than values")
     return np.concatenate(parts) if parts else np.zeros(0, kind)
+
+
+def read_run(data: bytes, at: int, width: int, left: int) -> tuple[int, int | npt.NDArray[Any], int]:
+    """Return the length of the run at byte ``at`` of the hybrid, its number or numbers, and where the next one begins.
+
+    ``left`` are the numbers that there are to be from here on. Some writers fill the last packed bits up.
+    """
+    kind = _kind_of(width)
+    head, at = thrift.read_varint(data, at)
+    length = head >> 1
+    if head & 1:
+        end = at + length * width
+        if not length or not left or (8 * length >= left + 8 and end != len(data)):
+            raise NotRead("more levels or indices than values")
+        if not width:
+            return min(8 * length, left), 0, end
+        bits = np.unpackbits(np.frombuffer(data, np.uint8, end - at, at), bitorder="little")
+        numbers = (bits if width == 1 else bits.reshape(-1, width) @ (1 << np.arange(width)).astype(kind))[:left]
+        return len(numbers), numbers, end
+    if not 0 < length <= left:
+        raise NotRead("more levels or indices than values")
+    end = at + -(-width // 8)
+    if end > len(data):
+        raise NotRead("levels or indices that end within a run")
+    return length, int.from_bytes(data[at:end], "little"), end
+
+
+def _kind_of(width: int) -> type[np.uint8 | np.uint32]:
+    if not 0 <= width <= 32:
+        raise NotRead("levels of more than 32 bits")
+    return np.uint8 if width <= 8 else np.uint32
 
 
 def data_page_header(count: int, encoding: int, size: int, stored: int | None = None) -> bytes:
     """Return the header of a data page of ``count`` values, which takes ``size`` bytes, or compressed ``stored``."""
     about = numbers({COUNT: count, ENCODING: encoding, DEFINITIONS: fields.RLE, REPETITIONS: fields.RLE})
-    sizes = numbers({TYPE: fields.DATA_PAGE, UNCOMPRESSED: size, COMPRESSED: size if stored is None else stored})
+    sizes = page_sizes(fields.DATA_PAGE, size, stored)
     return thrift.encode(sizes | {DATA: (thrift.STRUCT, about)})
+
+
+def dictionary_page_header(count: int, size: int) -> Struct:
+    """Return the header of a plain dictionary of ``count`` values, which takes ``size`` bytes."""
+    about = numbers({COUNT: count, ENCODING: fields.PLAIN})
+    return page_sizes(fields.DICTIONARY_PAGE, size) | {DICTIONARY: (thrift.STRUCT, about)}
+
+
+def page_sizes(kind: int, size: int, stored: int | None = None) -> Struct:
+    """Return what the header of a page of a kind says of its ``size`` in bytes, and compressed (``stored``)."""
+    return numbers({TYPE: kind, UNCOMPRESSED: size, COMPRESSED: size if stored is None else stored})
 
 
 def encode_run(count: int, level: int) -> bytes:

@@ -12,20 +12,23 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pqcache.parquet.codecs import IN_METADATA
-from pqcache.parquet.footer import footer, thrift, thrift_fields
+from pqcache.parquet.footer import thrift_fields
 from pqcache.parquet.footer.thrift import Struct
 from pqcache.parquet.pages import page_format
+from pqcache.parquet.pages.flat_pages import FlatPages
 from pqcache.parquet.pages.leaf_column import LeafColumn
+from pqcache.parquet.pages.levels import are_all, are_of_lists, begins_of_lists
+from pqcache.parquet.pages.page_format import Page
 from pqcache.system.buffer_pool import Arena, BufferPool
 
 Values = npt.NDArray[Any]
@@ -34,8 +37,9 @@ Bytes = npt.NDArray[np.uint8]
 log = logging.getLogger("pqcache.parquet")
 
 _LEVELS = 64 << 10  # bytes of a page that are not values, at most
-_PATTERNS = 256  # of levels that are remembered, of some kilobytes each
-_PHYSICAL = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+_PATTERNS = 256  # of levels that are remembered
+_REMEMBERED = 8 << 10  # bytes of levels that are remembered, at most
+_TOGETHER = 4 << 20  # bytes of pages that are decoded together, as many as caches hold
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
 
 
@@ -49,6 +53,24 @@ class ByteArrays:
     begins: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
     pages: list[tuple[int, Bytes]]
+
+
+class Lists(NamedTuple):
+    """Lists of any lengths: list i is ``values[ends[i]:ends[i + 1]]``, and ``ends`` begins with 0."""
+
+    ends: npt.NDArray[np.int64]
+    values: Values
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageLevels:
+    """The levels of a page's ``count`` values, ``first`` values of its chunk before them; ``rows`` where it says so."""
+
+    count: int
+    first: int
+    rows: int | None
+    repetitions: bytes
+    definitions: bytes
 
 
 def log_decoded_by_arrow(chunk: page_format.Chunk, reason: object) -> None:
@@ -87,40 +109,66 @@ class Reader:
         plain = not chunk.has_dictionary_page and {"PLAIN", "RLE"}.issuperset(chunk.encodings)
         try:
             if plain and leaf.held == leaf.stored and IN_METADATA[chunk.compression].arrow is None and not self.checked:
-                found = self._borrow(chunk, leaf, np.zeros(0, leaf.held), into)
+                found = self._borrow(chunk, leaf, total, into)
                 self._read_in_place(file, chunk, leaf, length, found.view(np.uint8))
                 return found
-            return self._page_by_page(file, chunk, leaf, length, into)
+            return self._page_by_page(file, chunk, leaf, partial(self._check_regular, leaf, length), into)
         except page_format.MoreValues:
             raise
         except UNREADABLE as error:
             log_decoded_by_arrow(chunk, error)
             return None
 
-    def _borrow(self, chunk: page_format.Chunk, leaf: LeafColumn, decoded: Values, into: Arena | None) -> Values:
-        """Return memory for all values of a chunk that begins with those that were ``decoded``; the rest is plain."""
-        if not 0 <= (chunk.num_values - len(decoded)) * leaf.stored.itemsize <= chunk.total_uncompressed_size:
+    def lists(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn) -> Lists | None:
+        """Return the lists of a column chunk, of any lengths; None as `values` does, or where one is empty."""
+        statistics = None if isinstance(chunk, page_format.ChunkPart) else chunk.statistics
+        if leaf.repetition != 1 or chunk.file_path or chunk.compression not in IN_METADATA:
+            log_decoded_by_arrow(chunk, "no lists, another file or an unknown codec")
+            return None
+        if statistics is not None and statistics.has_null_count and statistics.null_count:
+            log_decoded_by_arrow(chunk, "nulls, or empty lists")
+            return None
+        begins: list[npt.NDArray[np.int64]] = []
+
+        def check(page: PageLevels) -> None:
+            if leaf.definition and not are_all(leaf.definition, page.definitions, page.count):
+                raise page_format.NotRead("nulls, or empty lists")
+            begins.append(page.first + begins_of_lists(page.repetitions, page.count, self.memory))
+            if page.rows not in (None, len(begins[-1])):
+                raise page_format.NotRead("another number of rows than its header says")
+
+        try:
+            values = self._page_by_page(file, chunk, leaf, check, None)
+            ends = np.concatenate([*begins, [len(values)]])
+            if ends[0]:
+                raise page_format.NotRead("values before the first list")
+            return Lists(ends, values)
+        except page_format.MoreValues:
+            raise
+        except UNREADABLE as error:
+            log_decoded_by_arrow(chunk, error)
+            return None
+
+    def _borrow(self, chunk: page_format.Chunk, leaf: LeafColumn, plain: int, into: Arena | None) -> Values:
+        """Return memory for all values of a chunk, so many of which are plain."""
+        if plain * leaf.stored.itemsize > chunk.total_uncompressed_size:
             raise page_format.NotRead("fewer bytes than its values take")
-        found = (into or self.memory).borrow(chunk.num_values * leaf.held.itemsize).view(leaf.held)
-        found[: len(decoded)] = decoded
-        return found
+        return (into or self.memory).borrow(chunk.num_values * leaf.held.itemsize).view(leaf.held)
 
     def _read_in_place(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn, length: int, out: Bytes) -> None:
         """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``out``."""
-        first, width = 0, leaf.stored.itemsize
+        first, width, check = 0, leaf.stored.itemsize, partial(self._check_regular, leaf, length)
         head = np.empty(_LEVELS, np.uint8)
         for header, at, size in page_format.page_bodies(file, chunk):
-            about = header[
-                page_format.DATA if header[page_format.TYPE][1] == thrift_fields.DATA_PAGE else page_format.DATA_V2
-            ][1]
-            _check_count(about[page_format.COUNT][1], chunk, first)
-            place = out[first * width :][: about[page_format.COUNT][1] * width]
+            values, _ = page_format.count_and_encoding(header)
+            _check_count(values, chunk, first)
+            place = out[first * width :][: values * width]
             levels = size - len(place)
             if not 0 <= levels <= len(head):
                 raise page_format.NotRead("a page with larger levels than expected")
             if os.preadv(file, [head[:levels].data, place.data], at) != size:
                 raise page_format.NotRead("the file ends within a page")
-            count, encoding, rest = self._page(header, head[:levels], chunk, leaf, length, first, len(place))
+            count, encoding, rest = self._page(header, head[:levels], chunk, leaf, first, check, len(place))
             if encoding != thrift_fields.PLAIN or len(rest) or count * width != len(place):
                 raise page_format.NotRead("a page that is not plain")
             first += count
@@ -128,38 +176,37 @@ class Reader:
             raise page_format.NotRead("fewer values than the footer says")
 
     def _page_by_page(
-        self, file: int, chunk: page_format.Chunk, leaf: LeafColumn, length: int, into: Arena | None
+        self,
+        file: int,
+        chunk: page_format.Chunk,
+        leaf: LeafColumn,
+        check: Callable[[PageLevels], None],
+        into: Arena | None,
     ) -> Values:
-        """Copy the values of plain pages. Have pyarrow decode those before them, if any: of a dictionary, mostly.
-
-        Writers begin with a dictionary and leave it where it does not pay.
-        """
-        coded, first = _DecodedByArrow(chunk, leaf), 0
-        found: Values | None = None
-        for header, body in self._pages(file, chunk):
+        """Copy the values of plain pages to their place, and have pyarrow decode the others, a few at a time."""
+        pages = list(page_format.page_bodies(file, chunk))
+        found = self._borrow(chunk, leaf, _count_plain(pages, chunk), into)
+        coded = FlatPages(chunk.physical_type, leaf, self.memory)
+        first = done = 0  # values before the page, and those that are in their place
+        for header, body in self._bodies(file, pages, max((length for _, _, length in pages), default=0)):
             if header[page_format.TYPE][1] == thrift_fields.DICTIONARY_PAGE:
                 coded.add_dictionary(
                     header, page_format.decompress_page(chunk, body, header[page_format.UNCOMPRESSED][1])
                 )
                 continue
-            count, encoding, data = self._page(header, body, chunk, leaf, length, first)
+            count, encoding, data = self._page(header, body, chunk, leaf, first, check)
             del body
-            if not count:  # pyarrow takes an empty page of such a column for its end
-                continue
-            if encoding == thrift_fields.PLAIN:
-                if found is None:
-                    found = self._borrow(chunk, leaf, coded.values(), into)
-                _copy_plain(found[first : first + count], data, leaf)
-            elif found is None:
+            if encoding != thrift_fields.PLAIN:
                 coded.add(count, encoding, data)
-            else:
-                raise page_format.NotRead("a plain page before one with a dictionary")
-            first += count
-        if first != chunk.num_values:
-            raise page_format.NotRead("fewer values than the footer says")
-        if found is None:
-            found = coded.values()
-            return found if into is None else self._borrow(chunk, leaf, found, into)
+                first += count
+                if coded.size < _TOGETHER:
+                    continue
+            coded.decode(found[done:first])
+            if encoding == thrift_fields.PLAIN:
+                _copy_plain(found[first : first + count], data, leaf)
+                first += count
+            done = first
+        coded.decode(found[done:first])
         return found
 
     def byte_arrays(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn) -> ByteArrays | None:
@@ -182,8 +229,8 @@ class Reader:
         """Yield the rows of a column chunk of strings or binary page by page; raise UNREADABLE where that cannot be."""
         if leaf.repetition or chunk.file_path or chunk.compression not in IN_METADATA:
             raise page_format.NotRead("lists, another file or an unknown codec")
-        first, dictionary = 0, None
-        for header, body in self._pages(file, chunk):
+        first, dictionary, check = 0, None, partial(self._check_regular, leaf, 0)
+        for header, body in self._bodies(file, page_format.page_bodies(file, chunk)):
             if header[page_format.TYPE][1] == thrift_fields.DICTIONARY_PAGE:
                 data = page_format.decompress_page(chunk, body, header[page_format.UNCOMPRESSED][1])
                 if header[page_format.DICTIONARY][1][page_format.ENCODING][1] not in (
@@ -193,7 +240,7 @@ class Reader:
                     raise page_format.NotRead("a dictionary that is not plain")
                 dictionary = _split(data, header[page_format.DICTIONARY][1][page_format.COUNT][1])
                 continue
-            count, encoding, data = self._page(header, body, chunk, leaf, 0, first)
+            count, encoding, data = self._page(header, body, chunk, leaf, first, check)
             del body  # a large one that was compressed
             first += count
             if not count:
@@ -206,10 +253,10 @@ class Reader:
             else:
                 raise page_format.NotRead("an encoding that is not read here")
 
-    def _pages(self, file: int, chunk: page_format.Chunk) -> Iterator[tuple[Struct, Bytes]]:
-        """Yield each page's header and bytes."""
-        for header, at, length in page_format.page_bodies(file, chunk):
-            body = self.memory.borrow(length)
+    def _bodies(self, file: int, pages: Iterable[Page], largest: int = 0) -> Iterator[tuple[Struct, Bytes]]:
+        """Yield each page's header and bytes; the ``largest`` length has one block serve all pages."""
+        for header, at, length in pages:
+            body = self.memory.borrow(largest or length)[:length]
             if length and os.preadv(file, [body.data], at) != length:
                 raise page_format.NotRead("the file ends within a page")
             if (
@@ -228,14 +275,15 @@ class Reader:
         body: Bytes,
         chunk: page_format.Chunk,
         leaf: LeafColumn,
-        length: int,
         first: int,
+        check: Callable[[PageLevels], None],
         apart: int = 0,
     ) -> tuple[int, int, Bytes]:
-        """Return the number of values in a page, their encoding and their bytes; its levels have to be regular.
+        """Return the number of values in a page, their encoding and their bytes; ``check`` is given its levels.
 
         ``apart`` are bytes of values that ``body`` lacks.
         """
+        rows = None
         kind, size = header[page_format.TYPE][1], header[page_format.UNCOMPRESSED][1]
         if kind == thrift_fields.DATA_PAGE:
             about = header[page_format.DATA][1]
@@ -260,65 +308,31 @@ class Reader:
             elif len(body) != size - apart - end:
                 raise page_format.NotRead("a page of another size than its header says")
             rows = about[page_format.ROWS][1]
-            if about[page_format.NULLS][1] or rows * max(1, length) != about[page_format.COUNT][1]:
-                raise page_format.NotRead("nulls, or another number of rows than of values")
+            if about[page_format.NULLS][1]:
+                raise page_format.NotRead("nulls")
         else:
             raise page_format.NotRead("a page that holds no data")
         count = about[page_format.COUNT][1]
         _check_count(count, chunk, first)
-        key = (count, first % length if length else 0, length, leaf.definition, repetitions, definitions)
-        regular = self._known.get(key)
-        if regular is None:
-            regular = _regular(count, first, length, leaf, repetitions, definitions)
-            if len(self._known) >= _PATTERNS:
-                self._known.clear()
-            self._known[key] = regular
-        if not regular:
-            raise page_format.NotRead("nulls, or lists of other lengths")
+        check(PageLevels(count=count, first=first, rows=rows, repetitions=repetitions, definitions=definitions))
         return count, encoding, body
 
-
-class _DecodedByArrow:
-    """Pages that pyarrow decodes, without their levels: as a file of one column of its own."""
-
-    def __init__(self, chunk: page_format.Chunk, leaf: LeafColumn) -> None:
-        self._physical, self._leaf = _PHYSICAL.index(chunk.physical_type), leaf
-        self._parts = [footer.MAGIC]
-        self._count, self._dictionary = 0, 0
-
-    def add_dictionary(self, header: Struct, data: Bytes) -> None:
-        """Add the page of a dictionary."""
-        sizes = page_format.numbers(
-            {
-                page_format.TYPE: thrift_fields.DICTIONARY_PAGE,
-                page_format.UNCOMPRESSED: len(data),
-                page_format.COMPRESSED: len(data),
-            }
-        )
-        self._parts += [thrift.encode(sizes | {page_format.DICTIONARY: header[page_format.DICTIONARY]}), data.tobytes()]
-        self._dictionary = len(footer.MAGIC)
-
-    def add(self, count: int, encoding: int, data: Bytes) -> None:
-        """Add a page of ``count`` values."""
-        self._parts += [page_format.data_page_header(count, encoding, len(data)), data.tobytes()]
-        self._count += count
-
-    def values(self) -> Values:
-        """Return all values; raise NotRead where they are not as many as the pages say."""
-        if not self._count:
-            return np.zeros(0, self._leaf.held)
-        size, leaf = sum(map(len, self._parts)), self._leaf
-        at = len(footer.MAGIC) + (sum(map(len, self._parts[1:3])) if self._dictionary else 0)
-        end = footer.footer_and_magic(_one_column_footer(self._physical, leaf, self._count, size, at, self._dictionary))
-        with pq.ParquetFile(pa.BufferReader(b"".join([*self._parts, end])), pre_buffer=False) as alone:
-            column = alone.read_row_group(0, use_threads=False).column(0)
-        values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        if len(values) != self._count or values.null_count:
-            raise page_format.NotRead("pyarrow decodes another number of values")
-        width = leaf.stored.itemsize
-        found = np.frombuffer(values.buffers()[1], np.uint8, self._count * width, values.offset * width)
-        numbers = found.view(leaf.stored)
-        return numbers if leaf.held == leaf.stored else numbers.astype(leaf.held)
+    def _check_regular(self, leaf: LeafColumn, length: int, page: PageLevels) -> None:
+        """Raise NotRead where a value is null, or not every ``length``-th value of the chunk begins a list."""
+        if page.rows is not None and page.rows * max(1, length) != page.count:
+            raise page_format.NotRead("another number of rows than of values")
+        place = page.first % length if length else 0
+        key = (page.count, place, length, leaf.definition, page.repetitions, page.definitions)
+        regular = self._known.get(key)
+        if regular is None:
+            regular = not leaf.repetition or are_of_lists(length, page.repetitions, page.count, page.first)
+            regular = regular and (not leaf.definition or are_all(leaf.definition, page.definitions, page.count))
+            if len(self._known) >= _PATTERNS:
+                self._known.clear()
+            if len(page.repetitions) + len(page.definitions) <= _REMEMBERED:
+                self._known[key] = regular
+        if not regular:
+            raise page_format.NotRead("nulls, or lists of other lengths")
 
 
 def _copy_plain(place: Values, data: Bytes, leaf: LeafColumn) -> None:
@@ -331,26 +345,18 @@ def _copy_plain(place: Values, data: Bytes, leaf: LeafColumn) -> None:
         np.copyto(place, data.view(leaf.stored), casting="unsafe")
 
 
-def _one_column_footer(physical: int, leaf: LeafColumn, count: int, size: int, data: int, dictionary: int) -> Struct:
-    """Return the footer of a file of one column without levels, whose pages are bytes 4 to ``size``."""
-    i32, i64, binary, struct_ = thrift.I32, thrift.I64, thrift.BINARY, thrift.STRUCT
-    root = {4: (binary, b"schema"), 5: (i32, 1)}
-    element = {1: (i32, physical), 2: (i32, leaf.stored.itemsize), 3: (i32, 0), 4: (binary, b"values")}
-    length = size - len(footer.MAGIC)
-    chunk = {
-        **thrift_fields.column_metadata(physical, [b"values"], 0, [thrift_fields.PLAIN], count, length, length),
-        thrift_fields.DATA: (i64, data),
-    }
-    if dictionary:
-        chunk[thrift_fields.DICTIONARY] = (i64, dictionary)
-    column = {2: (i64, 0), 3: (struct_, chunk)}
-    group = {1: (thrift.LIST, thrift.Items(struct_, [column])), 2: (i64, size), 3: (i64, count)}
-    return {
-        1: (i32, 2),
-        2: (thrift.LIST, thrift.Items(struct_, [root, element])),
-        3: (i64, count),
-        4: (thrift.LIST, thrift.Items(struct_, [group])),
-    }
+def _count_plain(pages: Iterable[Page], chunk: page_format.Chunk) -> int:
+    """Return how many values of a chunk are plain; raise NotRead where all are not as many as the footer says."""
+    plain = total = 0
+    for header, _, _ in pages:
+        if header[page_format.TYPE][1] != thrift_fields.DICTIONARY_PAGE:
+            count, encoding = page_format.count_and_encoding(header)
+            _check_count(count, chunk, total)
+            total += count
+            plain += count if encoding == thrift_fields.PLAIN else 0
+    if total != chunk.num_values:
+        raise page_format.NotRead("fewer values than the footer says")
+    return plain
 
 
 def _check_count(count: int, chunk: page_format.Chunk, first: int) -> None:
@@ -373,16 +379,3 @@ def _split(data: Bytes, count: int) -> ByteArrays:
         raise page_format.NotRead("values that are not all of their page")
     found = np.array(begins, np.int64)
     return ByteArrays(found[:-1], np.diff(found) - 4, [(0, data)])
-
-
-def _regular(count: int, first: int, length: int, leaf: LeafColumn, repetitions: bytes, definitions: bytes) -> bool:
-    """Return whether no value is null, and of those of the chunk every ``length``-th one begins a list."""
-    if leaf.repetition:
-        begins = (np.arange(first, first + count) % length == 0).astype(np.uint8)
-        if not np.array_equal(page_format.decode_hybrid(repetitions, 1, count), 1 - begins):
-            return False
-    if leaf.definition:
-        return bool(
-            (page_format.decode_hybrid(definitions, leaf.definition.bit_length(), count) == leaf.definition).all()
-        )
-    return True

@@ -1,4 +1,4 @@
-"""Reads columns straight from their pages where that is faster than pyarrow: lists of one length, and long rows."""
+"""Reads columns straight from their pages where that is faster than pyarrow: lists, and long rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -17,11 +18,11 @@ from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_format import Chunk, MoreValues
-from pqcache.parquet.pages.page_reader import Reader, log_decoded_by_arrow
+from pqcache.parquet.pages.page_reader import Lists, Reader, log_decoded_by_arrow
 from pqcache.parquet.pages.row_ranges import PagedFile
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.batch_layout import LONG
-from pqcache.reader.columns.column_data import ColumnData, as_rows, cut
+from pqcache.reader.columns.column_data import ColumnData, as_rows, cut, from_arrow
 from pqcache.reader.columns.column_forms import ColumnForm, storage_type
 from pqcache.system.buffer_pool import Arena, BufferPool
 from pqcache.system.disk import open_regular
@@ -76,8 +77,10 @@ class PageColumns:
         try:
             for form, leaf in leaves:
                 chunk = metadata.column(leaf.number)
-                if form.kind == "bytes" and chunk.total_uncompressed_size < LONG * chunk.num_values:
+                if form.kind == "bytes" and not _are_long(form, chunk, metadata.num_rows):
                     continue  # short rows are decoded faster by pyarrow
+                if piece is not None and _is_list(form):
+                    continue  # how many values its pages have is not known
                 long += form.kind == "bytes"
                 try:
                     if piece is None:
@@ -114,6 +117,10 @@ class PageColumns:
     def _column(
         self, descriptor: int, chunk: Chunk, form: ColumnForm, leaf: LeafColumn, into: Arena | None
     ) -> ColumnData | None:
+        if _is_list(form):
+            lists = self._reader.lists(descriptor, chunk, leaf)
+            array = None if lists is None else _as_arrow(lists, storage_type(form.type))
+            return None if array is None else from_arrow(array, form)
         if form.kind == "bytes":
             arrays = self._reader.byte_arrays(descriptor, chunk, leaf)
             return None if arrays is None else ColumnData(form, views_of(arrays))
@@ -144,12 +151,35 @@ class PageColumns:
         return leaves
 
 
+_LONG_LIST = 16  # values; the levels of shorter lists cost more than the rest
 _PAGES = "its pages have an encoding, a codec or nulls that are not read here"
 
 
 def _is_faster(form: ColumnForm) -> bool:
     """Return whether a column may be read faster from its pages than by pyarrow."""
-    return bool(form.dense or is_text(storage_type(form.type)) or (form.kind == "fixed" and form.width >= LONG))
+    text = is_text(storage_type(form.type))
+    return bool(form.dense or text or _is_list(form) or (form.kind == "fixed" and form.width >= LONG))
+
+
+def _is_list(form: ColumnForm) -> bool:
+    """Return whether a column has lists of any length, which are stored as such."""
+    return form.kind == "bytes" and form.stored is None and not is_text(storage_type(form.type))
+
+
+def _are_long(form: ColumnForm, chunk: pq.ColumnChunkMetaData, rows: int) -> bool:
+    """Return whether texts or lists are long enough on average to be read faster from their pages."""
+    if _is_list(form):
+        return bool(chunk.num_values >= _LONG_LIST * rows)
+    return bool(chunk.total_uncompressed_size >= LONG * chunk.num_values)
+
+
+def _as_arrow(lists: Lists, kind: pa.DataType) -> pa.Array | None:
+    """Return lists as an Arrow array of type ``kind``; None where its offsets are too small for them."""
+    offsets = lists.ends if pa.types.is_large_list(kind) else lists.ends.astype(np.int32)
+    if offsets[-1] != len(lists.values):
+        return None
+    items = pa.Array.from_buffers(kind.value_type, len(lists.values), [None, pa.py_buffer(lists.values)])
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets)], children=[items])
 
 
 def _list_length(form: ColumnForm) -> int:

@@ -27,7 +27,7 @@ def test_levels_are_unpacked_if_they_are_as_many_as_they_should_be(
             wanted += [level] * size
     count = max(0, len(wanted) - missing)
     padding = len(wanted) - count
-    if not padding or (0 < padding < 8 and runs[-1][0]):
+    if not padding or (0 < padding < 8 * runs[-1][2] and runs[-1][0]):  # DuckDB packs 256 levels at a time
         assert decode_hybrid(data, 2, count).tolist() == wanted[:count]
         return
     with pytest.raises(NotRead):

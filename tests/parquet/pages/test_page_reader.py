@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet.codecs import CODECS
-from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet.footer import footer, thrift, thrift_fields
+from pqcache.parquet.pages import page_format, page_reader
+from pqcache.parquet.pages.flat_pages import FlatPages
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_format import MoreValues
@@ -87,10 +90,62 @@ def test_lists_of_one_length_are_what_pyarrow_reads(
         write_page_index=data.draw(st.booleans()),
         **how,
     )
-    found = read(path, length)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_reader, "_TOGETHER", data.draw(st.sampled_from([1, 500, 1 << 20])))
+        found = read(path, length)
     assert found is not None
     assert found.dtype == values.dtype
     assert np.array_equal(found, values)
+
+
+@pytest.mark.parametrize("length", [2, 100, 512])
+def test_lists_that_duckdb_writes(tmp_path: Path, length: int) -> None:
+    """DuckDB packs 256 levels at a time, also where fewer are left, and so do the last pages of most row groups."""
+    values = (np.random.default_rng(0).zipf(1.3, 5000 * length) % 300).astype(np.int32)
+    made = pa.table({"t": lists(values, length, pa.int32())})
+    path = tmp_path / "t.parquet"
+    with duckdb.connect() as connection:
+        connection.register("made", made)
+        connection.execute("set threads = 1")
+        connection.execute(f"copy made to '{path}' (format parquet, row_group_size 2048)")
+    found = read(path, length)
+    assert found is not None
+    assert np.array_equal(found, values)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("codec", ["none", "snappy", "zstd"])
+def test_a_dictionary_serves_all_pages(tmp_path: Path, codec: str, version: str) -> None:
+    """Pages are decoded a few at a time; a dictionary that is given up half way is followed by plain pages."""
+    path = tmp_path / "t.parquet"
+    rng = np.random.default_rng(0)
+    values = np.concatenate([rng.zipf(1.3, 40_000) % 1000, np.arange(40_000)])
+    how: dict[str, Any] = {"data_page_version": version, "data_page_size": 5000, "dictionary_pagesize_limit": 40_000}
+    pq.write_table(pa.table({"t": lists(values, 16, pa.int64())}), path, compression=codec, **how)
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    with path.open("rb") as file:
+        pages = [
+            page_format.count_and_encoding(header)
+            for header, _, _ in page_format.page_bodies(file.fileno(), chunk)
+            if header[1][1] != 2
+        ]
+    encodings = [encoding for _, encoding in pages]
+    assert encodings.count(thrift_fields.RLE_DICTIONARY) > 4
+    assert encodings.count(thrift_fields.PLAIN) > 4
+    decoded: list[int] = []
+
+    class Counting(FlatPages):
+        def decode(self, out: Any) -> None:
+            decoded.append(len(out))
+            super().decode(out)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_reader, "_TOGETHER", 100_000)
+        patch.setattr(page_reader, "FlatPages", Counting)
+        found = read(path, 16)
+    assert np.array_equal(found, values)
+    assert sum(size > 0 for size in decoded) > 2
+    assert max(decoded) * 8 <= 100_000 + max(count for count, _ in pages) * 8
 
 
 @pytest.mark.parametrize("limit", [None, 40, 400, 1 << 20])  # no dictionary; given up at once, half way, never
@@ -186,6 +241,102 @@ def test_types_that_are_not_read_have_no_leaf_or_no_values(tmp_path: Path, colum
     pq.write_table(pa.table({"t": pa.array(column)}), path)
     leaf = opened(path)[1]
     assert leaf is None or leaf.stored.itemsize == 0 or read(path, 0) is None
+
+
+def read_lists(path: Path) -> pa.Array | None:
+    """Return the first column of the first row group as lists; None where they are not read."""
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    with path.open("rb") as file:
+        found = Reader(BufferPool()).lists(file.fileno(), metadata.row_group(0).column(0), leaf)
+    return None if found is None else pa.LargeListArray.from_arrays(found.ends, found.values)
+
+
+@settings(deadline=None, max_examples=examples(150))
+@given(data=st.data(), lengths=st.lists(st.integers(1, 90), min_size=1, max_size=60))
+def test_lists_of_any_length_are_what_pyarrow_reads(
+    data: st.DataObject, lengths: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("lists") / "t.parquet"
+    kind = data.draw(st.sampled_from(KINDS))
+    few = data.draw(st.sampled_from([2, 100, 127]))
+    values = np.random.default_rng(data.draw(st.integers(0, 5))).integers(0, few, sum(lengths))
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    column = pa.LargeListArray.from_arrays(ends, pa.array(values.astype(kind.to_pandas_dtype())))
+    required = pa.field("element", kind, nullable=False)
+    item = data.draw(st.sampled_from([kind, required]))
+    table = pa.table({"t": column}).cast(pa.schema([pa.field("t", pa.list_(item), data.draw(st.booleans()))]))
+    pq.write_table(
+        table,
+        path,
+        use_dictionary=data.draw(st.booleans()),
+        compression=data.draw(st.sampled_from(list(CODECS))),
+        data_page_version=data.draw(st.sampled_from(["1.0", "2.0"])),
+        data_page_size=data.draw(st.sampled_from([1, 100, 1 << 20])),
+        write_batch_size=data.draw(st.sampled_from([1, 7, 1024])),
+        dictionary_pagesize_limit=data.draw(st.sampled_from([40, 1 << 20])),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_reader, "_TOGETHER", data.draw(st.sampled_from([1, 500, 1 << 20])))
+        found = read_lists(path)
+    assert found is not None
+    assert found.equals(column)
+
+
+@pytest.mark.parametrize("at", [0, 400, 999])
+@pytest.mark.parametrize("row", [None, [], [1, None, 2]])
+@pytest.mark.parametrize("statistics", [False, True])
+def test_nulls_and_empty_lists_are_left_to_pyarrow(
+    tmp_path: Path, at: int, row: list[Any] | None, statistics: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows: list[Any] = [[number] * (1 + number % 40) for number in range(1000)]
+    rows[at] = row
+    path = tmp_path / "t.parquet"
+    table = pa.table({"t": pa.array(rows, pa.list_(pa.int32()))})
+    pq.write_table(table, path, write_statistics=statistics, data_page_size=2000, write_batch_size=100)
+    with caplog.at_level("DEBUG", "pqcache.parquet"):
+        assert read_lists(path) is None
+    assert "pyarrow decodes the chunk" in caplog.text
+    assert "nulls, or empty lists" in caplog.text
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(data=st.data(), lengths=st.lists(st.integers(1, 12), min_size=2, max_size=30), ragged=st.booleans())
+def test_pages_may_begin_within_a_row(
+    data: st.DataObject, lengths: list[int], ragged: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Pages of version 1 may, and those of older writers do."""
+    path = tmp_path_factory.mktemp("cut") / "t.parquet"
+    lengths = lengths if ragged else [1 + lengths[0]] * len(lengths)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    values = np.arange(ends[-1])
+    table = pa.table({"t": pa.ListArray.from_arrays(ends.astype(np.int32), values)})
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(values) - 1), max_size=6))) if len(values) > 1 else []
+    begins = np.isin(np.arange(len(values)), ends[:-1])
+    pages = b""
+    for first, past in zip([0, *cuts], [*cuts, len(values)], strict=True):
+        levels = b"".join(b"\x02" + bytes([not begin]) for begin in begins[first:past])  # runs of one
+        body = len(levels).to_bytes(4, "little") + levels + page_format.encode_run(past - first, 3)
+        body += values[first:past].tobytes()
+        pages += page_format.data_page_header(past - first, 0, len(body)) + body
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
+    with_pages(path, pages)
+    assert pq.read_table(path)["t"].combine_chunks().equals(table["t"].combine_chunks())
+    found = read_lists(path)
+    assert found is not None
+    assert found.to_pylist() == table["t"].to_pylist()
+    if not ragged:
+        assert np.array_equal(read(path, lengths[0]), values)
+
+
+def with_pages(path: Path, pages: bytes) -> None:
+    """Give the only column chunk of a file other pages, without a codec."""
+    tail = path.read_bytes()
+    size = int.from_bytes(tail[-8:-4], "little")
+    about = thrift.decode(tail[-8 - size : -8], "t")
+    meta = about[4][1].values[0][1][1].values[0][3][1]
+    meta[6] = meta[7] = (thrift.I64, len(pages))
+    path.write_bytes(footer.MAGIC + pages + footer.footer_and_magic(about))
 
 
 byte_strings = st.lists(
@@ -380,12 +531,7 @@ def test_levels_longer_than_their_page_are_left_to_pyarrow(tmp_path: Path, versi
 
     def stored(data: bytes) -> np.ndarray[Any, Any] | None:
         pq.write_table(pa.table({"t": values}), path, compression="none", use_dictionary=False, write_statistics=False)
-        tail = path.read_bytes()
-        size = int.from_bytes(tail[-8:-4], "little")
-        about = thrift.decode(tail[-8 - size : -8], "t")
-        meta = about[4][1].values[0][1][1].values[0][3][1]
-        meta[6] = meta[7] = (thrift.I64, len(data))
-        path.write_bytes(footer.MAGIC + data + footer.footer_and_magic(about))
+        with_pages(path, data)
         return read(path, 0)
 
     good = stored(page(2, (10, 10)))

@@ -17,6 +17,7 @@ from pqcache.torch import ParquetDataset
 
 COLUMNS = {
     "vector": pa.array([[float(n), 1.0, 2.0] for n in range(100)], pa.list_(pa.float32())),
+    "tokens": pa.array([[n] * (16 + n % 9) for n in range(100)], pa.list_(pa.int64())),
     "text": pa.array([f"{n:04}" * 500 for n in range(100)]),
 }
 

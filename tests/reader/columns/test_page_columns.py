@@ -1,0 +1,68 @@
+"""Columns that the loader reads from their pages: the rows are those that pyarrow reads, and the share is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pqcache.torch import ParquetDataset
+
+ROWS = 600
+
+
+def tokens(lengths: Any, kind: pa.DataType) -> pa.Array:
+    """Return lists of skewed numbers."""
+    values = np.random.default_rng(0).zipf(1.3, int(np.sum(lengths))) % 120
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    return pa.LargeListArray.from_arrays(ends, pa.array(values, kind.value_type)).cast(kind)
+
+
+def read(path: Path, shuffle: bool) -> tuple[dict[int, list[int]], float | None]:
+    """Return the tokens of all rows by id, and the share of columns that were read from their pages."""
+    dataset = ParquetDataset(path, batch_size=64, shuffle=shuffle, seed=1)
+    found: dict[int, list[int]] = {}
+    for batch in dataset:
+        found.update(zip(batch["id"].tolist(), batch["tokens"].to_list(), strict=True))
+    return found, dataset.stats().epoch.fast_columns
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "shuffle"),
+    [
+        (pa.list_(pa.int32()), "1.0", True),
+        (pa.list_(pa.int32()), "2.0", False),
+        (pa.large_list(pa.int64()), "2.0", True),
+        (pa.list_(pa.uint16()), "1.0", True),
+        (pa.list_(pa.float32()), "2.0", True),
+    ],
+    ids=str,
+)
+def test_lists_of_any_length_are_read_from_their_pages(
+    tmp_path: Path, kind: pa.DataType, version: str, shuffle: bool
+) -> None:
+    lengths = 16 + np.arange(ROWS) * 7 % 50
+    table = pa.table({"id": np.arange(ROWS), "tokens": tokens(lengths, kind)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=150, data_page_version=version, data_page_size=3000)
+    found, fast = read(tmp_path, shuffle)
+    assert fast == 1.0
+    assert found == dict(enumerate(table["tokens"].to_pylist()))
+
+
+@pytest.mark.parametrize("row", [[], [1]])
+def test_short_or_empty_lists_are_decoded_by_pyarrow(
+    tmp_path: Path, row: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [[number % 90] * (16 + number % 9) for number in range(ROWS)] if not row else [row, [1, 2]] * (ROWS // 2)
+    rows[ROWS // 2] = row
+    table = pa.table({"id": np.arange(ROWS), "tokens": pa.array(rows, pa.list_(pa.int32()))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=ROWS)
+    with caplog.at_level("DEBUG", "pqcache"):
+        found, fast = read(tmp_path, shuffle=True)
+    assert found == dict(enumerate(rows))
+    assert fast == (None if row else 0.0)  # of short lists nobody says that they could be read so
+    assert ("nulls, or empty lists" in caplog.text) == (not row)
