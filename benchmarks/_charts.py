@@ -11,7 +11,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LABELS, BAR, GAP, ROW = 300, 120, 60, 22  # widths and heights in pixels
-STYLE = "text{font:12px DejaVu Sans,Helvetica,Arial,sans-serif;fill:#333}.n{fill:#666}.b{fill:#9db4c8}.p{fill:#2f6fb0}"
+STYLE = """text{font:12px DejaVu Sans,Helvetica,Arial,sans-serif;fill:#24292f}
+.bg{fill:#fff}.n{fill:#57606a}.b{fill:#9db4c8}.p{fill:#2f6fb0}
+@media (prefers-color-scheme:dark){
+text{fill:#e6edf3}.bg{fill:#131416}.n{fill:#9da7b3}.b{fill:#3f5468}.p{fill:#4a90d9}}"""
 
 
 def tables() -> dict[str, list[list[str]]]:
@@ -25,7 +28,7 @@ def tables() -> dict[str, list[list[str]]]:
 
 def number(cell: str) -> float | None:
     """Return the first number of a cell."""
-    match = re.match(r"[\d,.]+", cell)
+    match = re.match(r"\d[\d,.]*", cell)
     return float(match[0].replace(",", "")) if match else None
 
 
@@ -34,7 +37,7 @@ def chart(title: str, header: list[str], rows: list[list[str]]) -> str:
     width, height = LABELS + (BAR + GAP) * (len(header) - 1), 34 + ROW * len(rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
-        f'<title>{escape(title)}</title><style>{STYLE}</style><rect width="{width}" height="{height}" fill="#fff"/>',
+        f'<title>{escape(title)}</title><style>{STYLE}</style><rect class="bg" width="{width}" height="{height}"/>',
     ]
     for i, row in enumerate(rows):
         weight = ' style="font-weight:bold"' if "**" in row[0] else ""

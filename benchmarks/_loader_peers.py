@@ -2,8 +2,9 @@
 
 Each is a function of (directory, dataset, workers) that yields epochs of batches, as dicts from every column to its
 rows: numbers as tensors, tokens as one array (rows, 512). Strings, binary and ragged lists are whatever the library
-gives at least cost, packed Arrow arrays or ragged tensors where it can and Python objects where it cannot. Formats
-that are written row by row lie beside the directory, written once, with some rows of each row group.
+gives at least cost, packed Arrow arrays or ragged tensors where it can and Python objects where it cannot. Nulls in
+numbers are filled, as by pqcache. Formats that are written row by row lie beside the directory, written once, with some
+rows of each row group.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from _loader_data import FILL, SHAPES
 
-ROWS = 100_000  # of the formats that are written row by row, as many from each row group
+ROWS = {"multimodal": 40_000, "tabular": 200_000, "tokens": 40_000}  # of formats that are written row by row
 SHARDS = 16
-BATCH = {"multimodal": 256, "tabular": 4096, "tokens": 256, "dense": 256}
-GROUP = {"multimodal": 6250, "tabular": 125_000, "tokens": 6250}  # rows of a row group
+BATCH = {"multimodal": 256, "tabular": 4096, "tokens": 256}
+GROUP = {name: (32 << 20) // shape.row_bytes for name, shape in SHAPES.items()}  # rows of a row group
 CORES = len(os.sched_getaffinity(0))
 Epochs = Iterator[Iterator[Any]]
 QUIET = {  # nobody calls home
@@ -35,19 +39,20 @@ QUIET = {  # nobody calls home
 }
 
 
-def some_rows(path: Path) -> pa.Table:
+def some_rows(path: Path, name: str) -> pa.Table:
     """Return the first rows of each row group, as many of each, in order."""
     readers = [pq.ParquetFile(file) for file in sorted(path.glob("*.parquet"))]
-    each = ROWS // sum(reader.num_row_groups for reader in readers)
+    each = ROWS[name] // sum(reader.num_row_groups for reader in readers)
     groups = ((reader, number) for reader in readers for number in range(reader.num_row_groups))
     return pa.concat_tables([r.read_row_group(n).slice(0, each) for r, n in groups])
 
 
-def samples(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def samples(path: Path, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the first rows as dicts of numbers, strings, bytes and arrays, each with its number."""
     number = 0
-    for batch in some_rows(path).to_batches(max_chunksize=1000):
+    for batch in some_rows(path, name).to_batches(max_chunksize=1000):
         for row in batch.to_pylist():
+            row = {k: FILL[k] if v is None else v for k, v in row.items()}
             yield number, {k: np.array(v, np.int32) if isinstance(v, list) else v for k, v in row.items()}
             number += 1
 
@@ -57,6 +62,7 @@ def written(path: Path, kind: str, write: Callable[[Path], None]) -> Path:
     if not (directory / "_done").exists():
         directory.mkdir(parents=True, exist_ok=True)
         write(directory)
+        os.sync()
         (directory / "_done").touch()
     return directory
 
@@ -72,7 +78,9 @@ def by_column(rows: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in rows[0].items():
         column = [row[name] for row in rows]
-        found[name] = torch.tensor(column) if isinstance(value, (int, float)) else column
+        if name in FILL:
+            column = [FILL[name] if cell is None else cell for cell in column]
+        found[name] = torch.tensor(column) if isinstance(FILL.get(name, value), (int, float)) else column
     if set(found) == {"tokens"}:
         found["tokens"] = torch.from_numpy(np.stack(found["tokens"]))
     return found
@@ -84,9 +92,12 @@ def tensors(table: pa.Table, name: str) -> dict[str, Any]:
 
     found = {}
     for column in table.column_names:
-        array = table[column].combine_chunks()
+        array = table[column]
+        array = array if isinstance(array, pa.Array) else array.combine_chunks()
         if isinstance(array, pa.ChunkedArray):  # of one chunk
             array = array.chunk(0)
+        if array.null_count and pa.types.is_primitive(array.type):
+            array = pc.fill_null(array, FILL[column])
         if name == "tokens":
             found[column] = torch.from_numpy(array.flatten().to_numpy()).reshape(len(table), -1)
         else:
@@ -142,15 +153,7 @@ def as_tensors(epochs: Epochs, name: str) -> Epochs:
 
 
 def hugging_face(path: Path, name: str, workers: int) -> Epochs:
-    """Map-style over Arrow files mapped into memory, in random order; its torch format, lists for what is no number."""
-    import datasets
-
-    ds = datasets.load_dataset("parquet", data_files=str(path / "*.parquet"), split="train").with_format("torch")
-    return taken(lambda numbers: ds[numbers], len(ds), name, workers)
-
-
-def hugging_face_arrow(path: Path, name: str, workers: int) -> Epochs:
-    """The same, but batches are Arrow tables, whose numbers become tensors without a copy: as fast as it goes."""
+    """Map-style over Arrow files mapped into memory, in random order; batches are Arrow tables, its fastest format."""
     import datasets
 
     ds = datasets.load_dataset("parquet", data_files=str(path / "*.parquet"), split="train").with_format("arrow")
@@ -159,34 +162,21 @@ def hugging_face_arrow(path: Path, name: str, workers: int) -> Epochs:
 
 
 def in_memory(path: Path, name: str, workers: int) -> Epochs:
-    """Everything decoded and in memory before the first epoch: numpy for numbers, Arrow where there are others."""
-    table = pq.read_table(sorted(path.glob("*.parquet"))).combine_chunks()
-    if name == "multimodal":
-        return as_tensors(taken(lambda rows: table.take(pa.array(rows)), len(table), name, workers), name)
-    columns = {n: table[n].to_numpy() for n in table.column_names if name != "tokens"}
-    if name == "tokens":
-        columns["tokens"] = table["tokens"].chunk(0).flatten().to_numpy().reshape(len(table), -1)
-    return from_numpy(taken(lambda rows: {n: c[rows] for n, c in columns.items()}, len(table), name, workers))
-
-
-def from_numpy(epochs: Epochs) -> Epochs:
-    """Make tensors of the arrays that workers sent."""
+    """Everything decoded and in memory before the first epoch: numpy for numbers, Arrow for texts."""
     import torch
 
-    for epoch in epochs:
-        yield ({n: torch.from_numpy(array) for n, array in batch.items()} for batch in epoch)
+    table = pq.read_table(sorted(path.glob("*.parquet"))).combine_chunks()
+    if name == "multimodal":
+        yield from as_tensors(taken(lambda rows: table.take(pa.array(rows)), len(table), name, workers), name)
+    columns = {n: c.numpy() if isinstance(c, torch.Tensor) else c for n, c in tensors(table, name).items()}
 
+    def take(rows: Any) -> dict[str, Any]:
+        return {n: c[rows] if isinstance(c, np.ndarray) else c.take(pa.array(rows)) for n, c in columns.items()}
 
-def petastorm(path: Path, name: str, workers: int) -> Epochs:
-    from petastorm import make_batch_reader
-    from petastorm.pytorch import BatchedDataLoader
-
-    for epoch in range(1000):
-        reader = make_batch_reader(
-            path.as_uri(), num_epochs=1, seed=epoch, reader_pool_type="thread", workers_count=workers or CORES
+    for epoch in taken(take, len(table), name, workers):
+        yield (
+            {n: torch.from_numpy(c) if isinstance(c, np.ndarray) else c for n, c in batch.items()} for batch in epoch
         )
-        loader = BatchedDataLoader(reader, batch_size=BATCH[name], shuffling_queue_capacity=10 * GROUP[name])
-        yield iter(loader)
 
 
 def ray_data(path: Path, name: str, workers: int) -> Epochs:
@@ -219,14 +209,14 @@ def tf_data(path: Path, name: str, workers: int) -> Epochs:
 
     def write(directory: Path) -> None:
         writers = [tf.io.TFRecordWriter(str(directory / f"{n:02d}.tfrecord")) for n in range(SHARDS)]
-        for number, row in samples(path):
+        for number, row in samples(path, name):
             features = tf.train.Features(feature={k: feature(v) for k, v in row.items()})
-            writers[number * SHARDS // ROWS].write(tf.train.Example(features=features).SerializeToString())
+            writers[number * SHARDS // ROWS[name]].write(tf.train.Example(features=features).SerializeToString())
         for writer in writers:
             writer.close()
 
     files = sorted(str(p) for p in written(path, "tfrecord", write).glob("*.tfrecord"))
-    _, row = next(samples(path))
+    _, row = next(samples(path, name))
     spec: dict[str, Any] = {}
     for key, value in row.items():
         if isinstance(value, np.ndarray):
@@ -250,19 +240,20 @@ def webdataset(path: Path, name: str, workers: int) -> Epochs:
     import webdataset as wds
 
     def write(directory: Path) -> None:
-        with wds.ShardWriter(str(directory / "%02d.tar"), maxcount=-(-ROWS // SHARDS), verbose=0) as sink:
-            for number, row in samples(path):
+        with wds.ShardWriter(str(directory / "%02d.tar"), maxcount=-(-ROWS[name] // SHARDS), verbose=0) as sink:
+            for number, row in samples(path, name):
                 sink.write({"__key__": f"{number:09d}", "row.pyd": pickle.dumps(row)})
 
     files = sorted(str(p) for p in written(path, "tar", write).glob("*.tar"))
     for epoch in range(1000):
         ds: Any = wds.WebDataset(files, shardshuffle=SHARDS, seed=epoch, empty_check=False)
-        ds = ds.shuffle(ROWS // 2 // max(1, workers))  # of 8 shards, or too few would meet in a batch
+        ds = ds.shuffle(5000)
         ds = ds.decode().map(lambda sample: sample["row.pyd"]).batched(BATCH[name], collation_fn=by_column)
         yield iter(wds.WebLoader(ds, batch_size=None, num_workers=workers))
 
 
 def mosaic(path: Path, name: str, workers: int) -> Epochs:
+    import _stub_torchvision  # noqa: F401
     from streaming import MDSWriter, StreamingDataset
     from torch.utils.data import DataLoader
 
@@ -272,9 +263,9 @@ def mosaic(path: Path, name: str, workers: int) -> Epochs:
         return {int: "int", float: "float64", str: "str", bytes: "bytes"}[type(value)]
 
     def write(directory: Path) -> None:
-        _, first = next(samples(path))
+        _, first = next(samples(path, name))
         with MDSWriter(out=str(directory), columns={k: encoding(v) for k, v in first.items()}) as sink:
-            for _, row in samples(path):
+            for _, row in samples(path, name):
                 sink.write(row)
 
     directory = written(path, "mds", write)
@@ -306,44 +297,66 @@ def litdata(path: Path, name: str, workers: int) -> Epochs:
         yield iter(loader)
 
 
-class LanceTake:
-    """Opens its dataset in the process that takes from it."""
+def grain(path: Path, name: str, workers: int) -> Epochs:
+    """Pickled rows in ArrayRecord, which it says to store random rows in."""
+    import grain as library
+    from array_record.python.array_record_module import ArrayRecordWriter
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.opened: Any = None
+    def write(directory: Path) -> None:
+        writers = [ArrayRecordWriter(str(directory / f"{n:02d}.arrayrecord"), "group_size:1") for n in range(SHARDS)]
+        for number, row in samples(path, name):
+            writers[number * SHARDS // ROWS[name]].write(pickle.dumps(row))
+        for writer in writers:
+            writer.close()
+
+    files = sorted(str(p) for p in written(path, "arrayrecord", write).glob("*.arrayrecord"))
+    rows = library.MapDataset.source(library.sources.ArrayRecordDataSource(files))
+    ahead = library.ReadOptions(num_threads=2 * CORES, prefetch_buffer_size=2 * CORES)  # 500 batches are an epoch
+    for epoch in range(1000):
+        batches: Any = rows.shuffle(seed=epoch).map(pickle.loads).batch(BATCH[name], batch_fn=by_column)
+        batches = batches.to_iter_dataset(ahead)
+        yield iter(batches.mp_prefetch(library.MultiprocessingOptions(workers)) if workers else batches)
+
+
+class LanceTake:
+    """Takes rows of a table, in whichever process it is sent to."""
+
+    def __init__(self, table: Any) -> None:
+        from lancedb.permutation import Permutation
+
+        self.rows = Permutation.identity(table).with_format("arrow")
 
     def __call__(self, rows: Any) -> pa.Table:
-        if self.opened is None:
-            import lance as library
-
-            self.opened = library.dataset(self.path)
-        return self.opened.take(rows).combine_chunks()
+        return pa.Table.from_batches([self.rows.__getitems__(rows.tolist())])
 
 
 def lance(path: Path, name: str, workers: int) -> Epochs:
-    """Random rows of its own format, a batch at a time, in workers that are spawned, as it says to."""
-    import lance as library
+    """LanceDB's permutations: random rows of its own format, in workers that are spawned, as it says to."""
+    import lancedb
 
     def write(directory: Path) -> None:
-        parts = pq.ParquetFile(sorted(path.glob("*.parquet"))[0]).schema_arrow, sorted(path.glob("*.parquet"))
-        batches = (batch for file in parts[1] for batch in pq.ParquetFile(file).iter_batches())
-        library.write_dataset(pa.RecordBatchReader.from_batches(parts[0], batches), str(directory / "data.lance"))
+        lancedb.connect(str(directory)).create_table("rows", pq.read_table(sorted(path.glob("*.parquet"))))
 
-    place = str(written(path, "lance", write) / "data.lance")
-    rows = library.dataset(place).count_rows()
-    return as_tensors(taken(LanceTake(place), rows, name, workers, "spawn"), name)
+    table = lancedb.connect(str(written(path, "lance", write))).open_table("rows")
+    return as_tensors(taken(LanceTake(table), table.count_rows(), name, workers, "spawn"), name)
 
 
-PEERS: dict[str, tuple[Callable[[Path, str, int], Epochs], str | None]] = {
-    "huggingface": (hugging_face, "datasets"),
-    "hf-arrow": (hugging_face_arrow, "datasets"),
-    "in-memory": (in_memory, "torch"),
-    "petastorm": (petastorm, "petastorm"),
-    "ray": (ray_data, "ray"),
-    "tf.data": (tf_data, "tensorflow"),
-    "webdataset": (webdataset, "webdataset"),
-    "mosaic": (mosaic, "streaming"),
-    "litdata": (litdata, "litdata"),
-    "lance": (lance, "lance"),
+@dataclass(frozen=True)
+class Peer:
+    epochs: Callable[[Path, str, int], Epochs]
+    title: str
+    module: str = ""
+    slow: bool = False  # one measurement shows it
+
+
+PEERS = {
+    "hf-arrow": Peer(hugging_face, "Hugging Face datasets (Arrow tables)", "datasets"),
+    "in-memory": Peer(in_memory, "everything in memory, no files"),
+    "mosaic": Peer(mosaic, "MosaicML Streaming", "streaming", slow=True),
+    "webdataset": Peer(webdataset, "WebDataset", "webdataset", slow=True),
+    "litdata": Peer(litdata, "litdata on Parquet", "litdata", slow=True),
+    "grain": Peer(grain, "Grain (ArrayRecord)", "grain", slow=True),
+    "lancedb": Peer(lance, "LanceDB", "lancedb", slow=True),
+    "ray": Peer(ray_data, "Ray Data", "ray", slow=True),
+    "tf.data": Peer(tf_data, "tf.data (TFRecord)", "tensorflow", slow=True),
 }

@@ -78,7 +78,7 @@ files = files.shuffle(seed=0, buffer_size=1000)
 epoch(DataLoader(files, batch_size=256, num_workers=workers, collate_fn=list))
 """,
     "mosaicml": """
-import stub_torchvision, streaming
+import _stub_torchvision, streaming
 from torch.utils.data import DataLoader
 streaming.base.util.clean_stale_shared_memory()
 BEGIN = time.perf_counter()
@@ -86,7 +86,7 @@ files = streaming.StreamingDataset(remote=url, local=out, shuffle=True, batch_si
 epoch(DataLoader(files, batch_size=256, num_workers=workers, collate_fn=list))
 """,
     "litdata": """
-import stub_torchvision, litdata
+import _stub_torchvision, litdata
 BEGIN = time.perf_counter()
 options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
 loader = {}
@@ -132,7 +132,7 @@ def write_lake(directory: Path, files: int, file_bytes: int) -> int:
 
 
 _WRITE_MDS = """
-import stub_torchvision, sys, pyarrow.dataset
+import _stub_torchvision, sys, pyarrow.dataset
 from streaming import MDSWriter
 kinds = {"id": "int", "title": "str", "tokens": "ndarray:int32", "image": "bytes"}
 with MDSWriter(out=sys.argv[2], columns=kinds, size_limit=16 << 20) as out:
@@ -152,7 +152,7 @@ with webdataset.ShardWriter(f"{sys.argv[2]}/%05d.tar", maxsize=16 << 20, verbose
 """
 _WRITE_LITDATA = """
 import glob, sys, pyarrow.dataset
-import stub_torchvision, litdata
+import _stub_torchvision, litdata
 def rows(path):
     for batch in pyarrow.dataset.dataset(path).to_batches():
         for row in batch.to_pylist():
@@ -160,18 +160,6 @@ def rows(path):
 if __name__ == "__main__":
     files = sorted(glob.glob(sys.argv[1] + "/*/*.parquet"))
     litdata.optimize(fn=rows, inputs=files, output_dir=sys.argv[2], chunk_bytes="16MB", num_workers=2)
-"""
-# torchvision's wheels need another build of torch than the CPU one; MosaicML imports it for data sets of its own
-_STUB = """
-import importlib.machinery, sys, types
-import torch, torch.utils.data
-def get(name):
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return torch.utils.data.Dataset
-for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
-    sys.modules[name] = module = types.ModuleType(name)
-    module.__spec__, module.__getattr__ = importlib.machinery.ModuleSpec(name, None), get
 """
 
 
@@ -196,8 +184,7 @@ def run_script(
     with tempfile.TemporaryDirectory() as directory:
         script = Path(directory) / "script.py"
         script.write_text(code)
-        (Path(directory) / "stub_torchvision.py").write_text(_STUB)
-        path = os.pathsep.join([directory, str(ROOT)])
+        path = os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])
         return subprocess.run(
             [python, str(script), *arguments],
             env={**os.environ, **env, "PYTHONPATH": path},

@@ -1,4 +1,4 @@
-"""What grows with a table: a cache of a million row groups, and commands on 1,000 to 100,000 files.
+"""What grows with a table: a cache of a million row groups, and commands on 1,000 to 300,000 files.
 
     python benchmarks/growth.py                          # both
     python benchmarks/growth.py --only loader --groups 100000 --files 30000
@@ -7,7 +7,8 @@
 The cache is made up: its files are links to a few real ones, and its manifest and index are written by the package's
 own writers. Each case runs in a process of its own and prints wall and CPU seconds, and the PSS beyond what the process
 had before, without the pages of the index. With workers the CPU seconds are those of the trainer. The commands run on
-a local source and a cache of small files that are links too, and print wall and CPU seconds.
+a local source and a cache of small files that are links too, and print wall and CPU seconds; beside them is what the
+calls of the file system alone take.
 """
 
 from __future__ import annotations
@@ -168,6 +169,8 @@ CASES: dict[str, dict[str, Any]] = {
     "filters, by the index": {"filters": "id >= 100000"},
     "filters, by partitions": {"filters": "dt >= '0001-01'"},
     "limit": {"limit": 100_000},
+    "weights, by partitions": {"weights": {"dt": {"0001-01": 2.5, ...: 1.0}}},
+    "balance, by partitions": {"balance": "dt"},
 }
 
 
@@ -241,6 +244,43 @@ def measure_commands(root: Path, files: int) -> None:
     timed("inspect", "inspect")
     timed("verify", "verify")
     timed("gc", "gc", "--keep", "1")
+    snapshot = CacheDirectory(cache).current()
+    assert snapshot is not None
+    measure_calls(snapshot.path, root / "linked", files)
+
+
+def measure_calls(snapshot: Path, target: Path, files: int) -> None:
+    """Print what the calls alone take that a sync cannot do without: stat each file, link it, and remove the links."""
+
+    def each() -> Iterator[tuple[Path, list[os.DirEntry[str]]]]:
+        for directory in sorted(snapshot.glob("dt=*")):
+            with os.scandir(directory) as entries:
+                yield directory, list(entries)
+
+    def stat() -> None:
+        for _, entries in each():
+            for entry in entries:
+                entry.stat()
+
+    def link() -> None:
+        for directory, entries in each():
+            made = target / directory.name
+            made.mkdir(parents=True)
+            here, there = os.open(directory, os.O_RDONLY), os.open(made, os.O_RDONLY)
+            for entry in entries:
+                os.link(entry.name, entry.name, src_dir_fd=here, dst_dir_fd=there)
+            os.fsync(there)
+            os.close(here)
+            os.close(there)
+
+    def remove() -> None:
+        shutil.rmtree(target)
+
+    for call in (stat, link, remove):
+        wall, cpu = time.perf_counter(), time.process_time()
+        call()
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        print(f"{files:,} files: only {call.__name__}: {wall:.2f} s, CPU {cpu:.2f} s", flush=True)
 
 
 def main() -> None:

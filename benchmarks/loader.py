@@ -1,128 +1,53 @@
 """How fast an epoch is read: pqcache beside the decode limit and what users would pick instead.
 
-    python benchmarks/loader.py --rounds 5 --data /tmp/bench            # all datasets, workers 0 and 2
-    python benchmarks/loader.py --datasets tabular --loaders pqcache,limit-groups --workers 0
-    python benchmarks/loader.py --python petastorm=/venv/bin/python     # a peer that needs libraries of its own
+    python benchmarks/loader.py                                         # a quick look
+    PQCACHE_PEERS=/venv/bin/python python benchmarks/loader.py --readme # the tables of README.md, in 25 minutes
+    python benchmarks/loader.py --datasets tabular,tokens-duckdb-8MB --loaders pqcache,limit --workers 0
+    python benchmarks/loader.py --datasets tokens --row-groups 8,32,128 --writers pyarrow,spark
 
+Other libraries run in the Python of PQCACHE_PEERS, or this one; those that are not installed are left out.
 Every measurement is a process of its own, for which memory is made ready; loaders are interleaved round by round, so
-that noise hits all alike. A process reads ``--epochs`` epochs and each after the first counts (the first also pays for
-fresh memory; it is reported apart). An epoch is cut off after ``--seconds``. Formats that are written row by row have
-100,000 rows. "mix" is how many row groups a batch has rows of, the median over the first epoch; "once" is how many of
-the rows it gave are different ones. "PSS" counts files that are mapped into memory, "own" does not. Read ratios, not
-seconds.
+that noise hits all alike. A process reads ``--epochs`` epochs, of the limit as many with each decoder, and each after
+the first counts (the first also pays for fresh memory; it is reported apart). Other loaders' epochs are cut off
+``--seconds`` after their first batch, from which on they count. Slow ones are measured for two epochs, in the first
+round only; formats that are written row by row have 40,000 rows, of tables 200,000.
+"CPU us" is CPU time of a row, workers included. "mix" is how many row groups a batch has rows of, the median over the
+first epoch; "once" is how many of the rows it gave are different ones. "PSS" counts files that are mapped into memory,
+"own" does not. Read ratios, not seconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from _loader_data import make
-from _loader_peers import BATCH, PEERS, QUIET
+from _decode_limits import by_columns, by_polars, by_row_groups, decoders, fastest, limit_copied
+from _loader_data import NULLS, SHAPES, WRITERS, make, parts, row_numbers
+from _loader_peers import BATCH, PEERS, QUIET, Epochs
+from _loader_report import Case, Measurement, markdown, table
 from _memory import make_ready
 
-CORES = len(os.sched_getaffinity(0))
-WAITING = 8  # row groups whose rows wait for their batches
-LONG = 512  # bytes of a row from which on picking it from anywhere costs no more than copying it
-
-# ---- what is compared: each is a function of (directory, name, workers) that yields epochs of batches (or row counts)
-
-Epochs = Iterator[Iterator[Any]]
-
-
-def limit_columns(path: Path, name: str, workers: int) -> Epochs:
-    """Decode row group by row group, columns in parallel, and drop them."""
-    files = [pq.ParquetFile(p) for p in sorted(path.glob("*.parquet"))]
-    while True:
-        yield (f.read_row_group(g, use_threads=True).num_rows for f in files for g in range(f.num_row_groups))
-
-
-def limit_groups(path: Path, name: str, workers: int) -> Epochs:
-    """Decode as many row groups at once as there are cores, and drop them."""
-    return decoded_by_groups(path, lambda table: None)
-
-
-def limit_copied(path: Path, name: str, workers: int) -> Epochs:
-    """Decode like that, and copy the values no more often than a shuffle has to, numbers in an order that is ready.
-
-    A batch has rows of several row groups, so they are copied into it; short ones before that into what waits for its
-    batch, as picking them from memory that no cache holds takes longer than a second copy. No order is made, no row
-    is looked for, and there are no batches.
-    """
-    ready = threading.local()
-
-    def copy(table: pa.Table) -> None:
-        if not hasattr(ready, "waiting"):
-            size = table.nbytes * 5 // 4 // 64 * 64  # row groups differ a little
-            ready.waiting, ready.batches = np.zeros(WAITING * size, np.uint8), np.zeros(size, np.uint8)
-            ready.turn, ready.order = 0, np.random.default_rng(0).permutation(len(table))
-        ready.turn = (ready.turn + 1) % (WAITING - 1)
-        at = ready.turn * len(ready.batches)
-        to = 0
-        for column in table.columns:
-            for chunk in column.chunks:
-                for buffer in filter(None, chunk.buffers()):
-                    data = np.frombuffer(buffer, np.uint8)
-                    width = len(data) // len(chunk)
-                    if width in (1, 2, 4, 8) and len(chunk) == len(ready.order):
-                        words = data[: width * len(chunk)].view(f"u{width}")
-                        for place in (ready.waiting[at : at + words.nbytes], ready.batches[: words.nbytes]):
-                            words = words.take(ready.order, out=place.view(words.dtype), mode="clip")
-                        at += -(-words.nbytes // 64) * 64
-                        continue
-                    if len(data) < LONG * len(chunk):
-                        place = ready.waiting[at : at + len(data)]
-                        np.copyto(place, data)
-                        at, data = at + len(data), place
-                    to = to if to + len(data) <= len(ready.batches) else 0
-                    np.copyto(ready.batches[to : to + len(data)], data)
-                    to += len(data)
-
-    return decoded_by_groups(path, copy)
-
-
-def decoded_by_groups(path: Path, use: Callable[[pa.Table], None]) -> Epochs:
-    files = sorted(path.glob("*.parquet"))
-    groups = [(file, g) for file in files for g in range(pq.ParquetFile(file).num_row_groups)]
-    opened: dict[Any, pq.ParquetFile] = {}
-
-    def read(group: tuple[Path, int]) -> int:
-        key = threading.get_ident(), group[0]
-        if key not in opened:
-            opened[key] = pq.ParquetFile(group[0])
-        table = opened[key].read_row_group(group[1], use_threads=False)
-        use(table)
-        return int(table.num_rows)
-
-    with ThreadPoolExecutor(CORES) as pool:
-        while True:
-            yield iter(pool.map(read, groups))
+# ---- what is compared: each is a function of (directory, kind, workers) that yields epochs of batches (or row counts)
 
 
 def ours(path: Path, name: str, workers: int, **options: Any) -> Epochs:
-    from torch.utils.data import DataLoader
+    from pqcache.torch import Loader, ParquetDataset
 
-    from pqcache.torch import ParquetDataset
-
-    ds = ParquetDataset(path, batch_size=BATCH[name], **options)
-    loader = DataLoader(ds, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
-    for epoch in range(1000):
-        ds.set_epoch(epoch)
+    dataset = ParquetDataset(path, batch_size=BATCH[name], nulls=NULLS[name] or "error", **options)
+    loader = Loader(dataset, num_workers=workers)
+    while True:
         yield iter(loader)
 
 
@@ -135,7 +60,7 @@ def ours_split(path: Path, name: str, workers: int) -> Epochs:
     """Nine tenths of the rows, by the hash of their id, or of their place where there is none."""
     from pqcache.torch import Split
 
-    return ours(path, name, workers, split=Split(None if name in ("tokens", "dense") else "id", 0.0, 0.9))
+    return ours(path, name, workers, split=Split(None if name == "tokens" else "id", 0.0, 0.9))
 
 
 def ours_weights(path: Path, name: str, workers: int) -> Epochs:
@@ -184,27 +109,29 @@ def forty_lines(path: Path, name: str, workers: int) -> Epochs:
         yield iter(loader)
 
 
-LOADERS: dict[str, tuple[Callable[[Path, str, int], Epochs], str | None]] = {
-    "limit-columns": (limit_columns, None),
-    "limit-groups": (limit_groups, None),
-    "limit-copied": (limit_copied, None),
-    "pqcache": (ours, "torch"),
-    "pqcache-small": (ours_small, "torch"),
-    "pqcache-split": (ours_split, "torch"),
-    "pqcache-weights": (ours_weights, "torch"),
-    "40-lines": (forty_lines, "torch"),
-    **PEERS,
+LIMITS = {
+    "limit": fastest,
+    "limit-columns": by_columns,
+    "limit-groups": by_row_groups,
+    "limit-polars": by_polars,
+    "limit-copied": limit_copied,
 }
+OURS = {
+    "pqcache": ours,
+    "pqcache-small": ours_small,
+    "pqcache-split": ours_split,
+    "pqcache-weights": ours_weights,
+    "40-lines": forty_lines,
+}
+LOADERS: dict[str, Callable[[Path, str, int], Epochs]] = {
+    **LIMITS,
+    **OURS,
+    **{name: peer.epochs for name, peer in PEERS.items()},
+}
+QUICK = ("limit", "pqcache", "hf-arrow", "in-memory")
 
 
-def numbers(batch: Any, name: str) -> Any:
-    """Return the numbers of a batch's rows in the dataset, which is their first value."""
-    tokens = name in ("tokens", "dense")
-    found = np.asarray(batch["tokens" if tokens else "id"])
-    return found[:, 0] if tokens else found
-
-
-# ---- running
+# ---- one measurement
 
 
 def memory() -> tuple[int, int]:
@@ -224,122 +151,186 @@ def memory() -> tuple[int, int]:
     return total, own
 
 
-def child(loader: str, path: Path, name: str, workers: int, epochs: int, seconds: float) -> None:
+def cpu_seconds() -> float:
+    """Return what this process and its children have taken."""
+    import psutil
+
+    me = psutil.Process()
+    times = [process.cpu_times() for process in [me, *me.children(recursive=True)]]
+    ended = os.times()
+    return sum(t.user + t.system for t in times) + ended.children_user + ended.children_system
+
+
+class FirstEpoch:
+    """What is looked at in the first epoch; those that are timed are left alone."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        footers = [pq.read_metadata(file) for file in sorted(path.glob("*.parquet"))]
+        self.kind = kind
+        self.columns = set(footers[0].schema.to_arrow_schema().names)
+        self.ends = np.cumsum([f.row_group(g).num_rows for f in footers for g in range(f.num_row_groups)])
+        self.began = self.sampled = time.perf_counter()
+        self.first_batch: float | None = None
+        self.peak = self.own = 0
+        self.seen: list[Any] = []
+
+    def look(self, batch: Any) -> None:
+        now = time.perf_counter()
+        if self.first_batch is None:
+            self.first_batch = now - self.began
+        if not isinstance(batch, int):
+            assert self.columns <= set(batch), f"columns are missing: {self.columns - set(batch)}"
+            self.seen.append(np.array(row_numbers(batch, self.kind)))  # a view would keep the batch
+        if now - self.sampled > 0.2:
+            total, own = memory()
+            self.peak, self.own, self.sampled = max(self.peak, total), max(self.own, own), time.perf_counter()
+
+    def result(self) -> dict[str, Any]:
+        mix, once = 0.0, 1.0
+        if self.seen:
+            mix = statistics.median(len(np.unique(np.searchsorted(self.ends, rows, "right"))) for rows in self.seen)
+            rows = np.concatenate(self.seen)
+            once = len(np.unique(rows)) / len(rows)
+        return {"first_batch": self.first_batch, "peak": self.peak, "own": self.own, "mix": mix, "once": once}
+
+
+def timed(epoch: Iterator[Any], cut_after: float | None, look: Callable[[Any], None]) -> dict[str, Any]:
+    """Read an epoch and return what it took; if it is to be cut off, counted from its first batch on."""
+    start, cpu, rows = time.perf_counter(), cpu_seconds(), 0
+    for number, batch in enumerate(epoch):
+        if number == 0 and cut_after is not None:
+            start, cpu = time.perf_counter(), cpu_seconds()
+        else:
+            rows += batch if isinstance(batch, int) else len(next(iter(batch.values())))
+        look(batch)
+        if cut_after is not None and time.perf_counter() - start > cut_after:
+            break
+    return {"seconds": time.perf_counter() - start, "rows": rows, "cpu": cpu_seconds() - cpu}
+
+
+def child(loader: str, path: Path, kind: str, workers: int, epochs: int, seconds: float) -> None:
     """Read epochs and print what they took, as JSON."""
     import psutil
 
-    footers = [pq.read_metadata(file) for file in sorted(path.glob("*.parquet"))]
-    columns = set(footers[0].schema.to_arrow_schema().names)
-    ends = np.cumsum([f.row_group(g).num_rows for f in footers for g in range(f.num_row_groups)])
-    began = time.perf_counter()
-    found = []
-    first_batch = None
-    peak, own, mix, once = 0, 0, 0.0, 1.0
-    for number, epoch in enumerate(LOADERS[loader][0](path, name, workers)):
-        start, cpu = time.perf_counter(), os.times()
-        rows = 0
-        sampled = start
-        seen = []
-        for batch in epoch:
-            if first_batch is None:
-                first_batch = time.perf_counter() - began
-            rows += batch if isinstance(batch, int) else len(next(iter(batch.values())))
-            if number == 0 and not isinstance(batch, int):
-                assert columns <= set(batch), f"columns are missing: {columns - set(batch)}"
-                seen.append(np.array(numbers(batch, name)))  # a view would keep the batch
-            if time.perf_counter() - start > seconds:
-                break
-            if number == 0 and time.perf_counter() - sampled > 0.2:  # the timed epochs are left alone
-                now = memory()
-                peak, own, sampled = max(peak, now[0]), max(own, now[1]), time.perf_counter()
-        spent, took = os.times(), time.perf_counter() - start
-        if seen:
-            groups = [len(np.unique(np.searchsorted(ends, batch, "right"))) for batch in seen]
-            mix = statistics.median(groups)
-            once = len(np.unique(np.concatenate(seen))) / rows
-        found.append({"seconds": took, "rows": rows, "cpu": sum(spent[:2]) - sum(cpu[:2])})
-        if number + 1 == epochs:
+    cut_after = seconds if loader in PEERS else None
+    ways = decoders() if loader == "limit" else [""]
+    first = FirstEpoch(path, kind)
+    found: list[dict[str, Any]] = []
+    for epoch in LOADERS[loader](path, kind, workers):
+        look = first.look if not found else lambda batch: None
+        found.append({**timed(epoch, cut_after, look), "decoder": ways[len(found) % len(ways)]})
+        if len(found) == epochs * len(ways):
             break
-    about = {"first_batch": first_batch, "peak": peak, "own": own, "mix": mix, "once": once}
-    print(json.dumps({"epochs": found, **about}), flush=True)
+    print(json.dumps({"epochs": found, **first.result()}), flush=True)
     for process in psutil.Process().children(recursive=True):  # workers that wait to send would hold our output open
         process.kill()
     os._exit(0)  # some peers do not stop
 
 
+def run(case: Case, options: argparse.Namespace) -> Measurement | str:
+    """Measure once, in a process of its own; return its last words if it fails."""
+    of_peers = case.loader in PEERS or case.loader in ("limit", "limit-polars")
+    epochs = min(options.epochs, 2) if case.loader in PEERS and PEERS[case.loader].slow else options.epochs
+    python = os.environ.get("PQCACHE_PEERS", sys.executable) if of_peers else sys.executable
+    command = [python, __file__, "--data", str(options.data), "--epochs", str(epochs)]
+    command += ["--seconds", str(options.seconds), "--child", case.loader, case.dataset, str(case.workers)]
+    environment = {**os.environ, **QUIET, "HF_DATASETS_CACHE": str(options.data / "huggingface")}
+    make_ready(2 << 30)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    except subprocess.TimeoutExpired:
+        return "took more than 600 s"
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"epochs"')]
+    if lines:
+        return Measurement(**json.loads(lines[0]))
+    return (done.stderr.strip().splitlines() or ["no output"])[-1][:200]
+
+
+# ---- what to measure
+
+
+def installed(modules: set[str]) -> set[str]:
+    """Return which modules the Python of the peers has."""
+    python = os.environ.get("PQCACHE_PEERS", sys.executable)
+    code = "import sys\nfrom importlib.util import find_spec\nprint(*[m for m in sys.argv[1:] if find_spec(m)])"
+    return set(subprocess.run([python, "-c", code, *modules], capture_output=True, text=True).stdout.split())
+
+
+def cases(options: argparse.Namespace) -> list[tuple[Case, int]]:
+    """Return what to measure, each with the number of rounds in which it is measured."""
+    here = installed({peer.module for peer in PEERS.values() if peer.module})
+    loaders = [name for name in options.loaders if name not in PEERS or PEERS[name].module in {"", *here}]
+    for name in set(options.loaders) - set(loaders):
+        print(f"{name}: {PEERS[name].module} is not installed, left out", file=sys.stderr)
+    found: dict[Case, int] = {}
+
+    def add(dataset: str, loader: str, rounds: int) -> None:
+        for workers in [0] if loader in LIMITS else options.workers:
+            found.setdefault(Case(dataset, loader, workers), rounds)
+
+    for dataset, loader in product(options.datasets, loaders):
+        is_peer = loader in PEERS
+        if not (is_peer and parts(dataset)[1] == "dense"):  # they do not know the format
+            add(dataset, loader, 1 if is_peer and PEERS[loader].slow else options.rounds)
+    for dataset in dict.fromkeys(parts(name)[0] for name in options.datasets):
+        variants = [f"{dataset}-{size}MB" for size in options.row_groups if size != "32"]
+        variants += [f"{dataset}-{writer}" for writer in options.writers if writer not in ("pyarrow", "dense")]
+        for variant, loader in product(variants, ("limit", "pqcache")):
+            add(variant, loader, max(1, options.rounds - 1))
+    return list(found.items())
+
+
 def main() -> None:
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("/tmp/pqcache-bench"))
-    parser.add_argument("--datasets", default="multimodal,tabular,tokens")
-    parser.add_argument("--loaders", default=",".join(LOADERS))
-    parser.add_argument("--workers", default="0,2")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--datasets", type=names, default=[*SHAPES, "dense"])
+    parser.add_argument("--loaders", type=names, help=f"of {', '.join(LOADERS)}")
+    parser.add_argument("--workers", type=lambda text: [int(n) for n in names(text)], default=[0, 2])
+    parser.add_argument("--row-groups", type=names, help="MB, each beside 32: pqcache and the limit")
+    parser.add_argument("--writers", type=names, help=f"of {', '.join(WRITERS)}: pqcache and the limit")
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0, help="an epoch is cut off after this")
-    parser.add_argument("--python", action="append", default=[], metavar="LOADER=PATH")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of an epoch of the other loaders")
+    parser.add_argument("--readme", action="store_true", help="everything that benchmarks/README.md shows")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        loader, name, workers = options.child
-        child(loader, options.data / name, name, int(workers), options.epochs, options.seconds)
-    pythons = dict(pair.split("=", 1) for pair in options.python)
-    cases = []
-    for name in options.datasets.split(","):
-        make(options.data, name)
-        for loader in options.loaders.split(","):
-            needs = LOADERS[loader][1]
-            if needs and loader not in pythons and importlib.util.find_spec(needs) is None:
-                print(f"{loader}: {needs} is not installed, left out", file=sys.stderr)
+        loader, dataset, workers = options.child
+        child(loader, options.data / dataset, parts(dataset)[0], int(workers), options.epochs, options.seconds)
+    options.loaders = options.loaders or [n for n in (*QUICK, *PEERS) if options.readme or n in QUICK]
+    options.row_groups = options.row_groups or (["8", "32", "128"] if options.readme else ["32"])
+    options.writers = options.writers or (list(WRITERS) if options.readme else ["pyarrow"])
+    options.rounds = options.rounds or (3 if options.readme else 1)
+    measure(cases(options), options)
+
+
+def measure(planned: list[tuple[Case, int]], options: argparse.Namespace) -> None:
+    """Measure in turns, and print tables."""
+    for dataset in dict.fromkeys(case.dataset for case, _ in planned):
+        make(options.data, dataset)
+    os.sync()
+    found: dict[Case, list[Measurement]] = {case: [] for case, _ in planned}
+    failed: dict[Case, str] = {}
+    begin = time.perf_counter()
+    for number in range(options.rounds):
+        for case, rounds in planned:
+            if number >= rounds or case in failed:
                 continue
-            limit = loader.startswith("limit")
-            cases += [(name, loader, w) for w in options.workers.split(",") if not limit or w == "0"]
-    times: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
-    for _ in range(options.rounds):
-        for case in cases:
-            name, loader, workers = case
-            command = [pythons.get(loader, sys.executable), __file__, "--data", str(options.data)]
-            command += ["--epochs", str(options.epochs), "--seconds", str(options.seconds)]
-            command += ["--child", loader, name, workers]
-            make_ready()
-            done = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ, **QUIET})
-            lines = [line for line in done.stdout.splitlines() if line.startswith('{"epochs"')]
-            if not lines:
-                print(f"{case}: failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}", file=sys.stderr)
-                continue
-            times[case].append(json.loads(lines[0]))
+            print(f"{time.perf_counter() - begin:6.0f} s  round {number + 1}  {case}", file=sys.stderr)
+            result = run(case, options)
+            if isinstance(result, str):
+                failed[case] = result
+            else:
+                found[case].append(result)
             if options.json:
-                options.json.write_text(json.dumps([{"case": c, "runs": runs} for c, runs in times.items()]))
-    report(times)
-
-
-def report(times: dict[tuple[str, str, str], list[dict[str, Any]]]) -> None:
-    """Print medians and ratios to the better limit."""
-    rates = {
-        case: statistics.median(e["rows"] / e["seconds"] for run in runs for e in run["epochs"][1:])
-        for case, runs in times.items()
-    }
-    heads = [("dataset", -12), ("loader", -15), ("workers", 8), ("rows/s", 13), ("of limit", 10), ("CPU-s", 8)]
-    heads += [("1st epoch", 11), ("1st batch", 11), ("PSS MB", 8), ("own MB", 8)]
-    heads += [("mix", 6), ("once", 6)]
-    print("".join(text.ljust(-width) if width < 0 else text.rjust(width) for text, width in heads))
-    for case, rate in rates.items():
-        limit = max(
-            (r for (n, loader, _), r in rates.items() if n == case[0] and loader in ("limit-columns", "limit-groups")),
-            default=0,
-        )
-        runs = times[case]
-        first = statistics.median(run["epochs"][0]["rows"] / run["epochs"][0]["seconds"] for run in runs)
-        cpu = statistics.median(e["cpu"] for run in runs for e in run["epochs"][1:])
-        batch = statistics.median(run["first_batch"] for run in runs)
-        peak, own = (max(run[key] for run in runs) >> 10 for key in ("peak", "own"))
-        share = f"{rate / limit:.2f}" if limit else "-"
-        mix = statistics.median(run["mix"] for run in runs) or "-"
-        once = f"{min(run['once'] for run in runs):.2f}" if mix != "-" else "-"
-        print(
-            f"{case[0]:<12}{case[1]:<15}{case[2]:>8}{rate:>13,.0f}{share:>10}"
-            f"{cpu:>8.2f}{first:>11,.0f}{batch:>11.2f}{peak:>8}{own:>8}{mix:>6}{once:>6}"
-        )
+                options.json.write_text(json.dumps([[*c, *map(vars, runs)] for c, runs in found.items()]))
+    measured = {case: runs for case, runs in found.items() if runs}
+    print(table(measured))
+    print(markdown(measured, failed, {name: peer.title for name, peer in PEERS.items()}))
 
 
 if __name__ == "__main__":

@@ -36,9 +36,9 @@ def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_public_has_an_example_and_says_what_it_raises() -> None:
-    from pqcache.torch import Batch, ParquetDataset, Ragged
+    from pqcache.torch import Batch, ParquetDataset, Prefetch, Ragged
 
-    for thing in (*PUBLIC, pqcache.Cache.open, pqcache.Cache.batches, ParquetDataset, Ragged, Batch):
+    for thing in (*PUBLIC, pqcache.Cache.open, pqcache.Cache.batches, ParquetDataset, Prefetch, Ragged, Batch):
         assert ">>> " in (thing.__doc__ or ""), thing
         assert "+SKIP" not in (thing.__doc__ or "")
         if thing is not Batch:

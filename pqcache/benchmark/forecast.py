@@ -6,19 +6,29 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pqcache.errors import PqcacheError
-from pqcache.reader.memory_budget import WINDOW, WINDOW_OF_ALL, RowGroupSizes, lane_bytes, largest_window
+from pqcache.errors import PqcacheError, UsageError
+from pqcache.reader.memory_budget import (
+    WINDOW,
+    WINDOW_OF_ALL,
+    PiecesOf,
+    RowGroupSizes,
+    Window,
+    fit_window,
+    lane_bytes,
+)
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_reader import cpu_count
-from pqcache.reader.row_group_sizes import estimate_sizes
+from pqcache.reader.row_group_sizes import density, estimate_sizes, has_pages
 from pqcache.store.hive import parent
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, url_scheme
@@ -37,9 +47,10 @@ _TINY = 16 << 20  # bytes of a decoded dataset for which nothing is gained
 class Forecast:
     """What ``ParquetDataset(memory=memory)`` with ``lanes`` lanes does with all columns of a dataset.
 
-    ``decoded`` is the largest row group in memory, in bytes. ``window`` row groups of a lane are mixed (0: row groups
-    are read in pieces), which are ``mixed`` of all rows, from 0 to 1. ``row_group_size`` in bytes on disk is what
-    would mix better or be read faster, or None if that gains little.
+    ``decoded`` is the largest row group in memory, in bytes. ``window`` row groups of a lane are mixed, or ``pieces``
+    of them if there is more than one of each, which are ``mixed`` of all rows, from 0 to 1. A window of 0 means that
+    row groups are read in pieces of which each is decoded from the beginning of its row group. ``row_group_size`` in
+    bytes on disk is what would mix better or be read faster, or None if that gains little.
     """
 
     memory: int
@@ -48,6 +59,7 @@ class Forecast:
     window: int
     mixed: float
     row_group_size: int | None
+    pieces: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return the forecast as plain values."""
@@ -77,16 +89,34 @@ def forecast(
 
 def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Forecast:
     """Return what a training run gets that reads ``plan``, whose row groups have ``sizes`` in memory."""
-    window, rows = largest_window(sizes, memory, lanes), int(plan.counts.sum())
-    mixed = min(1.0, lanes * min(window, len(sizes)) * float(plan.counts.mean()) / rows) if rows else 0.0
+    fitted, largest = _window(plan, sizes, memory, lanes), int(np.argmax(sizes.decoded))
+    window, rows = fitted.row_groups, int(plan.counts.sum())
+    pieces = -(-int(sizes.decoded_rows[largest]) // fitted.piece_rows) if fitted.piece_rows else 1
+    held = lanes * min(window, len(sizes) * pieces) * float(plan.counts.mean()) / pieces
+    mixed = min(1.0, held / rows) if rows else 0.0
     return Forecast(
         memory=memory,
         lanes=lanes,
         decoded=int(sizes.selected.max()),
         window=window,
         mixed=mixed,
-        row_group_size=_better_size(plan, sizes, memory, lanes, window, mixed),
+        row_group_size=None
+        if pieces > 1 and window == WINDOW
+        else _better_size(plan, sizes, memory, lanes, window, mixed),
+        pieces=pieces,
     )
+
+
+def _window(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Window:
+    """Return the window of a training, of 0 row groups where it reads pieces from the beginning of row groups."""
+    pieces = PiecesOf(partial(density, plan), partial(has_pages, plan))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = fit_window(sizes, memory, lanes, pieces=pieces)
+        except UsageError:
+            return Window(0)
+    return found if not found.piece_rows or pieces.by_pages(int(np.argmax(sizes.decoded))) else Window(0)
 
 
 def describe_training(training: Forecast, row_groups: int) -> tuple[str, ...]:
@@ -112,11 +142,14 @@ def _mixed(training: Forecast) -> str:
         return "all row groups" if training.lanes == 1 else "all row groups that it reads"
     share = f"{100 * training.mixed:.0f} %" if training.mixed >= 0.01 else "less than 1 %"
     together = ", together" if training.lanes > 1 else ","
-    return f"{format_count(training.window, 'row group')}{together} {share} of the rows"
+    unit = "row group" if training.pieces == 1 else "piece"
+    return f"{format_count(training.window, unit)}{together} {share} of the rows"
 
 
 def _limit(training: Forecast) -> str:
-    """Return what limits the window."""
+    """Return what limits the window, or how it is reached."""
+    if training.pieces > 1:
+        return f"read in {training.pieces} pieces"
     if training.mixed == 1:
         return "all fit"
     if training.window < WINDOW:

@@ -25,6 +25,7 @@ _GAUGES = {
     "pqcache_rows": "Rows of the current snapshot.",
     "pqcache_files": "Files of the current snapshot.",
     "pqcache_bytes": "Bytes of the files of the current snapshot.",
+    "pqcache_skipped_partitions": "Partitions that the last sync that was done could not take.",
 }
 
 
@@ -101,6 +102,7 @@ def _values(result: TableResult) -> Iterator[tuple[str, float]]:
         yield "pqcache_last_run_fetched_bytes", report.fetched_bytes
     if known.synced is not None:
         yield "pqcache_last_success_timestamp_seconds", datetime.fromisoformat(known.synced).timestamp()
+    yield "pqcache_skipped_partitions", len(known.skipped)
     for name, value in (("rows", known.rows), ("files", known.files), ("bytes", known.bytes)):
         if value is not None:
             yield f"pqcache_{name}", value

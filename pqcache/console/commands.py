@@ -119,6 +119,7 @@ def repartition(
     scheduler: opt.Scheduler = None,
     jobs: opt.PartitionJobs = 8,
     wait: opt.Wait = 0.0,
+    bwlimit: run.BandwidthLimit = None,
     dry_run: opt.DryRun = False,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -163,6 +164,7 @@ def repartition(
             scheduler=scheduler,
             jobs=jobs,
             wait=wait,
+            bwlimit=bwlimit,
             dry_run=dry_run,
             on_event=on_event,
         )
@@ -239,6 +241,9 @@ def rows(
     split: batch_rows.SplitText = None,
     weights: batch_rows.Weights = None,
     balance: batch_rows.Balance = None,
+    sample_share: batch_rows.SampleShare = None,
+    limit: batch_rows.Limit = None,
+    pack: batch_rows.PackText = None,
     sample: batch_rows.Values = False,
     columns: batch_rows.ValueColumns = None,
     json: batch_rows.RowsJson = False,
@@ -250,9 +255,19 @@ def rows(
     import pqcache
     from pqcache.console.rows_text import print_rows
 
-    names, part = parsing.column_names(columns), parsing.split_of(split)
+    names = parsing.column_names(columns)
     found = pqcache.rows(
-        target, state, batch, epoch=epoch, filters=filters, split=part, weights=weights, balance=balance
+        target,
+        state,
+        batch,
+        epoch=epoch,
+        filters=filters,
+        split=parsing.split_of(split),
+        sample=sample_share,
+        limit=limit,
+        weights=weights,
+        balance=balance,
+        pack=parsing.pack_of(pack),
     )
     print_rows(found, target, names, sample or names is not None, json)
 
@@ -268,6 +283,7 @@ def verify(
     option: opt.Options = None,
     jobs: opt.VerifyProcesses = None,
     wait: opt.Wait = 0.0,
+    bwlimit: run.BandwidthLimit = None,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -290,6 +306,7 @@ def verify(
             options=parsing.store_options(option),
             jobs=jobs,
             wait=wait,
+            bwlimit=bwlimit,
             on_event=on_event,
         )
     print_report(report.to_dict(), json, quiet, lambda: print_verify(report))

@@ -55,7 +55,10 @@ def did(record: Mapping[str, Any]) -> str:
         names = [*(f"+{name}" for name in record["built"]), *(f"-{name}" for name in record["dropped"])]
         return " ".join(names) or "unchanged"
     if record.get("previous"):  # of a rollback
-        return f"from {str(record['previous']).rpartition('-')[2]}"
+        moved = record["previous"] != record["snapshot"]
+        return f"from {str(record['previous']).rpartition('-')[2]}" if moved else "unchanged"
+    if record["command"] in ("pin", "unpin"):
+        return f"as {record['pinned']}" if record.get("pinned") else "done"
     return f"{len(record.get('collected', ())):,} removed"
 
 

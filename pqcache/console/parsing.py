@@ -8,6 +8,7 @@ from pqcache.errors import UsageError
 from pqcache.units import parse_size
 
 if TYPE_CHECKING:
+    from pqcache.reader.packing.pack import Pack
     from pqcache.reader.selection.split import Split
 
 
@@ -46,6 +47,20 @@ def split_of(text: str | None) -> Split | None:
     except ValueError as error:
         raise UsageError(f"--split {text!r}", "not KEY:LOW:HIGH", "write it like user:0.0:0.9") from error
     return Split(key or None, *ends, salt=salt)
+
+
+def pack_of(text: str | None) -> Pack | None:
+    """Return how ``--pack`` packs documents; None if it is absent."""
+    if text is None:
+        return None
+    from pqcache.reader.packing.pack import Pack
+
+    columns, _, rest = text.partition(":")
+    length, _, strategy = rest.partition(":")
+    column, *fields = column_names(columns) or [""]
+    if not column or not length.isdigit():
+        raise UsageError(f"--pack {text!r}", "not COLUMN:LENGTH", "write it like tokens:4096")
+    return Pack(column, int(length), strategy=strategy or "concat", fields=fields)  # type: ignore[arg-type]
 
 
 def row_group_bytes(option: str, text: str | None) -> int | None:

@@ -113,7 +113,8 @@ class PhaseMeter:
 
     def amount(self, now: float) -> str:
         """Return how much is done, of how much, how fast, and how long the rest takes."""
-        parts = [self._amount(self.done) + (f" of {self._amount(self.total)}" if self.total else "")]
+        done = f"{int(self.done):,}" if self.total and self._unit != "bytes" else self._amount(self.done)
+        parts = [f"{done} of {self._amount(self.total)}" if self.total else done]
         if self.files:
             parts.append(f"{self.files_done:,} of {format_count(self.files, 'file')}")
         rate = self.rate(now)

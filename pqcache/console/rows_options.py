@@ -51,6 +51,26 @@ Balance = Annotated[
     str | None,
     typer.Option(metavar="COLUMN", help="The column that the training balances.", rich_help_panel=SELECTION),
 ]
+SampleShare = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE", help="The share of the rows that the training samples: its sample=.", rich_help_panel=SELECTION
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="The rows that the training takes at most: its limit=.", rich_help_panel=SELECTION),
+]
+PackText = Annotated[
+    str | None,
+    typer.Option(
+        "--pack",
+        metavar="COLUMN:LENGTH",
+        help="How the training packs, like tokens:4096; fields follow the column, as in tokens,labels:4096, and "
+        ":best_fit the length.",
+        rich_help_panel=SELECTION,
+    ),
+]
 Values = Annotated[bool, typer.Option("--sample", help="Read the rows, and show their values.", rich_help_panel=VIEW)]
 ValueColumns = Annotated[
     str | None,

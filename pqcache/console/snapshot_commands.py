@@ -100,32 +100,29 @@ def rollback(
 
 def print_snapshots(views: Sequence[SnapshotView]) -> None:
     """Print a table of snapshots, the newest last."""
-    from pqcache.console.terminal import print_line, stdout_console
+    from pqcache.console.terminal import print_line
+    from pqcache.console.text_table import print_table
 
     if not views:
         print_line("no snapshot yet")
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     versions = ("version",) if any(view.version for view in views) else ()
-    for name in ("snapshot", "made (UTC)", "rows", "bytes", *versions, "readers", ""):
-        right = name in ("rows", "bytes", "readers")
-        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    rows = []
     for view in views:
-        notes = ["current"] if view.current else []
-        notes += [f"pinned as {view.name}" if view.name else "pinned"] if view.pinned else []
-        notes += [view.damage] if view.damage else []
-        table.add_row(
+        state = ["current"] if view.current else []
+        state += [f"pinned as {view.name}" if view.name else "pinned"] if view.pinned else []
+        cells = (
             view.snapshot,
             (view.created or "-")[:16].replace("T", " "),
             "-" if view.rows is None else f"{view.rows:,}",
             "-" if view.bytes is None else format_size(view.bytes),
             *(view.version or "-" for _ in versions),
             "?" if view.leases is None else str(view.leases),
-            ", ".join(notes),
+            ", ".join(state),
         )
-    stdout_console().print(table)
+        rows.append((cells, [view.damage] if view.damage else []))
+    titles = ("snapshot", "made (UTC)", "rows", "bytes", *versions, "readers", "")
+    print_table(titles, rows, right=("rows", "bytes", "readers"))
 
 
 def print_pin(report: PinReport) -> None:

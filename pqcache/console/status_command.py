@@ -9,7 +9,6 @@ import typer
 from pqcache.console import examples
 from pqcache.console.app import app
 from pqcache.console.help import Command
-from pqcache.units import parse_duration
 
 Roots = Annotated[
     list[str] | None,
@@ -20,7 +19,7 @@ Roots = Annotated[
     ),
 ]
 MaxAge = Annotated[
-    str | None,
+    float | None,
     typer.Option(
         metavar="DURATION",
         help="End with exit code 1 if a cache was last up to date longer ago than this, like 30h.",
@@ -39,12 +38,11 @@ def status(roots: Roots = None, max_age: MaxAge = None, json: StatusJson = False
     from pqcache.console import terminal
     from pqcache.console.status_text import print_status
 
-    limit = None if max_age is None else parse_duration(max_age)
     report = pqcache.status(*(roots or ()))
     if json:
         for item in report.caches:
             terminal.print_json(item.to_dict())
     else:
         print_status(report)
-    if limit is not None:
-        report.raise_if_older(limit)
+    if max_age is not None:
+        report.raise_if_older(max_age)

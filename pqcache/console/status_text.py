@@ -39,7 +39,11 @@ def _cells(name: str, item: CacheStatus) -> tuple[str, ...]:
 def _notes(item: CacheStatus) -> list[str]:
     if item.error is not None:
         return [item.error]
-    return [item.last_error] if item.last_error and item.last_result not in (DONE, RUNNING_NOW) else []
+    notes = [item.last_error] if item.last_error and item.last_result not in (DONE, RUNNING_NOW) else []
+    if item.skipped:
+        more = f" and {len(item.skipped) - 3:,} more" if len(item.skipped) > 3 else ""
+        notes.append(f"{format_count(len(item.skipped), 'partition')} skipped: {', '.join(item.skipped[:3])}{more}")
+    return notes
 
 
 def _clock(text: str) -> str:

@@ -73,10 +73,16 @@ def _newest(report: SyncReport) -> str:
 def _passed_over(report: SyncReport) -> str:
     """Return how many files of the source were not taken, and why; nothing where all were."""
     passed = report.passed_over
-    if passed is None or not (passed.hidden or passed.other or passed.where):
+    if passed is None:
         return ""
-    counts = ((passed.hidden, "hidden"), (passed.other, "not Parquet"), (passed.where, "outside of --where"))
-    return f"; not taken: {', '.join(f'{count:,} {why}' for count, why in counts if count)}"
+    counts = (
+        (passed.hidden, "hidden"),
+        (passed.other, "not Parquet"),
+        (passed.where, "outside of --where"),
+        (passed.waiting, "waiting for --marker or --settle"),
+    )
+    shown = ", ".join(f"{count:,} {why}" for count, why in counts if count)
+    return f"; not taken: {shown}" if shown else ""
 
 
 def _changes(report: SyncReport) -> str:

@@ -41,6 +41,7 @@ _RANGES = 64
 _HARDLY = 1.25
 _SIZES, _TEXTS = 16, 1  # fields of a chunk's metadata: its size statistics, and in these the bytes of its texts
 _MOST_FOOTER = 64 << 10  # bytes
+_BUFFER = 1 << 16  # bytes of a chunk that are read ahead
 _OF_PREFIXES = 256  # rows of a batch where values are made of parts of others
 
 
@@ -63,7 +64,7 @@ class StoredRowGroup(NamedTuple):
 
 def decoded_bytes(group: StoredRowGroup, names: Sequence[str]) -> dict[str, int]:
     """Return how many bytes each of the columns of a row group takes in Arrow, or somewhat more."""
-    total, texts = dict.fromkeys(names, 0), dict[str, list[str]]()
+    total = dict.fromkeys(names, 0)
     with _descriptor(group.path) as descriptor:
         for name, number, chunk in _chunks(group, names):
             total[name] += _fixed(group, number, chunk)
@@ -73,9 +74,7 @@ def decoded_bytes(group: StoredRowGroup, names: Sequence[str]) -> dict[str, int]
                 elif (bound := _bound_of_texts(descriptor, chunk, by_page=True)) is not None and bound.is_close:
                     total[name] += bound.bytes
                 else:
-                    texts.setdefault(name, []).append(chunk.path_in_schema)
-    for name, leaves in texts.items():
-        total[name] += sum(size for _, size in _text_bytes(group, leaves, _ROWS))
+                    total[name] += sum(size for _, size in _text_parts(descriptor, group, number, chunk, _ROWS))
     return total
 
 
@@ -142,10 +141,15 @@ def _descriptor(path: Path) -> Iterator[int]:
 
 
 class _Bound(NamedTuple):
-    """How many ``bytes`` texts take at most, and whether that is close to what they take."""
+    """How many ``bytes`` texts take at most, and whether that is close to what they take.
+
+    ``longest`` and ``average`` are the lengths of the texts in the dictionary.
+    """
 
     bytes: int
     is_close: bool
+    longest: int
+    average: float
 
 
 def _bound_of_texts(descriptor: int, chunk: pq.ColumnChunkMetaData, by_page: bool = False) -> _Bound | None:
@@ -171,7 +175,8 @@ def _bound_of_texts(descriptor: int, chunk: pq.ColumnChunkMetaData, by_page: boo
     statistics = chunk.statistics
     nulls = statistics.null_count if statistics is not None and statistics.has_null_count else chunk.num_values
     bound, average = coded * longest + plain, (len(data) - _END * count) / max(1, count)
-    return _Bound(bound, bound - _LITTLE <= _HARDLY * (max(0, coded - nulls) * average + plain))
+    close = bound - _LITTLE <= _HARDLY * (max(0, coded - nulls) * average + plain)
+    return _Bound(bound, close, longest, average)
 
 
 def _coded_values(pages: Iterator[tuple[Struct, int, int]], chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
@@ -209,21 +214,49 @@ def densest_rows(group: StoredRowGroup, names: Sequence[str]) -> float:
     """
     ranges = np.linspace(0, 1, min(_RANGES, max(1, group.rows)) + 1)
     sizes = np.zeros(len(ranges) - 1)
-    chunks = [c for _, _, c in _chunks(group, names) if c.physical_type == "BYTE_ARRAY"]
-    coded = [chunk.path_in_schema for chunk in chunks if _repeats(chunk)]
-    sizes += _over(ranges, list(_text_bytes(group, coded, max(1, group.rows // _RANGES))))
-    try:
-        with _descriptor(group.path) as descriptor:
-            for chunk in chunks:
-                if not _repeats(chunk):
-                    pages = _data_pages(page_format.page_bodies(descriptor, chunk))
-                    sizes += _over(ranges, [(page.values, page.bytes) for page in pages])
-    except (page_format.NotRead, LookupError) as error:
-        log.debug(
-            "%s: row group %d: long texts next to each other are not looked for: %s", group.path, group.number, error
-        )
+    with _descriptor(group.path) as descriptor:
+        for _, number, chunk in _chunks(group, names):
+            if chunk.physical_type == "BYTE_ARRAY":
+                sizes += _over(ranges, _text_parts(descriptor, group, number, chunk, max(1, group.rows // _RANGES)))
     times = float(sizes.max() / sizes.mean()) if sizes.any() else 1.0
     return times if times > _HARDLY else 1.0
+
+
+def _text_parts(
+    descriptor: int, group: StoredRowGroup, number: int, chunk: pq.ColumnChunkMetaData, rows: int
+) -> list[tuple[int, int]]:
+    """Return the count and the bytes of consecutive parts of a chunk of texts, in rows or in values.
+
+    The headers of pages say it of those that hold the texts themselves. Of pages that hold numbers of a dictionary the
+    numbers are read, some ``rows`` at a time, unless its texts are about equally long.
+    """
+    try:
+        pages = list(_data_pages(page_format.page_bodies(descriptor, chunk)))
+    except (page_format.NotRead, LookupError, TypeError) as error:
+        log.debug(
+            "%s: row group %d: %s is decoded to find long texts: %s",
+            group.path,
+            group.number,
+            chunk.path_in_schema,
+            error,
+        )
+        return list(_text_bytes(group, chunk, rows))
+    if _ONCE.issuperset(chunk.encodings) and not chunk.has_dictionary_page:
+        return [(page.values, page.bytes) for page in pages]
+    bound = _bound_of_texts(descriptor, chunk)
+    coded = [page.encoding != thrift_fields.PLAIN for page in pages]
+    statistics = chunk.statistics
+    without_nulls = statistics is not None and statistics.has_null_count and not statistics.null_count
+    if bound is not None and without_nulls and bound.longest <= _HARDLY * bound.average:
+        sizes = [bound.longest * page.values if of_it else page.bytes for page, of_it in zip(pages, coded, strict=True)]
+        return [(page.values, size) for page, size in zip(pages, sizes, strict=True)]
+    first_plain = coded.index(False) if False in coded else len(pages)
+    flat = group.metadata.schema.column(number).max_repetition_level == 0
+    if not flat or any(coded[first_plain:]) or not chunk.has_dictionary_page:
+        return list(_text_bytes(group, chunk, rows))
+    until = sum(page.values for page in pages[:first_plain])
+    found = list(_text_bytes(group, chunk, rows, until))
+    return found + [(page.values, page.bytes) for page in pages[first_plain:]]
 
 
 def _over(ranges: npt.NDArray[np.float64], parts: Sequence[tuple[int, int]]) -> npt.NDArray[np.float64]:
@@ -274,21 +307,28 @@ def _repeats(chunk: pq.ColumnChunkMetaData) -> bool:
     return bool(chunk.has_dictionary_page or not _ONCE.issuperset(chunk.encodings))
 
 
-def _text_bytes(group: StoredRowGroup, leaves: Sequence[str], rows: int) -> Iterator[tuple[int, int]]:
-    """Yield the rows of parts of a row group, at most ``rows`` each, and the bytes of the texts of ``leaves``."""
-    if not leaves:
-        return
-    row_group = group.metadata.row_group(group.number)
-    chunks = [row_group.column(number) for number in range(row_group.num_columns)]
-    chunks = [chunk for chunk in chunks if chunk.path_in_schema in leaves]
-    stored = sum(chunk.total_uncompressed_size for chunk in chunks)
-    rows = max(1, min(rows, row_group.num_rows * _BYTES // max(1, stored)))
-    if not all(chunk.has_dictionary_page for chunk in chunks):
+def _text_bytes(
+    group: StoredRowGroup, chunk: pq.ColumnChunkMetaData, rows: int, until: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Yield the rows of parts of a row group, at most ``rows`` each, and the bytes of the texts of one of its chunks.
+
+    With ``until`` these are only so many rows.
+    """
+    left = group.rows if until is None else until
+    rows = max(1, min(rows, group.rows * _BYTES // max(1, chunk.total_uncompressed_size)))
+    if not chunk.has_dictionary_page:
         rows = min(rows, _OF_PREFIXES)
-    coded = [chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page]
-    with pq.ParquetFile(group.path, metadata=group.metadata, read_dictionary=coded, pre_buffer=False) as file:
-        for batch in file.iter_batches(rows, [group.number], list(leaves), use_threads=False):
+    path = chunk.path_in_schema
+    coded = [path] if chunk.has_dictionary_page else []
+    with pq.ParquetFile(
+        group.path, metadata=group.metadata, read_dictionary=coded, pre_buffer=False, buffer_size=_BUFFER
+    ) as file:
+        for batch in file.iter_batches(rows, [group.number], [path], use_threads=False) if left else ():
+            batch = batch.slice(0, left)
             yield batch.num_rows, sum(map(_texts, batch.columns))
+            left -= batch.num_rows
+            if left <= 0:
+                break
 
 
 def _texts(array: pa.Array) -> int:

@@ -34,10 +34,9 @@ def batches(
     """Yield (global index, columns) for batches of an epoch of ``total``, decoding ahead on threads.
 
     ``indices`` are one ``EpochShare``'s; those from ``total`` on are padding and repeat the epoch from its start.
-    Batches are made in memory of ``into`` (None: the loader's).
+    Batches are made in memory of ``into`` (None: the loader's). The caller counts them.
     """
     for index, columns, _ in _read(loader, order, indices, total, budget, order.batch_size, into):
-        loader.meter.made(1, columns.rows, columns.bytes)
         yield index, columns
 
 

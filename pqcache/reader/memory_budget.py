@@ -16,15 +16,14 @@ from pqcache.units import format_size
 
 log = logging.getLogger("pqcache.reader")
 
-Density = Callable[[int], float]
-
 WINDOW = 16  # row groups, where memory allows
 WINDOW_OF_ALL = 64  # row groups, where memory holds all rows; more of them take long to gather
 _DECODING = 4  # row groups' worth of memory beside the window: one ahead, one being decoded, read and scattered
 _IN_FILE_ORDER = 3  # row groups in memory, at least: one ahead, and two that a batch may be of
-_WINDOW_OF_PIECES = 4
+_WINDOWS_OF_PIECES = (16, 8, 4)
+_LEAST_PIECE = 4 << 20  # bytes of a decoded piece, below which the fixed cost of each shows
 _UNFORESEEN = 8  # parts of a lane's memory: a row group that was not looked at may take one
-_MOST_PIECES = 64  # pieces of a row group, at most: to read one, all those before it are decoded
+_MOST_PIECES = 64  # pieces of a row group, at most
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,25 @@ class DecodeBudget(NamedTuple):
 def even(number: int) -> float:
     """Return that the rows of a row group are about as long everywhere."""
     return 1.0
+
+
+def never(number: int) -> bool:
+    """Return that a row group is decoded from its beginning."""
+    return False
+
+
+class PiecesOf(NamedTuple):
+    """What is known of row groups that may be read in pieces, each by its number.
+
+    ``density`` returns how many times as long as the average the longest rows of one are. ``by_pages`` returns whether
+    a piece of one is read from its own pages; otherwise all that is before it is decoded too.
+    """
+
+    density: Callable[[int], float] = even
+    by_pages: Callable[[int], bool] = never
+
+
+_FROM_BEGINNING = PiecesOf()
 
 
 class MostDecoded(NamedTuple):
@@ -147,34 +165,51 @@ def fit_window(
     memory: int,
     lanes: int,
     name: object = "the dataset",
-    density: Density = even,
+    pieces: PiecesOf = _FROM_BEGINNING,
     all_lanes: int | None = None,
 ) -> Window:
     """Return the window for each of ``lanes`` lanes within ``memory`` bytes; see `largest_window`.
 
-    Row groups too large even for a window of one are read in pieces, of which four are mixed, and a warning
-    says how to do better; so little memory that pieces would be tiny raises UsageError. ``density`` returns how many
-    times as long as the average the longest rows of a row group are.
+    Row groups of which fewer than 16 fit are read in pieces, of which 16 are mixed, if these have pages of their own.
+    Others are read in pieces only where they are too large even for a window of one: four are mixed, and a warning says
+    how to do better. So little memory that pieces would be tiny raises UsageError.
     """
     window = largest_window(sizes, memory, lanes, all_lanes)
-    if window:
-        if window < min(WINDOW, len(sizes)):
-            log.debug("%s: memory=%s is enough to mix %d row groups", name, format_size(memory), window)
+    if window >= min(WINDOW, len(sizes)):
         return Window(window)
-    at_once = (_WINDOW_OF_PIECES // 2 + 1 + _DECODING) * lanes
-    least = int(lane_bytes(sizes, 1)) * lanes
-    return Window(_WINDOW_OF_PIECES, _piece_rows(sizes, memory, at_once, least, f" and {lanes} lanes", name, density))
+    largest = int(np.argmax(sizes.decoded))
+    by_pages = pieces.by_pages(largest)
+    for mixed in _WINDOWS_OF_PIECES if by_pages else ():
+        number = _number_of_pieces(sizes, memory, _pieces_at_once(mixed, lanes), pieces)
+        if window < mixed and number <= _MOST_PIECES and int(sizes.decoded[largest]) >= _LEAST_PIECE * number:
+            log.debug("%s: row groups are read in %d pieces, of which %d are mixed", name, number, mixed)
+            return Window(mixed, -(-int(sizes.decoded_rows[largest]) // number))
+    if window:
+        log.debug("%s: memory=%s is enough to mix %d row groups", name, format_size(memory), window)
+        return Window(window)
+    mixed, least = _WINDOWS_OF_PIECES[-1], int(lane_bytes(sizes, 1)) * lanes
+    too_large = _TooLarge(sizes=sizes, memory=memory, least=least, lanes=f" and {lanes} lanes", name=name)
+    return Window(mixed, too_large.piece_rows(_pieces_at_once(mixed, lanes), pieces, by_pages))
+
+
+def _pieces_at_once(window: int, lanes: int) -> int:
+    """Return how many pieces are in memory when ``lanes`` lanes mix ``window`` of them."""
+    return (window // 2 + 1 + _DECODING) * lanes
 
 
 def fit_in_file_order(
-    sizes: RowGroupSizes, memory: int, name: object = "the dataset", density: Density = even
+    sizes: RowGroupSizes, memory: int, name: object = "the dataset", pieces: PiecesOf = _FROM_BEGINNING
 ) -> Window:
     """Return the window, of one row group, for reading in the order of the files within ``memory`` bytes.
 
     Row groups of which not even three fit are read in pieces; see `fit_window`.
     """
     least = _IN_FILE_ORDER * int(sizes.decoded.max(initial=0))
-    return Window(1, _piece_rows(sizes, memory, _IN_FILE_ORDER, least, "", name, density) if least > memory else 0)
+    if least <= memory:
+        return Window(1)
+    by_pages = pieces.by_pages(int(np.argmax(sizes.decoded)))
+    too_large = _TooLarge(sizes=sizes, memory=memory, least=least, lanes="", name=name)
+    return Window(1, too_large.piece_rows(_IN_FILE_ORDER, pieces, by_pages))
 
 
 def fit(
@@ -183,13 +218,13 @@ def fit(
     lanes: int,
     shuffle: bool,
     name: object = "the dataset",
-    density: Density = even,
+    pieces: PiecesOf = _FROM_BEGINNING,
     all_lanes: int | None = None,
 ) -> Window:
     """Return the window within ``memory`` bytes: shuffled on ``lanes`` of ``all_lanes``, or in file order."""
     if shuffle:
-        return fit_window(sizes, memory, lanes, name, density, all_lanes)
-    return fit_in_file_order(sizes, memory, name, density)
+        return fit_window(sizes, memory, lanes, name, pieces, all_lanes)
+    return fit_in_file_order(sizes, memory, name, pieces)
 
 
 def check_complete(sizes: RowGroupSizes, memory: int, lanes: int, shuffle: bool, name: object) -> None:
@@ -205,25 +240,42 @@ def check_complete(sizes: RowGroupSizes, memory: int, lanes: int, shuffle: bool,
         )
 
 
-def _piece_rows(
-    sizes: RowGroupSizes, memory: int, at_once: int, least: int, lanes: str, name: object, density: Density
-) -> int:
-    """Return the rows of a piece such that ``at_once`` fit; with ``least`` bytes complete row groups would."""
+@dataclass(frozen=True, kw_only=True)
+class _TooLarge:
+    """Row groups that do not fit into ``memory``, where complete ones would take ``least`` bytes; ``lanes`` is text."""
+
+    sizes: RowGroupSizes
+    memory: int
+    least: int
+    lanes: str
+    name: object
+
+    def piece_rows(self, at_once: int, pieces: PiecesOf, by_pages: bool) -> int:
+        """Return the rows of pieces of which ``at_once`` fit."""
+        largest = int(np.argmax(self.sizes.decoded))
+        size, rows = int(self.sizes.decoded[largest]), int(self.sizes.decoded_rows[largest])
+        number = _number_of_pieces(self.sizes, self.memory, at_once, pieces)
+        reason = (
+            f"a row group takes {format_size(size)} decoded, too much for memory={format_size(self.memory)}{self.lanes}"
+        )
+        smaller = "" if by_pages else "run 'pqcache repartition' with a smaller --row-group-size, "
+        advice = f"{smaller}read fewer columns, or give memory={format_size(1.01 * self.least)!r}"
+        if number > min(rows, _MOST_PIECES):
+            raise UsageError(self.name, reason, advice)
+        log.debug("%s: row groups are read in %d pieces: %s", self.name, number, reason)
+        if not by_pages:
+            slow = f"read in {number} pieces, which is slow"
+            warnings.warn(f"{self.name}: {reason}: {slow}; {advice}", stacklevel=2)
+        return -(-rows // number)
+
+
+def _number_of_pieces(sizes: RowGroupSizes, memory: int, at_once: int, pieces: PiecesOf) -> int:
+    """Return into how many pieces the largest row group is split, so that ``at_once`` of them fit into ``memory``."""
     largest = int(np.argmax(sizes.decoded))
-    size, rows = int(sizes.decoded[largest]), int(sizes.decoded_rows[largest])
-    most, pieces = min(rows, _MOST_PIECES), -(-size * at_once // max(1, memory))
-    if pieces <= most:
-        pieces = int(np.ceil(pieces * density(largest)))
-    reason = f"a row group takes {format_size(size)} decoded, too much for memory={format_size(memory)}{lanes}"
-    advice = (
-        "run 'pqcache repartition' with a smaller --row-group-size, read fewer columns, or give "
-        f"memory={format_size(1.01 * least)!r}"
-    )
-    if pieces > most:
-        raise UsageError(name, reason, advice)
-    log.debug("%s: row groups are read in %d pieces: %s", name, pieces, reason)
-    warnings.warn(f"{name}: {reason}: read in {pieces} pieces, which is slow; {advice}", stacklevel=2)
-    return -(-rows // pieces)
+    number = -(-int(sizes.decoded[largest]) * at_once // max(1, memory))
+    if number > min(int(sizes.decoded_rows[largest]), _MOST_PIECES):
+        return number
+    return int(np.ceil(number * pieces.density(largest)))
 
 
 def budget_in_file_order(sizes: RowGroupSizes, memory: float, threads: int) -> DecodeBudget:

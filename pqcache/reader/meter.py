@@ -1,4 +1,4 @@
-"""MeterCounts what reading a dataset takes, in memory that all of its processes share.
+"""Counts what reading a dataset takes, in memory that all of its processes share.
 
 Each process has a row of its own, so that nothing is locked between processes; the numbers of a dataset are the sums
 over the rows, also over those of processes that have ended. A row holds the counters, and what they were when the
@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pqcache.reader.timer import Timer, TimerOfMany, TimerWithSpan
 from pqcache.system.process_stats import disk_bytes_of_thread, is_alive
 
 Cells = npt.NDArray[np.int64]
@@ -58,6 +59,18 @@ class ProcessState(NamedTuple):
     seconds: float
 
 
+class MadeBatch(Protocol):
+    """A batch, with its size, which is computed when it is asked for."""
+
+    @property
+    def rows(self) -> int:
+        """The rows."""
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the columns."""
+
+
 class MeterCounts(NamedTuple):
     """The counters by name, in all and of the present ``epoch`` (None before the first)."""
 
@@ -80,7 +93,7 @@ def new_cells() -> Cells:
 
 
 class Meter:
-    """MeterCounts for one dataset, in ``cells`` that its processes share; may be used from any thread."""
+    """Counts for one dataset, in ``cells`` that its processes share; may be used from any thread."""
 
     def __init__(self, cells: Cells | None = None) -> None:
         self._set_cells(new_cells() if cells is None else cells)
@@ -98,7 +111,9 @@ class Meter:
 
     def add(self, counter: int, amount: int) -> None:
         """Add to a counter of this process."""
-        row = self._row()
+        row = self._mine
+        if self._fork != _fork or row[_PROCESS] != _process:  # as in _row, without a call
+            row = self._row()
         with _lock:
             row[counter] += amount
 
@@ -110,6 +125,18 @@ class Meter:
             row[ROWS] += rows
             row[BYTES] += size
 
+    def made_tensors(self, batch: MadeBatch, begun: int) -> None:
+        """Count a batch whose tensors are made now, and were ``begun`` at that time of time.monotonic_ns."""
+        row = self._mine
+        if self._fork != _fork or row[_PROCESS] != _process:  # as in _row, without a call
+            row = self._row()
+        size, rows, taken = batch.bytes, batch.rows, time.monotonic_ns() - begun
+        with _lock:
+            row[BATCHES] += 1
+            row[ROWS] += rows
+            row[BYTES] += size
+            row[TENSORS] += taken
+
     def count_columns(self, fast: int, possible: int) -> None:
         """Count columns of a row group: those that were read from their pages, and those of which that is possible."""
         row = self._row()
@@ -119,12 +146,12 @@ class Meter:
 
     def timed(self, counter: int) -> AbstractContextManager[Any]:
         """Return a context whose duration is added to a counter."""
-        name = _SPANS.get(counter)
-        return _Timed(self, counter, None if name is None else self.span(name))
+        span = self.span(_SPANS[counter]) if counter in _SPANS else None
+        return Timer(self, counter) if span is None else TimerWithSpan(self, counter, span)
 
     def timed_for(self, counter: int, times: int) -> AbstractContextManager[Any]:
         """Return a context whose duration is added to a counter so many times: for others that are not measured."""
-        return _Timed(self, counter, None, times)
+        return TimerOfMany(self, counter, times)
 
     def decoding(self, row_group: int, stored_bytes: int) -> AbstractContextManager[None]:
         """Return a context that is counted as the decoding of a row group of the index, which this thread reads."""
@@ -273,7 +300,7 @@ class Meter:
 
 
 class NoMeter(Meter):
-    """MeterCounts nothing."""
+    """Counts nothing."""
 
     def __init__(self) -> None:
         super().__init__(np.zeros((2, _WIDTH), np.int64))
@@ -282,6 +309,9 @@ class NoMeter(Meter):
         """Do nothing."""
 
     def made(self, batches: int, rows: int, size: int) -> None:
+        """Do nothing."""
+
+    def made_tensors(self, batch: MadeBatch, begun: int) -> None:
         """Do nothing."""
 
     def count_columns(self, fast: int, possible: int) -> None:
@@ -307,25 +337,6 @@ class NoMeter(Meter):
 
     def note_ready(self, batches: int) -> None:
         """Do nothing."""
-
-
-class _Timed:
-    """Adds the duration of its body to a counter, and shows it as a span where somebody looks at spans."""
-
-    __slots__ = ("_begun", "_counter", "_meter", "_span", "_times")
-
-    def __init__(self, meter: Meter, counter: int, span: AbstractContextManager[Any] | None, times: int = 1) -> None:
-        self._meter, self._counter, self._span, self._times = meter, counter, span, times
-
-    def __enter__(self) -> None:
-        if self._span is not None:
-            self._span.__enter__()
-        self._begun = time.monotonic_ns()
-
-    def __exit__(self, *error: Any) -> None:
-        self._meter.add(self._counter, (time.monotonic_ns() - self._begun) * self._times)
-        if self._span is not None:
-            self._span.__exit__(*error)
 
 
 def _named(rows: Cells) -> dict[str, int]:

@@ -85,7 +85,7 @@ class ReadPlan:
     def split(self, piece_rows: int) -> ReadPlan:
         """Return the plan with row groups of more than ``piece_rows`` rows split into pieces; the same plan for 0.
 
-        That is for row groups too large for memory: the rows before a piece have to be decoded too.
+        That is for row groups that are large beside the memory.
         """
         if not piece_rows:
             return self
@@ -166,7 +166,7 @@ class ReadPlan:
     def stored_bytes(self) -> Ints:
         """Bytes in the files of the columns that are read of each row group, of those whose size is known.
 
-        Of a piece they are also those of what comes before it, which is decoded with it.
+        Of a piece they are its share of these, also where what comes before it has to be decoded with it.
         """
         table, recorded = self.data.index.table, self.data.index.recorded
         total = np.zeros(len(self.row_groups), np.int64)
@@ -175,7 +175,7 @@ class ReadPlan:
                 total += np.nan_to_num(table[name].to_numpy()).astype(np.int64)[self.row_groups]
         if self.piece_starts is None:
             return total
-        share = (self.piece_starts + self.counts) / np.maximum(self.rows_read, 1)
+        share = self.counts / np.maximum(self.rows_read, 1)
         return np.asarray(total * share, np.int64)
 
     @cached_property

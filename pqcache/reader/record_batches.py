@@ -155,7 +155,7 @@ def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: Batch
     if options.shuffle and options.window is not None:
         warn_of_window(loader.sizes, window.row_groups, memory, lanes, path)
     elif options.shuffle or options.rows is None:  # a lookup does not wait for a sample
-        window = fit(loader.sizes, memory, lanes, options.shuffle, path, loader.density, options.all_lanes)
+        window = fit(loader.sizes, memory, lanes, options.shuffle, path, loader.pieces, options.all_lanes)
     loader = loaders.at(options.epoch).split(window.piece_rows)
     if options.shuffle:
         loader = loader.in_order(options.seed, options.epoch)
@@ -210,6 +210,7 @@ def record_batches(
                 arrays = {name: array.flatten() for name, array in arrays.items()}
             for name, axis in axes.items():
                 arrays[name] = pa.FixedSizeListArray.from_arrays(arrays[name], axis)
+            loader.meter.made(1, batch.rows, batch.bytes)
             yield index, pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from pqcache.parquet.decoded_size import StoredRowGroup, most_decoded_bytes
 from pqcache.reader.columns.batch_layout import LONG, FinishedBatch, GatheredBatch, NumberColumns
 from pqcache.reader.columns.column_data import ColumnData, as_typed, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm, form_of
-from pqcache.reader.memory_budget import MostDecoded, RowGroupSizes, check_decoded
+from pqcache.reader.memory_budget import MostDecoded, PiecesOf, RowGroupSizes, check_decoded
 from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.grouped_columns import GroupedColumn
@@ -30,7 +30,14 @@ from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_group_reader import RowGroupReader, Selected, UseColumn, checked_columns
-from pqcache.reader.row_group_sizes import density, estimate_sizes, find_sizes, known_sizes, unknown_sizes
+from pqcache.reader.row_group_sizes import (
+    density,
+    estimate_sizes,
+    find_sizes,
+    has_pages,
+    known_sizes,
+    unknown_sizes,
+)
 from pqcache.reader.selection.sequence_columns import SequenceColumn
 from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.system.buffer_pool import Arena, BufferPool
@@ -76,9 +83,10 @@ class RowGroupLoader:
         """How much memory the row groups take, estimated from the index and a few rows."""
         return estimate_sizes(self.plan, self._known)
 
-    def density(self, number: int) -> float:
-        """Return how many times as long as the average row the longest ones of a row group are."""
-        return density(self.plan, number)
+    @cached_property
+    def pieces(self) -> PiecesOf:
+        """What is known of the row groups if they are read in pieces; it is found out when it is asked for."""
+        return PiecesOf(lru_cache(partial(density, self.plan)), lru_cache(partial(has_pages, self.plan)))
 
     @cached_property
     def reader(self) -> RowGroupReader:
@@ -110,7 +118,13 @@ class RowGroupLoader:
     def arenas_for(self, slots: int) -> dict[str, Arena]:
         """Return memory for the long rows of ``slots`` row groups, one arena for each column, by column."""
         most = int(self.reader.rows.max(initial=0))
-        if not slots or not most or self.plan.sequences is not None or self.plan.packs is not None:
+        if (
+            not slots
+            or not most
+            or self.plan.piece_rows
+            or self.plan.sequences is not None
+            or self.plan.packs is not None
+        ):
             return {}
         long = [form for form in self.plan.file_forms if form.kind == "fixed" and form.width >= LONG]
         for form in long:

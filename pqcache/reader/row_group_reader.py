@@ -22,6 +22,7 @@ from pqcache.reader.columns.page_columns import PageColumns
 from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
+from pqcache.reader.piece_reader import PieceReader, RowGroupOfFile
 from pqcache.system.buffer_pool import Arena, BufferPool
 from pqcache.system.disk import check_regular, read_ahead
 from pqcache.system.shared_numbers import SharedNumbers
@@ -65,8 +66,8 @@ def checked_columns(data: LocalDataset) -> SharedNumbers:
 class RowGroupReader:
     """Reads row groups, each by its number among ``row_groups``, which are rows of the dataset's index.
 
-    ``forms`` are the columns to read from the files. With ``piece_rows`` only the rows asked for are decoded, and
-    those before them, that many at a time.
+    ``forms`` are the columns to read from the files. With ``piece_rows``, the most that are asked for at a time, only
+    the pages of these rows are decoded; see `PagedFile`.
     """
 
     def __init__(
@@ -88,7 +89,9 @@ class RowGroupReader:
         self._doubtful: dict[int, frozenset[str]] = {}  # columns that may be misread, by file
         self._index_row = row_groups
         self._read_right = read_right or checked_columns(data)  # 1 for those that are not, by row group of the index
-        self._pages = PageColumns(forms, memory or BufferPool())
+        memory = memory or BufferPool()
+        self._pages = PageColumns(forms, memory)
+        self._pieces = PieceReader(piece_rows, self._pages, memory) if piece_rows else None
         self.meter: Meter = NO_METER
 
     def path(self, number: int) -> Path:
@@ -109,28 +112,33 @@ class RowGroupReader:
             return []
         names = [form.name for form in self.forms]
         columns = [ColumnData(form, None) for form in self.forms]
+        found: dict[str, ColumnData] = {}
         with self.opened(number, names) as (file, path):
-            wanted, rows = self._present(file, number, path, names), int(self.rows[number])
-            found: dict[str, ColumnData] = {}
-            if not self.piece_rows:
-                row_group = int(self.row_group[number])
-                paged, long = self._pages.read(file, int(self.file[number]), path, row_group, arenas)
-                self.meter.count_columns(len(paged), long)  # those with another number of rows are read again below
-                paged = {name: column for name, column in paged.items() if self._path_value(number, name) is None}
-                found = {name: cut(column, low, high) for name, column in paged.items() if len(column) == rows}
-                wanted = [name for name in wanted if name not in found]
+            wanted, row_group = self._present(file, number, path, names), int(self.row_group[number])
+            group = RowGroupOfFile(file, int(self.file[number]), path, row_group)
+            if self._pieces is not None:
+                found, long = self._pieces.columns(group, low, high)
+                rows, kept = high - low, (0, high - low)
             else:
-                self.meter.count_columns(0, self._pages.long)
-            one_by_one = use is not None and not self.piece_rows
-            begin, end = (0, high - low) if self.piece_rows else (low, high)
+                paged, long = self._pages.read(file, int(self.file[number]), path, row_group, arenas)
+                rows, kept = int(self.rows[number]), (low, high)  # others are read again below, and refused
+                found = {name: cut(column, low, high) for name, column in paged.items() if len(column) == rows}
+            self.meter.count_columns(len(found), long)
+            wanted = [name for name in wanted if name not in found]
+            for name in [name for name in found if self._path_value(number, name) is not None]:
+                found.pop(name)
+            one_by_one = use is not None and self._pieces is None
             for part in decoded_together(self.forms, wanted, rows) if one_by_one else [range(len(columns))]:
                 now = [names[position] for position in part if names[position] in wanted]
-                table = self._read(file, number, now, low, high)
-                if now and table.num_rows != (high - low if self.piece_rows else rows):
+                if self._pieces is not None:
+                    table = self._pieces.table(group, now, low, high)
+                else:
+                    table = file.read_row_group(row_group, columns=now, use_threads=False)
+                if now and table.num_rows != rows:
                     raise self._replaced(path, number, table.num_rows)
                 for position in part:
                     form = self.forms[position]
-                    column = found.pop(form.name, None) or self._column(path, table, form, number, begin, end)
+                    column = found.pop(form.name, None) or self._column(path, table, form, number, *kept)
                     if use is None:
                         columns[position] = column
                     else:
@@ -164,12 +172,13 @@ class RowGroupReader:
         names = [form.name for form in self.forms]
         rows = int(self.rows[number])
         with self.opened(number, [*names, *columns]) as (file, path):
-            if self.piece_rows:
+            if self._pieces is not None:
                 self.meter.count_columns(0, self._pages.long)
                 parts = self._parts(file, number, columns, rows)
                 positions = self._checked(path, number, choose(parts), count)[low:high]
                 needed, places = np.unique(positions, return_inverse=True)
-                table = self._rows_at(file, number, self._present(file, number, path, names), needed)
+                group = RowGroupOfFile(file, int(self.file[number]), path, int(self.row_group[number]))
+                table = self._pieces.rows_at(group, self._present(file, number, path, names), needed)
                 found = [self._column(path, table, form, number, 0, len(needed)) for form in self.forms]
                 return found, places.reshape(positions.shape)
             wanted = self._present(file, number, path, list(dict.fromkeys([*names, *columns])))
@@ -230,20 +239,6 @@ class RowGroupReader:
         value = values[name][int(self.file[number])]
         return value if value.is_valid else None
 
-    def _rows_at(self, file: pq.ParquetFile, number: int, wanted: list[str], positions: Ints) -> pa.Table:
-        """Return the rows at ascending positions of a row group that is read in pieces."""
-        found, first, done = [], 0, 0
-        if wanted and len(positions):
-            row_group = int(self.row_group[number])
-            for batch in file.iter_batches(self.piece_rows, [row_group], wanted, use_threads=False):
-                stop = int(np.searchsorted(positions, first + batch.num_rows))
-                if stop > done:
-                    found.append(batch.take(pa.array(positions[done:stop] - first)))
-                first, done = first + batch.num_rows, stop
-                if done == len(positions):
-                    break
-        return pa.Table.from_batches(found, schema=None if found else pa.schema([]))
-
     def _checked(self, path: Path, number: int, positions: Ints, count: int) -> Ints:
         if len(positions) != count:
             raise ParquetError(
@@ -259,7 +254,7 @@ class RowGroupReader:
         present = file.schema_arrow.names
         wanted = [name for name in names if name in present]
         self._check_read_right(file, number, path, wanted)
-        if len(wanted) == len(present):
+        if len(wanted) == len(present) and not self.piece_rows:
             self._read_ahead(number, path)
         return wanted
 
@@ -313,25 +308,6 @@ class RowGroupReader:
                 "open the dataset again; a cache has snapshots, which do not change",
             )
 
-    def _read(self, file: pq.ParquetFile, number: int, wanted: list[str], low: int, high: int) -> pa.Table:
-        """Return a complete row group, or only the rows asked for where row groups are read in pieces.
-
-        Parquet cannot be decoded from the middle: what comes before a piece is decoded and dropped.
-        """
-        row_group = int(self.row_group[number])
-        if not self.piece_rows:
-            return file.read_row_group(row_group, columns=wanted, use_threads=False)
-        release_unused()  # memory is scarce, and what the allocator holds of other pieces adds to it
-        found, first = [], 0
-        for batch in file.iter_batches(self.piece_rows, [row_group], wanted, use_threads=False):
-            begin, end = max(low - first, 0), min(high - first, batch.num_rows)
-            if begin < end:
-                found.append(batch.slice(begin, end - begin))
-            first += batch.num_rows
-            if first >= high:
-                break
-        return pa.Table.from_batches(found, schema=None if found else pa.schema([]))
-
     def _column(self, path: Path, table: pa.Table, form: ColumnForm, number: int, low: int, high: int) -> ColumnData:
         where = table.schema.get_all_field_indices(form.name)
         if (value := self._path_value(number, form.name)) is not None:
@@ -370,6 +346,8 @@ class RowGroupReader:
                 self._footers.clear()
                 self._doubtful.clear()
                 self._pages.clear()
+                if self._pieces is not None:
+                    self._pieces.clear()
             self._footers[file_number] = file.metadata
         return file
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from pqcache.parquet.decoded_size import (
 )
 from pqcache.parquet.dense_columns import as_list
 from pqcache.parquet.footer.footer import read_local_tail
+from pqcache.parquet.row_group_stats import top_level_names
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.memory_budget import RowGroupSizes
 from pqcache.reader.order.epoch_order import Ints
@@ -37,6 +39,7 @@ T = TypeVar("T")
 
 _SAMPLE_ROWS, _SAMPLE_AT_ONCE, _SAMPLE_BYTES = 1024, 128, 8 << 20
 _LOOKED_AT = 16  # row groups: of those that stand evenly apart, and of those whose dictionaries may enlarge them most
+_STRIDE = 5  # of them between two processes that were forked one after the other
 _VIEW = 16  # bytes that point to a string's or a list's bytes
 _FILE_NUMBER = 4  # bytes
 
@@ -99,6 +102,28 @@ def density(plan: ReadPlan, number: int) -> float:
         return densest_rows(group, present) if present else 1.0
 
     return _look(plan, number, names, densest)
+
+
+def has_pages(plan: ReadPlan, number: int) -> bool:
+    """Return whether a piece of a row group is read from its own pages: whether it is known where these lie.
+
+    The footer says so: there is an offset index, or the column has no lists and is in no struct. Where rows are
+    selected, or packed, all of them are decoded anyway.
+    """
+    if plan.selection is not None or plan.weights is not None or plan.packs is not None:
+        return False
+    names = {form.name for form in plan.file_forms}
+
+    def known(file: pq.ParquetFile, group: StoredRowGroup) -> bool:
+        chunks, metadata = file.metadata.row_group(group.number), file.metadata
+        return all(
+            chunks.column(leaf).has_offset_index
+            or (metadata.schema.column(leaf).max_repetition_level == 0 and metadata.schema.column(leaf).path == name)
+            for leaf, name in enumerate(top_level_names(metadata, group.schema))
+            if name in names
+        )
+
+    return _look(plan, number, (), known)
 
 
 def _is_varied(plan: ReadPlan, name: str) -> bool:
@@ -169,7 +194,8 @@ def unknown_sizes(names: Iterable[str], known: SharedNumbers, row_group: int) ->
 def _find_all_sizes(plan: ReadPlan, numbers: Ints, names: Sequence[str], known: SharedNumbers) -> None:
     """Find out how many bytes columns take in each of some row groups of a plan, and remember it.
 
-    What footers do not say is looked at, where it is still arriving once all of it is there.
+    What footers do not say is looked at, where it is still arriving once all of it is there. Forked processes begin at
+    different row groups, as each need not look at those that another one has seen.
     """
     texts: dict[Path, TextsStated] = {}  # by file
 
@@ -191,7 +217,8 @@ def _find_all_sizes(plan: ReadPlan, numbers: Ints, names: Sequence[str], known: 
     missing = {row_group: unknown_sizes(names, known, row_group) for _, row_group in row_groups}
     left = [row_group for row_group, columns in missing.items() if columns]
     plan.data.wait(np.array(left, np.int64), list({name for row_group in left for name in missing[row_group]}))
-    for number, row_group in row_groups:
+    first = os.getpid() * _STRIDE % max(1, len(row_groups))
+    for number, row_group in [*row_groups[first:], *row_groups[:first]]:
         find(number, row_group, in_footer=False)
 
 

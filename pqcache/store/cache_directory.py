@@ -81,7 +81,12 @@ class CacheDirectory:
 
     def exists(self) -> bool:
         """Return whether this directory is a cache, with a snapshot or without."""
-        return (self.path / CONFIG).is_file()
+        config = self.path / CONFIG
+        if not config.is_file():
+            return False
+        if self.snapshots_dir.is_dir():
+            return True
+        return not has_tables(config)
 
     @property
     def snapshots_dir(self) -> Path:
@@ -157,7 +162,10 @@ class CacheDirectory:
             if name and pins.get(snapshot.id) == name:
                 return snapshot
         ids = [f"{s.id} ({pins[s.id]})" if pins.get(s.id) else s.id for s in kept]
-        raise CacheError(self.path, f"snapshot {name} is not kept any more (kept: {', '.join(ids) or 'none'})")
+        number = Snapshot(Path(name)).number if name[:1].isdigit() else 0  # of an ID or a number, not of a pin
+        was_there = 0 < number <= max([read_kept(self.path).last_number, *(s.number for s in kept)])
+        reason = f"snapshot {name} is not kept any more" if was_there else f"there is no snapshot {name}"
+        raise CacheError(self.path, f"{reason} (kept: {', '.join(ids) or 'none'})")
 
     def lease(self) -> tuple[Snapshot, Lease]:
         """Return the current snapshot and a lease of it; tries again where it is replaced meanwhile."""
@@ -230,6 +238,15 @@ class CacheDirectory:
         descriptor = open_plain(self.path / LOCK, os.O_RDWR | os.O_CREAT, private_mode() & 0o666)
         make_private(descriptor)
         return descriptor
+
+
+def has_tables(config: Path) -> bool:
+    """Return whether a ``pqcache.toml`` is one of several tables, of a directory of caches."""
+    try:
+        with open(open_plain(config, os.O_RDONLY), encoding="utf-8") as file:
+            return re.search(r"^\s*\[\s*tables\s*[.\]]", file.read(), re.MULTILINE) is not None
+    except (OSError, ValueError):
+        return False
 
 
 def cache_path(path: str | os.PathLike[str]) -> Path:

@@ -135,37 +135,42 @@ def read_config(cache: Path) -> Config:
             f"format {document.get('format')} is not {FORMAT}, which this pqcache reads",
             "upgrade pqcache, or sync into a new directory",
         )
-    size = document.get("row_group_size")
     try:
-        _check_names(document)
-        return Config(
-            source=str(document["source"]),
-            where=document.get("where"),
-            columns=tuple(map(str, document["columns"])) if "columns" in document else None,
-            row_group_size=None if size is None else parse_size(size),
-            shard=document.get("shard"),
-            newest=str(document["newest"]) if "newest" in document else None,
-            keep=int(document.get("keep", KEEP)),
-            marker=document.get("marker"),
-            settle=parse_duration(document.get("settle", 0.0)),
-            max_delete=str(document.get("max_delete", MAX_DELETE)),
-            hdfs_driver=str(document.get("hdfs_driver", HDFS_NATIVE)),
-            checksum=_flag(document, "checksum"),
-            skip_bad=_flag(document, "skip_bad"),
-            as_files=_flag(document, "as_files"),
-            all_files=_flag(document, "all_files"),
-            version=None if "version" not in document else str(document["version"]),
-            as_of=None if "as_of" not in document else str(document["as_of"]),
-            options={str(k): str(v) for k, v in document.get("options", {}).items()},
-            compression=document.get("compression"),
-            compat=_flag(document, "compat"),
-            keep_int96=_flag(document, "keep_int96"),
-            dense={str(k): str(v) for k, v in document["dense"].items()} if "dense" in document else None,
-            shuffle=None if document.get("shuffle") is None else int(document["shuffle"]),
-            keys=tuple(map(str, document.get("keys", ()))),
-        )
+        return config_of(document)
     except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise CacheError(path, f"{error}", "correct it, or sync into a new directory") from error
+
+
+def config_of(document: Mapping[str, Any]) -> Config:
+    """Return what a document says; UsageError, KeyError, ValueError, TypeError or AttributeError for what is wrong."""
+    _check_names(document)
+    size = document.get("row_group_size")
+    return Config(
+        source=str(document["source"]),
+        where=_text(document, "where"),
+        columns=_names(document, "columns") if "columns" in document else None,
+        row_group_size=None if size is None else parse_size(size),
+        shard=_text(document, "shard"),
+        newest=str(document["newest"]) if "newest" in document else None,
+        keep=_count(document, "keep", KEEP),
+        marker=_text(document, "marker"),
+        settle=parse_duration(document.get("settle", 0.0)),
+        max_delete=str(document.get("max_delete", MAX_DELETE)),
+        hdfs_driver=str(document.get("hdfs_driver", HDFS_NATIVE)),
+        checksum=_flag(document, "checksum"),
+        skip_bad=_flag(document, "skip_bad"),
+        as_files=_flag(document, "as_files"),
+        all_files=_flag(document, "all_files"),
+        version=None if "version" not in document else str(document["version"]),
+        as_of=None if "as_of" not in document else str(document["as_of"]),
+        options={str(k): str(v) for k, v in document.get("options", {}).items()},
+        compression=_text(document, "compression"),
+        compat=_flag(document, "compat"),
+        keep_int96=_flag(document, "keep_int96"),
+        dense={str(k): str(v) for k, v in document["dense"].items()} if "dense" in document else None,
+        shuffle=None if document.get("shuffle") is None else _count(document, "shuffle", 0),
+        keys=_names(document, "keys"),
+    )
 
 
 def _check_names(document: Mapping[str, Any]) -> None:
@@ -184,6 +189,27 @@ def _flag(document: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise UsageError("", f"{name} = {value!r} has to be true or false")
     return value
+
+
+def _text(document: Mapping[str, Any], name: str) -> str | None:
+    value = document.get(name)
+    if value is not None and not isinstance(value, str):
+        raise UsageError("", f"{name} = {value!r} has to be a text in quotes")
+    return value
+
+
+def _names(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = document.get(name, [])
+    if isinstance(value, str):  # which would be taken as a list of letters
+        raise UsageError("", f"{name} = {value!r} has to be a list, like [{value!r}]")
+    return tuple(map(str, value))
+
+
+def _count(document: Mapping[str, Any], name: str, default: int) -> int:
+    value = document.get(name, default)
+    if isinstance(value, bool | float) or not isinstance(value, int | str):
+        raise UsageError("", f"{name} = {value!r} has to be a whole number")
+    return int(value)
 
 
 def _text_of(path: Path) -> str:

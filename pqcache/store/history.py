@@ -84,19 +84,16 @@ def _number(record: Mapping[str, Any]) -> int:
     return Snapshot(Path(str(record.get("snapshot")))).number
 
 
-def record_rollback(cache: CacheDirectory) -> None:
-    """Record a rollback that has made its snapshot the current one; the cache is locked."""
+def finish_rollback(cache: CacheDirectory) -> None:
+    """Record a rollback that was killed after it had made its snapshot the current one; the cache is locked."""
     kept, current = read_kept(cache.path), cache.current()
     begun = kept.rollback
     if begun is None:
         return
-    records = read_history(cache.path)
-    known = any(r.get("command") == ROLLBACK and r.get("time") == begun.time for r in records)
+    known = any(record.get("run") == begun.run for record in read_history(cache.path))
     if current is not None and current.id == begun.snapshot and not known:
-        for missed in unrecorded(cache, records):
-            append_history(cache.path, missed)
-        record = {"time": begun.time, "command": ROLLBACK, "snapshot": begun.snapshot, "previous": begun.previous}
-        append_history(cache.path, record)
+        record = {"time": begun.time, "command": ROLLBACK, "run": begun.run, "result": DONE}
+        append_history(cache.path, {**record, "snapshot": begun.snapshot, "previous": begun.previous})
     write_kept(cache.path, replace(kept, rollback=None))
 
 

@@ -24,11 +24,15 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Rollback:
-    """A switch of the current snapshot to an older one: when it began (ISO 8601), to which one, and from which."""
+    """A switch of the current snapshot to an older one: when it began (ISO 8601), to which one, and from which.
+
+    ``run`` is the ID of its run in the history.
+    """
 
     time: str
     snapshot: str
     previous: str
+    run: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +43,13 @@ class KeptSnapshots:
         pins: the names of pinned snapshots by their IDs; empty where one has no name.
         rolled_back: snapshots that were current and then rolled back from. They are the first to be removed.
         rollback: one that has begun and is not in the history yet.
+        last_number: the highest number of a snapshot when the cache was rolled back, which no new one may have.
     """
 
     pins: Mapping[str, str] = field(default_factory=dict)
     rolled_back: tuple[str, ...] = ()
     rollback: Rollback | None = None
+    last_number: int = 0
 
     def id_of(self, name: str) -> str | None:
         """Return the ID of the snapshot with a name; None where none has it."""
@@ -62,6 +68,7 @@ def read_kept(cache: Path) -> KeptSnapshots:
             pins={str(snapshot): str(name) for snapshot, name in values["pins"].items()},
             rolled_back=tuple(map(str, values["rolled_back"])),
             rollback=None if rollback is None else Rollback(**rollback),
+            last_number=int(values.get("last_number", 0)),
         )
     except FileNotFoundError:
         return KeptSnapshots()
@@ -78,6 +85,7 @@ def write_kept(cache: Path, kept: KeptSnapshots) -> None:
         "pins": {snapshot: name for snapshot, name in sorted(kept.pins.items()) if snapshot in here},
         "rolled_back": sorted(here.intersection(kept.rolled_back)),
         "rollback": None if kept.rollback is None else asdict(kept.rollback),
+        "last_number": kept.last_number,
     }
     write_durably(cache / SNAPSHOTS, f"{json.dumps(values)}\n".encode(), cache / "tmp", file_mode())
 

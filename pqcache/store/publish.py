@@ -42,7 +42,7 @@ def new_snapshot_id(cache: CacheDirectory, now: datetime | None = None) -> str:
     """Return a name for the next snapshot: the time, and a number that always grows."""
     moment = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
     numbers = [snapshot.number for snapshot in (*cache.snapshots(), *arriving_snapshots(cache))]
-    return f"{moment}-{max(numbers, default=0) + 1:04d}"
+    return f"{moment}-{max([*numbers, read_kept(cache.path).last_number]) + 1:04d}"
 
 
 def _remove_orphans(cache: CacheDirectory, previous: Snapshot) -> None:

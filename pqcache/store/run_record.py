@@ -53,7 +53,7 @@ class RunRecord:
 
     def _start(self) -> None:
         self._watch, self._values = Stopwatch(), {"began": _now(), "command": self._command}
-        self._run, self.is_open = os.urandom(4).hex(), False
+        self.run, self.is_open = os.urandom(4).hex(), False
 
     def begin(self) -> None:
         """Note that the run is at work; first, write the records of runs that were killed before they wrote theirs."""
@@ -61,7 +61,7 @@ class RunRecord:
         records = read_history(self._cache.path)
         process = ProcessIdentity()
         where = {"process": process.number, "started": process.started, "host": socket.gethostname(), "boot": boot_id()}
-        text = json.dumps({"run": self._run, **self._values, **where}) + "\n"
+        text = json.dumps({"run": self.run, **self._values, **where}) + "\n"
         self._known = next((r["options"] for r in reversed(records) if "options" in r), None)
         if self._known is None:
             with suppress(CacheError):  # which the run itself will raise, if there is a cache at all
@@ -104,10 +104,11 @@ class RunRecord:
         elif code in _REFUSALS:
             result = REFUSED
         message = str(error) if isinstance(error, PqcacheError) else first_line(error)
+        message = "by Ctrl-C or a signal" if isinstance(error, KeyboardInterrupt) else message
         return {"result": result, "exit_code": code, "error": message, "seconds": self._watch.seconds}
 
     def _append(self, values: Mapping[str, Any]) -> None:
-        record = {"time": _now(), **self._values, "run": self._run, **values}
+        record = {"time": _now(), **self._values, "run": self.run, **values}
         with self._full_disk_warned():
             append_history(self._cache.path, record)
             (self._cache.path / RUNNING).unlink(missing_ok=True)

@@ -17,7 +17,6 @@ from pqcache.errors import CacheError, PqcacheError
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.history import DONE
-from pqcache.store.layout import CONFIG
 from pqcache.store.log import log
 from pqcache.store.manifest import Totals
 from pqcache.store.manifest_digest import read_summary
@@ -48,6 +47,7 @@ class CacheStatus:
         last_run: when the last sync ended.
         last_result: done, failed, refused, interrupted, or running.
         last_error: why it was not done.
+        skipped: the partitions that the last sync that was done could not take, so that they are old or missing.
         leased: the snapshots that readers hold.
         next_due: when the next sync is due, by the usual interval between those before.
         error: why the cache cannot be read, else None.
@@ -65,6 +65,7 @@ class CacheStatus:
     last_run: str | None = None
     last_result: str | None = None
     last_error: str | None = None
+    skipped: tuple[str, ...] = ()
     leased: tuple[str, ...] = ()
     next_due: str | None = None
     error: str | None = None
@@ -139,7 +140,7 @@ def find_caches(*roots: str | os.PathLike[str]) -> list[Path]:
 
 
 def _caches(directory: Path, depth: int) -> Iterator[Path]:
-    if (directory / CONFIG).is_file():
+    if CacheDirectory(directory).exists():
         yield directory
         return
     with suppress(PermissionError), os.scandir(directory) as entries:  # another user's: nothing is known of it
@@ -177,7 +178,9 @@ def _runs(records: Sequence[Mapping[str, Any]], current: Snapshot | None, now: f
     if syncs:
         last = syncs[-1]
         values |= {"last_run": last["time"], "last_result": last["result"], "last_error": last.get("error")}
-    done = next((record["time"] for record in reversed(syncs) if record["result"] == DONE), None)
+    record: Mapping[str, Any] = next((record for record in reversed(syncs) if record["result"] == DONE), {})
+    values["skipped"] = tuple(item["partition"] for item in record.get("skipped", ()))
+    done = record.get("time")
     if done is None and current is not None:  # a history that is lost says nothing; the snapshot's name has its time
         moment = datetime.strptime(current.id.partition("-")[0], "%Y%m%dT%H%M%SZ")
         done = moment.replace(tzinfo=timezone.utc).isoformat()

@@ -9,7 +9,9 @@ from pathlib import Path
 from pqcache.errors import CacheError, CacheLocked, UsageError, disk_errors
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
+from pqcache.store.layout import CONFIG
 from pqcache.store.status import default_root
+from pqcache.store.tables_file import is_cache_name, read_tables
 from pqcache.store.urls import check_url, is_secret, remembered_url
 from pqcache.system.disk import fsync_path, remove_tree
 
@@ -34,11 +36,12 @@ def add(
     check_url(os.fspath(source))
     url = remembered_url(os.fspath(source))
     name = name or url.rstrip("/").rpartition("/")[2]
-    if not name or "/" in name or name.startswith(".") or "://" in name:
+    if not is_cache_name(name):
         raise UsageError(name or url, "is no name of a cache", "name it too: pqcache add SOURCE NAME")
     cache = CacheDirectory((Path(root).expanduser() if root is not None else default_root()).absolute() / name)
     if cache.exists():
-        raise UsageError(cache.path, "is a cache already", f"'pqcache sync SOURCE {cache.path}' changes its source")
+        advice = f"'pqcache sync SOURCE {cache.path} --new-source' changes its source"
+        raise UsageError(cache.path, "is a cache already", advice)
     config = Config(source=url, options={key: text for key, text in (options or {}).items() if not is_secret(key)})
     with disk_errors(cache.path):
         cache.create()
@@ -57,7 +60,11 @@ def remove(name: str, *, root: str | os.PathLike[str] | None = None, force: bool
     """
     if not name or "/" in name or name in (".", ".."):
         raise UsageError(name, "is no name of a cache", "name a directory of the root, and the root with --root")
-    cache = CacheDirectory.open((Path(root).expanduser() if root is not None else default_root()) / name)
+    place = (Path(root).expanduser() if root is not None else default_root()).absolute()
+    if name in {entry.name for entry in read_tables(place)}:
+        advice = "remove its section there first, or the next sync of all makes it again"
+        raise UsageError(name, f"is a table of {place / CONFIG}", advice)
+    cache = CacheDirectory.open(place / name)
     if cache.path.is_symlink():
         raise CacheError(cache.path, "is a symbolic link", "remove what it leads to")
     with disk_errors(cache.path), cache.lock():

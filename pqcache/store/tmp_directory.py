@@ -15,6 +15,7 @@ import json
 import os
 import stat
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pqcache.store.cache_directory import CacheDirectory
@@ -83,8 +84,9 @@ def _is_own_directory(path: Path) -> bool:
 
 
 def _move(left: Path, target: Path) -> None:
-    if not target.exists() and not left.is_symlink() and _is_all_own(left):
-        left.rename(target)
+    with suppress(FileNotFoundError):  # a thread of this process, which was stopped and is still at work, removes it
+        if not target.exists() and not left.is_symlink() and _is_all_own(left):
+            left.rename(target)
 
 
 def _is_all_own(left: Path) -> bool:

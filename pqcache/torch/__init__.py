@@ -1,4 +1,4 @@
-"""PyTorch companion: ``from pqcache.torch import ParquetDataset, Loader, Mix``."""
+"""PyTorch companion: ``from pqcache.torch import ParquetDataset, Loader, Mix, Prefetch``."""
 
 from pqcache.reader.selection.sequences import Sequence
 from pqcache.reader.selection.split import Split
@@ -6,6 +6,7 @@ from pqcache.torch.batch import Batch
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.loader import Loader
 from pqcache.torch.mix import Mix
+from pqcache.torch.prefetch import Prefetch
 from pqcache.torch.ragged import Ragged
 
-__all__ = ["Batch", "Loader", "Mix", "ParquetDataset", "Ragged", "Sequence", "Split"]
+__all__ = ["Batch", "Loader", "Mix", "ParquetDataset", "Prefetch", "Ragged", "Sequence", "Split"]

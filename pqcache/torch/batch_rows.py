@@ -57,8 +57,8 @@ def _taken(value: Any, rows: Ints) -> Any:
 
 def sequence_ends(cu_seqlens: torch.Tensor, length: int, rows: Sequence[int] | Ints) -> torch.Tensor:
     """Return ``cu_seqlens`` of some sequences of a packed batch, which are all of one length."""
-    ends = cu_seqlens.numpy()
+    ends = cu_seqlens.cpu().numpy()
     sequence = ends[:-1] // length
     lengths = [np.diff(ends)[sequence == row] for row in rows]
     found = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate([np.zeros(0, np.int64), *lengths]))])
-    return torch.from_numpy(found.astype(np.int32))
+    return torch.from_numpy(found.astype(np.int32)).to(cu_seqlens.device)

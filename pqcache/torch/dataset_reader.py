@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -14,17 +15,16 @@ from torch.utils.data import get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.arrival_stats import arrival_stats
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
-from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches, samples
 from pqcache.reader.epoch_loaders import EpochLoaders
 from pqcache.reader.memory_budget import (
     DecodeBudget,
+    PiecesOf,
     Window,
     budget_in_file_order,
     check_complete,
     decode_budget,
-    even,
     fit,
     most_decoded,
     warn_of_window,
@@ -267,7 +267,10 @@ class DatasetReader:
         with closing(batches(loader, order, indices, total, budget, memory)) as found:
             for index, columns in found:
                 position = self._position(loader, order, index)
-                yield position, Batch(self._values(columns), position)
+                begun = time.monotonic_ns()
+                values = values_of(columns, self._plan, self.options.nulls, self._masked)
+                self.meter.made_tensors(columns, begun)
+                yield position, Batch(values, position)
 
     def _rows(
         self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
@@ -277,13 +280,10 @@ class DatasetReader:
             for index, columns, row in found:
                 lane = index % total % order.lanes
                 if row == 0:
-                    columns_of_lane[lane] = self._values(columns)
+                    with self.meter.timed(TENSORS):
+                        columns_of_lane[lane] = values_of(columns, self._plan, self.options.nulls, self._masked)
                 position = self._position(loader, order, index)
                 yield position, {name: item(value, row) for name, value in columns_of_lane[lane].items()}
-
-    def _values(self, columns: FinishedBatch) -> dict[str, Any]:
-        with self.meter.timed(TENSORS):
-            return values_of(columns, self._plan, self.options.nulls, self._masked)
 
     def _position(self, loader: RowGroupLoader, order: Order, index: int) -> Position:
         return Position(
@@ -316,10 +316,10 @@ class DatasetReader:
         of_rank = -(-lanes // ranks) if self.options.shuffle else 1
         if (of_rank, lanes) not in self._fitted:
             sizes, memory, path = (self.nodes or self._loaders.first).sizes, self.options.memory, self.options.path
-            density = self._loaders.first.density if self.nodes is None else even
+            pieces = self._loaders.first.pieces if self.nodes is None else PiecesOf()
             if self.options.pack is not None:
                 check_complete(sizes, memory, of_rank, self.options.shuffle, path)
-            self._fitted[of_rank, lanes] = fit(sizes, memory, of_rank, self.options.shuffle, path, density, lanes)
+            self._fitted[of_rank, lanes] = fit(sizes, memory, of_rank, self.options.shuffle, path, pieces, lanes)
         return self._fitted[of_rank, lanes]
 
     @property

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
 
 from torch.utils.data import get_worker_info
@@ -67,10 +67,10 @@ class IterationMeter:
         return self._timed(iter(items)) if self._yields_batches else iter(items)
 
     def _timed(self, items: Iterator[T]) -> Generator[T]:
-        meter, watch, in_worker = self._meter, self._watch, self.in_worker
-        got = time.monotonic_ns()
+        meter, watch, in_worker, now = self._meter, self._watch, self.in_worker, time.monotonic_ns
+        waits, got = BUSY if in_worker else WAITED, now()
         while True:
-            asked = time.monotonic_ns()
+            asked = now()
             if watch is not None:
                 watch.since = asked
             span = None if in_worker else meter.span(WAIT_SPAN)
@@ -84,13 +84,19 @@ class IterationMeter:
                 return
             if in_worker:
                 meter.add(IDLE, asked - got)
-            got = time.monotonic_ns()
-            meter.add(BUSY if in_worker else WAITED, got - asked)
+            got = now()
+            meter.add(waits, got - asked)
             if watch is not None:
-                watch.got()
+                watch.since = None
+                if watch.warned_of is not None:
+                    watch.goes_on()
             if not self._made_here:
                 meter.taken()
             yield item
+
+    def transferring(self) -> AbstractContextManager[Any]:
+        """Return a context whose time is that of a transfer, and within one for which the trainer waits."""
+        return self._meter.timed(TRANSFER)
 
     def moved(self, move: Callable[..., T], *arguments: Any) -> T:
         """Return what ``move`` makes of its arguments; its time is that of a transfer, for which the trainer waits."""

@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from pqcache.torch.last_batch import filled, is_last, rows_of_last_round, shown_
 from pqcache.torch.lightning_loaders import begins_epoch, counts_iterations
 from pqcache.torch.ragged import to_device
 from pqcache.torch.resumable import ResumableDataset
+
+Timed = Callable[[], AbstractContextManager[Any]]
+ChangedBatches = Callable[[Iterator[Any], Timed], Iterator[Any]]  # called with what measures the time of copies
 
 PREFETCH = 4  # batches for each worker: torch's 2 leave workers idle where batches are small
 
@@ -56,8 +60,9 @@ class Loader(DataLoader[Any]):
     ``dataset``         a ParquetDataset with a batch_size, or a Mix
     ``num_workers``     processes that read; they live as long as the loader (``persistent_workers``)
     ``prefetch_factor`` batches that each worker prepares in advance; None: 4
-    ``device``          where batches are moved to, with all tensors in containers; None leaves them as they are
-    ``pin_memory``      put batches into pinned memory first, so that copies to a GPU run beside the training
+    ``device``          where batches are moved to, with all tensors in containers, before the trainer's work on them;
+                        None leaves them as they are. `Prefetch` copies them to a GPU in advance
+    ``pin_memory``      put batches into pinned memory first, so that the trainer does not wait for copies to end
 
     ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` and ``collate_fn`` (called on each batch) are
     DataLoader's. Its batch_size, shuffle, sampler and drop_last raise UsageError: they are options of the dataset.
@@ -190,7 +195,11 @@ class Loader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self._iterate(held_back=int(reads_ahead()))
 
-    def _iterate(self, held_back: int) -> Generator[Any]:
+    def iterate_through(self, change: ChangedBatches) -> Iterator[Any]:
+        """Return an iteration whose batches go through ``change`` before they count as given to the trainer."""
+        return self._iterate(int(reads_ahead()), change)
+
+    def _iterate(self, held_back: int, change: ChangedBatches | None = None) -> Generator[Any]:
         """Yield the batches of the next epoch; nothing begins before the first is asked for.
 
         The caller holds so many of them back, until the end.
@@ -207,7 +216,10 @@ class Loader(DataLoader[Any]):
         measured = self._dataset.measured_by_loader(self._share_epoch, self.num_workers)
         try:
             with measured as meter, shown_to_accelerate(self) as is_shown:
-                for batch in meter.over(super().__iter__()):
+                batches: Iterator[Any] = super().__iter__()
+                if change is not None:
+                    batches = change(batches, meter.transferring)
+                for batch in meter.over(batches):
                     self._check_current(this)
                     self._given += 1
                     if self._given == count:

@@ -32,18 +32,13 @@ class StallWatch:
         self._seconds, self._what, self._describe, self._waits_since = seconds, what, describe, waits_since
         self._thread, self._process = threading.get_ident(), os.getpid()
         self.since: int | None = None  # of the batch that is asked for; by time.monotonic_ns, as all times here
-        self._said: int | None = None  # the one of which a warning was logged
+        self.warned_of: int | None = None  # the same, of the one of which a warning was logged
         self._ended = threading.Event()
         threading.Thread(target=self._watch, name="pqcache-stall-watch", daemon=True).start()
 
-    def got(self) -> None:
-        """Note that the batch is there."""
-        self.since = None
-        if self._said is not None:
-            self._goes_on()
-
-    def _goes_on(self) -> None:
-        since, self._said = self._said, None
+    def goes_on(self) -> None:
+        """Log that the batch is there of which a warning was logged."""
+        since, self.warned_of = self.warned_of, None
         if since is not None:
             log.warning("%s: it goes on after %.1f s", self._what, (time.monotonic_ns() - since) / 1e9)
 
@@ -56,14 +51,14 @@ class StallWatch:
         wait = self._seconds / 4
         while not self._ended.wait(wait):
             since, now = self.since or self._waits_since(), time.monotonic_ns()
-            if since != self._said:
-                self._goes_on()
-            if since is None or since == self._said:
+            if since != self.warned_of:
+                self.goes_on()
+            if since is None or since == self.warned_of:
                 wait = self._seconds / 4
             elif (seconds := (now - since) / 1e9) < self._seconds:
                 wait = min(self._seconds / 4, self._seconds - seconds)
             else:
-                self._said = since
+                self.warned_of = since
                 lines = [*self._describe(), *stacks(self._thread)]
                 log.warning("%s: no batch for %.1f s\n%s", self._what, seconds, "\n".join(lines))
 

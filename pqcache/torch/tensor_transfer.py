@@ -109,7 +109,7 @@ class _Locator:
             return RaggedLocation(self.locate(value.values), self.locate(value.offsets), value.kind)
         if type(value) is dict:
             return {name: self.locate(inner) for name, inner in value.items()}
-        if type(value) is not torch.Tensor or not _is_plain(value):
+        if type(value) is not torch.Tensor or not is_plain(value):
             return value
         size = value.numel() * value.element_size()
         if not size:
@@ -144,7 +144,8 @@ class _Locator:
         return bytearray(buffer) if slot is None else slot.send()
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is no more than values in host memory, with a type, a shape and strides."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided

@@ -51,7 +51,7 @@ def test_how_fast_and_how_long() -> None:
     reading.advance(100, 2.0)
     assert (reading.text, reading.amount(2.0)) == (
         "reading footers",
-        "100 files of 300 files, 50 files/s, 4.0 s left",
+        "100 of 300 files, 50 files/s, 4.0 s left",
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import pqcache
+from pqcache import Pack
 from pqcache.torch import ParquetDataset, Split
 from tests.datasets import write_shop
 from tests.forked_commands import run_pqcache
@@ -38,6 +39,8 @@ def save(path: Path, dataset: ParquetDataset) -> list[list[int]]:
         ({"split": Split(None, 0.25, 1.0)}, ["--split", ":0.25:1"]),
         ({"weights": "price"}, ["--weights", "price"]),
         ({"balance": "dt"}, ["--balance", "dt"]),
+        ({"sample": 0.5}, ["--sample-share", "0.5"]),
+        ({"limit": 70}, ["--limit", "70"]),
     ],
 )
 def test_the_values_are_those_of_the_batch(cache: Path, tmp_path: Path, options: Any, named: list[str]) -> None:
@@ -53,6 +56,21 @@ def test_the_values_are_those_of_the_batch(cache: Path, tmp_path: Path, options:
     assert list(rows[0]) == ["file", "row_group", "row", "row_in_file", "values"]
     assert [row["row_group"] * 30 + row["row"] for row in rows] == [row["row_in_file"] for row in rows]
     assert [row["row_in_file"] + 100_000 * ("11-02" in row["file"]) for row in rows] == batches[2]
+
+
+@pytest.mark.parametrize("strategy", ["concat", "best_fit"])
+def test_rows_of_packed_sequences(cache: Path, tmp_path: Path, strategy: Any) -> None:
+    state = tmp_path / "state.json"
+    pack = Pack("tokens", length=16, strategy=strategy)
+    dataset = ParquetDataset(cache, ["tokens"], batch_size=4, pack=pack)
+    state.write_text(json.dumps(dataset.state_dict()))
+    documents = pqcache.rows(cache, state, 2, pack=pack)
+    done = run_pqcache("rows", cache, "--state", state, "--batch", "2", "--pack", f"tokens:16:{strategy}", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["row_in_file"] for line in done.stdout.splitlines()] == documents.rows_in_file.tolist()
+    for text, said in (("tokens", "not COLUMN:LENGTH"), (":9", "not COLUMN:LENGTH"), ("tokens:9:x", "strategy='x'")):
+        done = run_pqcache("rows", cache, "--state", state, "--batch", "2", "--pack", text)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
 
 
 def test_as_text(cache: Path, tmp_path: Path) -> None:

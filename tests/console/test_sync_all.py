@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 import pqcache
@@ -151,3 +153,90 @@ def test_metrics_are_written_at_once_and_also_of_a_failure(root: Path, tmp_path:
     refused = pqcache_at(root, "sync", root / "shop", "--metrics", tmp_path / "none" / "x.prom")
     assert refused.returncode == 1
     assert "none/x.prom: cannot be written" in refused.stderr
+
+
+TABLES = """\
+[tables.shop]
+source = "../lake/shop"
+newest = 1
+columns = ["id"]
+
+[tables.gone]
+source = "../lake/gone"
+
+[tables.typo]
+source = "../lake/shop"
+kep = 1
+
+[tables.codec]
+source = "../lake/shop"
+compression = "zstd"
+
+[tables.".hidden"]
+source = "../lake/shop"
+"""
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """A directory with a file of several tables and no cache yet."""
+    write_shop(tmp_path / "lake" / "shop", days=2, files=1, rows=20)
+    (tmp_path / "caches").mkdir()
+    (tmp_path / "caches" / "pqcache.toml").write_text(TABLES)
+    return tmp_path / "caches"
+
+
+def test_one_file_has_several_tables(tables: Path) -> None:
+    planned = run_pqcache("sync", "--all", tables, "--dry-run", cwd=tables)
+    assert planned.returncode == 1
+    assert "shop: would sync: 1 new file" in planned.stdout
+    assert [path.name for path in tables.iterdir()] == ["pqcache.toml"]
+    done = pqcache_at(tables, "sync", "--all")  # relative sources count from the file
+    assert done.returncode == 1
+    assert "synced 1 of 5 caches; failed: .hidden, codec, gone, typo" in done.stdout
+    assert "[tables.typo]: 'kep' is not known, 'keep' is the nearest" in done.stderr
+    assert "[tables.codec]: 'compression' is set by 'pqcache repartition'" in done.stderr
+    assert "[tables..hidden]: is no name of a cache" in done.stderr
+    assert "lake/gone: no such file or directory" in done.stderr
+    assert [Path(found.cache).name for found in pqcache.status(tables).caches] == ["gone", "shop"]
+    assert pqcache.status(tables).caches[1].rows == 20
+    assert list(pq.read_table(tables / "shop" / "current").column_names) == ["id", "dt"]
+
+
+def test_what_the_file_says_counts_at_each_sync(tables: Path) -> None:
+    (tables / "pqcache.toml").write_text(TABLES.partition("[tables.gone]")[0])
+    assert [found.exit_code for found in pqcache.sync_all(tables)] == [0]
+    pqcache.add(tables.parent / "lake" / "shop", "second", root=tables)
+    (tables / "pqcache.toml").write_text('[tables.shop]\nsource = "../lake/shop"\nnewest = 2\nkeep = 5\n')
+    assert [(Path(f.cache).name, f.report.rows) for f in pqcache.sync_all(tables) if f.report] == [
+        ("second", 40), ("shop", 40),
+    ]  # fmt: skip
+    assert "keep = 5" in (tables / "shop" / "pqcache.toml").read_text()
+    with pytest.raises(pqcache.UsageError, match=r"shop: is a table of .*pqcache\.toml; remove its section there"):
+        pqcache.remove("shop", root=tables)
+    pqcache.remove("second", root=tables)
+    write_shop(tables.parent / "lake" / "other", days=1, files=1, rows=20)
+    (tables / "pqcache.toml").write_text('[tables.shop]\nsource = "../lake/other"\n')
+    assert [found.exit_code for found in pqcache.sync_all(tables)] == [2], "another source is refused"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tables.shop]\nsource = ", "cannot be read"),
+        ("keep = 3\n[tables.shop]\nsource = '../lake/shop'\n", "'keep' is not known beside tables"),
+        ("[tables]\nshop = 3\n", r"\[tables.shop\]: has no source"),
+    ],
+)
+def test_files_that_say_nothing_useful(tables: Path, text: str, said: str) -> None:
+    (tables / "pqcache.toml").write_text(text)
+    done = run_pqcache("sync", "--all", tables)
+    assert done.returncode == 1
+    assert re.search(said, done.stderr), done.stderr
+
+
+def test_a_file_of_tables_is_no_cache(tables: Path) -> None:
+    done = run_pqcache("sync", tables)
+    assert (done.returncode, f"sync all of them: pqcache sync --all {tables}" in done.stderr) == (2, True)
+    (tables / "pqcache.toml").chmod(0o666)
+    assert "chmod go-w" in run_pqcache("sync", "--all", tables).stderr

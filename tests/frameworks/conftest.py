@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +25,8 @@ os.environ.update(
     ACCELERATE_USE_CPU="true",
     RAY_USAGE_STATS_ENABLED="0",
     RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # nodes are 127.0.0.1, also where Ray's workers look for themselves
+    RAY_AUTH_MODE="token",  # Ray reads it when it is imported
+    RAY_AUTH_TOKEN=secrets.token_hex(32),
     RAY_TRAIN_ENABLE_PREEMPTION_WATCHER="0",
     RAY_TRAIN_HEALTH_CHECK_INTERVAL_S="0.2",
     GLOO_SOCKET_IFNAME="lo",

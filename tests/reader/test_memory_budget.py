@@ -22,6 +22,7 @@ from pqcache.parquet.footer.footer import read_local_tail
 from pqcache.reader import row_group_reader
 from pqcache.reader.memory_budget import (
     DecodeBudget,
+    PiecesOf,
     RowGroupSizes,
     Window,
     budget_in_file_order,
@@ -114,6 +115,26 @@ def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, capl
         assert sorted(seen) == list(range(20_000))
 
 
+def test_row_groups_with_pages_of_their_own_are_read_in_pieces_to_mix_more(recwarn: pytest.WarningsRecorder) -> None:
+    def window(size: int, memory: int, lanes: int = 1, by_pages: bool = True, density: float = 1.0) -> Window:
+        each = np.full(100, size << 20)
+        sizes = RowGroupSizes(each, each, np.full(100, 1_000))
+        return fit_window(sizes, memory << 20, lanes, "shop", PiecesOf(lambda _: density, lambda _: by_pages))
+
+    assert window(10, 1_000) == Window(16)
+    assert window(128, 2_000) == Window(16)
+    assert window(128, 1_000, by_pages=False) == Window(5)
+    assert window(128, 1_000) == Window(16, piece_rows=500)
+    assert window(128, 1_000, density=1.4) == Window(16, piece_rows=334)
+    assert window(128, 2_000, 8) == Window(16, piece_rows=143)  # seven pieces of 19 MB
+    assert window(128, 400, 8) == Window(8, piece_rows=42), "pieces for a larger window would be tiny"
+    assert window(128, 200, 8) == Window(4, piece_rows=28)
+    assert window(4, 24) == Window(2), "as these would be"
+    assert not recwarn.list
+    with pytest.raises(UsageError, match=r"shop: .* too much .*; read fewer columns, or give memory="):
+        window(128, 10, 8)
+
+
 def test_sizes_see_through_dictionaries(tmp_path: Path) -> None:
     text = "a rather long string that is stored once per row group"
     write(tmp_path, {"a.parquet": pa.table({"s": [text] * 10_000})}, 5_000)
@@ -134,8 +155,7 @@ def test_reading_in_file_order_keeps_to_memory(tmp_path: Path) -> None:
     table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
     write(tmp_path, {"a.parquet": table}, 20_000)
     memory = int(loader_of(tmp_path).sizes.selected.max())
-    with pytest.warns(UserWarning, match="read in 3 pieces"):
-        batches = list(read_record_batches(tmp_path, BatchOptions(batch_size=999, shuffle=False, memory=memory)))
+    batches = list(read_record_batches(tmp_path, BatchOptions(batch_size=999, shuffle=False, memory=memory)))
     assert pa.Table.from_batches(batches).equals(table)
 
 
@@ -284,8 +304,31 @@ def test_pieces_follow_the_longest_rows(tmp_path: Path) -> None:
         loader = loader_of(tmp_path)
         memory = int(loader.sizes.decoded.max()) * 3
         with pytest.warns(UserWarning, match="pieces"):
-            even, found = fit_window(loader.sizes, memory, 1), fit_window(loader.sizes, memory, 1, "", loader.density)
+            even, found = (
+                fit_window(loader.sizes, memory, 1),
+                fit_window(loader.sizes, memory, 1, "", PiecesOf(loader.pieces.density)),
+            )
         assert even.piece_rows > 2 * found.piece_rows
+
+
+def test_long_texts_are_found_without_decoding_those_that_left_their_dictionary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    texts = [rng.bytes(2_000 if 5_000 <= i < 5_600 else 20) for i in range(20_000)]
+    pq.write_table(
+        pa.table({"s": texts}),
+        tmp_path / "a.parquet",
+        dictionary_pagesize_limit=4_000,
+        data_page_size=4_000,
+        write_batch_size=64,
+    )
+    batches: list[int] = []
+    measured = decoded_size._texts
+    monkeypatch.setattr(decoded_size, "_texts", lambda array: batches.append(len(array)) or measured(array))
+    found = loader_of(tmp_path).pieces.density(0)
+    assert 20 < found < 50  # 600 long rows are less than two 64ths; they are all but all bytes
+    assert sum(batches) < 1_000
 
 
 def test_what_a_forked_process_checks_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,3 +52,19 @@ def test_all_that_is_written_is_known(cache: Path) -> None:
     assert read_config(cache) == full
     plain = {item.name for item in fields(Config) if getattr(full, item.name) == getattr(Config(source=""), item.name)}
     assert plain == {"shard", "hdfs_driver", "as_of"}  # what excludes others, or needs another library
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("keep = 3.5", "keep = 3.5 has to be a whole number"),
+        ("keep = true", "keep = True has to be a whole number"),
+        ("where = 3", "where = 3 has to be a text"),
+        ('columns = "id"', "columns = 'id' has to be a list"),
+        ("shuffle = [1]", r"shuffle = \[1\] has to be a whole number"),
+    ],
+)
+def test_values_of_another_kind_are_refused(line: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "pqcache.toml").write_text(f'format = 1\nsource = "x"\n{line}\n')
+    with pytest.raises(CacheError, match=said):
+        read_config(tmp_path)

@@ -170,6 +170,7 @@ def test_a_run_at_work_and_an_interrupted_one(cache: Path, shop: Path, monkeypat
         pqcache.sync(cache, on_event=look)
     assert seen == ["running", "running"]
     assert (last(cache)["result"], last(cache)["exit_code"]) == ("interrupted", 130)
+    assert last(cache)["error"] == "by Ctrl-C or a signal"
     assert not (cache / RUNNING).exists()
 
 

@@ -526,8 +526,7 @@ def test_pieces_resume_too(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": range(50_000), "x": np.random.rand(50_000)}), tmp_path / "a.parquet")
     how: dict[str, Any] = {"batch_size": 1000, "memory": 2_500_000}
     ds = ParquetDataset(tmp_path, **how)
-    with pytest.warns(UserWarning, match="pieces"):
-        batches = list(ds)
+    batches = list(ds)
     assert sorted(flat(ids_of(batches))) == list(range(50_000))
     state = ds.state_dict(after=batches[20])
     assert state["piece"] > 0

@@ -72,7 +72,7 @@ def say(text: str) -> None:
 def chapter(title: str, text: str) -> None:
     """Print a heading and a description."""
     say(f"\n\n{title}\n{'-' * len(title)}")
-    say(textwrap.fill(text, 100))
+    say(textwrap.fill(text, 80))
 
 
 def pqcache(*arguments: str | Path, to: Path | None = None) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,8 @@ NULLS, ROWS = 2, 3  # of DataPageHeaderV2, with the next ones
 ENCODING_V2, DEFINITION_BYTES, REPETITION_BYTES, IS_COMPRESSED = 4, 5, 6, 7
 _HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
 _LZ4_BLOCK = 1 << 22  # bytes
+_MIN_RUN, _RUN_COST = 4, 5  # bytes of levels as bits that are worth a run, and what one takes, with the bits cut in two
+_WORTH_RUNS = 8  # runs take longer to write: levels have to get smaller by an eighth of the bits
 
 _I32, _I64, _BINARY, _BOOL = (thrift.I32,), (thrift.I64,), (thrift.BINARY,), (1, 2)
 _Kinds = dict[int, Any]
@@ -52,25 +55,91 @@ class MoreValues(NotRead):
     """A page with more values than the footer leaves for it: who believes the footer reads a part of them."""
 
 
-def page_bodies(file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, int, int]]:
+class StoredPage(NamedTuple):
+    """A page in a file: its ``header``, which begins at byte ``begin``, and its body of ``size`` bytes at ``body``."""
+
+    header: Struct
+    begin: int
+    body: int
+    size: int
+
+
+def page_bodies(file: int, chunk: Chunk) -> Iterator[tuple[Struct, int, int]]:
     """Yield each page's header, where its body begins, and how long that is: no page reaches beyond its chunk."""
+    for page in pages_in(file, chunk):
+        yield page.header, page.body, page.size
+
+
+def pages_in(file: int, chunk: Chunk) -> Iterator[StoredPage]:
+    """Yield the pages of a chunk; those of a part of one lie behind its dictionary, wherever that is."""
     at = chunk.data_page_offset
     if chunk.has_dictionary_page:
         at = min(at, chunk.dictionary_page_offset)
-    end = at + chunk.total_compressed_size
-    while at < end:
+    left = chunk.total_compressed_size
+    while left > 0:
         header, length = _header(file, at)
-        at, size = at + length, header[COMPRESSED][1]
-        if not 0 <= size <= end - at:
+        size = header[COMPRESSED][1]
+        if not 0 <= size <= left - length:
             raise NotRead("a page that reaches beyond its chunk")
-        yield header, at, size
-        at += size
+        yield StoredPage(header, at, at + length, size)
+        at, left = at + length + size, left - length - size
+        if isinstance(chunk, ChunkPart) and at < chunk.data_page_offset:
+            at = chunk.data_page_offset
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkPart:
+    """Some pages of a column chunk, and its dictionary, as `pq.ColumnChunkMetaData` describes a complete one.
+
+    ``total_uncompressed_size`` is that of the complete chunk.
+    """
+
+    path_in_schema: str
+    physical_type: str
+    compression: str
+    encodings: tuple[str, ...]
+    file_path: str
+    has_dictionary_page: bool
+    dictionary_page_offset: int
+    data_page_offset: int
+    num_values: int
+    total_compressed_size: int
+    total_uncompressed_size: int
+
+
+Chunk: TypeAlias = "pq.ColumnChunkMetaData | ChunkPart"
+
+
+class PageCounts(NamedTuple):
+    """What the header of a data page says: its values, its bytes after decompression, and its rows.
+
+    The rows of pages of version 1 are None: their values are rows where a column has no lists.
+    """
+
+    values: int
+    uncompressed: int
+    rows: int | None
+
+
+def page_counts(header: Struct) -> PageCounts | None:
+    """Return the counts of a page; None for a page that holds no data. What is missing raises LookupError."""
+    if DATA in header:
+        return PageCounts(header[DATA][1][COUNT][1], header[UNCOMPRESSED][1], None)
+    if DATA_V2 in header:
+        about = header[DATA_V2][1]
+        return PageCounts(about[COUNT][1], header[UNCOMPRESSED][1], about[ROWS][1])
+    return None
 
 
 def _header(file: int, at: int) -> tuple[Struct, int]:
     """Return the page header at byte ``at``, and its length."""
+    return header_in(lambda size: os.pread(file, size, at))
+
+
+def header_in(read: Callable[[int], bytes]) -> tuple[Struct, int]:
+    """Return the page header that the bytes which ``read`` returns begin with, at most so many, and its length."""
     for size in _HEADS:
-        data = os.pread(file, size, at)
+        data = read(size)
         try:
             header, end = thrift.decode_first(data, "")
         except ParquetError:
@@ -93,7 +162,7 @@ def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
     return True
 
 
-def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
+def decompress_page(chunk: Chunk, body: Bytes, size: int) -> Bytes:
     """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so."""
     codec = IN_METADATA[chunk.compression].arrow
     if codec is None:
@@ -183,6 +252,32 @@ def encode_run(count: int, level: int) -> bytes:
     thrift.put_varint(run, count << 1)
     run.append(level)
     return len(run).to_bytes(4, "little") + run
+
+
+def encode_flags(flags: Bytes) -> bytes:
+    """Return levels that are 0 or 1, as ``flags`` has them: as bits, long runs as such, with their length before it."""
+    packed = np.packbits(flags, bitorder="little")
+    edges = np.flatnonzero(packed[1:] != packed[:-1]) + 1
+    begins = np.concatenate(((0,), edges))
+    lengths = np.concatenate((edges, (len(packed),))) - begins
+    first = packed[begins]
+    long = (lengths >= _MIN_RUN) & ((first == 0) | (first == 255))
+    if lengths[long].sum() - _RUN_COST * long.sum() < len(packed) / _WORTH_RUNS:
+        long[:] = False
+    levels, at = bytearray(), 0
+
+    def put_bits(end: int) -> None:
+        if at < end:
+            thrift.put_varint(levels, (end - at) << 1 | 1)
+            levels.extend(packed[at:end].tobytes())
+
+    for begin, length in zip(begins[long].tolist(), lengths[long].tolist(), strict=True):
+        put_bits(begin)
+        at = begin + length
+        thrift.put_varint(levels, (min(8 * at, len(flags)) - 8 * begin) << 1)
+        levels.append(packed[begin] & 1)
+    put_bits(len(packed))
+    return len(levels).to_bytes(4, "little") + levels
 
 
 def numbers(fields: dict[int, int]) -> Struct:

@@ -51,7 +51,7 @@ class ByteArrays:
     pages: list[tuple[int, Bytes]]
 
 
-def log_decoded_by_arrow(chunk: pq.ColumnChunkMetaData, reason: object) -> None:
+def log_decoded_by_arrow(chunk: page_format.Chunk, reason: object) -> None:
     """Log that pyarrow decodes a column chunk, and why."""
     if log.isEnabledFor(logging.DEBUG):
         name, at = chunk.path_in_schema, chunk.data_page_offset
@@ -70,7 +70,7 @@ class Reader:
     _known: dict[tuple[Any, ...], bool] = field(default_factory=dict)
 
     def values(
-        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, length: int, into: Arena | None = None
+        self, file: int, chunk: page_format.Chunk, leaf: LeafColumn, length: int, into: Arena | None = None
     ) -> Values | None:
         """Return all values of a column chunk of the open ``file``, rows of ``length`` values end to end.
 
@@ -97,7 +97,7 @@ class Reader:
             log_decoded_by_arrow(chunk, error)
             return None
 
-    def _borrow(self, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, decoded: Values, into: Arena | None) -> Values:
+    def _borrow(self, chunk: page_format.Chunk, leaf: LeafColumn, decoded: Values, into: Arena | None) -> Values:
         """Return memory for all values of a chunk that begins with those that were ``decoded``; the rest is plain."""
         if not 0 <= (chunk.num_values - len(decoded)) * leaf.stored.itemsize <= chunk.total_uncompressed_size:
             raise page_format.NotRead("fewer bytes than its values take")
@@ -105,9 +105,7 @@ class Reader:
         found[: len(decoded)] = decoded
         return found
 
-    def _read_in_place(
-        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, length: int, out: Bytes
-    ) -> None:
+    def _read_in_place(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn, length: int, out: Bytes) -> None:
         """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``out``."""
         first, width = 0, leaf.stored.itemsize
         head = np.empty(_LEVELS, np.uint8)
@@ -130,7 +128,7 @@ class Reader:
             raise page_format.NotRead("fewer values than the footer says")
 
     def _page_by_page(
-        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, length: int, into: Arena | None
+        self, file: int, chunk: page_format.Chunk, leaf: LeafColumn, length: int, into: Arena | None
     ) -> Values:
         """Copy the values of plain pages. Have pyarrow decode those before them, if any: of a dictionary, mostly.
 
@@ -164,7 +162,7 @@ class Reader:
             return found if into is None else self._borrow(chunk, leaf, found, into)
         return found
 
-    def byte_arrays(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn) -> ByteArrays | None:
+    def byte_arrays(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn) -> ByteArrays | None:
         """Return the rows of a column chunk of strings or binary; None as `values` does."""
         try:
             found = list(self.byte_pages(file, chunk, leaf))
@@ -180,7 +178,7 @@ class Reader:
         begins, lengths = (np.concatenate(parts) for parts in zip(*((f.begins, f.lengths) for f in found), strict=True))
         return ByteArrays(begins, lengths, pages)
 
-    def byte_pages(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn) -> Iterator[ByteArrays]:
+    def byte_pages(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn) -> Iterator[ByteArrays]:
         """Yield the rows of a column chunk of strings or binary page by page; raise UNREADABLE where that cannot be."""
         if leaf.repetition or chunk.file_path or chunk.compression not in IN_METADATA:
             raise page_format.NotRead("lists, another file or an unknown codec")
@@ -208,7 +206,7 @@ class Reader:
             else:
                 raise page_format.NotRead("an encoding that is not read here")
 
-    def _pages(self, file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, Bytes]]:
+    def _pages(self, file: int, chunk: page_format.Chunk) -> Iterator[tuple[Struct, Bytes]]:
         """Yield each page's header and bytes."""
         for header, at, length in page_format.page_bodies(file, chunk):
             body = self.memory.borrow(length)
@@ -228,7 +226,7 @@ class Reader:
         self,
         header: Struct,
         body: Bytes,
-        chunk: pq.ColumnChunkMetaData,
+        chunk: page_format.Chunk,
         leaf: LeafColumn,
         length: int,
         first: int,
@@ -283,7 +281,7 @@ class Reader:
 class _DecodedByArrow:
     """Pages that pyarrow decodes, without their levels: as a file of one column of its own."""
 
-    def __init__(self, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn) -> None:
+    def __init__(self, chunk: page_format.Chunk, leaf: LeafColumn) -> None:
         self._physical, self._leaf = _PHYSICAL.index(chunk.physical_type), leaf
         self._parts = [footer.MAGIC]
         self._count, self._dictionary = 0, 0
@@ -355,7 +353,7 @@ def _one_column_footer(physical: int, leaf: LeafColumn, count: int, size: int, d
     }
 
 
-def _check_count(count: int, chunk: pq.ColumnChunkMetaData, first: int) -> None:
+def _check_count(count: int, chunk: page_format.Chunk, first: int) -> None:
     """Raise NotRead where a page of ``count`` values, before which there are ``first``, does not fit its chunk."""
     if count < 0:
         raise page_format.NotRead("a page of fewer than no values")

@@ -1,12 +1,13 @@
-"""Pages of numbers that are stored as they lie in memory: plain, without a codec, and none of them null.
+"""Pages of numbers that are stored as they lie in memory: plain, and without a codec.
 
-All that a writer does with them is to copy them, and to find the least and the largest of each page. The format is
-parquet.thrift and Encodings.md of https://github.com/apache/parquet-format.
+All that a writer does with them is to copy them, and to find the least and the largest of each page. Where some are
+null, the others lie side by side, and bits in front of them say which rows they are of. The format is parquet.thrift
+and Encodings.md of https://github.com/apache/parquet-format.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import thrift_fields
 from pqcache.parquet.footer.thrift import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.page_index import boundary_order
-from pqcache.parquet.pages.page_format import data_page_header, encode_run
+from pqcache.parquet.pages.page_format import data_page_header, encode_flags, encode_run
 from pqcache.parquet.pages.write_binary import EncodedColumn
 from pqcache.system.buffer_pool import Buffer
 
@@ -34,8 +35,7 @@ def is_plain(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
         and name in encodings.statistics
         and _dtype(column.type) is not None
         and not (encodings.int96 and pt.is_timestamp(column.type))
-        and len(column) > 0
-        and column.null_count == 0
+        and len(column) > column.null_count
     )
 
 
@@ -54,16 +54,15 @@ def _dtype(kind: pa.DataType) -> str | None:
 def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn | None:
     """Return the pages of a column that `is_plain`; None where a value is not a number."""
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    dtype = np.dtype(_dtype(array.type))
-    values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
-    if dtype.itemsize < 4:
-        values = values.astype(_WIDER[dtype.str[1:]])
+    if array.null_count:
+        return _pages_with_nulls(field, array) if field.nullable else None
+    values = _values(array)
     bounds = _bounds(values)
     if bounds is None:
         return None
     count, width = len(values), values.itemsize
     in_full_pages = count // _ROWS * _ROWS
-    rows = [_ROWS] * (in_full_pages // _ROWS) + ([count - in_full_pages] if in_full_pages < count else [])
+    rows = _rows_of_pages(count)
     heads = {own: _head(own, width, field.nullable) for own in rows[-2:]}
     sizes = [len(heads[own]) + own * width for own in rows]
     buffer = np.frombuffer(pa.allocate_buffer(sum(sizes)), np.uint8)  # of the memory that decoded rows leave
@@ -72,23 +71,89 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn 
         _fill(buffer[:at], heads[_ROWS], values[:in_full_pages])
     if in_full_pages < count:
         _fill(buffer[at:], heads[count - in_full_pages], values[in_full_pages:])
-    places = [{1: (I64, n * sizes[0]), 2: (I32, size), 3: (I64, n * _ROWS)} for n, size in enumerate(sizes)]
-    physical = _PHYSICAL[values.dtype.str]
+    nulls = [0] * len(rows) if field.nullable else None
+    return _encoded(field, buffer, sizes, _Pages(values.dtype, rows, nulls, *bounds))
+
+
+def _pages_with_nulls(field: pa.Field, array: pa.Array) -> EncodedColumn | None:
+    """Return the pages of an array with nulls and other values; None where one is not a number."""
+    count = len(array)
+    bits = np.frombuffer(array.buffers()[0], np.uint8)
+    there = np.unpackbits(bits, count=array.offset + count, bitorder="little")[array.offset :]
+    values = _values(array)[there.view(bool)]
+    rows = _rows_of_pages(count)
+    filled = np.add.reduceat(there, np.arange(0, count, _ROWS), dtype=np.int64).tolist()
+    ends = np.cumsum(filled).tolist()
+    parts = [values[end - own : end] for own, end in zip(filled, ends, strict=True)]
+    bounds = _bounds_of(parts)
+    if bounds is None:
+        return None
+    heads = []
+    for page, (own, part) in enumerate(zip(rows, parts, strict=True)):
+        flags = there[page * _ROWS : page * _ROWS + own]
+        levels = encode_flags(flags) if len(part) < own else encode_run(own, 1)
+        heads.append(data_page_header(own, thrift_fields.PLAIN, len(levels) + part.nbytes) + levels)
+    sizes = [len(head) + part.nbytes for head, part in zip(heads, parts, strict=True)]
+    buffer = np.frombuffer(pa.allocate_buffer(sum(sizes)), np.uint8)
+    at = 0
+    for head, part in zip(heads, parts, strict=True):
+        begin, end = at + len(head), at + len(head) + part.nbytes
+        buffer[at:begin] = np.frombuffer(head, np.uint8)
+        buffer[begin:end] = part.view(np.uint8)
+        at = end
+    nulls = [own - have for own, have in zip(rows, filled, strict=True)]
+    return _encoded(field, buffer, sizes, _Pages(values.dtype, rows, nulls, *bounds))
+
+
+def _values(array: pa.Array) -> _Numbers:
+    """Return the values of an array as they are stored; where it is null, there is something."""
+    dtype = np.dtype(_dtype(array.type))
+    values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    return values.astype(_WIDER[dtype.str[1:]]) if dtype.itemsize < 4 else values
+
+
+def _rows_of_pages(count: int) -> list[int]:
+    rest = count % _ROWS
+    return [_ROWS] * (count // _ROWS) + ([rest] if rest else [])
+
+
+class _Pages(NamedTuple):
+    """What is known of pages: the dtype of their values, their rows, the nulls in them, their bounds.
+
+    ``nulls`` is None where there can be none. The bounds of a page of nulls mean nothing.
+    """
+
+    dtype: np.dtype[Any]
+    rows: list[int]
+    nulls: list[int] | None
+    low: _Numbers
+    high: _Numbers
+
+
+def _encoded(field: pa.Field, buffer: Buffer, sizes: list[int], pages: _Pages) -> EncodedColumn:
+    """Return the chunk that is ``buffer``, whose pages take ``sizes`` bytes."""
+    ends, begins = np.cumsum(sizes), np.append(0, np.cumsum(sizes)[:-1]).tolist()
+    places = [
+        {1: (I64, at), 2: (I32, size), 3: (I64, n * _ROWS)}
+        for n, (at, size) in enumerate(zip(begins, sizes, strict=True))
+    ]
+    count, size = sum(pages.rows), int(ends[-1])
+    nulls = 0 if pages.nulls is None else sum(pages.nulls)
+    physical = _PHYSICAL[pages.dtype.str]
     path = [field.name.encode()]
-    meta = thrift_fields.column_metadata(
-        physical, path, 0, [thrift_fields.RLE, thrift_fields.PLAIN], count, len(buffer), len(buffer)
-    )
-    levels: Struct = {2: (LIST, Items(I64, [])), 3: (LIST, Items(I64, [0, count]))}
-    meta = thrift_fields.with_page_statistics(meta, thrift_fields.PLAIN, len(rows), levels)
-    meta[thrift_fields.STATISTICS] = (STRUCT, _statistics(*bounds))
-    index = _column_index(*bounds)
-    if field.nullable:
-        index[7] = (LIST, Items(I64, [level for own in rows for level in (0, own)]))
+    meta = thrift_fields.column_metadata(physical, path, 0, [thrift_fields.RLE, thrift_fields.PLAIN], count, size, size)
+    levels: Struct = {2: (LIST, Items(I64, [])), 3: (LIST, Items(I64, [nulls, count - nulls]))}
+    meta = thrift_fields.with_page_statistics(meta, thrift_fields.PLAIN, len(sizes), levels)
+    meta[thrift_fields.STATISTICS] = (STRUCT, _statistics(pages, nulls))
+    index = _column_index(pages)
+    if pages.nulls is not None:
+        both = zip(pages.rows, pages.nulls, strict=True)
+        index[7] = (LIST, Items(I64, [level for own, empty in both for level in (empty, own - empty)]))
     else:
         del meta[thrift_fields.SIZES]
     about: Struct = {2: (I64, 0), 3: (STRUCT, dict(sorted(meta.items())))}
     return EncodedColumn(
-        fields=about, data=[buffer.data], size=len(buffer), offsets={1: (LIST, Items(STRUCT, places))}, columns=index
+        fields=about, data=[buffer.data], size=size, offsets={1: (LIST, Items(STRUCT, places))}, columns=index
     )
 
 
@@ -111,27 +176,50 @@ def _bounds(values: _Numbers) -> tuple[_Numbers, _Numbers] | None:
     low, high = full_pages.min(axis=1), full_pages.max(axis=1)
     if len(rest := values[full_pages.size :]):
         low, high = np.append(low, rest.min()), np.append(high, rest.max())
-    if values.dtype.kind == "f":
+    return _checked(low, high)
+
+
+def _bounds_of(parts: list[_Numbers]) -> tuple[_Numbers, _Numbers] | None:
+    """Return the least and the largest value of each part, 0 where it is empty; None as `_bounds` does."""
+    dtype = parts[0].dtype
+    low, high = (np.array([some(part) if len(part) else 0 for part in parts], dtype) for some in (np.min, np.max))
+    return _checked(low, high)
+
+
+def _checked(low: _Numbers, high: _Numbers) -> tuple[_Numbers, _Numbers] | None:
+    if low.dtype.kind == "f":
         if np.isnan(low).any():
             return None
         low[low == 0], high[high == 0] = -0.0, 0.0  # either may be the other
     return low, high
 
 
-def _statistics(low: _Numbers, high: _Numbers) -> Struct:
-    """Return the chunk's Statistics, where its pages' bounds are these."""
-    least, most = (BINARY, low.min().tobytes()), (BINARY, high.max().tobytes())
+def _statistics(pages: _Pages, nulls: int) -> Struct:
+    """Return the chunk's Statistics; it holds at least one value."""
+    there = _with_values(pages)
+    least, most = (BINARY, pages.low[there].min().tobytes()), (BINARY, pages.high[there].max().tobytes())
     # The older fields are for what compares as signed numbers.
-    old: Struct = {} if low.dtype.kind == "u" else {1: most, 2: least}
-    return {**old, 3: (I64, 0), 5: most, 6: least, 7: (BOOL, True), 8: (BOOL, True)}
+    old: Struct = {} if pages.dtype.kind == "u" else {1: most, 2: least}
+    return {**old, 3: (I64, nulls), 5: most, 6: least, 7: (BOOL, True), 8: (BOOL, True)}
 
 
-def _column_index(low: _Numbers, high: _Numbers) -> Struct:
-    """Return the ColumnIndex of pages without nulls."""
+def _with_values(pages: _Pages) -> npt.NDArray[np.bool_]:
+    """Return which pages have values that are not null."""
+    return np.array(pages.rows) > (0 if pages.nulls is None else np.array(pages.nulls))
+
+
+def _column_index(pages: _Pages) -> Struct:
+    """Return the ColumnIndex of the pages; one without values has no bounds."""
+    there = _with_values(pages)
+    low, high = pages.low[there].tolist(), pages.high[there].tolist()
+
+    def stored(bounds: _Numbers) -> list[bytes]:
+        return [value.tobytes() if has else b"" for value, has in zip(bounds, there, strict=True)]
+
     return {
-        1: (LIST, Items(BOOL, [2] * len(low))),
-        2: (LIST, Items(BINARY, [value.tobytes() for value in low])),
-        3: (LIST, Items(BINARY, [value.tobytes() for value in high])),
-        4: (I32, boundary_order(zip(low.tolist(), high.tolist(), strict=True))),
-        5: (LIST, Items(I64, [0] * len(low))),
+        1: (LIST, Items(BOOL, [2 if has else 1 for has in there])),
+        2: (LIST, Items(BINARY, stored(pages.low))),
+        3: (LIST, Items(BINARY, stored(pages.high))),
+        4: (I32, boundary_order(zip(low, high, strict=True))),
+        5: (LIST, Items(I64, pages.nulls or [0] * len(there))),
     }

@@ -101,12 +101,59 @@ def read_batches(
     """Yield the rows of ``some`` in order, under ``schema``, in batches of about ``target`` Arrow bytes.
 
     ``stored`` is the schema that they are relabelled with in the end, as for time stamps that are written as
-    plain numbers. Columns that are ``long_columns`` come as views.
+    plain numbers. Columns that are ``long_columns`` come as views. Tables of tiny files are joined before they are
+    weighed, so that a file costs hardly more than its decoding.
 
     Raises:
         ParquetError: a file is damaged, or a value does not fit ``schema``; names the file.
     """
-    widths, kind, rated = widths_of(stored or schema), None, False
+    widths = widths_of(stored or schema)
+    waiting: list[_DecodedRows] = []
+    size = 0
+    for rows in _decoded_rows(some, schema, target, stored, long_columns):
+        nbytes = rows.table.get_total_buffer_size() if rows.tiny else target
+        if waiting and size + nbytes > target:
+            yield _as_batch(waiting, widths)
+            waiting, size = [], 0
+        waiting.append(rows)
+        size += nbytes
+        if not rows.tiny:
+            yield _as_batch(waiting, widths)
+            waiting, size = [], 0
+    if waiting:
+        yield _as_batch(waiting, widths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DecodedRows:
+    """Some rows as they were decoded: not yet weighed. ``tiny`` says that they are a small part of a batch."""
+
+    table: pa.Table
+    ratios: Floats
+    number: int
+    done: int
+    tiny: bool
+
+
+def _as_batch(waiting: Sequence[_DecodedRows], widths: Widths) -> RowBatch:
+    last = waiting[-1]
+    if len(waiting) == 1:
+        table = last.table
+    else:
+        table = pa.concat_tables([rows.table for rows in waiting]).unify_dictionaries().combine_chunks()
+    first = waiting[0].number
+    return row_batch(table, last.ratios, range(first, first + table.num_rows), last.done, widths)
+
+
+def _decoded_rows(
+    some: Sequence[RowGroupRange],
+    schema: pa.Schema,
+    target: int,
+    stored: pa.Schema | None,
+    long_columns: LongColumns | None,
+) -> Iterator[_DecodedRows]:
+    """Yield the rows of ``some`` in tables of at most about ``target`` Arrow bytes."""
+    kind, rated = None, False
     decoded = schema if long_columns is None else long_columns.without(schema)
     for source, spans in itertools.groupby(some, lambda span: span.source):
         name = str(source.path)
@@ -117,8 +164,9 @@ def read_batches(
             least = sum(least_width(field.type) for field in kind)
         with open_parquet(source.path, source.int96, source.metadata) as file:
             for span in spans:
+                tiny = span.size <= target // _TINY
                 # Tiny neighbours share their weights, as they will share a batch.
-                if not rated or span.size > target // _TINY:
+                if not rated or not tiny:
                     ratios, rated = _ratios(source, span.groups, columns, schema), True
                 rows_at_once = max(1, int(target / max(span.size / span.rows, least, 1 / 8)))
                 rows = 0
@@ -132,7 +180,7 @@ def read_batches(
                     number = span.before[0] + span.first + rows
                     rows += table.num_rows
                     done = span.before[1] + source.size * (span.first + rows) // max(1, source.metadata.num_rows)
-                    yield row_batch(table, ratios, range(number, number + table.num_rows), done, widths)
+                    yield _DecodedRows(table=table, ratios=ratios, number=number, done=done, tiny=tiny)
                 if rows != span.rows:
                     raise ParquetError(
                         name,

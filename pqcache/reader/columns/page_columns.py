@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,11 +16,12 @@ from pqcache.parquet.footer.footer import read_local_tail
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
-from pqcache.parquet.pages.page_format import MoreValues
-from pqcache.parquet.pages.page_reader import Reader
+from pqcache.parquet.pages.page_format import Chunk, MoreValues
+from pqcache.parquet.pages.page_reader import Reader, log_decoded_by_arrow
+from pqcache.parquet.pages.row_ranges import PagedFile
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.batch_layout import LONG
-from pqcache.reader.columns.column_data import ColumnData, as_rows
+from pqcache.reader.columns.column_data import ColumnData, as_rows, cut
 from pqcache.reader.columns.column_forms import ColumnForm, storage_type
 from pqcache.system.buffer_pool import Arena, BufferPool
 from pqcache.system.disk import open_regular
@@ -27,6 +29,14 @@ from pqcache.system.disk import open_regular
 log = logging.getLogger("pqcache.reader")
 
 Leaves = list[tuple[ColumnForm, LeafColumn]]
+
+
+class PagedRows(NamedTuple):
+    """Rows ``low <= row < high`` of a row group of a file whose pages are known."""
+
+    file: PagedFile
+    low: int
+    high: int
 
 
 class PageColumns:
@@ -43,11 +53,18 @@ class PageColumns:
         self._leaves.clear()
 
     def read(
-        self, file: pq.ParquetFile, file_number: int, path: Path, row_group: int, arenas: Mapping[str, Arena]
+        self,
+        file: pq.ParquetFile,
+        file_number: int,
+        path: Path,
+        row_group: int,
+        arenas: Mapping[str, Arena],
+        piece: PagedRows | None = None,
     ) -> tuple[dict[str, ColumnData], int]:
         """Return columns of a row group, all of its rows, by name; long rows in ``arenas``, which are by column.
 
-        Beside them is the number of columns with long rows, all of which would be read so if their pages were others.
+        With ``piece`` these are only its rows. Beside the columns is the number of those with long rows, all of which
+        would be read so if their pages were others.
         """
         leaves = self._leaves_of(file, file_number, path)
         if not leaves:
@@ -63,7 +80,10 @@ class PageColumns:
                     continue  # short rows are decoded faster by pyarrow
                 long += form.kind == "bytes"
                 try:
-                    column = self._column(descriptor, chunk, form, leaf, arenas.get(form.name))
+                    if piece is None:
+                        column = self._column(descriptor, chunk, form, leaf, arenas.get(form.name))
+                    else:
+                        column = self._column_of_piece(descriptor, row_group, form, leaf, piece)
                 except MoreValues as error:  # of which pyarrow would return as many as the footer says
                     reason = f"row group {row_group} has {error} in column {form.name!r}"
                     raise ParquetError(path, reason, "it is damaged: fetch or write it again") from error
@@ -75,8 +95,24 @@ class PageColumns:
             os.close(descriptor)
         return found, long
 
+    def _column_of_piece(
+        self, descriptor: int, row_group: int, form: ColumnForm, leaf: LeafColumn, piece: PagedRows
+    ) -> ColumnData | None:
+        """Return the rows of a piece, read from the pages that they lie in; None where that cannot be."""
+        file, low, high = piece
+        found = file.chunk_part(descriptor, row_group, form.name, low, high, _list_length(form) or 1)
+        if found is None:
+            return None
+        part, first = found
+        try:
+            column = self._column(descriptor, part, form, leaf, None)
+        except MoreValues as error:  # than the offset index says
+            log_decoded_by_arrow(part, error)
+            return None
+        return None if column is None or first + len(column) < high else cut(column, low - first, high - first)
+
     def _column(
-        self, descriptor: int, chunk: pq.ColumnChunkMetaData, form: ColumnForm, leaf: LeafColumn, into: Arena | None
+        self, descriptor: int, chunk: Chunk, form: ColumnForm, leaf: LeafColumn, into: Arena | None
     ) -> ColumnData | None:
         if form.kind == "bytes":
             arrays = self._reader.byte_arrays(descriptor, chunk, leaf)

@@ -48,6 +48,11 @@ class ChosenColumn:
         value = self._of_files[int(self._files[group])]
         return pa.array([value.as_py()], value.type)
 
+    def values_of(self, groups: Ints) -> pa.ChunkedArray:
+        """Return the one value that all rows of each row group have, as the paths say it."""
+        assert self._of_files is not None
+        return pc.take(self._of_files, pa.array(self._files[groups]))
+
     def values(self, group: int, part: pa.Table) -> pa.ChunkedArray:
         """Return the values of a part of a row group, in the type of its file; null where that lacks the column."""
         if self._of_files is not None:

@@ -97,12 +97,12 @@ class ValueWeights:
         text = json.dumps(["values", self.column.path, pairs, self.others])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def weigh(self, group: int, values: pa.ChunkedArray) -> Ints:
+    def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
         """Return the weights of rows; a value without one raises UsageError."""
         plain = plain_values(values, self.column.type)
         codes = pc.index_in(plain, value_set=self.values)
         codes = (pc.fill_null(codes, -1) if codes.null_count else codes).to_numpy()
-        found = np.append(self.weights, self.others[1])[codes]  # the last one for -1
+        found = np.append(self.weights, self.others[1]).take(codes)  # the last one for -1
         if plain.null_count:
             found[plain.is_null().to_numpy()] = self.others[0]
         if len(found) and found.min() < 0:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,8 +76,11 @@ class Weigher(Protocol):
     def fingerprint(self) -> str:
         """A name for the weights."""
 
-    def weigh(self, group: int, values: pa.ChunkedArray) -> Ints:
-        """Return the weights of rows, in units of 2^-32, by their values; others than numbers raise an error."""
+    def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
+        """Return the weights of rows, in units of 2^-32, by their values; others than numbers raise an error.
+
+        ``group`` is the row group of all rows, or of each.
+        """
 
     @property
     def column(self) -> ChosenColumn:
@@ -109,12 +113,12 @@ class ColumnWeights:
         """A name for the weights."""
         return hashlib.blake2b(json.dumps(["weights", self.column.path]).encode(), digest_size=16).hexdigest()
 
-    def weigh(self, group: int, values: pa.ChunkedArray) -> Ints:
+    def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
         """Return the weights of rows; what is no weight raises ParquetError with the file."""
         numbers = values.cast(pa.float64()).to_numpy()
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() <= MOST):  # which NaN is not either
-            index = self.data.index
-            value = values[int(np.flatnonzero(~((numbers >= 0) & (numbers <= MOST)))[0])].as_py()
+            index, row = self.data.index, int(np.flatnonzero(~((numbers >= 0) & (numbers <= MOST)))[0])
+            value, group = values[row].as_py(), int(np.broadcast_to(group, len(numbers))[row])
             raise ParquetError(
                 self.data.root / index.paths[int(index.numbers("file")[group])],
                 f"row group {int(index.numbers('row_group')[group])} has the weight {value} in column "
@@ -226,6 +230,11 @@ class RowWeights:
         if weigher is None:
             return self._rows, self._base
         whole, rests = self._totals(weigher)
+        if len(whole) and not (whole.any() or rests.any()):
+            warnings.warn(
+                f"{self._data.root}: the weights in {weigher.column.name!r} are all 0, so there are no batches",
+                stacklevel=2,
+            )
         start = int(stream(seed, epoch, _WEIGHTS, 1, 0).random_raw()) % ONE
         if constant:
             start = _start_of_constant(start, int(rests.sum() & _REST))
@@ -282,6 +291,11 @@ class RowWeights:
             np.add.at(rests, number, rows * (weights & (ONE - 1)))
             return whole, rests.astype(np.uint64)
 
+        if weigher.column.in_paths:
+            weights, used = np.zeros(len(self._groups), np.int64), self._rows > 0
+            weights[used] = weigher.weigh(self._groups[used], weigher.column.values_of(self._groups[used]))
+            return self._rows * (weights >> 32), (self._rows * (weights & (ONE - 1))).astype(np.uint64)
+
         def total(group: int, parts: Iterable[pa.Table]) -> tuple[int, int]:
             _, weights = weighed(self._base, weigher, group, parts)
             return int((weights >> 32).sum()), int((weights & (ONE - 1)).sum())
@@ -292,6 +306,10 @@ class RowWeights:
     def _value_counts(self, column: ChosenColumn) -> pa.Table:
         """Return how many rows of each row group have which value of a column."""
         check_label("weights", column)
+        if column.in_paths:
+            used = self._groups[self._rows > 0]
+            values = plain_values(column.values_of(used), column.type)
+            return self._checked(column, pa.table({"group": used, "value": values, "rows": self._rows[self._rows > 0]}))
 
         def count(group: int, parts: Iterable[pa.Table]) -> pa.Table:
             _, values = _values(self._base, column, group, parts)
@@ -310,11 +328,13 @@ class RowWeights:
         def every(columns: tuple[str, ...]) -> pa.Table:
             empty = pa.table({"group": pa.array([], pa.int64()), "value": plain_values(None, column.type),
                               "rows": pa.array([], pa.int64())})  # fmt: skip
-            found = pa.concat_tables([empty, *self._map(columns, count)]).combine_chunks()
-            self._check_labels(column, len(pc.unique(found["value"])))
-            return found
+            return self._checked(column, pa.concat_tables([empty, *self._map(columns, count)]).combine_chunks())
 
         return self._once("values", column, every)
+
+    def _checked(self, column: ChosenColumn, found: pa.Table) -> pa.Table:
+        self._check_labels(column, len(pc.unique(found["value"])))
+        return found
 
     def _check_labels(self, column: ChosenColumn, count: int) -> None:
         if count > _MOST_LABELS:

@@ -21,6 +21,7 @@ from pqcache.reader.shuffle.gather import BatchBuilder, BatchRows, gather
 from pqcache.reader.shuffle.scatter import Buckets, Done, ReadContext, scatter
 
 _STRETCHES = 3  # of blocks on their way: one being used, one ready (unless memory is low), one in the making
+_NOTED = 8  # of so many stretches, at one it is looked how many batches are made and not used
 _TOGETHER = 1 << 20  # bytes of blocks that are gathered at once, which a processor's cache holds
 
 
@@ -50,6 +51,7 @@ class LaneReader(Generic[Done]):
         self._scattered: dict[int, Future[Buckets]] = {}
         self._open: tuple[BatchBuilder, Future[Done], int] | None = None  # a batch that goes on in the next block
         self._coming: deque[Future[Done]] = deque()
+        self._used = 0  # stretches
         self._begun: deque[int] = deque()  # batches that begin in each stretch of blocks on its way, and are not used
         self._submit_stretch()  # other lanes begin before this one reads further ahead
 
@@ -65,8 +67,9 @@ class LaneReader(Generic[Done]):
         self._begun[0] -= 1
         while self._begun and self._begun[0] <= 0:
             self._begun.popleft()
-            if self._context.shared is None:  # of a worker those count that it has sent
+            if self._used % _NOTED == 0 and self._context.shared is None:  # of a worker those count that it has sent
                 self._context.meter.note_ready(sum(future.done() for future in self._coming))
+            self._used += 1
             self._top_up()
         return found
 

@@ -74,12 +74,12 @@ class ReadContext(Generic[Done]):
         if future.done():
             return future.result()
         arrived = 0.0 if self.arrivals is None else self.arrivals.waited_seconds
-        self.meter.waits_since = time.monotonic_ns()
+        self.meter.waits_since = begun = time.monotonic_ns()
         try:
-            with self.meter.timed(READ_WAIT):
-                return future.result() if self.arrivals is None else self.arrivals.result(future)
+            return future.result() if self.arrivals is None else self.arrivals.result(future)
         finally:
             self.meter.waits_since = None
+            self.meter.add(READ_WAIT, time.monotonic_ns() - begun)
             if self.arrivals is not None:
                 self.meter.add(ARRIVAL_WAIT, int(1e9 * (self.arrivals.waited_seconds - arrived)))
 

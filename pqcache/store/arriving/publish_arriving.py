@@ -39,9 +39,9 @@ def finish_publishing(cache: CacheDirectory) -> Snapshot | None:
     Readers that find neither ``current`` nor an arriving snapshot see by that file that one will be there in a moment.
     """
     if read_kept(cache.path).rollback is not None:
-        from pqcache.store.history import record_rollback  # few runs need it
+        from pqcache.store.history import finish_rollback  # few runs need it
 
-        record_rollback(cache)
+        finish_rollback(cache)
     try:
         name = Path(read_regular(cache.path / PUBLISHING).decode()).name
     except FileNotFoundError:

@@ -23,6 +23,7 @@ from pqcache.store.run_record import RunRecord, recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import JOBS, ByteCounter, CacheRun, RunOptions, RunResult, finish_run
+from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.plan import Recipe, plan_repartition, recipe_of
 from pqcache.store.sync.table_schema import local_table_schema
 from pqcache.store.tables.data_files import FileRules
@@ -51,6 +52,7 @@ def repartition(
     scheduler: str | None = None,
     jobs: str | int = JOBS,
     wait: str | float = 0.0,
+    bwlimit: str | int | None = None,
     dry_run: bool = False,
     on_event: OnEvent = ignore,
 ) -> RepartitionReport:
@@ -80,9 +82,11 @@ def repartition(
         options: the stores' options, such as ``{"endpoint": "http://..."}``.
         as_files: with ``dest``, as for ``sync``; not remembered.
         all_files: with ``dest``, as for ``sync``; not remembered.
-        scheduler: address of a Dask scheduler whose workers do the work, like ``tcp://host:8786``.
+        scheduler: address of a cluster whose workers do the work: Dask's, like ``tcp://host:8786``, or Ray's, like
+            ``ray://host:10001``.
         jobs: partitions worked on at once; on a cluster as many as its workers have threads.
         wait: how long to wait for another run on the cache to end.
+        bwlimit: with ``dest``, the most bytes a second that are fetched from a remote source, as for ``sync``.
         dry_run: work out the report and change nothing.
         on_event: called with what happens, from several threads.
 
@@ -107,9 +111,10 @@ def repartition(
     }
     blocks = _block_size(align, block_size)
     rewrite = _rewrite_options(changes, blocks if align else None)
-    run = RunOptions(jobs=parse_count(jobs), wait=parse_duration(wait), dry_run=dry_run, on_event=ByteCounter(on_event))
+    counter = ByteCounter(on_event, None if bwlimit is None else BandwidthLimit(bwlimit))
+    run = RunOptions(jobs=parse_count(jobs), wait=parse_duration(wait), dry_run=dry_run, on_event=counter)
     if dest is None:
-        only_for_dest = {"--align": align, "--block-size": block_size, "--scheduler": scheduler}
+        only_for_dest = {"--align": align, "--block-size": block_size, "--scheduler": scheduler, "--bwlimit": bwlimit}
         for option, value in {**only_for_dest, "--as-files": as_files, "--all-files": all_files}.items():
             if value:
                 raise UsageError(option, "is only for writing to DEST", "a cache lies on a local disk")
@@ -120,6 +125,8 @@ def repartition(
                 f"pqcache repartition {redact(text)} DEST",
             )
         return _repartition_cache(cache, changes, wanted, run)
+    if scheduler is not None and bwlimit is not None:
+        raise UsageError("--bwlimit", "excludes --scheduler, whose workers fetch on other machines", "give one of them")
     with ExitStack() as stack:
         if cache is not None:
             check_apart(str(cache.path), os.fspath(dest))

@@ -1,4 +1,4 @@
-"""Repartition into another place: a directory, HDFS or S3, by threads here or on a Dask cluster."""
+"""Repartition into another place: a directory, HDFS or S3, by threads here or on a Dask or Ray cluster."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.manifest_file import schema_of_table
+from pqcache.store.repartition.cluster import Cluster, check_seen, connected
 from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
 from pqcache.store.repartition.endpoints import Endpoints
 from pqcache.store.repartition.partition_job import JobContext, PartitionJob, do_job
@@ -119,17 +120,15 @@ def repartition_to(
             done=done,
         )
         if not options.dry_run:
-            client = None
+            cluster = None
             if scheduler is not None:
-                from pqcache.store.repartition.dask import connected
-
-                client = stack.enter_context(connected(scheduler, run.todo, options.on_event))
-            _run(run, client)
+                cluster = stack.enter_context(connected(scheduler, run.todo, options.on_event))
+            _run(run, cluster)
         return _report(run)
 
 
-def _run(run: _TargetRun, client: Any) -> None:
-    """Do the jobs, here or by a Dask ``client``."""
+def _run(run: _TargetRun, cluster: Cluster | None) -> None:
+    """Do the jobs, here or on a ``cluster``."""
     target, on_event = run.target, run.options.on_event
     target.begin()
     if run.jobs:
@@ -138,14 +137,12 @@ def _run(run: _TargetRun, client: Any) -> None:
         for record in run.records:
             if record.directory not in run.kept:
                 remove_directory(target, record)
-        if client is not None and target.scratch is not None:
-            from pqcache.store.repartition.dask import check_seen
-
-            check_seen(client, str(target.scratch))
+        if cluster is not None and target.scratch is not None:
+            check_seen(cluster, str(target.scratch))
     on_event(Started("rewrite", sum(job.size for job in run.jobs)))
     on_event(Advanced("rewrite", sum(job.size for job in run.jobs if job.directory in run.kept)))
-    with _kept_on_failure(run, alone=client is None):
-        for job, result in _results(run, client):
+    with _kept_on_failure(run, alone=cluster is None):
+        for job, result in _results(run, cluster):
             run.done[job.directory] = result
             for warning in result.warnings:
                 on_event(Warned(warning))
@@ -161,12 +158,10 @@ def _run(run: _TargetRun, client: Any) -> None:
         target.finish()
 
 
-def _results(run: _TargetRun, client: Any) -> Iterator[tuple[PartitionJob, DirectoryResult]]:
-    if client is None:
+def _results(run: _TargetRun, cluster: Cluster | None) -> Iterator[tuple[PartitionJob, DirectoryResult]]:
+    if cluster is None:
         return _in_this_process(run)
-    from pqcache.store.repartition.dask import on_cluster
-
-    return on_cluster(client, run.todo, run.options.on_event)
+    return cluster.results(run.todo, run.options.on_event)
 
 
 def _report(run: _TargetRun) -> RepartitionReport:

@@ -12,6 +12,7 @@ from pqcache.events import OnEvent, ignore
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import LEASE
 from pqcache.store.pins import check_name, read_kept, write_kept
+from pqcache.store.run_record import recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.locks import readers_of
 from pqcache.units import parse_duration
@@ -97,7 +98,7 @@ def pin(
     target = CacheDirectory.open(os.fspath(cache))
     if name is not None:
         check_name(name)
-    with disk_errors(target.path), target.lock(parse_duration(wait), on_event):
+    with disk_errors(target.path), recorded_run(target, "pin", parse_duration(wait), on_event) as record:
         kept, found = read_kept(target.path), target.snapshot(snapshot)
         other = kept.id_of(name or "")
         if other not in (None, found.id):
@@ -106,6 +107,7 @@ def pin(
             )
         kept = replace(kept, pins={**kept.pins, found.id: name or kept.pins.get(found.id, "")})
         write_kept(target.path, kept)
+        record.end({"snapshot": found.id, "pinned": kept.pins[found.id]})
     return PinReport(str(target.path), found.id, kept.pins)
 
 
@@ -120,13 +122,14 @@ def unpin(
     Raises UsageError for one that is not pinned, CacheError, or CacheLocked when another run is at work.
     """
     target = CacheDirectory.open(os.fspath(cache))
-    with disk_errors(target.path), target.lock(parse_duration(wait), on_event):
+    with disk_errors(target.path), recorded_run(target, "unpin", parse_duration(wait), on_event) as record:
         kept = read_kept(target.path)
         found = snapshot if snapshot in kept.pins else kept.id_of(snapshot) or target.snapshot(snapshot).id
         if found not in kept.pins:
             raise UsageError(found, "is not pinned", f"'pqcache snapshots {cache}' lists what is")
         kept = replace(kept, pins={known: name for known, name in kept.pins.items() if known != found})
         write_kept(target.path, kept)
+        record.end({"snapshot": found})
     return PinReport(str(target.path), found, kept.pins)
 
 

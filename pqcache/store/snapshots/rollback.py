@@ -9,10 +9,10 @@ from typing import Any
 
 from pqcache.errors import DamagedError, disk_errors
 from pqcache.events import OnEvent, Published, ignore
-from pqcache.store.arriving.publish_arriving import finish_publishing
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.history import record_rollback
+from pqcache.store.history import ROLLBACK
 from pqcache.store.pins import Rollback, read_kept, write_kept
+from pqcache.store.run_record import recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.held_files import find_damaged
 from pqcache.system.disk import replace_symlink
@@ -48,21 +48,33 @@ def rollback(
     run is at work; then the current snapshot is as it was.
     """
     target = CacheDirectory.open(os.fspath(cache))
-    with disk_errors(target.path), target.lock(parse_duration(wait), on_event):
-        finish_publishing(target)
+    with disk_errors(target.path), recorded_run(target, ROLLBACK, parse_duration(wait), on_event) as record:
         current, found = target.snapshot(), target.snapshot(snapshot)
-        if found == current:
-            return RollbackReport(str(target.path), found.id, current.id)
-        _check(found)
+        values = {"snapshot": found.id, "previous": current.id}
+        if found != current:
+            _check(found)
+            _switch(target, current, found, record.run)
+        record.end(values)
         kept = read_kept(target.path)
-        left = {s.id for s in target.snapshots() if found.number < s.number <= current.number}
-        begun = Rollback(datetime.now(timezone.utc).isoformat(timespec="seconds"), found.id, current.id)
-        rolled_back = sorted({*kept.rolled_back, *left} - {found.id})
-        write_kept(target.path, replace(kept, rolled_back=tuple(rolled_back), rollback=begun))
-        replace_symlink(target.path / "current", f"snapshots/{found.id}", target.tmp_dir)
-        record_rollback(target)
+        if kept.rollback is not None:
+            write_kept(target.path, replace(kept, rollback=None))
     on_event(Published(found.id))
     return RollbackReport(str(target.path), found.id, current.id)
+
+
+def _switch(cache: CacheDirectory, current: Snapshot, found: Snapshot, run: str) -> None:
+    """Make a snapshot the current one; that it will be is on disk before, for a run that is killed."""
+    kept, snapshots = read_kept(cache.path), cache.snapshots()
+    left = {s.id for s in snapshots if found.number < s.number <= current.number}
+    begun = Rollback(datetime.now(timezone.utc).isoformat(timespec="seconds"), found.id, current.id, run)
+    kept = replace(
+        kept,
+        rolled_back=tuple(sorted({*kept.rolled_back, *left} - {found.id})),
+        rollback=begun,
+        last_number=max(kept.last_number, *(s.number for s in snapshots)),
+    )
+    write_kept(cache.path, kept)
+    replace_symlink(cache.path / "current", f"snapshots/{found.id}", cache.tmp_dir)
 
 
 def _check(snapshot: Snapshot) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pqcache.errors import PqcacheError, first_line
-from pqcache.store.status import find_caches
+from pqcache.errors import CacheError, PqcacheError, first_line
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.status import default_root, find_caches
 from pqcache.store.sync.cache_run import SyncReport
 from pqcache.store.sync.command import sync
+from pqcache.store.tables_file import ListedTable, read_tables
+from pqcache.store.tables_of_root import add
 
 # exit codes, the worst first: interrupted, damage, failed, usage, source incomplete, partitions skipped, locked, done
 SEVERITY = (130, 4, 1, 2, 3, 5, 75, 0)
@@ -39,24 +42,51 @@ def sync_all(
 ) -> list[TableResult]:
     """Sync all caches below ``roots``, by default those of ``status``; return what became of each.
 
-    ``options`` are those of ``sync`` that it does not remember. ``on_begin`` is called with a cache before its sync,
-    ``on_result`` after it. An error is in the result and is not raised.
+    A root may have a ``pqcache.toml`` of several tables: a cache is made of each that has none yet, and its options are
+    those of the file. ``options`` are those of ``sync`` that it does not remember. ``on_begin`` is called with a cache
+    before its sync, ``on_result`` after it. An error is in the result and is not raised.
 
     >>> [(Path(found.cache).name, found.exit_code) for found in sync_all("cache")]
     [('shop', 0)]
     """
+    tables = {
+        root / entry.name: entry
+        for root in (Path(name).expanduser().absolute() for name in roots or (default_root(),))
+        for entry in read_tables(root)
+    }
     results = []
-    for path in find_caches(*roots):
+    for path in sorted({*_caches_below(roots, bool(tables)), *tables}):
         on_begin(path)
-        results.append(sync_one(path, **options))
+        results.append(_sync_table(path, tables[path], options) if path in tables else sync_one(path, **options))
         on_result(results[-1])
     return results
 
 
-def sync_one(cache: str | os.PathLike[str], **options: Any) -> TableResult:
-    """Sync one cache as it remembers, and return what became of it, whatever that is."""
+def _caches_below(roots: Sequence[str | os.PathLike[str]], may_be_none: bool) -> list[Path]:
     try:
-        report = sync(cache, **options)
+        return find_caches(*roots)
+    except CacheError:
+        if may_be_none:
+            return []
+        raise
+
+
+def _sync_table(path: Path, entry: ListedTable, options: Mapping[str, Any]) -> TableResult:
+    """Sync a table of a file, as that says; its cache is made first, so that a failure is known of it too."""
+    if entry.error is not None:
+        return TableResult(os.fspath(path), None, entry.error)
+    try:
+        if not options.get("dry_run") and not CacheDirectory(path).exists():
+            add(entry.source, entry.name, root=path.parent, options=entry.options.get("options"))
+    except PqcacheError as error:
+        return TableResult(os.fspath(path), None, error)
+    return sync_one(path, source=entry.source, **{**entry.options, **options})
+
+
+def sync_one(cache: str | os.PathLike[str], source: str | None = None, **options: Any) -> TableResult:
+    """Sync one cache, as it remembers or from ``source``, and return what became of it, whatever that is."""
+    try:
+        report = sync(cache, **options) if source is None else sync(source, cache, **options)
         return TableResult(os.fspath(cache), report, report.skipped_error())
     except PqcacheError as error:
         return TableResult(os.fspath(cache), None, error)

@@ -151,21 +151,22 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
             if directory.rewrite and not missing[directory.directory]:
                 rewrite(directory)
         tasks = ((d, f) for d in plan.directories if d.directory not in finished for f in d.downloads)
-        for (directory, file), copy in download_all(threads, _downloader(job, stop.is_set), tasks, jobs):
-            if not directory.rewrite:
-                with job.blame(directory.directory):
-                    index.add(plan.path_of(copy.file), copy.metadata, copy.schema)
-                yield BuiltFile(str(job.download_path(copy.file)), _entry(job, copy))
-                continue
-            downloaded[file] = copy
-            missing[directory.directory] -= 1
-            if not missing[directory.directory]:
-                rewrite(directory)
-            with bad.collected(), job.clashes_by_partition(f"{job.metadata.source}/"):
-                schemas.add(f"{job.metadata.source}/{file.path}", copy.schema)
-            for done in [future for future in rewriting if future.done()]:
-                with bad.collected():
-                    done.result()  # an error there stops the downloads here
+        with bad.collected():  # what has begun is ended all the same: the next attempt takes it over
+            for (directory, file), copy in download_all(threads, _downloader(job, stop.is_set), tasks, jobs):
+                if not directory.rewrite:
+                    with bad.collected(), job.blame(directory.directory):
+                        index.add(plan.path_of(copy.file), copy.metadata, copy.schema)
+                        yield BuiltFile(str(job.download_path(copy.file)), _entry(job, copy))
+                    continue
+                downloaded[file] = copy
+                missing[directory.directory] -= 1
+                if not missing[directory.directory]:
+                    rewrite(directory)
+                with bad.collected(), job.clashes_by_partition(f"{job.metadata.source}/"):
+                    schemas.add(f"{job.metadata.source}/{file.path}", copy.schema)
+                for done in [future for future in rewriting if future.done()]:
+                    with bad.collected():
+                        done.result()  # an error there stops the downloads here
         for future in rewriting:
             with bad.collected():
                 yield from future.result()

@@ -44,8 +44,13 @@ class ByteCounter:
             with self._lock:
                 self.bytes += event.amount
         self._on_event(event)
-        if self._limit is not None and isinstance(event, Advanced) and event.phase == "fetch" and event.amount > 0:
-            self._limit.take(event.amount)
+        if isinstance(event, Advanced) and event.phase == "fetch" and event.amount > 0:
+            self.keep_within_limit(event.amount)
+
+    def keep_within_limit(self, amount: int) -> None:
+        """Wait until so many bytes, which were received, are within the limit; where they are no download's."""
+        if self._limit is not None:
+            self._limit.take(amount)
 
 
 def report_fetching(on_event: OnEvent, total: int, here: int, files: int = 0) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 from pqcache.errors import UsageError, disk_errors
 from pqcache.events import Listed, OnEvent, Warned, ignore
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
-from pqcache.store.cache_directory import CacheDirectory, cache_path
+from pqcache.store.cache_directory import CacheDirectory, cache_path, has_tables
 from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import TIMEOUT, Source, may_give_only_sizes, version_of
 from pqcache.store.drivers.retries import RETRIES
+from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import TableVersion
 from pqcache.store.manifest_digest import Summary, digest_of_held, read_summary, table_digest
 from pqcache.store.newest import NewestPartitions
@@ -106,7 +107,7 @@ def sync(
         options: the store's options, such as ``{"endpoint": "http://..."}``.
         keep: how many snapshots to keep, the new one among them.
         marker: take a partition only if it holds a file of this name; an empty string takes all again.
-        settle: leave files younger than this for the next run.
+        settle: leave files younger than this for the next run; 0 takes all again.
         max_delete: refuse to drop more files than this number, or more files or rows than a share like ``"50%"``.
         force: drop them all the same.
         hdfs_driver: ``hdfs-native`` or ``hdfs3``.
@@ -176,6 +177,8 @@ def sync(
         check_order(url, os.fspath(place))
     target = CacheDirectory(cache_path(place))
     if url is None and not target.exists():
+        if has_tables(target.path / CONFIG):
+            raise UsageError(place, "has caches in it and is none", f"sync all of them: pqcache sync --all {place}")
         raise UsageError(place, "not a pqcache yet", f"name the source too: pqcache sync SOURCE {place}")
     request = _Request(cache=target, url=url, store_options=options or {}, changes=changes, run=options_of_run)
     with ExitStack() as stack, disk_errors(target.path):
@@ -315,9 +318,9 @@ def _open(request: _Request, config: Config) -> Source:
     )
     if isinstance(source, TableSource) and source.reads_versions and (config.marker or config.settle):
         source.close()
-        given = "--marker" if config.marker else "--settle"
+        given, none = ("--marker", "''") if config.marker else ("--settle", "0")
         reason = "is a table, whose files are complete when they are committed"
-        raise UsageError(source.url, f"{reason}; {given} is for directories", f"leave it out with {given} ''")
+        raise UsageError(source.url, f"{reason}; {given} is for directories", f"leave it out with {given} {none}")
     return source
 
 

@@ -12,7 +12,7 @@ from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import FileEntry, SourceFile
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.cache_run import RunOptions
+from pqcache.store.sync.cache_run import ByteCounter, RunOptions
 from pqcache.store.sync.download.download_file import MD5, in_chunks, md5_of
 from pqcache.system.checksum import checksum_of, checksum_text, new_checksum
 from pqcache.system.parallel import in_parallel
@@ -48,7 +48,8 @@ def compare_content(
             if MD5.fullmatch(file.identity.tag):
                 same = md5_of(path) == file.identity.tag
             else:
-                found = with_retries(partial(_checksum_at, source, file), file.path, options.retries, options.on_event)
+                read = partial(_checksum_at, source, file, options.on_event)
+                found = with_retries(read, file.path, options.retries, options.on_event)
                 same = found == (entry.checksum or checksum_of(path))
         options.on_event(Advanced("compare", entry.size))
         return not same
@@ -65,12 +66,13 @@ def _is_copy(entry: FileEntry) -> bool:
     return not entry.recipe and len(entry.sources) == 1 and not entry.sources[0].identity.is_shaped
 
 
-def _checksum_at(source: Source, file: SourceFile) -> str:
+def _checksum_at(source: Source, file: SourceFile, counter: ByteCounter) -> str:
     """Return the checksum of a source file's bytes; empty for one that is gone or another by now."""
     seen = new_checksum()
     try:
         for chunk in in_chunks(source.read(file.path, 0, file.identity.size, file.identity.tag)):
             seen.update(chunk)
+            counter.keep_within_limit(len(chunk))
     except (SourceChanged, SourceNotFound):
         return ""
     return checksum_text(seen)

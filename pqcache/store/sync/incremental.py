@@ -158,6 +158,19 @@ class _Attempt:
         self.check_unchanged(manifest, self._files_of(self.listing, manifest))
         raise error
 
+    def count_waiting(self) -> int:
+        """Return how many files wait for ``--marker`` or ``--settle``; warn of those that wait for a wrong clock."""
+        if self.rules.marker is None and not self.rules.settle:
+            return 0
+        taken = set(files_to_sync(self.listing, self.rules, self._tagged_manifest()))
+        waiting = [f for f in self.listing.files if f not in taken and parent(f.path) not in self.listing.outside]
+        future = [f.path for f in waiting if self.rules.settle and f.identity.mtime_ns > self.rules.now * 1e9]
+        if future:
+            number = format_count(len(future), "file")
+            what = f"{number} with times in the future, like {min(future)}: waiting for --settle until then"
+            self.run.options.on_event(Warned(f"{self.source.url}: {what}"))
+        return len(waiting)
+
     def publish_good(self) -> RunResult:
         """Publish as `publish`, and leave out the new files of partitions that cannot be taken."""
         attempt = self
@@ -238,8 +251,8 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
         try:
             try:
                 done, listed = attempt.publish_good(), attempt.listing
-                table = version_of(source)
-                return replace(done, newest=listed.newest, table=table, passed_over=listed.passed_over)
+                table, passed = version_of(source), replace(listed.passed_over, waiting=attempt.count_waiting())
+                return replace(done, newest=listed.newest, table=table, passed_over=passed)
             except (Vanished, ParquetError) as error:
                 attempt.check_unchanged_after(error)
         except _ListingDiffers as differs:

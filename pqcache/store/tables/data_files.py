@@ -106,11 +106,13 @@ class PassedOver:
         hidden: those that Hadoop's readers skip.
         other: those that are not Parquet, are not finished, or hold no rows.
         where: Parquet files of partitions that ``--where`` leaves out.
+        waiting: Parquet files that wait for ``--marker`` or ``--settle``; an old version of them may be held.
     """
 
     hidden: int = 0
     other: int = 0
     where: int = 0
+    waiting: int = 0
 
 
 def count_passed_over(found: Sequence[SourceFile], taken: Sequence[SourceFile]) -> PassedOver:

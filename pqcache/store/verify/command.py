@@ -21,6 +21,7 @@ from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import IDENTITY, ByteCounter, RunOptions
+from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.held_files import find_damaged
 from pqcache.store.verify.repair import changes_at_source
 from pqcache.store.verify.repair import repair as repair_snapshot
@@ -112,6 +113,7 @@ def verify(
     options: Mapping[str, str] | None = None,
     jobs: str | int | None = None,
     wait: str | float = 0.0,
+    bwlimit: str | int | None = None,
     on_event: OnEvent = ignore,
 ) -> VerifyReport:
     """Check that the current snapshot of ``cache`` is as it was published.
@@ -130,6 +132,7 @@ def verify(
         options: the source's options, for secrets that the cache does not remember.
         jobs: how many processes read at most; default: as many as there are processors.
         wait: with ``repair``, how long to wait for another run to end, in seconds or like ``"10m"``.
+        bwlimit: the most bytes a second that are read from the source, as for ``sync``.
         on_event: called with what happens, from several threads.
 
     >>> report = verify("cache/shop", deep=True)
@@ -139,7 +142,8 @@ def verify(
     Damage is in the report and is not raised. Raises UsageError, CacheError, CacheLocked, SourceError or
     SourceIncomplete.
     """
-    options_of_run = RunOptions(wait=parse_duration(wait), compare=compare, on_event=ByteCounter(on_event))
+    counter = ByteCounter(on_event, None if bwlimit is None else BandwidthLimit(bwlimit))
+    options_of_run = RunOptions(wait=parse_duration(wait), compare=compare, on_event=counter)
     if engine not in (None, FASTPARQUET):
         raise UsageError(f"--engine {engine}", "there is no such engine", f"the only choice is {FASTPARQUET}")
     if engine is not None and importlib.util.find_spec(FASTPARQUET) is None:

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from pqcache.reader.memory_budget import RowGroupSizes, largest_window
+from pqcache.reader.memory_budget import PiecesOf, RowGroupSizes, fit_window, largest_window
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.shuffle_quality import mixing
 from tests import ROOT
@@ -51,7 +51,10 @@ def test_the_page_says_what_fits_into_memory() -> None:
     lanes = [int(cell.split()[0]) for cell in head[1].split("|")]
     for size, *windows in table("row group"):
         sizes = sizes_of(256, int(size.split()[0]) << 20)
-        assert windows == [str(largest_window(sizes, 2 << 30, n) or "pieces") for n in lanes]
+        for number, shown in zip(lanes, windows, strict=True):
+            found = fit_window(sizes, 2 << 30, number, pieces=PiecesOf(by_pages=lambda _: True))
+            pieces = -(-int(sizes.decoded_rows[0]) // found.piece_rows) if found.piece_rows else 1
+            assert shown == f"{found.row_groups}" + (f" ({pieces})" if pieces > 1 else "")
 
 
 def test_spread_is_one_for_a_uniform_order_and_none_without_shuffling() -> None:

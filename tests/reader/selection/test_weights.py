@@ -163,6 +163,36 @@ def test_weights_by_value_and_by_epoch(lake: Path, given: Any, weight: Any) -> N
     assert Counter(ids_of(DataLoader(ds, batch_size=None, num_workers=2))) == expected
 
 
+def test_weights_by_partition_are_counted_from_the_index(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("row groups were looked at one by one")
+
+    monkeypatch.setattr(weights, "map_row_groups", refuse)
+    half, every = [0.5] * 200 + [2.25] * 200, [1.0] * 400
+    for wanted, weight in (
+        ({"dt": {0: 0.5, 1: 2.25}}, half),
+        ("dt", [0.0] * 200 + [1.0] * 200),
+        ({"dt": {...: 1}}, every),
+    ):
+        ds = ParquetDataset(lake, ["id"], weights=wanted, seed=5)
+        assert Counter(ids_of(ds)) == slow_counts(groups_of(400), weight, 5, 0)
+    few = ParquetDataset(lake, ["id"], balance="dt", filters="id >= 150")  # 50 rows of one, 200 of the other
+    found = Counter(i < 200 for i in ids_of(few))
+    assert abs(found[True] - 125) <= 1
+    assert abs(found[False] - 125) <= 1
+    with pytest.raises(UsageError, match="there are rows with 1, which has no weight"):
+        ParquetDataset(lake, ["id"], weights={"dt": {0: 1.0}})
+
+
+def test_a_partition_that_is_no_weight_is_named(tmp_path: Path) -> None:
+    for name in ("w=1", "w=-2"):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"id": range(9)}), tmp_path / name / "a.parquet", row_group_size=3)
+    with pytest.raises(ParquetError, match=r"w=-2/a\.parquet: row group 0 has the weight -2 in column 'w'"):
+        ParquetDataset(tmp_path, ["id"], weights="w")
+    assert sorted(ids_of(ParquetDataset(tmp_path, ["id"], weights="w", filters="w > 0"))) == list(range(9))
+
+
 def test_none_of_a_function_is_every_row_once(lake: Path) -> None:
     ds = ParquetDataset(lake, ["id"], weights=lambda epoch: None if epoch else "w")
     ds.set_epoch(1)
@@ -217,6 +247,14 @@ def test_the_same_batches_in_any_topology_and_from_any_batch(lake: Path) -> None
     again.set_epoch(2)
     ds.set_epoch(2)
     assert [b["id"].tolist() for b in again][:5] == [b["id"].tolist() for b in ds][done % 2 :: 2][:5]
+
+
+@pytest.mark.parametrize("given", ["w", {"label": {...: 0}}])
+def test_weights_that_are_all_0_are_named(given: Any, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(20), "w": [0.0] * 20, "label": [1] * 20}), tmp_path / "a.parquet")
+    name = given if isinstance(given, str) else "label"
+    with pytest.warns(UserWarning, match=f"the weights in '{name}' are all 0, so there are no batches"):
+        assert len(ParquetDataset(tmp_path, ["id"], weights=given)) == 0
 
 
 def test_states_know_of_weights(lake: Path) -> None:

@@ -148,6 +148,20 @@ def test_the_forecast_is_what_a_dataset_does(tmp_path: Path) -> None:
     assert forecast("hdfs://127.0.0.1:1/nowhere") is None
 
 
+def test_the_forecast_of_row_groups_in_pieces(tmp_path: Path) -> None:
+    table = pa.table({"x": np.zeros(6_000_000)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1_200_000)
+    found = forecast(tmp_path, 62 << 20, lanes=1)
+    assert found is not None
+    state = ParquetDataset(tmp_path, batch_size=256, lanes=1, memory=62 << 20).state_dict()
+    assert (found.window, found.row_group_size) == (16, None)
+    assert state["window"] == 16
+    assert found.pieces == -(-1_200_000 // state["piece"]) > 1
+    found = forecast(tmp_path, 100_000, lanes=1)
+    assert found is not None
+    assert found.window == 0
+
+
 def words(row_groups: int = 100, **how: Any) -> str:
     known = {"memory": 2 << 30, "lanes": 2, "decoded": 1 << 20, "window": 16, "mixed": 1.0, "row_group_size": None}
     given, *lines = describe_training(Forecast(**{**known, **how}), row_groups)
@@ -169,6 +183,8 @@ def test_the_verdict_on_training_says_what_why_and_what_is_better() -> None:
     )
     memory = words(mixed=0.1, window=6, row_group_size=8 << 20)
     assert memory.endswith("6 fit; better: row groups of 8 MB on disk, of which 16 are mixed")
+    large = words(decoded=1 << 30, mixed=0.12, pieces=8)
+    assert "16 pieces, together 12 % of the rows; a row group takes up to 1 GB decoded; read in 8 pieces" in large
     pieces = words(decoded=1 << 30, window=0, mixed=0.0, row_group_size=1 << 20)
     assert "in pieces, which is slow; a row group takes up to 1 GB decoded, too much" in pieces
     assert "better: row groups of 1 MB on disk: 1 is few for" in words(row_groups=1, row_group_size=1 << 20)

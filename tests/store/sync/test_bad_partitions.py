@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ import pytest
 import pqcache
 from pqcache.errors import PartitionsSkipped, TypeClash
 from pqcache.events import Fetched
-from pqcache.store.sync import incremental
+from pqcache.store import tmp_directory
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.sync import build_snapshot, incremental
 from tests.datasets import files_of
 from tests.forked_commands import run_pqcache
 
@@ -226,3 +230,48 @@ def test_a_version_of_a_delta_table(tmp_path: Path) -> None:
     report = pqcache.sync(tmp_path / "c", skip_bad=True)
     assert [(item.partition, item.kept) for item in report.skipped] == [("dt=3", False)]
     assert pqcache.sync(tmp_path / "c").skipped
+
+
+def test_what_has_begun_is_ended_before_it_is_taken_over(
+    lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second attempt, without the bad partition, begins when no thread of the first one is at work any more."""
+    cache = tmp_path / "cache"
+    pqcache.sync(lake, cache, row_group_size="1MB")
+    for day in range(3, 9):
+        write(lake, day, [day])
+    write(lake, 9, [9]).write_bytes(BROKEN)
+    real, at_work, rewritten = build_snapshot.rewrite_in_cache, threading.Lock(), []
+
+    def rewrite(job: Any, directory: Any, *rest: Any) -> Any:
+        with at_work:
+            time.sleep(0.05)  # so that the downloads end first
+            rewritten.append((directory.directory, build_snapshot.is_rewritten(job, directory)))
+            return real(job, directory, *rest)
+
+    def make_workdir(*what: Any) -> Path:
+        assert not at_work.locked()
+        return workdir(*what)
+
+    workdir = build_snapshot.make_workdir
+    monkeypatch.setattr(build_snapshot, "rewrite_in_cache", rewrite)
+    monkeypatch.setattr(build_snapshot, "make_workdir", make_workdir)
+    report = pqcache.sync(cache, skip_bad=True)
+    assert [item.partition for item in report.skipped] == ["dt=9"]
+    assert [day for day, is_done in rewritten if not is_done] == [f"dt={day}" for day in range(3, 9)]
+
+
+def test_a_file_that_a_stopped_thread_removes_is_not_taken_over(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = CacheDirectory(cache)
+    left, run = tmp_directory.make_workdir(opened), tmp_directory.make_workdir(opened)
+    (left / "fetch" / "one").touch()
+    (left / "fetch" / "two").touch()
+    real = tmp_directory._is_all_own
+
+    def removed(path: Path) -> bool:
+        (path.parent / "one").unlink(missing_ok=True)
+        return real(path)
+
+    monkeypatch.setattr(tmp_directory, "_is_all_own", removed)
+    tmp_directory.take_over_or_remove(opened, run, ["one", "two"], [])
+    assert [path.name for path in (run / "fetch").iterdir()] == ["two"]

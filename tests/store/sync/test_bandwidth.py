@@ -12,7 +12,8 @@ import pytest
 import pqcache
 from pqcache.store.sync.download import bandwidth
 from pqcache.store.sync.download.bandwidth import BandwidthLimit, parse_timetable
-from tests.datasets import write_shop
+from tests.conftest import Bucket
+from tests.datasets import files_of, write_shop
 from tests.forked_commands import run_pqcache
 
 NOON = datetime(2026, 11, 20, 12, 0)
@@ -91,15 +92,52 @@ def test_what_is_no_limit_is_refused(text: str, tmp_path: Path) -> None:
         parse_timetable(text)
 
 
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that limits were asked for, which wait for none."""
+    found: list[int] = []
+    monkeypatch.setattr(bandwidth.BandwidthLimit, "take", lambda self, amount: found.append(amount))
+    return found
+
+
 @pytest.mark.parametrize("how", [{}, {"fill": True}, {"columns": ["id"]}, {"where": "id > 10"}])
-def test_every_way_of_downloading_is_limited(
-    how: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_way_of_downloading_is_limited(how: dict[str, Any], taken: list[int], tmp_path: Path) -> None:
     write_shop(tmp_path / "shop", days=2, files=1, rows=50)
-    taken: list[int] = []
-    monkeypatch.setattr(bandwidth.BandwidthLimit, "take", lambda self, amount: taken.append(amount))
     report = pqcache.sync(tmp_path / "shop", tmp_path / "cache", bwlimit="100MB", **how)
     assert sum(taken) == report.fetched_bytes > 0
+
+
+def test_what_is_compared_and_repaired_is_limited(taken: list[int], tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    size = pqcache.sync(write_shop(tmp_path / "shop", days=2, files=1, rows=50), cache).bytes
+    pqcache.sync(cache, compare="content", bwlimit="100MB")
+    assert sum(taken) == size
+    pqcache.verify(cache, compare="content", bwlimit="100MB")
+    assert sum(taken) == 2 * size
+    damaged = cache / "current" / files_of(cache / "current")[0]
+    damaged.chmod(0o644)
+    damaged.write_bytes(b"PAR1")
+    assert pqcache.verify(cache, repair=True, bwlimit="100MB").ok
+    assert sum(taken) == 2 * size + damaged.stat().st_size
+
+
+@pytest.mark.s3
+def test_a_repartition_of_a_remote_source_is_limited(taken: list[int], s3_bucket: Bucket, tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop", days=1, files=2, rows=50)
+    for path in shop.rglob("*.parquet"):
+        s3_bucket.client.upload_file(str(path), s3_bucket.name, f"shop/{path.relative_to(shop)}")
+    report = pqcache.repartition(f"{s3_bucket.url}/shop", tmp_path / "dest", bwlimit="100MB", row_group_size="1MB")
+    assert report.rows == 100
+    assert sum(taken) == sum(path.stat().st_size for path in shop.rglob("part*.parquet"))
+
+
+def test_where_there_is_nothing_to_limit(tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop", days=1, files=1, rows=50)
+    pqcache.sync(shop, tmp_path / "cache")
+    with pytest.raises(pqcache.UsageError, match="--bwlimit: is only for writing to DEST"):
+        pqcache.repartition(tmp_path / "cache", bwlimit="1MB")
+    with pytest.raises(pqcache.UsageError, match="--bwlimit: excludes --scheduler"):
+        pqcache.repartition(shop, tmp_path / "dest", bwlimit="1MB", scheduler="tcp://127.0.0.1:1")
 
 
 def test_the_option(tmp_path: Path) -> None:

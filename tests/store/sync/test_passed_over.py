@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 import pqcache
 from pqcache import cli
+from pqcache.events import Event, Warned
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.tables.data_files import PassedOver, count_passed_over, without_other_snapshots
 from tests.datasets import write_day, write_shop
+from tests.forked_commands import run_pqcache
 
 
 @pytest.fixture
@@ -29,7 +33,7 @@ def test_what_is_not_taken_is_counted_by_its_reason(shop: Path, tmp_path: Path) 
     assert first.passed_over == PassedOver(hidden=5, other=1, where=3)
     assert pqcache.sync(tmp_path / "cache").passed_over == first.passed_over, "with nothing to do"
     assert pqcache.sync(tmp_path / "cache", dry_run=True).passed_over == first.passed_over
-    assert json.loads(json.dumps(first.to_dict()))["passed_over"] == {"hidden": 5, "other": 1, "where": 3}
+    assert json.loads(json.dumps(first.to_dict()))["passed_over"] == {"hidden": 5, "other": 1, "where": 3, "waiting": 0}
     write_day(shop, "2026-11-09", files=1, rows=10)
     assert pqcache.sync(tmp_path / "cache").passed_over == PassedOver(hidden=6, other=1, where=3)
 
@@ -44,6 +48,25 @@ def test_the_summary_says_it(shop: Path, tmp_path: Path, capfd: pytest.CaptureFi
         path.unlink()
     assert cli.run(["sync", str(shop), str(tmp_path / "all")]) == 0
     assert "not taken" not in capfd.readouterr().out
+
+
+def test_what_waits_is_counted_and_wrong_clocks_are_named(shop: Path, tmp_path: Path) -> None:
+    cache, old = tmp_path / "cache", time.time() - 3600
+    for path in shop.rglob("*.parquet"):
+        os.utime(path, (old, old))
+    assert pqcache.sync(shop, cache, settle="10m", marker="_SUCCESS").passed_over == PassedOver(hidden=5)
+    (shop / "dt=2026-11-02" / "_SUCCESS").unlink()
+    write_day(shop, "2026-11-02", files=1, rows=15)
+    (shop / "dt=2026-11-02" / "_SUCCESS").unlink()
+    ahead = shop / "dt=2026-11-01" / "part-00001.parquet"
+    os.utime(ahead, (time.time() + 10**8,) * 2)
+    events: list[Event] = []
+    passed = pqcache.sync(cache, on_event=events.append).passed_over
+    assert passed == PassedOver(hidden=4, waiting=2)
+    (warning,) = [event.message for event in events if isinstance(event, Warned)]
+    assert "1 file with times in the future, like dt=2026-11-01/part-00001.parquet: waiting for --settle" in warning
+    assert "4 hidden, 2 waiting for --marker or --settle" in run_pqcache("sync", cache).stdout
+    assert pqcache.sync(cache, settle=0, marker="").passed_over == PassedOver(hidden=4)
 
 
 def test_counting_follows_the_order_of_the_listing() -> None:

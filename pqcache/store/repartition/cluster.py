@@ -1,0 +1,98 @@
+"""A cluster that does the jobs of a repartition: Dask's or Ray's, by the scheme of its address.
+
+Jobs publish a partition in one step and make the same bytes wherever they run, so one that is done twice does no harm.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+from pqcache.errors import UsageError
+from pqcache.events import OnEvent, Warned
+from pqcache.store.repartition.partition_job import PartitionJob
+from pqcache.store.repartition.target_record import DirectoryResult
+from pqcache.store.urls import url_scheme
+from pqcache.units import format_count
+
+_PACKAGES = ("pqcache", "pyarrow")  # the bytes that are written depend on both
+_RAY = "ray"
+
+
+class Cluster(Protocol):
+    """Workers on other machines.
+
+    Attributes:
+        no_worker: what to tell the user where none is there; empty where there are some.
+    """
+
+    @property
+    def no_worker(self) -> str: ...
+
+    def on_workers(self, function: Callable[[str], Any], argument: str) -> list[tuple[str, Any]]:
+        """Return each worker's address with what a function returns there, or raises.
+
+        Only functions that every Python has are sent, since pqcache may be what is missing. Workers that have just
+        died are left out.
+        """
+        ...
+
+    def results(
+        self, todo: Sequence[PartitionJob], on_event: OnEvent
+    ) -> Iterator[tuple[PartitionJob, DirectoryResult]]:
+        """Do the jobs; yield each with its result, as they end. Raises what a job raises."""
+        ...
+
+
+@contextmanager
+def connected(scheduler: str, todo: Sequence[PartitionJob], on_event: OnEvent) -> Iterator[Cluster]:
+    """Yield a cluster whose workers can do ``todo``.
+
+    Raises SourceUnavailable where no scheduler answers, UsageError where a worker has another version or does not see
+    the source. Workers that come later are checked by their jobs.
+    """
+    with _opened(scheduler) as cluster:
+        if cluster.no_worker:
+            on_event(Warned(f"{scheduler}: {cluster.no_worker}"))
+        _check_packages(cluster)
+        if todo and url_scheme(todo[0].endpoints.source) in ("", "file"):
+            check_seen(cluster, todo[0].endpoints.source)
+        yield cluster
+
+
+def _opened(scheduler: str) -> AbstractContextManager[Cluster]:
+    if url_scheme(scheduler) == _RAY:
+        from pqcache.store.repartition.ray import ray_cluster
+
+        return ray_cluster(scheduler)
+    from pqcache.store.repartition.dask import dask_cluster
+
+    return dask_cluster(scheduler)
+
+
+def check_seen(cluster: Cluster, path: str) -> None:
+    """Raise UsageError when a worker does not have a local path."""
+    blind = [worker for worker, seen in cluster.on_workers(os.path.exists, path) if seen is not True]
+    if blind:
+        raise UsageError(
+            path,
+            f"{format_count(len(blind), 'worker')} cannot see it ({blind[0]})",
+            "use hdfs://, s3:// or a path that is shared by all machines",
+        )
+
+
+def _check_packages(cluster: Cluster) -> None:
+    """Raise UsageError when a worker lacks a package or has another version."""
+    for package in _PACKAGES:
+        here = importlib.metadata.version(package)
+        for worker, found in cluster.on_workers(importlib.metadata.version, package):
+            if found != here:
+                what = "is not installed" if isinstance(found, Exception) else f"is version {found}"
+                raise UsageError(
+                    f"worker {worker}",
+                    f"{package} {what}, here it is {here}",
+                    "install the same packages on all workers",
+                )

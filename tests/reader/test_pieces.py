@@ -1,0 +1,94 @@
+"""Row groups read in pieces: the same rows in the same order, and the bytes of an epoch, whatever their number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pqcache.errors import ParquetError
+from pqcache.reader.order.epoch_order import Order
+from pqcache.reader.piece_reader import PieceReader
+from pqcache.reader.row_group_loader import RowGroupLoader
+from tests.reader.reading import everything, loader_of, read
+
+PAGES: dict[str, Any] = {"max_rows_per_page": 50, "write_page_index": True}
+
+
+def rows_of(loader: RowGroupLoader, window: int = 4) -> list[pa.RecordBatch]:
+    order = Order(counts=loader.plan.counts, batch_size=70, lanes=2, window=window, seed=1)
+    return [batch for _, batch in read(loader, order)]
+
+
+def test_a_column_of_every_type_is_the_same_from_its_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(everything(0, 1_000), tmp_path / "a.parquet", **PAGES)
+    from_pages = rows_of(loader_of(tmp_path).split(130))
+    monkeypatch.setattr(PieceReader, "_file", lambda *_: None)
+    from_beginning = rows_of(loader_of(tmp_path).split(130))
+    assert len(from_pages) == 15
+    assert all(one.equals(two) for one, two in zip(from_pages, from_beginning, strict=True))
+
+
+class BytesRead:
+    """Counts the bytes that are read by the calls of the package, page headers aside."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 0
+        preadv: Callable[[int, Sequence[Any], int], int] = os.preadv
+
+        def counted(file: int, buffers: Sequence[Any], offset: int) -> int:
+            found = preadv(file, buffers, offset)
+            self.bytes += found
+            return found
+
+        monkeypatch.setattr(os, "preadv", counted)
+
+
+def test_an_epoch_in_pieces_reads_each_page_about_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, rows = np.random.default_rng(0), 20_000
+    tokens = pa.array(rng.integers(0, 50_000, rows * 32).astype(np.int32))
+    table = pa.table(
+        {
+            "id": range(rows),
+            "noise": rng.random(rows),
+            "label": pa.array([f"label {i % 10}" for i in range(rows)]),
+            "tokens": pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32) * 32), tokens),
+            "image": [rng.bytes(600) for _ in range(rows)],
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", max_rows_per_page=100, write_page_index=True, write_batch_size=50)
+    group = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
+    stored = sum(group.column(i).total_compressed_size for i in range(group.num_columns))
+    dictionaries = sum(
+        group.column(i).data_page_offset - group.column(i).dictionary_page_offset for i in range(group.num_columns)
+    )
+    read_bytes = BytesRead(monkeypatch)
+    for pieces in (4, 10):
+        loader, read_bytes.bytes = loader_of(tmp_path).split(rows // pieces), 0
+        order = Order(counts=loader.plan.counts, batch_size=500, window=4)
+        ids = [i for _, batch in read(loader, order) for i in batch["id"].to_pylist()]
+        assert sorted(ids) == list(range(rows))
+        assert stored - dictionaries <= read_bytes.bytes <= 1.02 * (stored + pieces * dictionaries)
+
+
+def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(1_000)}), tmp_path / "a.parquet", **PAGES)
+    loader = loader_of(tmp_path).split(300)
+    assert loader.load(1, 0, 300)[0].values.tolist() == list(range(300, 600))
+    pq.write_table(pa.table({"id": range(100)}), tmp_path / "a.parquet", **PAGES)
+    with pytest.raises(ParquetError, match=r"a\.parquet"):
+        loader.load(1, 0, 300)
+
+
+def test_a_column_that_a_file_lacks_is_null_in_pieces(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(400), "x": range(400)}), tmp_path / "a.parquet", **PAGES)
+    pq.write_table(pa.table({"id": range(400, 800)}), tmp_path / "b.parquet", **PAGES)
+    rows = [row for batch in rows_of(loader_of(tmp_path).split(150)) for row in batch.to_pylist()]
+    assert sorted(row["id"] for row in rows) == list(range(800))
+    assert all(row["x"] == (row["id"] if row["id"] < 400 else None) for row in rows)
