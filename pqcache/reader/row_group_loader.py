@@ -29,7 +29,7 @@ from pqcache.reader.packing.packed_columns import (
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.row_group_reader import RowGroupReader, Selected, checked_columns
+from pqcache.reader.row_group_reader import RowGroupReader, Selected, UseColumn, checked_columns
 from pqcache.reader.row_group_sizes import (
     density,
     estimate_sizes,
@@ -139,21 +139,25 @@ class RowGroupLoader:
         Rows are counted among those that are selected. ``arenas`` take the long rows of row groups that are decoded
         completely. What cannot be read raises ParquetError.
         """
-        columns, rows = self.load_around(number, low, high, arenas)
+        columns, rows = self.load_around(number, low, high, arenas=arenas)
         return columns if rows is None else [take(column, rows) for column in columns]
 
     def load_around(
-        self, number: int, low: int, high: int, arenas: Mapping[str, Arena] = {}
+        self, number: int, low: int, high: int, use: UseColumn | None = None, *, arenas: Mapping[str, Arena] = {}
     ) -> tuple[list[ColumnData], Ints | None]:
-        """Return decoded rows, and where among them are those that `load` returns; None where they are alone."""
-        return self.plan.data.while_moving(partial(self._load, number, low, high, arenas))
+        """Return decoded rows, and where among them are those that `load` returns; None where they are alone.
+
+        Where all rows that are decoded are wanted, ``use`` takes the columns of the files one after the other, and they
+        are returned without values. It may be called again with a column.
+        """
+        return self.plan.data.while_moving(partial(self._load, number, low, high, arenas, use))
 
     def _load(
-        self, number: int, low: int, high: int, arenas: Mapping[str, Arena]
+        self, number: int, low: int, high: int, arenas: Mapping[str, Arena], use: UseColumn | None
     ) -> tuple[list[ColumnData], Ints | None]:
         packs = self.plan.packs
         if packs is None:
-            return self._load_rows(number, low, high, arenas)
+            return self._load_rows(number, low, high, arenas, use)
         return self._load_packed(packs, number, low, high), None
 
     def _load_packed(self, packs: PackedRows | GroupedRows, number: int, low: int, high: int) -> list[ColumnData]:
@@ -168,7 +172,7 @@ class RowGroupLoader:
         return [column for grouped, rows_of in found for column in grouped.gather(rows_of, rows, ends, path)]
 
     def _load_rows(
-        self, number: int, low: int, high: int, arenas: Mapping[str, Arena]
+        self, number: int, low: int, high: int, arenas: Mapping[str, Arena], use: UseColumn | None = None
     ) -> tuple[list[ColumnData], Ints | None]:
         plan, reader = self.plan, self.reader
         self._check_size(number)
@@ -182,7 +186,7 @@ class RowGroupLoader:
             path, pairs = reader.path(number), zip(self.sequence_columns, found, strict=True)
             columns = [column for sequences, rows_of in pairs for column in sequences.gather(rows_of, places, path)]
         elif selection is None or selected is None or not plan.chooses(number):
-            columns = reader.read(number, low, high, arenas)
+            columns = reader.read(number, low, high, arenas, use)
         else:
             choice = Selected(selected, selection.columns, partial(selection.positions, row_group))
             columns, rows = reader.read_selected(number, (low, high), choice, arenas)

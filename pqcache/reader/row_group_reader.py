@@ -17,18 +17,20 @@ from pqcache.errors import ParquetError, first_line, open_error
 from pqcache.parquet.misread_columns import check_read_right, doubtful_columns, may_be_doubtful
 from pqcache.reader.columns.column_data import ColumnData, NotConstant, compact, cut, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.columns.decoded_together import decoded_together
 from pqcache.reader.columns.page_columns import PageColumns
 from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.piece_reader import PieceReader, RowGroupOfFile
 from pqcache.system.buffer_pool import Arena, BufferPool
-from pqcache.system.disk import check_regular, open_regular
+from pqcache.system.disk import check_regular, read_ahead
 from pqcache.system.shared_numbers import SharedNumbers
 
 log = logging.getLogger("pqcache.reader")
 
 Choose = Callable[[Iterable[pa.Table]], Ints]
+UseColumn = Callable[[int, ColumnData], None]  # takes a column by its position among the forms
 
 
 class Selected(NamedTuple):
@@ -96,38 +98,52 @@ class RowGroupReader:
         """Return the file of a row group."""
         return self.data.root / self.data.index.paths[int(self.file[number])]
 
-    def read(self, number: int, low: int, high: int, arenas: Mapping[str, Arena] = {}) -> list[ColumnData]:
+    def read(
+        self, number: int, low: int, high: int, arenas: Mapping[str, Arena] = {}, use: UseColumn | None = None
+    ) -> list[ColumnData]:
         """Return rows ``low <= row < high`` of a row group, one column for each form.
 
-        ``arenas`` take the long rows of columns that can be read from their pages. A column that the file lacks is null
-        in all rows, unless its value is in the path; one of another type is cast. A file that is gone, damaged or not
-        what was indexed raises ParquetError.
+        ``arenas`` take the long rows of columns that can be read from their pages. ``use`` takes each column as soon as
+        it is decoded, and they are returned without values. A column that the file lacks is null in all rows, unless
+        its value is in the path; one of another type is cast. A file that is gone, damaged or not what was indexed
+        raises ParquetError.
         """
         if not self.forms:
             return []
         names = [form.name for form in self.forms]
+        columns = [ColumnData(form, None) for form in self.forms]
         found: dict[str, ColumnData] = {}
         with self.opened(number, names) as (file, path):
             wanted, row_group = self._present(file, number, path, names), int(self.row_group[number])
+            group = RowGroupOfFile(file, int(self.file[number]), path, row_group)
             if self._pieces is not None:
-                group = RowGroupOfFile(file, int(self.file[number]), path, row_group)
                 found, long = self._pieces.columns(group, low, high)
                 rows, kept = high - low, (0, high - low)
             else:
                 paged, long = self._pages.read(file, int(self.file[number]), path, row_group, arenas)
                 rows, kept = int(self.rows[number]), (low, high)  # others are read again below, and refused
-                found = {name: _cut(column, low, high) for name, column in paged.items() if len(column) == rows}
+                found = {name: cut(column, low, high) for name, column in paged.items() if len(column) == rows}
             self.meter.count_columns(len(found), long)
             wanted = [name for name in wanted if name not in found]
-            if self._pieces is not None:
-                table = self._pieces.table(group, wanted, low, high)
-            else:
-                table = file.read_row_group(row_group, columns=wanted, use_threads=False)
-        if wanted and table.num_rows != rows:
-            raise self._replaced(path, number, table.num_rows)
-        for name in [name for name in found if self._path_value(number, name) is not None]:
-            found.pop(name)
-        return [found.get(form.name) or self._column(path, table, form, number, *kept) for form in self.forms]
+            for name in [name for name in found if self._path_value(number, name) is not None]:
+                found.pop(name)
+            one_by_one = use is not None and self._pieces is None
+            for part in decoded_together(self.forms, wanted, rows) if one_by_one else [range(len(columns))]:
+                now = [names[position] for position in part if names[position] in wanted]
+                if self._pieces is not None:
+                    table = self._pieces.table(group, now, low, high)
+                else:
+                    table = file.read_row_group(row_group, columns=now, use_threads=False)
+                if now and table.num_rows != rows:
+                    raise self._replaced(path, number, table.num_rows)
+                for position in part:
+                    form = self.forms[position]
+                    column = found.pop(form.name, None) or self._column(path, table, form, number, *kept)
+                    if use is None:
+                        columns[position] = column
+                    else:
+                        use(position, column)
+        return columns
 
     def read_selected(
         self, number: int, span: tuple[int, int], selected: Selected, arenas: Mapping[str, Arena] = {}
@@ -314,7 +330,7 @@ class RowGroupReader:
                 f"column {form.name!r} cannot be read as {form.type} ({error})",
                 "rewrite the file with the dataset's types",
             ) from error
-        return _cut(column, low, high)
+        return cut(column, low, high)
 
     def _open(self, file_number: int, path: Path) -> pq.ParquetFile:
         """Open a file for one row group; its footer is parsed once.
@@ -337,15 +353,8 @@ class RowGroupReader:
 
     def _read_ahead(self, number: int, path: Path) -> None:
         """Ask the kernel for a complete row group at once, as a cold disk is slow page by page."""
-        if not hasattr(os, "posix_fadvise"):
-            return
         table, row = self.data.index.table, int(self._index_row[number])
-        offset, size = (table[name][row].as_py() for name in ("offset", "bytes"))
-        file = open_regular(path)
-        try:
-            os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(file)
+        read_ahead(path, *(table[name][row].as_py() for name in ("offset", "bytes")))
 
     def _replaced(self, path: Path, number: int, rows: int) -> ParquetError:
         return ParquetError(
@@ -362,10 +371,6 @@ class RowGroupReader:
             f"row group {self.row_group[number]} cannot be read ({first_line(error)})",
             "the file is damaged or was replaced: sync again, or write it again",
         )
-
-
-def _cut(column: ColumnData, low: int, high: int) -> ColumnData:
-    return cut(column, low, high) if (low, high) != (0, len(column)) else column
 
 
 def _no_columns(rows: int) -> pa.Table:

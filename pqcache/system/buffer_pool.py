@@ -78,13 +78,11 @@ class BufferPool:
     def acquire(self, size: int) -> Buffer:
         """Return a block of at least ``size`` bytes, not cleared; ``release`` it afterwards."""
         wanted = buffer_size(size)
-        buffer = self._idle(wanted, wanted + wanted // 4)
-        if buffer is None and (excess := self._excess(wanted)) > 0:
-            if wanted <= _MAX_WASTED:
-                buffer = self._idle(wanted, 2 * wanted)  # a block much too large is better than new memory
-            if buffer is None:
-                self._free_idle(excess)
+        # a block much too large is better than new memory
+        buffer = self._idle(wanted, 2 * wanted if wanted <= _MAX_WASTED else wanted + wanted // 4)
         if buffer is None:
+            if (excess := self._excess(wanted)) > 0:
+                self._free_idle(excess)
             buffer = _allocate(wanted)
             self._sizes[id(buffer)] = wanted
             self._alive[id(buffer)] = weakref.ref(buffer, partial(_remove_entry, self._alive, self._sizes, id(buffer)))

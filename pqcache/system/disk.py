@@ -47,6 +47,16 @@ def read_regular(path: str | Path) -> bytes:
         return file.read()
 
 
+def read_ahead(path: str | Path, offset: int, size: int) -> None:
+    """Ask the kernel to read a range of a regular file in the background, where the system can be asked."""
+    if hasattr(os, "posix_fadvise"):
+        descriptor = open_regular(path)
+        try:
+            os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+
+
 def check_regular(path: str | Path) -> None:
     """Raise OSError for what is no regular file: before a library opens it, which could block."""
     if not stat.S_ISREG(os.stat(path).st_mode):

@@ -137,17 +137,25 @@ class Lane:
         """Return where each bucket of a span begins among its scattered rows, and where the last one ends."""
         return np.asarray(self._offset(span, np.arange(self.bucket_count(span) + 1, dtype=np.int64)), np.int64)
 
-    def _offset(self, span: int, bucket: Any) -> Any:
-        """Return where a bucket, or each of several, begins among the scattered rows of a span.
+    def _offset(self, span: Any, bucket: Any) -> Any:
+        """Return where a bucket of a span begins among its scattered rows, or each of several of one span or several.
 
         Buckets are equal. But those of the span's first step are larger where the lane's first batch needs it.
         """
-        size, buckets, step = int(self.sizes[span]), self.bucket_count(span), self.blocks_per_step
-        wanted = min(size, self.batch_size - int(self._starts[span]))
-        if wanted <= size * step // buckets:
-            return size * bucket // buckets
+        step, first = self.blocks_per_step, np.multiply(span, self.blocks_per_step)
+        size, buckets = self.sizes[span], np.minimum(first + self.window * step, self.blocks) - first
+        even = size * bucket // buckets
+        if np.min(span) > self._last_of_first_batch:
+            return even
+        wanted = np.minimum(size, self.batch_size - self._starts[span])
         in_step, after = np.minimum(bucket, step), np.maximum(bucket - step, 0)
-        return wanted * in_step // step + (size - wanted) * after // (buckets - step)
+        larger = wanted * in_step // step + (size - wanted) * after // np.maximum(buckets - step, 1)
+        return np.where(wanted <= size * step // buckets, even, larger)
+
+    @cached_property
+    def _last_of_first_batch(self) -> int:
+        """The last span that begins before the first batch ends."""
+        return int(np.searchsorted(self._starts, self.batch_size)) - 1
 
     def spans(self, block: int) -> range:
         """Return the spans that ``block`` mixes."""
@@ -159,12 +167,9 @@ class Lane:
         if block >= self.blocks:
             return self.rows
         spans = self.spans(block)
-        rows = int(self._starts[spans.start])
-        for span in spans:
-            done = block - self.first_block(span)
-            if done > 0:
-                rows += int(self._offset(span, done))
-        return rows
+        span = np.arange(spans.start, spans.stop)
+        done = np.maximum(block - span * self.blocks_per_step, 0)
+        return int(self._starts[spans.start] + self._offset(span, done).sum())
 
     def block_at(self, row: int) -> int:
         """Return the block in which the lane's ``row``-th row comes, by bisection; ``blocks`` at the end."""

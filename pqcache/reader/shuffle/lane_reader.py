@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from typing import Generic
+from typing import Any, Generic
 
 from pqcache.reader.meter import GATHER
 from pqcache.reader.order.epoch_order import Lane
@@ -22,6 +22,17 @@ from pqcache.reader.shuffle.scatter import Buckets, Done, ReadContext, scatter
 
 _STRETCHES = 3  # of blocks on their way: one being used, one ready (unless memory is low), one in the making
 _NOTED = 8  # of so many stretches, at one it is looked how many batches are made and not used
+_TOGETHER = 1 << 20  # bytes of blocks that are gathered at once, which a processor's cache holds
+
+
+def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
+    """Return how many blocks of a step are gathered at once: several where batches are small, as each call takes time.
+
+    Rows of no fixed width may be of any length, so their blocks are gathered one by one.
+    """
+    if not lane.blocks or any(form.kind != "fixed" for form in context.forms):
+        return 1
+    return max(1, _TOGETHER // max(1, context.layout.bytes(-(-lane.rows // lane.blocks))))
 
 
 class LaneReader(Generic[Done]):
@@ -33,6 +44,7 @@ class LaneReader(Generic[Done]):
     def __init__(self, context: ReadContext[Done], lane: Lane, first: int, batch_size: int) -> None:
         self._context, self._lane, self._batch_size = context, lane, batch_size
         self._first_block = lane.block_at(first)
+        self._together = _blocks_together(context, lane)
         self._block = self._first_block  # next block to gather
         self._row = first  # next row to assign to a batch
         self._span = lane.spans(self._block).start if self._block < lane.blocks else 0  # next span to scatter
@@ -74,7 +86,9 @@ class LaneReader(Generic[Done]):
         lane = self._lane
         if self._block >= lane.blocks:
             return
-        first, last = self._block, self._block + 1
+        first = self._block
+        step = lane.blocks_per_step
+        last = min(first + self._together, (first // step + 1) * step, lane.blocks)
         while last < lane.blocks and lane.rows_before(last) < self._row + self._batch_size:
             last += 1  # tiny row groups: a batch takes many blocks
         spans = range(lane.spans(first).start, lane.spans(last - 1).stop)

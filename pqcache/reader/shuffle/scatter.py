@@ -16,7 +16,7 @@ from pqcache.reader.arriving.arrival_queue import ArrivalQueue
 from pqcache.reader.columns.batch_layout import LONG, BatchLayout, GatheredBatch
 from pqcache.reader.columns.column_data import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, take
 from pqcache.reader.columns.column_forms import ColumnForm
-from pqcache.reader.meter import ARRIVAL_WAIT, GATHER, NO_METER, READ_WAIT, Meter
+from pqcache.reader.meter import ARRIVAL_WAIT, DECODE, GATHER, NO_METER, READ_WAIT, Meter
 from pqcache.reader.order.epoch_order import Ints, Lane
 from pqcache.reader.row_group_reader import release_unused
 from pqcache.system.buffer_pool import Arena, Buffer, BufferPool
@@ -24,7 +24,8 @@ from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 Rows = list[ColumnData]
 Load = Callable[[int, int, int], Rows]
-LoadAround = Callable[[int, int, int], tuple[Rows, "Ints | None"]]
+Use = Callable[[int, ColumnData], None]  # takes a column by its position
+LoadAround = Callable[[int, int, int, "Use | None"], tuple[Rows, "Ints | None"]]
 Done = TypeVar("Done")  # what a batch is made into
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,7 +45,8 @@ class ReadContext(Generic[Done]):
     ``arenas``         by column, where ``load`` puts long rows of fixed width then, as far as it can
     ``arrivals``       where row groups are still arriving: starts what reads one when it is there
     ``load_around``    like ``load``, but returns more rows, and where among them are those that are wanted, so that
-                       these are copied only once
+                       these are copied only once; where all are wanted, it may pass columns to the function that is
+                       its last argument as soon as each is decoded, and returns them without values
     ``meter``          counts what it takes
     """
 
@@ -81,11 +83,14 @@ class ReadContext(Generic[Done]):
             if self.arrivals is not None:
                 self.meter.add(ARRIVAL_WAIT, int(1e9 * (self.arrivals.waited_seconds - arrived)))
 
-    def loaded(self, row_group: int, low: int, high: int) -> tuple[Rows, Ints | None]:
-        """Return decoded rows, and where among them are those that are wanted; None for all."""
+    def loaded(self, row_group: int, low: int, high: int, use: Use | None) -> tuple[Rows, Ints | None]:
+        """Return decoded rows, and where among them are those that are wanted; None for all.
+
+        Columns that ``use`` was called with have no values.
+        """
         if self.load_around is None:
             return self.load(row_group, low, high), None
-        return self.load_around(row_group, low, high)
+        return self.load_around(row_group, low, high, use)
 
     @property
     def shared(self) -> BufferPool | None:
@@ -145,68 +150,121 @@ Buckets = list[Bucket | None]  # of a span; None where it is not needed, or was 
 
 
 def scatter(context: ReadContext[Any], lane: Lane, span: int, first_bucket: int) -> Buckets:
-    """Decode a span of a lane and return its buckets; those before ``first_bucket`` are None."""
-    columns, rows = context.loaded(int(lane.row_groups[span]), int(lane.lows[span]), int(lane.highs[span]))
-    with context.meter.timed(GATHER):
-        return _in_buckets(context, lane, span, first_bucket, columns, rows)
+    """Decode a span of a lane and return its buckets; those before ``first_bucket`` are None.
 
-
-def _in_buckets(
-    context: ReadContext[Any], lane: Lane, span: int, first_bucket: int, columns: Rows, rows: Ints | None
-) -> Buckets:
-    """Return the buckets of a span of decoded ``columns``; ``rows`` are those that are wanted, None for all."""
-    order, offsets = lane.row_order(span), lane.bucket_offsets(span).tolist()
-    order = order if rows is None else rows[order]
-    buckets: Buckets = [None] * first_bucket
-    left = range(first_bucket, len(offsets) - 1)
-    large = context.scattered_layout.bytes(len(order)) + sum(map(bytes_of_views, columns)) > _SMALL
-    each = (1 if context.low_memory else lane.blocks_per_step) if large else len(offsets)
-    portions = [left[i : i + each] for i in range(0, len(left), each)]
-    counts = [len(portion) for portion in portions]
-    orders = [order[offsets[portion[0]] : offsets[portion[-1] + 1]] for portion in portions]
-    for portion, chunk in zip(portions, scatter_columns(context, columns, orders, counts), strict=True):
-        begin = offsets[portion[0]]
-        buckets.extend(Bucket(chunk, offsets[i] - begin, offsets[i + 1] - begin) for i in portion)
-    if context.low_memory:
-        release_unused()
-    return buckets
-
-
-def scatter_columns(
-    context: ReadContext[Any], columns: Rows, orders: Sequence[Ints], buckets: Sequence[int]
-) -> list[ScatterChunk]:
-    """Return a chunk of the columns' rows in each of ``orders``, with so many buckets.
-
-    Rows are taken column by column, as a column is what a cache can hold; ``columns`` is emptied meanwhile.
+    Where fixed-width columns are many, each is scattered when it is decoded, while the processor's cache holds it.
     """
-    layout, memory = context.scattered_layout, context.memory
-    chunks = []
-    for order, count in zip(orders, buckets, strict=True):
-        buffer = memory.acquire(layout.bytes(len(order)))
-        chunks.append(ScatterChunk(buffer, layout.arrays(buffer, len(order)), count))
-    places = {p: (g, i) for g, group in enumerate(context.layout.groups) for i, p in enumerate(group.positions)}
-    near = memory.acquire(NEAR)
-    for position, form in enumerate(context.forms):
-        column = columns[position]
-        columns[position] = ColumnData(form, None)  # decoded memory is freed as soon as it is scattered
-        if position in places and column.valid is None and isinstance(column.values, np.ndarray):
-            group, row = places[position]
-            values = column.values
-            if group >= len(layout.groups):
-                for order, chunk in zip(orders, chunks, strict=True):
+    row_group, low, high = int(lane.row_groups[span]), int(lane.lows[span]), int(lane.highs[span])
+    early: ScatteredColumns | None = None
+    if context.scattered_layout.bytes(high - low) > _SMALL:
+        early = ScatteredColumns(context, lane, span, first_bucket)
+    columns, rows = context.loaded(row_group, low, high, early.add_decoded if early else None)
+    with context.meter.timed(GATHER):
+        if early is not None and rows is None:
+            scattered = early
+            context.meter.add(DECODE, -early.while_decoding)
+            context.meter.add(GATHER, early.while_decoding)
+        else:
+            row_bytes = sum(map(bytes_of_views, columns))
+            scattered = ScatteredColumns(context, lane, span, first_bucket, rows, row_bytes)
+        buckets = scattered.buckets(columns)
+        if context.low_memory:
+            release_unused()
+        return buckets
+
+
+class ScatteredColumns:
+    """The buckets of a span from ``first_bucket`` on, to which columns are added.
+
+    ``rows`` are those of the columns that are wanted, None for all; ``of_views`` is how many bytes the columns have
+    beside those of fixed width.
+    """
+
+    def __init__(
+        self,
+        context: ReadContext[Any],
+        lane: Lane,
+        span: int,
+        first_bucket: int,
+        rows: Ints | None = None,
+        of_views: int = 0,
+    ) -> None:
+        self._context = context
+        self._offsets: list[int] = lane.bucket_offsets(span).tolist()
+        order = lane.row_order(span)
+        order = order if rows is None else rows[order]
+        large = context.scattered_layout.bytes(len(order)) + of_views > _SMALL
+        self._portions = self._in_chunks(lane, range(first_bucket, len(self._offsets) - 1), large)
+        self._orders = [order[self._offsets[p[0]] : self._offsets[p[-1] + 1]] for p in self._portions]
+        # in workers, where memory is scarce, none is left over in chunks; else all chunks are as large, to be reused
+        self._least_rows = 0 if context.low_memory or not large else -(-len(order) // lane.window)
+        groups = context.layout.groups
+        self._places = {p: (g, i) for g, group in enumerate(groups) for i, p in enumerate(group.positions)}
+        self._chunks: list[ScatterChunk] = []
+        self.while_decoding = 0  # nanoseconds
+
+    def _in_chunks(self, lane: Lane, buckets: range, large: bool) -> list[range]:
+        """Return which buckets go to the same chunk.
+
+        Those of a lane's last spans are larger, as they are fewer. There fewer go to a chunk, so that all chunks are
+        about equal.
+        """
+        each = max(1, len(buckets))
+        if large:
+            each = 1 if self._context.low_memory else max(1, (len(self._offsets) - 1) // lane.window)
+        return [buckets[i : i + each] for i in range(0, len(buckets), each)]
+
+    def chunks(self) -> list[ScatterChunk]:
+        """Return the chunks, with the columns that were added so far."""
+        layout, memory = self._context.scattered_layout, self._context.memory
+        if not self._chunks:
+            for order, portion in zip(self._orders, self._portions, strict=True):
+                buffer = memory.acquire(layout.bytes(max(self._least_rows, len(order))))
+                self._chunks.append(ScatterChunk(buffer, layout.arrays(buffer, len(order)), len(portion)))
+        return self._chunks
+
+    def add_decoded(self, position: int, column: ColumnData) -> None:
+        """Add a column that was decoded just now."""
+        begun = time.monotonic_ns()
+        self.add(position, column)
+        self.while_decoding += time.monotonic_ns() - begun
+
+    def add(self, position: int, column: ColumnData, near: Bytes | None = None) -> None:
+        """Add a column; ``near`` is memory in the processor's cache, through which values are read that are not."""
+        values = column.values
+        if position in self._places and column.valid is None and isinstance(values, np.ndarray):
+            group, row = self._places[position]
+            if group >= len(self._context.scattered_layout.groups):
+                for order, chunk in zip(self._orders, self.chunks(), strict=True):
                     chunk.long[position] = values, order
-                continue
-            if values.nbytes <= NEAR:  # read once in sequence, so that random access finds it in the cache
+                return
+            if near is not None and values.nbytes <= NEAR:  # read once in sequence: random access finds it there
                 values = near[: values.nbytes].view(values.dtype).reshape(values.shape)
                 np.copyto(values, column.values)
-            for order, chunk in zip(orders, chunks, strict=True):
+            for order, chunk in zip(self._orders, self.chunks(), strict=True):
                 values.take(order, axis=0, out=chunk.arrays[group][row], mode="clip")
         else:
-            kept = context.keep_decoded and bytes_of_views(column) >= LONG * len(column)
-            for order, chunk in zip(orders, chunks, strict=True):
+            kept = self._context.keep_decoded and bytes_of_views(column) >= LONG * len(column)
+            for order, chunk in zip(self._orders, self.chunks(), strict=True):
                 chunk.columns[position] = take(column, order) if kept else compact(take(column, order))
-    memory.release(near)
-    return chunks
+
+    def buckets(self, columns: Rows) -> Buckets:
+        """Return the buckets, with those of ``columns`` that have values being added now; None before the first.
+
+        Rows are taken column by column, as a column is what a cache can hold; ``columns`` is emptied meanwhile.
+        """
+        near = self._context.memory.acquire(NEAR)
+        for position, form in enumerate(self._context.forms):
+            column = columns[position]
+            columns[position] = ColumnData(form, None)  # decoded memory is freed as soon as it is scattered
+            if column.values is not None:
+                self.add(position, column, near)
+        self._context.memory.release(near)
+        found: Buckets = [None] * (self._portions[0].start if self._portions else len(self._offsets) - 1)
+        for portion, chunk in zip(self._portions, self.chunks(), strict=True):
+            begin = self._offsets[portion[0]]
+            found.extend(Bucket(chunk, self._offsets[i] - begin, self._offsets[i + 1] - begin) for i in portion)
+        return found
 
 
 def arena_rows(arena: Arena, bucket: Bucket, position: int, width: int) -> Ints | None:

@@ -19,15 +19,19 @@ import pytest
 
 import pqcache
 from pqcache.reader.columns import column_data as columns_module
+from pqcache.reader.columns import decoded_together as together_module
 from pqcache.reader.columns.column_data import ColumnData, to_arrow
 from pqcache.reader.epoch import batches as epoch_batches
 from pqcache.reader.memory_budget import DecodeBudget
 from pqcache.reader.order.epoch_order import Ints, Order
 from pqcache.reader.record_batches import record_batches
 from pqcache.reader.row_group_loader import RowGroupLoader
+from pqcache.reader.row_group_reader import UseColumn
 from pqcache.reader.shuffle import gather as gather_module
+from pqcache.reader.shuffle import scatter as scatter_module
+from pqcache.reader.shuffle.scatter import ScatteredColumns
 from pqcache.system.buffer_pool import Arena, BufferPool
-from tests.reader.reading import loader_of, long_rows, plain, read, read_table, write
+from tests.reader.reading import everything, loader_of, long_rows, plain, read, read_table, write
 
 KEPT = DecodeBudget(2, keep_decoded=True)
 
@@ -41,13 +45,13 @@ class Watched(RowGroupLoader):
         self._counting = threading.Lock()
 
     def load_around(
-        self, number: int, low: int, high: int, arenas: Mapping[str, Arena] = {}
+        self, number: int, low: int, high: int, use: UseColumn | None = None, *, arenas: Mapping[str, Arena] = {}
     ) -> tuple[list[ColumnData], Ints | None]:
         with self._counting:
             self.loads += 1
             loads = self.loads
         self.before(loads)
-        return super().load_around(number, low, high, arenas)
+        return super().load_around(number, low, high, use, arenas=arenas)
 
     def before(self, loads: int) -> None:
         """Wait before the row group that is decoded as the ``loads``-th one."""
@@ -196,6 +200,36 @@ def test_strings_are_packed_alike_for_one_batch_or_many_at_once(
         assert to_arrow(columns["text"]).to_pylist() == [texts[i] for i in ids]
         seen += ids
     assert sorted(seen) == list(range(1000))
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+@pytest.mark.parametrize("together", [1, 1 << 20])
+def test_columns_that_are_scattered_when_they_are_decoded_have_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_worker: bool, together: int
+) -> None:
+    tables = [everything(0, 150), everything(150, 150).drop_columns(["uint16", "string", "struct"])]
+    write(tmp_path, {f"{number}.parquet": table for number, table in enumerate(tables)}, rows=70)
+    loader, scattered = loader_of(tmp_path), set()
+    order = Order(counts=loader.plan.counts, batch_size=17, lanes=2, window=4, seed=5)
+    expected = read_table(loader, order)
+    add = ScatteredColumns.add_decoded
+
+    def noted(self: ScatteredColumns, position: int, column: ColumnData) -> None:
+        scattered.add(position)
+        add(self, position, column)
+
+    monkeypatch.setattr(scatter_module, "_SMALL", 0)
+    monkeypatch.setattr(together_module, "_TOGETHER", together)
+    monkeypatch.setattr(ScatteredColumns, "add_decoded", noted)
+    found, total = [], order.batches()
+    into = BufferPool() if in_worker else None
+    for _, batch in epoch_batches(loader, order, range(total), total, DecodeBudget(2), into):
+        columns = batch.columns()
+        found.append(pa.table({name: to_arrow(columns[name]) for name in expected.column_names}))
+    assert scattered == set(range(len(loader.forms)))
+    assert plain(pa.concat_tables(found)).equals(plain(expected))
+    written = plain(pa.concat_tables(tables, promote_options="default"))
+    assert plain(expected).sort_by("id").equals(written.select(expected.column_names))
 
 
 def test_batches_are_freed_when_they_are_used(tmp_path: Path) -> None:
