@@ -103,7 +103,7 @@ def test_what_differs_between_snapshots(shop: Path, tmp_path: Path, capfd: pytes
     assert shown[0].endswith("1 added, 1 removed, 1 changed, 7 unchanged files")
     assert "  + dt=2026-11-09/part-00000.parquet" in shown
     assert cli.run(["inspect", str(cache), "--diff", old, "nosuch"]) == 1
-    assert "not kept any more" in capfd.readouterr().err
+    assert "there is no snapshot nosuch" in capfd.readouterr().err
 
 
 def test_the_verdict_and_its_remedy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
