@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -144,8 +145,8 @@ class Filler:
             self.fetch(*found)
             count += 1
 
-    def publish(self, between: float = 0.0) -> Path:
-        """Complete the files and publish them, with pauses between the steps."""
+    def publish(self, between: Callable[[], None] = lambda: None) -> Path:
+        """Complete the files and publish them; ``between`` is called between the steps."""
         entries = []
         for number, entry in enumerate(self.snapshot.manifest().files):
             data = (self.source / entry.path).read_bytes()
@@ -161,16 +162,16 @@ class Filler:
         write_summary(manifest, self.snapshot.path / SUMMARY)
         write_checksums(self.snapshot.path)
         self.map.state = ArrivalState.COMPLETE
-        time.sleep(between)
+        between()
         for path in (self.snapshot.path / WANTED).iterdir():
             path.unlink(missing_ok=True)  # a reader that ends removes its own
         (self.snapshot.path / WANTED).rmdir()
         (self.snapshot.path / ARRIVED).unlink()
-        time.sleep(between)
+        between()
         target = self.snapshot.published_path
         self.snapshot.path.rename(target)
         self.map.state = ArrivalState.PUBLISHED
-        time.sleep(between)
+        between()
         (target / RUN).unlink()
         os.symlink(f"snapshots/{target.name}", self.cache.path / "current")
         self.die()
@@ -210,7 +211,7 @@ class FillingThread(threading.Thread):
     def run(self) -> None:
         self.filler.fill(self.delay)
         if self.publish:
-            self.filler.publish(self.delay)
+            self.filler.publish(lambda: time.sleep(self.delay))
 
 
 def main() -> None:
@@ -232,7 +233,7 @@ def main() -> None:
         os._exit(1)
     if filler.missing():
         os._exit(9)  # as one that is killed
-    filler.publish(0.01)
+    filler.publish(lambda: time.sleep(0.01))
     if "warn" in options:
         print(json.dumps({"event": "Warned", "message": "and it has ended"}), flush=True)
     for path in job["files"]:
