@@ -65,7 +65,7 @@ def test_one_line_on_success_also_when_there_is_nothing_to_do(shop: Path, tmp_pa
     (line,) = map(unstamped, run("sync", tmp_path / "cache").stdout.splitlines())
     assert line.startswith("nothing to do in ")
     (line,) = map(unstamped, run("sync", tmp_path / "cache", "--dry-run").stdout.splitlines())
-    assert line == "nothing to do"
+    assert line == "nothing to do; not taken: 5 hidden"
     (line,) = run("repartition", tmp_path / "cache", "--row-group-size", "32k").stdout.splitlines()
     line = unstamped(line)
     assert line.startswith("repartitioned 3 directories in ")
