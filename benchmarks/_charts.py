@@ -21,7 +21,9 @@ def tables() -> dict[str, list[list[str]]]:
     """Return the first table of each section by the section's title, as rows of cells."""
     found = {}
     for section in re.split(r"^## ", (HERE / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-        rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
+        first = re.search(r"(?:^\|.*\n)+", section, flags=re.MULTILINE)
+        lines = first[0].splitlines() if first else []
+        rows = [line.strip("| ").split(" | ") for line in lines]
         found[section.partition("\n")[0]] = [row for row in rows if not row[0].startswith("---")]
     return found
 

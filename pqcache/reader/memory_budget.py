@@ -17,7 +17,7 @@ from pqcache.units import format_size
 log = logging.getLogger("pqcache.reader")
 
 WINDOW = 16  # row groups, where memory allows
-WINDOW_OF_ALL = 64  # row groups, where memory holds all rows; more of them take long to gather
+WINDOW_OF_ALL = 32  # row groups, where memory holds all rows; more of them take long to gather
 _DECODING = 4  # row groups' worth of memory beside the window: one ahead, one being decoded, read and scattered
 _IN_FILE_ORDER = 3  # row groups in memory, at least: one ahead, and two that a batch may be of
 _WINDOWS_OF_PIECES = (16, 8, 4)
@@ -147,7 +147,7 @@ def lane_bytes(sizes: RowGroupSizes, window: int) -> float:
 def largest_window(sizes: RowGroupSizes, memory: int, lanes: int, all_lanes: int | None = None) -> int:
     """Return how many row groups each of ``lanes`` lanes can mix within ``memory`` bytes, at most 16.
 
-    Where memory holds all rows, these are all row groups of a lane, up to 64, whatever the number of ranks that the
+    Where memory holds all rows, these are all row groups of a lane, up to 32, whatever the number of ranks that the
     dataset's ``all_lanes`` are divided among. 0 when row groups are too large even for a window of one.
     """
     if not len(sizes):

@@ -51,7 +51,7 @@ def test_the_window_follows_memory() -> None:
     windows = [largest_window(sizes, memory << 20, 1) for memory in (56, 64, 100, 1000, 100_000)]
     assert windows == sorted(windows)
     assert windows[0] == 1
-    assert windows[-2:] == [16, 64]
+    assert windows[-2:] == [16, 32]
     assert largest_window(replace(sizes, complete=False), 100_000 << 20, 1) == 16, "there may be more"
     assert largest_window(sizes_of(*[10 << 20] * 30), 2 << 30, 1) == 30
     assert largest_window(sizes_of(*[10 << 20] * 30), 2 << 30, 2) == 16

@@ -176,7 +176,7 @@ def test_the_verdict_on_training_says_what_why_and_what_is_better() -> None:
     ), "of three row groups nobody mixes 16"
     assert "16 row groups, together 41 % of the rows" in words(mixed=0.41)
     assert "16 are mixed at most, unless all fit" in words(mixed=0.41)
-    assert "64 are mixed at most" in words(mixed=0.5, window=64)
+    assert "32 are mixed at most" in words(mixed=0.5, window=32)
     assert "less than 1 %" in words(mixed=0.004)
     assert "num_workers=0 or 1: window=16: each batch is of 16 row groups, 41 % of the rows" in words(
         mixed=0.41, lanes=1
