@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -179,6 +180,7 @@ def fit_window(
         return Window(window)
     largest = int(np.argmax(sizes.decoded))
     by_pages = pieces.by_pages(largest)
+    pieces = pieces._replace(density=cache(pieces.density))  # which may decode texts, once for all sizes of a piece
     for mixed in _WINDOWS_OF_PIECES if by_pages else ():
         number = _number_of_pieces(sizes, memory, _pieces_at_once(mixed, lanes), pieces)
         if window < mixed and number <= _MOST_PIECES and int(sizes.decoded[largest]) >= _LEAST_PIECE * number:

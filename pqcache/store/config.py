@@ -124,7 +124,7 @@ def read_config(cache: Path) -> Config:
     """Read ``pqcache.toml``; a missing, malformed or newer one raises CacheError."""
     path = cache / CONFIG
     try:
-        document: Mapping[str, Any] = parsed(_text_of(path))
+        document: Mapping[str, Any] = parsed(config_text(path))
     except FileNotFoundError as error:
         raise CacheError(cache, "not a pqcache", f"make one with 'pqcache sync SOURCE {cache}'") from error
     except (OSError, ValueError) as error:
@@ -212,7 +212,8 @@ def _count(document: Mapping[str, Any], name: str, default: int) -> int:
     return int(value)
 
 
-def _text_of(path: Path) -> str:
+def config_text(path: Path) -> str:
+    """Return the text of a ``pqcache.toml``; one that is a link or no plain file raises OSError."""
     with open(open_plain(path, os.O_RDONLY), encoding="utf-8") as file:
         return file.read()
 
@@ -234,7 +235,7 @@ def write_config(cache: Path, config: Config) -> None:
 
     path = cache / CONFIG
     if path.is_file():
-        document = tomlkit.parse(_text_of(path))
+        document = tomlkit.parse(config_text(path))
     else:
         document = tomlkit.document()
         document.add(tomlkit.comment("Written by pqcache; 'pqcache sync CACHE' repeats with what is here."))

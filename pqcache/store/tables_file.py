@@ -14,11 +14,10 @@ from typing import Any
 
 from pqcache.errors import CacheError, PqcacheError, UsageError
 from pqcache.store.cache_directory import has_tables
-from pqcache.store.config import config_of, parsed
+from pqcache.store.config import config_of, config_text, parsed
 from pqcache.store.layout import CONFIG
 from pqcache.store.ownership import is_own
 from pqcache.store.urls import local_path, url_scheme
-from pqcache.system.disk import open_plain
 
 _TABLES = "tables"
 _NOT_OF_SYNC = frozenset({"compression", "compat", "keep_int96", "dense", "shuffle", "keys"})
@@ -46,7 +45,7 @@ def read_tables(root: Path) -> list[ListedTable]:
     if not is_own(path.stat()):
         raise CacheError(path, "can be written by others, and what they put there is not trusted", f"chmod go-w {path}")
     try:
-        document = parsed(_text_of(path))
+        document = parsed(config_text(path))
     except (OSError, ValueError) as error:
         raise CacheError(path, f"cannot be read ({error})", "correct it") from error
     strange = [name for name in document if name not in (_TABLES, "format")]
@@ -83,8 +82,3 @@ def _absolute(source: str, root: Path) -> str:
     if url_scheme(source):
         return source
     return os.path.normpath(root / os.path.expanduser(local_path(source)))
-
-
-def _text_of(path: Path) -> str:
-    with open(open_plain(path, os.O_RDONLY), encoding="utf-8") as file:
-        return file.read()

@@ -98,9 +98,4 @@ class FlatPages:
             chunk[thrift_fields.DICTIONARY] = (i64, begin)
         column = {2: (i64, 0), 3: (struct_, chunk)}
         group = {1: (thrift.LIST, thrift.Items(struct_, [column])), 2: (i64, size), 3: (i64, self._count)}
-        return {
-            1: (i32, 2),
-            2: (thrift.LIST, thrift.Items(struct_, [root, element])),
-            3: (i64, self._count),
-            4: (thrift.LIST, thrift.Items(struct_, [group])),
-        }
+        return footer.make_footer({1: (i32, 2)}, [root, element], [group], self._count, {})

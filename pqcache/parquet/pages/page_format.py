@@ -156,6 +156,12 @@ def counts_in(read: Callable[[int], bytes]) -> tuple[PageCounts | None, int, int
     return page_counts(header), length, header[COMPRESSED][1]
 
 
+def read_into(file: int, place: Bytes, offset: int) -> None:
+    """Read bytes of a file from ``offset`` on, all that ``place`` takes."""
+    if len(place) and os.preadv(file, [place.data], offset) != len(place):
+        raise NotRead("the file ends within a page")
+
+
 def _header(file: int, at: int) -> tuple[Struct, int]:
     """Return the page header at byte ``at``, and its length."""
     return header_in(lambda size: os.pread(file, size, at))

@@ -18,6 +18,7 @@ from pqcache.parquet.footer import thrift_fields
 from pqcache.parquet.footer.thrift import I32, I64, LIST, read_varint
 from pqcache.parquet.footer.thrift_walk import Checks, items_at, key, walk_struct
 from pqcache.parquet.pages import page_format
+from pqcache.parquet.row_group_stats import first_page
 
 Ints = npt.NDArray[np.int64]
 
@@ -161,7 +162,7 @@ def locations_in_headers(file: int, chunk: pq.ColumnChunkMetaData, rows: int, li
 
 def _checked(pages: PageLocations, chunk: pq.ColumnChunkMetaData) -> PageLocations:
     """Return ``pages``; raise NotRead unless they lie in their chunk one after the other, and cover its rows."""
-    begin = chunk_begin(chunk)
+    begin = first_page(chunk)
     ends = pages.offsets + pages.sizes
     apart = len(ends) > 0 and pages.offsets[0] >= begin and ends[-1] <= begin + chunk.total_compressed_size
     if not (apart and (pages.sizes > 0).all() and (pages.offsets[1:] == ends[:-1]).all()):
@@ -169,11 +170,3 @@ def _checked(pages: PageLocations, chunk: pq.ColumnChunkMetaData) -> PageLocatio
     if pages.rows[0] != 0 or (np.diff(pages.rows) < 0).any():
         raise page_format.NotRead("pages whose rows are not in order")
     return pages
-
-
-def chunk_begin(chunk: pq.ColumnChunkMetaData) -> int:
-    """Return where the first page of a chunk begins; a dictionary at byte 0 is none."""
-    at = int(chunk.data_page_offset)
-    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < at:
-        at = int(chunk.dictionary_page_offset)
-    return at

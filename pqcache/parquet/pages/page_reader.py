@@ -257,8 +257,7 @@ class Reader:
         """Yield each page's header and bytes; the ``largest`` length has one block serve all pages."""
         for header, at, length in pages:
             body = self.memory.borrow(largest or length)[:length]
-            if length and os.preadv(file, [body.data], at) != length:
-                raise page_format.NotRead("the file ends within a page")
+            page_format.read_into(file, body, at)
             if (
                 self.checked
                 and page_format.CHECKSUM in header

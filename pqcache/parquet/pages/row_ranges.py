@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,11 +29,11 @@ from pqcache.parquet.pages.page_format import ChunkPart, NotRead
 from pqcache.parquet.pages.page_locations import (
     OffsetIndexes,
     PageLocations,
-    chunk_begin,
     locations_in_headers,
     locations_in_index,
 )
 from pqcache.parquet.pages.page_reader import UNREADABLE, log_decoded_by_arrow
+from pqcache.parquet.row_group_stats import first_page
 from pqcache.system.buffer_pool import Buffer, BufferPool
 
 log = logging.getLogger("pqcache.parquet")
@@ -72,7 +71,7 @@ class _Leaf(NamedTuple):
     @property
     def head(self) -> range:
         """The bytes of the chunk's dictionary, with its header."""
-        return range(chunk_begin(self.chunk), int(self.pages.offsets[0]))
+        return range(first_page(self.chunk), int(self.pages.offsets[0]))
 
 
 class _Part(NamedTuple):
@@ -217,8 +216,8 @@ class PagedFile:
         for leaf in (leaf for part in parts for leaf in part.leaves):
             head = leaf.head
             begin = at + len(head)
-            _read_into(file, data[at:begin], head.start)
-            _read_into(file, data[begin : begin + leaf.size], leaf.begin)
+            page_format.read_into(file, data[at:begin], head.start)
+            page_format.read_into(file, data[begin : begin + leaf.size], leaf.begin)
             values, uncompressed = self._counts(leaf, data[begin : begin + leaf.size])
             chunks.append(self._chunk_at(leaf, at, values, uncompressed))
             at = begin + leaf.size
@@ -312,9 +311,3 @@ def _bunches(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
 
 def _first_bytes(data: Buffer, most: int) -> bytes:
     return data[:most].tobytes()
-
-
-def _read_into(file: int, place: Buffer, offset: int) -> None:
-    """Read bytes of a file from ``offset`` on, all that ``place`` takes."""
-    if len(place) and os.preadv(file, [place.data], offset) != len(place):
-        raise NotRead("the file ends within a page")

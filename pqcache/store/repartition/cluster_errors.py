@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from pqcache.errors import SourceUnavailable, UsageError
+from pqcache.errors import PqcacheError, SourceUnavailable, UsageError
 
 CONNECT = 10.0  # seconds
 
@@ -29,3 +29,8 @@ def check_address(scheduler: str, schemes: Sequence[str], example: str, unreacha
 def missing_package(name: str, error: ImportError) -> UsageError:
     """Return the error for a job that a worker cannot import what it needs for."""
     return UsageError(name, f"a worker lacks a package ({error})", "install it there")
+
+
+def workers_died(name: str) -> PqcacheError:
+    """Return the error for a job each of whose workers died."""
+    return PqcacheError(name, "its workers died again and again", "give them more memory, or smaller --row-group-size")

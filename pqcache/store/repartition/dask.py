@@ -14,7 +14,7 @@ from typing import Any
 
 from pqcache.errors import PqcacheError, SourceUnavailable, UsageError
 from pqcache.events import Advanced, OnEvent
-from pqcache.store.repartition.cluster_errors import CONNECT, check_address, missing_package
+from pqcache.store.repartition.cluster_errors import CONNECT, check_address, missing_package, workers_died
 from pqcache.store.repartition.partition_job import PartitionJob, run_job
 from pqcache.store.repartition.target_record import DirectoryResult
 
@@ -106,7 +106,5 @@ def _result(future: Any, job: PartitionJob, scheduler: str) -> DirectoryResult:
         raise missing_package(name, error) from error
     except Exception as error:
         if type(error).__name__ == "KilledWorker":
-            raise PqcacheError(
-                name, "its workers died again and again", "give them more memory, or smaller --row-group-size"
-            ) from error
+            raise workers_died(name) from error
         raise

@@ -14,7 +14,7 @@ from typing import Any
 
 from pqcache.errors import PqcacheError, SourceUnavailable, UsageError, first_line
 from pqcache.events import Advanced, OnEvent
-from pqcache.store.repartition.cluster_errors import check_address, missing_package
+from pqcache.store.repartition.cluster_errors import check_address, missing_package, workers_died
 from pqcache.store.repartition.partition_job import PartitionJob, run_job
 from pqcache.store.repartition.target_record import DirectoryResult
 
@@ -108,9 +108,7 @@ class RayCluster:
                 raise missing_package(name, cause) from error
             raise cause from None
         except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as error:
-            raise PqcacheError(
-                name, "its workers died again and again", "give them more memory, or smaller --row-group-size"
-            ) from error
+            raise workers_died(name) from error
         except errors.RayError as error:
             raise PqcacheError(name, f"Ray cannot do it ({first_line(error)})", "look at 'ray status'") from error
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.pages import row_ranges
+from pqcache.parquet.pages import page_format
 from pqcache.parquet.pages.row_ranges import PagedFile
 from pqcache.system.buffer_pool import BufferPool
 
@@ -104,13 +104,13 @@ def test_only_the_pages_of_a_range_are_read(tmp_path: Path, monkeypatch: pytest.
     numbers = np.random.default_rng(0).integers(0, 1 << 60, 100_000)
     pq.write_table(pa.table({"n": numbers}), path, max_rows_per_page=1000, write_page_index=True, use_dictionary=False)
     lengths: list[int] = []
-    read_into = row_ranges._read_into
+    read_into = page_format.read_into
 
     def counted(file: int, place: Any, offset: int) -> None:
         lengths.append(len(place))
         read_into(file, place, offset)
 
-    monkeypatch.setattr(row_ranges, "_read_into", counted)
+    monkeypatch.setattr(page_format, "read_into", counted)
     assert read(path, 0, ["n"], 50_500, 52_500)["n"].to_pylist() == numbers[50_500:52_500].tolist()
     size = pq.ParquetFile(path).metadata.row_group(0).column(0).total_compressed_size
     assert size * 3 / 100 * 0.98 <= sum(lengths) <= size * 3 / 100 * 1.02  # three of a hundred pages
