@@ -36,6 +36,17 @@ def is_running(process: int) -> bool:
     return _state(process)[0] not in ("", "Z")
 
 
+def has_ended(process: int) -> bool:
+    """Return whether a process has ended with all its threads; a child of this one is not waited for.
+
+    A process whose first thread alone has ended, as all end one by one after a SIGKILL, is shown as a zombie.
+    """
+    try:
+        return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # not of this process, or waited for already
+        return not is_running(process)
+
+
 def _state(process: int) -> tuple[str, str]:
     """Return the state and the start of a process, from Linux's /proc; empty texts on other systems."""
     with suppress(OSError, IndexError):

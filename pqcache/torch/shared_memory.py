@@ -30,7 +30,7 @@ import numpy.typing as npt
 import torch
 
 from pqcache.system.buffer_pool import Buffer, BufferPool
-from pqcache.system.process_identity import is_running
+from pqcache.system.process_identity import has_ended
 
 log = logging.getLogger("pqcache.torch")
 
@@ -183,10 +183,10 @@ class _ReceivedSlot:
     """What tensors over a received slot keep alive in the trainer; its end clears the byte of this send."""
 
     in_use: ClassVar[dict[int, tuple[npt.NDArray[np.uint8], int]]] = {}  # by id: the mapping and the byte of each
+    _pid = 0  # until it is made: an interrupt may come first
 
     def __init__(self, mapped: npt.NDArray[np.uint8], byte: int) -> None:
-        self._mapped, self._byte = mapped, byte
-        self._pid = os.getpid()
+        self._mapped, self._byte, self._pid = mapped, byte, os.getpid()
         self.in_use[id(self)] = mapped, byte
         buffer = mapped[_HEADER:]
         self.__array_interface__: dict[str, Any] = {
@@ -262,20 +262,23 @@ def received(sent: SlotReference) -> torch.Tensor:
         try:
             descriptor = os.open(f"/proc/{sent.pid}/fd/{sent.descriptor}", os.O_RDWR)
         except OSError as error:
-            _wait_until_ended(sent.pid)  # so that DataLoader, which looks next, finds it ended and says so
-            raise RuntimeError(_GONE) from error
+            raise _gone(sent.pid) from error
         try:
             mapped = np.frombuffer(mmap.mmap(descriptor, _HEADER + sent.size), np.uint8)
         finally:
             os.close(descriptor)
         if mapped[:_TOKEN].tobytes() != sent.token:
-            raise RuntimeError(_GONE)
+            raise _gone(sent.pid)
         known = _mapped[sent.token] = sent.pid, mapped
     return torch.from_numpy(np.asarray(_ReceivedSlot(known[1], sent.byte)))
 
 
-def _wait_until_ended(process: int) -> None:
-    """Wait until a process that closed its descriptors has ended, at most ``_ENDING`` seconds."""
+def _gone(process: int) -> RuntimeError:
+    """Return the error for a worker whose memory is gone, once it ended: DataLoader, which looks next, names it then.
+
+    A worker closes its descriptors some time before its end: wait for that, at most ``_ENDING`` seconds.
+    """
     deadline = time.monotonic() + _ENDING
-    while is_running(process) and time.monotonic() < deadline:
+    while not has_ended(process) and time.monotonic() < deadline:
         time.sleep(0.01)
+    return RuntimeError(_GONE)

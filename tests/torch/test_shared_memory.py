@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from pqcache.system.process_identity import is_running
 from pqcache.torch import Batch, ParquetDataset
 from pqcache.torch.shared_memory import SharedPool, Slot, received, worker_pool
 
@@ -124,19 +127,26 @@ def _fork_with_memory(answer: Any) -> None:
     answer.put(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
-def test_memory_of_a_worker_that_is_ending_is_asked_for_until_it_has_ended() -> None:
+@pytest.mark.parametrize("ends", ["descriptors first", "first thread first"])
+def test_memory_of_a_worker_that_is_ending_is_asked_for_until_it_has_ended(ends: str) -> None:
     there = _FORK.SimpleQueue()
-    worker = _FORK.Process(target=_close_memory_and_end, args=(there,))
+    worker = _FORK.Process(target=_close_memory_and_end, args=(there, ends == "first thread first"))
     worker.start()
-    reference = there.get()  # its descriptor is closed, and the worker still runs
+    reference = there.get()
+    while ends == "first thread first" and is_running(reference.pid):
+        time.sleep(0.001)
     with pytest.raises(RuntimeError, match="has the worker been killed"):
         received(reference)
     assert not worker.is_alive()  # what DataLoader looks at to name it
 
 
-def _close_memory_and_end(there: Any) -> None:
+def _close_memory_and_end(there: Any, first_thread: bool) -> None:
+    """End 0.3 s after the memory; before it, the first thread alone if told so: a zombie whose others still run."""
     slot = Slot(4096)
     reference = slot.send()
     slot.close()
     there.put(reference)
+    if first_thread:
+        threading.Thread(target=lambda: time.sleep(0.3) or os._exit(1)).start()
+        ctypes.CDLL(None).pthread_exit(None)
     time.sleep(0.3)
