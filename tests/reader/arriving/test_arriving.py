@@ -231,10 +231,11 @@ def test_another_snapshot_in_its_place_is_named(source: Path, published: Path, t
 
 def test_a_run_that_is_killed_while_rows_are_waited_for_is_noticed(source: Path, tmp_path: Path) -> None:
     filler = Filler(source, tmp_path / "cache")
-    timer = threading.Timer(0.3, filler.die)
-    timer.start()
+    killed = threading.Thread(target=lambda: wait_for_wanted(filler) and filler.die())
+    killed.start()
     with pytest.raises(CacheError, match="go on with: pqcache sync"):
         epoch(tmp_path / "cache", columns=["title"])  # waits for the texts that it looks at
+    killed.join()
     again = Filler(source, tmp_path / "cache")
     assert again.snapshot == filler.snapshot
     FillingThread(again, 0).start()
@@ -289,18 +290,25 @@ def test_after_another_start_of_the_machine_only_complete_files_are_there(source
 def test_a_long_wait_is_logged_once_and_so_is_its_end(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "pqcache.arriving"]
+
+    def go_on() -> None:
+        wait_for(lambda: bool(said()))
+        monkeypatch.setattr(arrivals, "LONG", 60.0)  # on a busy machine the rest may take long too
+        filler.is_stalled.clear()
+
     monkeypatch.setattr(arrivals, "LONG", 0.2)
     filler = Filler(source, tmp_path / "cache")
     filler.is_stalled.set()
     FillingThread(filler, 0).start()
-    threading.Timer(0.6, filler.is_stalled.clear).start()
+    threading.Thread(target=go_on).start()
     batches = list(Cache(tmp_path / "cache").batches(["id"]))
     assert sum(batch.num_rows for batch in batches) == 2400
-    said = [record.getMessage() for record in caplog.records if record.name == "pqcache.arriving"]
-    assert len(said) == 2
-    assert "waiting since" in said[0]
-    assert "row group 0 of dt=" in said[0] or "row group 1 of dt=" in said[0]
-    assert "it goes on" in said[1]
+    assert len(said()) == 2
+    assert "waiting since" in said()[0]
+    assert "row group 0 of dt=" in said()[0] or "row group 1 of dt=" in said()[0]
+    assert "it goes on" in said()[1]
 
 
 def test_files_that_are_arriving_are_not_read_by_their_own_path(source: Path, tmp_path: Path) -> None:
@@ -352,7 +360,7 @@ def test_a_process_that_ends_while_rows_are_missing_does_not_hang(source: Path, 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
     """Return when something is so; it has to be within some seconds."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.005)
