@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shlex
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from pqcache import Cache, Sequence
 from pqcache.errors import CacheError, SourceChanged, SourceError, UsageError
 from pqcache.parquet.decoded_size import StoredRowGroup, stated_bytes, texts_stated
 from pqcache.parquet.footer.footer import read_local_tail
+from pqcache.reader import open_dataset
 from pqcache.reader.arriving import arrivals
 from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes
 from pqcache.reader.open_dataset import open_local_dataset
@@ -32,6 +35,7 @@ from pqcache.store.arriving.wanted import Wanted, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
 from pqcache.store.gc import remove_snapshot
+from pqcache.store.layout import PUBLISHING
 from pqcache.store.snapshot import Snapshot
 from tests.datasets import write_shop
 from tests.filling import Filler, FillingThread, publish_copy
@@ -162,6 +166,34 @@ def test_a_dataset_opened_at_any_moment_of_publishing_is_the_snapshot(source: Pa
             held.close()
         opened += 1
     assert opened >= 2
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+def test_a_run_that_takes_long_to_publish_is_waited_for(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: bool
+) -> None:
+    """From when nothing is arriving any more until ``current`` is there, which on a busy disk may be seconds."""
+    monkeypatch.setattr(open_dataset, "_MOVING", 0.0)
+    filler = Filler(source, tmp_path / "cache")
+    filler.fill()
+    (tmp_path / "cache" / PUBLISHING).write_text(filler.snapshot.id)
+    moving, tried = threading.Event(), threading.Event()
+    steps = iter([lambda: None, lambda: moving.set() or tried.wait(60), lambda: None])
+    publishing = threading.Thread(target=filler.publish, args=(lambda: next(steps)(),))
+    with (tmp_path / "cache" / "lock").open("ab") as lock:
+        if at_work:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        publishing.start()
+        assert moving.wait(60)
+        threading.Timer(0.2 if at_work else 60, tried.set).start()
+        with nullcontext() if at_work else pytest.raises(CacheError, match="nothing is published"):
+            data, lease = open_local_dataset(tmp_path / "cache")
+        tried.set()
+        publishing.join()
+    if at_work:
+        assert data.snapshot == filler.snapshot.id
+        assert lease is not None
+        lease.close()
 
 
 def test_a_lease_of_an_arriving_snapshot_holds_after_publishing(source: Path, tmp_path: Path) -> None:
