@@ -178,15 +178,18 @@ def shard_of(path: Path, snapshot: str | None, fill: FillRequest | None) -> str 
 
 def _open_cache(cache: CacheDirectory, snapshot: str | None, fill: FillRequest | None) -> tuple[LocalDataset, Lease]:
     """Open a snapshot of a cache, published or arriving; on its way from there to here it is looked for again."""
-    begun = time.monotonic()
+    looks = 0  # not a time, which may have passed while this process stood still
     while True:
+        current = cache.current()
         arriving = _arriving(cache, snapshot)
         try:
             return _open_published(cache, snapshot) if arriving is None else _open_arriving(cache, arriving, fill)
         except (CacheError, OSError):
-            waits = _PUBLISHING if _is_publishing(cache) else _MOVING
-            if not _may_be_moving(cache, snapshot, arriving) or time.monotonic() - begun > waits:
-                raise
+            if cache.current() == current:  # else it has been published since
+                waits = _PUBLISHING if _is_publishing(cache) else _MOVING
+                if not _may_be_moving(cache, snapshot, arriving) or looks * _POLL >= waits:
+                    raise
+        looks += 1
         time.sleep(_POLL)
 
 
