@@ -36,17 +36,22 @@ MAX_FILES = 10_000_000  # of a source, so that a listing without end is an error
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The Parquet files to take, the paths of everything at the source, and what to take of each file.
+    """The Parquet files to take, everything that was ``found`` at the source, and what to take of each file.
 
     With ``--newest``, ``newest`` says which partitions are left out; the files of these are not in ``files``.
     ``passed_over`` counts the files that are not taken for other reasons.
     """
 
     files: list[SourceFile]
-    paths: list[str]
+    found: list[SourceFile]
     subset: Subset
     newest: NewestPartitions | None = None
     passed_over: PassedOver = field(default_factory=PassedOver)
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """The paths of everything at the source."""
+        return [file.path for file in self.found]
 
     @cached_property
     def sources(self) -> str:
@@ -70,21 +75,27 @@ def list_source(
     columns: Sequence[str] | None = None,
     rules: FileRules | None = None,
     memory: ContentMemory | None = None,
+    before: Listing | None = None,
 ) -> Listing:
     """Return the source's Parquet files in the partitions that may satisfy ``where``, and what to take of them.
 
     A name that is unsafe below the cache raises SourceError. A source without any Parquet file raises SourceIncomplete:
     an empty listing never replaces what is held. A table whose rows a listing does not show raises UsageError. What is
     a dataset's file is decided by name and content, as ``rules`` say; what ``memory`` holds is not read again. Where a
-    file changes before it is looked into, the source is listed again, up to three times.
+    file changes before it is looked into, the source is listed again, up to three times. Where a directory has the
+    files that it had ``before``, when it was listed by the same rules, that listing is returned, which was checked.
     """
     narrow(source, where)
+    rules, plain = rules or FileRules(), not lists_only_data_files(source)
     for number in range(_TRIES):
         found = _all_files(source, on_event, retries)
+        if plain and before is not None and found == before.found:
+            if not rules.as_files:
+                check_above(source.url)
+            return before
+        check_listing(found, source.url)
         try:
-            files = found
-            if not lists_only_data_files(source):
-                files = dataset_files(source, found, rules or FileRules(), on_event, memory, retries)
+            files = dataset_files(source, found, rules, on_event, memory, retries) if plain else found
             break
         except FileMoved:
             if number == _TRIES - 1:
@@ -97,12 +108,11 @@ def list_source(
         raise SourceIncomplete(source.url, f"no partition satisfies --where {where!r}")
     on_event(Listed(len(chosen), sum(file.identity.size for file in chosen)))
     passed_over = replace(count_passed_over(found, files), where=len(files) - len(chosen))
-    paths = [file.path for file in found]
-    return Listing(files=chosen, paths=paths, subset=subset, passed_over=passed_over)
+    return Listing(files=chosen, found=found, subset=subset, passed_over=passed_over)
 
 
 def _all_files(source: Source, on_event: OnEvent, retries: int) -> list[SourceFile]:
-    """Return every file of a source, after names that must not become local paths were refused."""
+    """Return every file of a source."""
     found: list[SourceFile] = []
 
     def list_once() -> None:
@@ -118,7 +128,6 @@ def _all_files(source: Source, on_event: OnEvent, retries: int) -> list[SourceFi
     with_retries(
         list_once, source.url, min(retries, 2), on_event, within=FIRST_ANSWER_TIMEOUT / 2
     )  # a silent server is asked once
-    check_listing(found, source.url)
     return found
 
 
