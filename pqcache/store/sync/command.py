@@ -35,7 +35,7 @@ from pqcache.store.sync.cache_run import (
 )
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.known_listing import known_listing, listing_key, remember_listing
-from pqcache.store.sync.listing import Listing, ListSource, list_source
+from pqcache.store.sync.listing import Listing, ListSource, list_source, listing_rules
 from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import ContentMemory, read_memory
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
@@ -325,13 +325,13 @@ def _open(request: _Request, config: Config) -> Source:
 
 def _lister(request: _Request, state: _CacheState, source: Source, memory: ContentMemory) -> ListSource:
     """Return what lists the source in this run, always for the same partitions."""
-    config, retries = state.config, request.run.retries
-    rule = newest_rule(config, request.cache, state.current)
+    rules, retries = listing_rules(state.config), request.run.retries
+    rule = newest_rule(state.config, request.cache, state.current)
     last: Listing | None = None
 
     def list_it(on_event: OnEvent) -> Listing:
         nonlocal last
-        last = list_source(source, on_event, retries, config.where, config.columns, config.file_rules, memory, last)
+        last = list_source(source, on_event, rules, retries, memory, last)
         return only_newest(last, rule)
 
     return list_it

@@ -9,6 +9,7 @@ from itertools import islice
 
 from pqcache.errors import SourceError, SourceIncomplete
 from pqcache.events import Advanced, Listed, OnEvent, Started, Warned
+from pqcache.store.config import Config
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files, narrow
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import SourceFile
@@ -64,20 +65,32 @@ class Listing:
         return self.newest.outside if self.newest is not None else frozenset()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListingRules:
+    """Which files of a source are taken, and what of each: all Parquet files as they are, where nothing is said."""
+
+    where: str | None = None
+    columns: Sequence[str] | None = None
+    files: FileRules = field(default_factory=FileRules)
+
+
+def listing_rules(config: Config) -> ListingRules:
+    """Return the rules that a cache remembers."""
+    return ListingRules(where=config.where, columns=config.columns, files=config.file_rules)
+
+
 ListSource = Callable[[OnEvent], Listing]  # lists one source, always for the same selection
 
 
 def list_source(
     source: Source,
     on_event: OnEvent,
+    rules: ListingRules = ListingRules(),
     retries: int = RETRIES,
-    where: str | None = None,
-    columns: Sequence[str] | None = None,
-    rules: FileRules | None = None,
     memory: ContentMemory | None = None,
     before: Listing | None = None,
 ) -> Listing:
-    """Return the source's Parquet files in the partitions that may satisfy ``where``, and what to take of them.
+    """Return the source's Parquet files in the partitions that may satisfy a condition, and what to take of them.
 
     A name that is unsafe below the cache raises SourceError. A source without any Parquet file raises SourceIncomplete:
     an empty listing never replaces what is held. A table whose rows a listing does not show raises UsageError. What is
@@ -85,17 +98,17 @@ def list_source(
     file changes before it is looked into, the source is listed again, up to three times. Where a directory has the
     files that it had ``before``, when it was listed by the same rules, that listing is returned, which was checked.
     """
-    narrow(source, where)
-    rules, plain = rules or FileRules(), not lists_only_data_files(source)
+    narrow(source, rules.where)
+    plain = not lists_only_data_files(source)
     for number in range(_TRIES):
         found = _all_files(source, on_event, retries)
         if plain and before is not None and found == before.found:
-            if not rules.as_files:
+            if not rules.files.as_files:
                 check_above(source.url)
             return before
         check_listing(found, source.url)
         try:
-            files = dataset_files(source, found, rules, on_event, memory, retries) if plain else found
+            files = dataset_files(source, found, rules.files, on_event, memory, retries) if plain else found
             break
         except FileMoved:
             if number == _TRIES - 1:
@@ -103,9 +116,9 @@ def list_source(
     if not files:
         others = f" among its {len(found):,} files" if found else ""
         raise SourceIncomplete(source.url, f"no Parquet file{others}", "check the URL and what wrote it")
-    chosen, subset = select_subset(source, files, where, columns)
+    chosen, subset = select_subset(source, files, rules.where, rules.columns)
     if not chosen:
-        raise SourceIncomplete(source.url, f"no partition satisfies --where {where!r}")
+        raise SourceIncomplete(source.url, f"no partition satisfies --where {rules.where!r}")
     on_event(Listed(len(chosen), sum(file.identity.size for file in chosen)))
     passed_over = replace(count_passed_over(found, files), where=len(files) - len(chosen))
     return Listing(files=chosen, found=found, subset=subset, passed_over=passed_over)
