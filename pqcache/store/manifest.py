@@ -1,8 +1,8 @@
 """The manifest: which files a snapshot holds, and which source files each of them is made from.
 
 Plain values; ``manifest_file.py`` reads and writes them, with pyarrow, which a sync with nothing to do need not load.
-The values of one file are never changed, but not frozen: a sync of a million files makes several millions of them, and
-to make a frozen one takes three to five times as long.
+The values of one file are never changed, but are not frozen dataclasses: a sync of a million files makes several
+millions of them, and a frozen one takes several times as long to make.
 """
 
 from __future__ import annotations
