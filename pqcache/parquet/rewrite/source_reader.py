@@ -116,7 +116,7 @@ def read_batches(
     widths = widths_of(stored or schema)
     waiting: list[_DecodedRows] = []
     size = 0
-    how = _Reading(schema=schema, target=target, stored=stored, long_columns=long_columns)
+    how = _Decoding(schema=schema, target=target, stored=stored, long_columns=long_columns)
     for rows in _decoded_rows(some, how, joiner or FileJoiner()):
         nbytes = rows.table.get_total_buffer_size() if rows.tiny else target
         if waiting and size + nbytes > target:
@@ -153,7 +153,7 @@ def _as_batch(waiting: Sequence[_DecodedRows], widths: Widths) -> RowBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reading:
+class _Decoding:
     """How source files are decoded: under ``schema``, in tables of about ``target`` bytes.
 
     ``stored`` and ``long_columns`` are as in `read_batches`.
@@ -193,7 +193,7 @@ def _kind_of(source: SourceFooter, schema: pa.Schema) -> _SourceKind:
     )
 
 
-def _decoded_rows(some: Sequence[RowGroupRange], how: _Reading, joiner: FileJoiner) -> Iterator[_DecodedRows]:
+def _decoded_rows(some: Sequence[RowGroupRange], how: _Decoding, joiner: FileJoiner) -> Iterator[_DecodedRows]:
     """Yield the rows of ``some`` in tables of at most about ``how.target`` Arrow bytes."""
     for alike in _alike(some):
         kind = _kind_of(alike[0].source, how.schema)
@@ -214,7 +214,7 @@ def _alike(some: Sequence[RowGroupRange]) -> Iterator[list[RowGroupRange]]:
         yield list(spans)
 
 
-def _together(spans: Sequence[RowGroupRange], kind: _SourceKind, how: _Reading) -> Iterator[list[RowGroupRange]]:
+def _together(spans: Sequence[RowGroupRange], kind: _SourceKind, how: _Decoding) -> Iterator[list[RowGroupRange]]:
     """Yield ``spans`` one by one, but tiny neighbours as many as make a table."""
     may_join = how.long_columns is None and not any(map(_nested_dictionary, spans[0].source.schema.types))
     waiting: list[RowGroupRange] = []
@@ -235,7 +235,7 @@ def _together(spans: Sequence[RowGroupRange], kind: _SourceKind, how: _Reading) 
 
 
 def _rows_of_many(
-    spans: Sequence[RowGroupRange], how: _Reading, kind: _SourceKind, joiner: FileJoiner
+    spans: Sequence[RowGroupRange], how: _Decoding, kind: _SourceKind, joiner: FileJoiner
 ) -> _DecodedRows | None:
     """Return the rows of tiny files as one table; None where they have to be read file by file."""
     first, last = spans[0], spans[-1]
@@ -259,7 +259,7 @@ def _rows_of_many(
 
 
 def _rows_of_file(
-    source: SourceFooter, spans: Iterable[RowGroupRange], how: _Reading, kind: _SourceKind, ratios: Floats | None
+    source: SourceFooter, spans: Iterable[RowGroupRange], how: _Decoding, kind: _SourceKind, ratios: Floats | None
 ) -> Iterator[_DecodedRows]:
     """Yield the rows of a source; ``ratios`` are those of the tiny rows before it, if there are some."""
     name = str(source.path)
