@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,7 @@ from pqcache.system.disk import open_regular
 
 log = logging.getLogger("pqcache.parquet")
 
-_COUNTS = ("num_values", "total_uncompressed_size", "total_compressed_size", "data_page_offset")
-_UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY = range(1, 5)  # of a chunk's numbers: those counts, and the dictionary
+_UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY = range(1, 5)  # of a chunk's numbers, as `_numbers` returns them
 _HEADS = b"\x16\x16\x16\x26\x26"  # of the fields with these numbers, VALUES to DICTIONARY
 _SLOT = 7  # bytes of a number in a row group: varints may have leading zeros
 _LARGEST = 1 << 7 * _SLOT - 2
@@ -111,53 +110,71 @@ def _kind_of(source: SourceFooter) -> _Kind:
     return _Kind(
         source=source,
         template=template,
-        codecs=_codecs(source.metadata.row_group(0)),
+        codecs=[chunk.compression for chunk in _chunks(source.metadata.row_group(0))],
         row_group=np.frombuffer(bytes(out), np.uint8),
         slots=np.array(slots),
     )
 
 
-def _codecs(group: pq.RowGroupMetaData) -> list[str]:
-    return [group.column(leaf).compression for leaf in range(group.num_columns)]
+def _chunks(group: pq.RowGroupMetaData) -> list[pq.ColumnChunkMetaData]:
+    return list(map(group.column, range(group.num_columns)))
 
 
-def _numbers(group: pq.RowGroupMetaData) -> list[list[Any]]:
-    """Return the numbers of each chunk of a row group."""
-    chunks = map(group.column, range(group.num_columns))
-    return [[*(getattr(chunk, name) for name in _COUNTS), chunk.dictionary_page_offset or 0] for chunk in chunks]
+def _numbers(chunk: pq.ColumnChunkMetaData) -> tuple[int, ...]:
+    """Return what `_HEADS` are the fields of."""
+    return (
+        chunk.num_values,
+        chunk.total_uncompressed_size,
+        chunk.total_compressed_size,
+        chunk.data_page_offset,
+        chunk.dictionary_page_offset or 0,
+    )
 
 
 def _joined(parts: Sequence[tuple[SourceFooter, Sequence[int]]], kind: _Kind) -> JoinedRows | None:
     made_by = kind.source.metadata.created_by
-    found, rows, reads, at = list[Ints](), list[int](), list[tuple[SourceFooter, int, int]](), len(footer.MAGIC)
+    found, rows, firsts = list[list[tuple[int, ...]]](), list[int](), list[int]()
     for source, numbers in parts:
-        groups = [source.metadata.row_group(number) for number in numbers]
-        if source.metadata.created_by != made_by or any(_codecs(group) != kind.codecs for group in groups):
-            log.debug("%s is decoded by itself: it was written otherwise than others", source.path)
-            return None
-        chunks = np.array([_numbers(group) for group in groups], np.int64)
-        data, dictionary = chunks[..., _DATA], chunks[..., _DICTIONARY]
-        begins = np.where((dictionary > 0) & (dictionary < data), dictionary, data)
-        low = int(begins.min())
-        high = min(int((begins + chunks[..., _COMPRESSED]).max()) + _SPARE, source.size)
-        if high - low > chunks[..., _COMPRESSED].sum() + _MAX_HOLES:
-            return None
-        data += at - low
-        dictionary[dictionary > 0] += at - low
-        reads.append((source, low, high - low))
-        at += high - low
-        found.append(chunks)
-        rows += [group.num_rows for group in groups]
-    table = _decoded(kind, np.concatenate(found), rows, reads)
+        firsts.append(len(found))
+        for number in numbers:
+            group = source.metadata.row_group(number)
+            chunks = _chunks(group)
+            if source.metadata.created_by != made_by or [chunk.compression for chunk in chunks] != kind.codecs:
+                log.debug("%s is decoded by itself: it was written otherwise than others", source.path)
+                return None
+            found.append([_numbers(chunk) for chunk in chunks])
+            rows.append(group.num_rows)
+    stored = np.array(found, np.int64)
+    spans = _spans(stored, firsts, [source.size for source, _ in parts])
+    if spans is None:
+        return None
+    lows, sizes = spans
+    moves = len(footer.MAGIC) + np.cumsum(sizes) - sizes - lows
+    by_group = np.repeat(moves, np.diff([*firsts, len(found)]))[:, None]
+    stored[..., _DATA] += by_group
+    stored[..., _DICTIONARY] += np.where(stored[..., _DICTIONARY] > 0, by_group, 0)
+    reads = zip([source.path for source, _ in parts], lows.tolist(), sizes.tolist(), strict=True)
+    table = _decoded(kind, stored, rows, list(reads))
     if table is None or table.num_rows != sum(rows):
         return None
-    chunks = np.concatenate(found)
-    return JoinedRows(table=table, compressed=chunks[..., _COMPRESSED], uncompressed=chunks[..., _UNCOMPRESSED])
+    return JoinedRows(table=table, compressed=stored[..., _COMPRESSED], uncompressed=stored[..., _UNCOMPRESSED])
 
 
-def _decoded(
-    kind: _Kind, chunks: Ints, rows: list[int], reads: Sequence[tuple[SourceFooter, int, int]]
-) -> pa.Table | None:
+def _spans(stored: Ints, firsts: Sequence[int], files: Sequence[int]) -> tuple[Ints, Ints] | None:
+    """Return where the chunks of each file begin, and how many bytes to read there; None where much lies between them.
+
+    ``firsts`` are the numbers of the files' first row groups, and ``files`` the files' sizes.
+    """
+    data, dictionary, sizes = stored[..., _DATA], stored[..., _DICTIONARY], stored[..., _COMPRESSED]
+    begins = np.where((dictionary > 0) & (dictionary < data), dictionary, data)
+    lows = np.minimum.reduceat(begins.min(axis=1), firsts)
+    ends = np.maximum.reduceat((begins + sizes).max(axis=1), firsts)
+    if (ends - lows > np.add.reduceat(sizes.sum(axis=1), firsts) + _MAX_HOLES).any():
+        return None
+    return lows, np.minimum(ends + _SPARE, files) - lows
+
+
+def _decoded(kind: _Kind, chunks: Ints, rows: list[int], reads: Sequence[tuple[Path, int, int]]) -> pa.Table | None:
     """Return the rows of row groups with these ``chunks``, whose bytes are what ``reads`` names, in that order."""
     sizes = chunks[..., _UNCOMPRESSED].sum(axis=1)
     values = np.column_stack([chunks.reshape(len(chunks), -1), sizes, np.array(rows)])
@@ -180,8 +197,8 @@ def _decoded(
     data[: len(footer.MAGIC)] = footer.MAGIC
     data[size - len(end) :] = end
     at = len(footer.MAGIC)
-    for source, low, length in reads:
-        file = open_regular(source.path)
+    for path, low, length in reads:
+        file = open_regular(path)
         try:
             if os.preadv(file, [data[at : at + length]], low) < length:
                 return None
