@@ -41,6 +41,7 @@ class PageLocations:
     ``texts``     bytes of the texts in each page when they are decoded; None where the file does not say
     ``within``    whether each page begins within a row, the one before its first; None where none does
     ``values``    the number of values of each page; None where it was not looked at
+    ``plain``     whether each page holds its values themselves, and so needs no dictionary; None where not looked at
     """
 
     offsets: Ints
@@ -49,6 +50,7 @@ class PageLocations:
     texts: Ints | None = None
     within: npt.NDArray[np.bool_] | None = None
     values: Ints | None = None
+    plain: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ def locations_in_headers(file: int, chunk: pq.ColumnChunkMetaData, rows: int, of
         rows=firsts,
         within=within if within is not None and within.any() else None,
         values=values,
+        plain=np.array([page_format.count_and_encoding(page.header)[1] for page in pages]) == thrift_fields.PLAIN,
     )
     return _checked(located, chunk)
 

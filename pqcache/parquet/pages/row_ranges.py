@@ -73,8 +73,10 @@ class _Leaf(NamedTuple):
 
     @property
     def head(self) -> range:
-        """The bytes of the chunk's dictionary, with its header."""
-        return range(first_page(self.chunk), int(self.pages.offsets[0]))
+        """The bytes of the chunk's dictionary, with its header; none where these pages do not need it."""
+        begin, plain = first_page(self.chunk), self.pages.plain
+        needed = plain is None or not plain[self.first : self.past].all()
+        return range(begin, int(self.pages.offsets[0]) if needed else begin)
 
 
 class _Part(NamedTuple):
