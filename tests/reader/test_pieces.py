@@ -17,6 +17,7 @@ from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.piece_reader import PieceReader
 from pqcache.reader.row_group_loader import RowGroupLoader
 from tests.parquet.pages.list_pages import write_lists
+from tests.parquet.pages.test_row_ranges import index_of
 from tests.reader.reading import everything, loader_of, read
 
 PAGES: dict[str, Any] = {"max_rows_per_page": 50, "write_page_index": True}
@@ -104,6 +105,19 @@ def test_damaged_levels_of_lists_are_refused_by_name(tmp_path: Path, what: str) 
     loader = loader_of(tmp_path)
     with pytest.raises(ParquetError, match=r"a\.parquet.*row group 0"):
         rows_of(loader.split(70))
+
+
+def test_long_lists_with_a_wrong_offset_index_are_the_right_rows(tmp_path: Path) -> None:
+    path, lists = tmp_path / "a.parquet", [[i] * (20 + i % 9) for i in range(400)]
+    pq.write_table(pa.table({"t": lists}), path, use_dictionary=False, **PAGES)
+    good, (at, length), right = path.read_bytes(), index_of(path, 0), 0
+    for place in range(at + length - 40, at + length):  # of the last pages
+        path.write_bytes(
+            good[:place] + bytes([good[place] ^ 2]) + good[place + 1 :]
+        )  # the first row of a page, or others
+        rows = [row["t"] for batch in rows_of(loader_of(tmp_path).split(90)) for row in batch.to_pylist()]
+        right += sorted(rows) == lists
+    assert right == 40
 
 
 def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:

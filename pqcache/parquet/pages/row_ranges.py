@@ -179,6 +179,7 @@ class PagedFile:
             else int(values[leaf.first : leaf.past].sum()),
             total_compressed_size=leaf.size + len(head),
             total_uncompressed_size=chunk.total_uncompressed_size,
+            rows=part.end - part.begin - leaf.within,
             within=leaf.within,
             values_before=0 if values is None else int(values[: leaf.first].sum()),
         )
@@ -228,14 +229,14 @@ class PagedFile:
             values, uncompressed = self._counts(leaf, data[begin:end], len(first))
             chunks.append(self._chunk_at(leaf, at, end - begin, values, uncompressed))
             at = end
-        metadata = self._metadata([part.name for part in parts], chunks, rows)
+        metadata = self._metadata([part.name for part in parts], chunks, rows + 1)  # so that one too many is seen
         with pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), metadata=metadata, pre_buffer=False) as alone:
             expected = [self.schema.field(part.name).type for part in parts]
             if alone.schema_arrow.types != expected:
                 raise NotRead("columns of other types")
             table = alone.read_row_group(0, use_threads=False)
         if table.num_rows != rows:
-            raise NotRead("pages of another number of rows than the offset index says")
+            raise NotRead("pages of other rows than were found")
         return table
 
     def _values(self, file: int, leaf: _Leaf) -> Ints:

@@ -47,7 +47,7 @@ class PageColumns:
         self._forms = [form for form in forms if _is_faster(form)]
         self._reader = Reader(memory)
         self._leaves: dict[int, Leaves] = {}  # by file; without a lock, as the process may fork
-        self.long = sum(form.kind != "bytes" for form in self._forms)  # columns whose rows are all long
+        self.long = sum(form.kind == "fixed" for form in self._forms)  # columns whose rows are all long
 
     def clear(self) -> None:
         """Forget what is known of files."""
@@ -77,9 +77,9 @@ class PageColumns:
         try:
             for form, leaf in leaves:
                 chunk = metadata.column(leaf.number)
-                if form.kind == "bytes" and not _are_long(form, chunk, metadata.num_rows):
+                if form.kind != "fixed" and not _are_long(form, chunk, metadata.num_rows):
                     continue  # short rows are decoded faster by pyarrow
-                long += form.kind == "bytes"
+                long += form.kind != "fixed"
                 try:
                     if piece is None:
                         column = self._column(descriptor, chunk, form, leaf, arenas.get(form.name))
@@ -119,6 +119,9 @@ class PageColumns:
             column = self._column(descriptor, part, form, leaf, None)
         except MoreValues as error:  # than the offset index says
             log_decoded_by_arrow(part, error)
+            return None
+        if of_lists and column is not None and len(column) != part.rows:
+            log_decoded_by_arrow(part, "pages of other rows than were found")
             return None
         return None if column is None or first + len(column) < high else cut(column, low - first, high - first)
 
@@ -170,8 +173,8 @@ def _is_faster(form: ColumnForm) -> bool:
 
 
 def _is_list(form: ColumnForm) -> bool:
-    """Return whether a column has lists of any length, which are stored as such."""
-    return form.kind == "bytes" and form.stored is None and not is_text(storage_type(form.type))
+    """Return whether a column has lists of any length with items of ``form.width`` bytes, which are stored as such."""
+    return form.kind != "fixed" and form.width > 0 and form.stored is None and not is_text(storage_type(form.type))
 
 
 def _are_long(form: ColumnForm, chunk: pq.ColumnChunkMetaData, rows: int) -> bool:
