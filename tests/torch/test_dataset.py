@@ -201,6 +201,7 @@ def test_elastic_resume(shop: Path, steps: tuple[int, ...]) -> None:
             assert resumed(shop, states[0], 2, lanes=12) == {i: r for i, r in expected.items() if i > steps[-1]}
 
 
+@pytest.mark.filterwarnings("ignore:this epoch has the same order as the one before")
 def test_a_resumed_epoch_is_followed_by_complete_ones(shop: Path) -> None:
     ds = ParquetDataset(shop, columns=["id"], batch_size=90, lanes=2)
     ds.set_epoch(1)
@@ -297,6 +298,7 @@ def test_states_that_do_not_fit_say_why(shop: Path, tmp_path: Path) -> None:
         ParquetDataset(tmp_path, batch_size=90).load_state_dict(state)
 
 
+@pytest.mark.filterwarnings("ignore:this epoch has the same order as the one before", "ignore:'set_vital'")
 def test_stateful_dataloader(shop: Path) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
