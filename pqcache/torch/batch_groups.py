@@ -22,7 +22,7 @@ from pqcache.torch.ragged import Ragged
 
 MOST_BATCHES = 16  # of a message
 _MOST_BYTES = 4 << 20
-_MOST_SECONDS = 0.03  # for which a batch is kept back, about
+MOST_SECONDS = 0.03  # for which a batch is kept back, about
 _GROWTH = 4  # times as many batches from one change to the next
 _FIRST = 2  # messages of one batch at the beginning of a pass
 _SMOOTHING = 0.25  # the share of the latest message in the average time of a batch
@@ -50,7 +50,7 @@ class GroupSizes:
     """
 
     def __init__(self, most: int) -> None:
-        self.most = most
+        self.most, self.seconds = most, MOST_SECONDS
         self._share(torch.zeros(1, dtype=torch.int64))
 
     def _share(self, cell: torch.Tensor) -> None:
@@ -59,10 +59,10 @@ class GroupSizes:
         self._tensor, self._cell = cell, cell.numpy()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"most": self.most, "_tensor": self._tensor}
+        return {"most": self.most, "seconds": self.seconds, "_tensor": self._tensor}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.most = state["most"]
+        self.most, self.seconds = state["most"], state["seconds"]
         self._share(state["_tensor"] if state["_tensor"].is_shared() else state["_tensor"].clone())
 
     def _set(self, before: int, change: int, after: int) -> None:
@@ -110,18 +110,19 @@ def grouped(batches: Generator[Any], sizes: GroupSizes) -> Generator[BatchGroup]
                     if len(group) == 1:
                         size = bytes_of(batch)
                         most = min(most, _MOST_BYTES // max(1, size))
-                    if len(group) >= most or taken > _MOST_SECONDS:
+                    if len(group) >= most or taken > sizes.seconds:
                         break
                 else:
                     ended = True
             except Exception:  # noqa: BLE001 - raised in the trainer, once it has taken the batches before
                 ended = True
-                group.append(ExceptionWrapper(where=f"in DataLoader worker process {info.id}"))
+                where = f"in DataLoader worker process {info.id}"
+                group.append(ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
             if not group:
                 return
             pace = taken / len(group)
             average = pace if number <= 1 else average + _SMOOTHING * (pace - average)  # the first takes longer
-            by_time = _MOST_SECONDS / max(average, 1e-6)
+            by_time = sizes.seconds / max(average, 1e-6)
             group.wanted = max(1, int(min(MOST_BATCHES, _MOST_BYTES // max(1, size), by_time)))
             yield group
             number += 1
@@ -153,7 +154,7 @@ def ungrouped(
         if mine:
             batch = mine.popleft()
             if isinstance(batch, ExceptionWrapper):
-                batch.reraise()
+                batch.reraise()  # type: ignore[no-untyped-call]
             yield batch
             del batch
         elif not any(waiting):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.autograd.profiler as profiler
 from torch.utils.data import DataLoader, Sampler
 
 from pqcache.errors import UsageError
@@ -240,6 +241,8 @@ class Loader(DataLoader[Any]):
 
     def _received(self, iteration: object) -> Iterator[Any]:
         """Return the batches of an iteration that begins, from the workers if there are any."""
+        if not self.num_workers:
+            return _without_spans(super().__iter__())
         if self._groups is None:
             return super().__iter__()
         assert self.prefetch_factor is not None
@@ -307,6 +310,20 @@ def _check(dataset: object, refused: Mapping[str, Any]) -> None:
 def unchanged(batch: Any) -> Any:
     """Return a batch as it is, where DataLoader would convert it."""
     return batch
+
+
+def _without_spans(batches: Any) -> Iterator[Any]:
+    """Yield what an iterator of torch's does, without the span for its profiler around each one unless that is active.
+
+    Small batches take hardly longer than such a span.
+    """
+    while True:
+        try:
+            batch = next(batches) if profiler._is_profiler_enabled else batches._next_data()
+        except StopIteration:
+            return
+        yield batch
+        del batch
 
 
 def _moved(batch: Any, device: torch.device, pinned: bool) -> Any:
