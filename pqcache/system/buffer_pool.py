@@ -166,8 +166,10 @@ class Arena:
 class _Borrowed:
     """The base object of arrays over a borrowed block; releases the block when it is freed."""
 
+    _pool: BufferPool | Arena | None = None  # until it is made: an interrupt may come first
+
     def __init__(self, pool: BufferPool | Arena, buffer: Buffer, size: int) -> None:
-        self._pool, self._buffer = pool, buffer
+        self._buffer, self._pool = buffer, pool
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
             "shape": (size,),
@@ -176,7 +178,8 @@ class _Borrowed:
         }
 
     def __del__(self) -> None:
-        self._pool.release(self._buffer)
+        if self._pool is not None:
+            self._pool.release(self._buffer)
 
 
 def aligned(size: int) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.meter import RECEIVE, SEND
+from pqcache.torch.batch_groups import BatchGroup
 from pqcache.torch.batch_origins import meter_of, rows_at
 from pqcache.torch.ragged import pin_tensors, to_device
 from pqcache.torch.tensor_transfer import Packet, pack, unpack
@@ -103,14 +104,35 @@ class Batch(dict[str, Any]):
 
 def _reduce(batch: Batch) -> tuple[Any, ...]:
     """Return how multiprocessing pickles a batch."""
-    with meter_of(batch.position).timed(SEND):
-        packet = pack(dict(batch))
-    return batch.__reduce__() if packet is None else (_unpacked, (packet, batch.position))
+    return _packed([batch]) or batch.__reduce__()
 
 
-def _unpacked(packet: Packet, position: Position) -> Batch:
-    with meter_of(position).timed(RECEIVE):
-        return Batch(unpack(packet), position)
+def _reduce_group(group: BatchGroup) -> tuple[Any, ...]:
+    """Return how multiprocessing pickles a group: its batches together, if it has nothing else."""
+    batches = [item for item in group if type(item) is Batch]
+    packed = _packed(batches) if batches and len(batches) == len(group) else None
+    return group.__reduce__() if packed is None else (_unpacked_group, (*packed[1], group.worker, group.wanted))
+
+
+def _packed(batches: list[Batch]) -> tuple[Any, ...] | None:
+    """Return what makes the first of these batches in another process, and ``_unpacked_group`` all of them."""
+    with meter_of(batches[0].position).timed(SEND):
+        packet = pack([dict(batch) for batch in batches])
+    return None if packet is None else (_unpacked, (packet, [batch.position for batch in batches]))
+
+
+def _unpacked(packet: Packet, positions: list[Position]) -> Batch:
+    return _all_unpacked(packet, positions)[0]
+
+
+def _unpacked_group(packet: Packet, positions: list[Position], worker: int, wanted: int) -> BatchGroup:
+    return BatchGroup(_all_unpacked(packet, positions), worker, wanted)
+
+
+def _all_unpacked(packet: Packet, positions: list[Position]) -> list[Batch]:
+    with meter_of(positions[0]).timed(RECEIVE):
+        return list(map(Batch, unpack(packet), positions))
 
 
 ForkingPickler.register(Batch, _reduce)
+ForkingPickler.register(BatchGroup, _reduce_group)

@@ -7,13 +7,16 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
+import torch.autograd.profiler as profiler
 from torch.utils.data import DataLoader, Sampler
 
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.torch.batch_groups import MOST_BATCHES, GroupSizes, ungrouped
 from pqcache.torch.checkpoint import Place
 from pqcache.torch.foreign_loaders import check_skipping, reads_ahead
 from pqcache.torch.last_batch import filled, is_last, rows_of_last_round, shown_to_accelerate
@@ -24,7 +27,7 @@ from pqcache.torch.resumable import ResumableDataset
 Timed = Callable[[], AbstractContextManager[Any]]
 ChangedBatches = Callable[[Iterator[Any], Timed], Iterator[Any]]  # called with what measures the time of copies
 
-PREFETCH = 4  # batches for each worker: torch's 2 leave workers idle where batches are small
+PREFETCH = 4  # messages of each worker: torch's 2 leave workers idle where batches are small
 
 _UNEVEN = (
     "pad=False: some ranks have one batch less than others, and gradients are on. Training with DDP or FSDP "
@@ -59,7 +62,7 @@ class Loader(DataLoader[Any]):
 
     ``dataset``         a ParquetDataset with a batch_size, or a Mix
     ``num_workers``     processes that read; they live as long as the loader (``persistent_workers``)
-    ``prefetch_factor`` batches that each worker prepares in advance; None: 4
+    ``prefetch_factor`` batches that each worker prepares in advance, at most; None: 4, or of small ones 16 MB
     ``device``          where batches are moved to, with all tensors in containers, before the trainer's work on them;
                         None leaves them as they are. `Prefetch` copies them to a GPU in advance
     ``pin_memory``      put batches into pinned memory first, so that the trainer does not wait for copies to end
@@ -107,11 +110,14 @@ class Loader(DataLoader[Any]):
         self._share_epoch, self._given = 0, 0
         self._held_back = 0  # the batches that a wrapper has taken and not yielded
         self._iteration, self._iterates = object(), False
+        together = MOST_BATCHES if prefetch_factor is None else max(1, min(MOST_BATCHES, prefetch_factor // 2))
+        self._groups = GroupSizes(together) if num_workers and together > 1 and collate_fn is None else None
+        messages = prefetch_factor if self._groups is None or prefetch_factor is None else prefetch_factor // together
         super().__init__(
             dataset,
             batch_size=None,
             num_workers=num_workers,
-            prefetch_factor=(prefetch_factor or PREFETCH) if num_workers else None,
+            prefetch_factor=(messages or PREFETCH) if num_workers else None,
             pin_memory=pin_memory,
             persistent_workers=num_workers > 0 and persistent_workers is not False,
             timeout=timeout,
@@ -216,7 +222,7 @@ class Loader(DataLoader[Any]):
         measured = self._dataset.measured_by_loader(self._share_epoch, self.num_workers)
         try:
             with measured as meter, shown_to_accelerate(self) as is_shown:
-                batches: Iterator[Any] = super().__iter__()
+                batches = self._received(this)
                 if change is not None:
                     batches = change(batches, meter.transferring)
                 for batch in meter.over(batches):
@@ -232,6 +238,22 @@ class Loader(DataLoader[Any]):
             self._iterates = self._iterates and self._iteration is not this
         self._given = self._share.rounds()  # with pad=False another rank may have had one batch more
         self._held_back = 0
+
+    def _received(self, iteration: object) -> Iterator[Any]:
+        """Return the batches of an iteration that begins, from the workers if there are any."""
+        if not self.num_workers:
+            return _without_spans(super().__iter__())
+        if self._groups is None:
+            return super().__iter__()
+        assert self.prefetch_factor is not None
+        self._groups.begin()
+        self._dataset.groups = self._groups  # in the copies that workers get now
+        try:
+            groups = super().__iter__()
+        finally:
+            self._dataset.groups = None
+        check = partial(self._check_current, iteration)
+        return ungrouped(groups, self._groups, self.num_workers, self.prefetch_factor, check)
 
     def _last(self, batch: Any, share: EpochShare) -> Any:
         """Return the last batch for Accelerate: with as many rows as on the other ranks, of which it knows the real.
@@ -288,6 +310,20 @@ def _check(dataset: object, refused: Mapping[str, Any]) -> None:
 def unchanged(batch: Any) -> Any:
     """Return a batch as it is, where DataLoader would convert it."""
     return batch
+
+
+def _without_spans(batches: Any) -> Iterator[Any]:
+    """Yield what an iterator of torch's does, without the span for its profiler around each one unless that is active.
+
+    Small batches take hardly longer than such a span.
+    """
+    while True:
+        try:
+            batch = next(batches) if profiler._is_profiler_enabled else batches._next_data()
+        except StopIteration:
+            return
+        yield batch
+        del batch
 
 
 def _moved(batch: Any, device: torch.device, pinned: bool) -> Any:

@@ -22,6 +22,7 @@ from pqcache.reader.order.division import Division, next_divisions
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.torch.batch import Batch
+from pqcache.torch.batch_groups import GroupSizes, grouped
 from pqcache.torch.checkpoint import MixState, Place, State, divisions_in
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.distributed import ranks_and_rank, started_as_one_of
@@ -84,6 +85,7 @@ class ResumableDataset(IterableDataset[Batch]):
         self._progress = Progress()
         self._read_ahead = False  # by a wrapper of the loader, in this process
         self._has_loader = False  # a Loader, which counts epochs
+        self.groups: GroupSizes | None = None  # in workers of a Loader that takes several batches together
 
     @property
     def epoch(self) -> int:
@@ -134,7 +136,8 @@ class ResumableDataset(IterableDataset[Batch]):
         share = self._share(begin.epoch, lanes=lanes, begin=begin, worker=worker, workers=workers)
         indices = share.indices(begin.next)
         self._progress.next = indices[0] if indices else share.end
-        return self._iterate(share, indices, begin.epoch, in_worker=info is not None)
+        batches = self._iterate(share, indices, begin.epoch, in_worker=info is not None)
+        return batches if info is None or self.groups is None else grouped(batches, self.groups)
 
     def _iterate(self, share: EpochShare, indices: range, epoch: int, in_worker: bool) -> Generator[Any]:
         with self._measured(epoch) as meter, closing(self._read(share, indices, epoch)) as batches:

@@ -166,6 +166,8 @@ class SharedPool(BufferPool):
 class _BorrowedSlot:
     """What arrays over a slot keep alive in the worker; its end frees the slot on this side."""
 
+    _slot: Slot | None = None  # until it is made: an interrupt may come first
+
     def __init__(self, slot: Slot, size: int) -> None:
         self._slot = slot
         self.__array_interface__: dict[str, Any] = {
@@ -176,7 +178,8 @@ class _BorrowedSlot:
         }
 
     def __del__(self) -> None:
-        self._slot.borrowed = False
+        if self._slot is not None:
+            self._slot.borrowed = False
 
 
 class _ReceivedSlot:

@@ -16,8 +16,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from pqcache.system import buffer_pool
 from pqcache.system.process_identity import is_running
-from pqcache.torch import Batch, ParquetDataset
+from pqcache.torch import Batch, ParquetDataset, shared_memory
 from pqcache.torch.shared_memory import SharedPool, Slot, received, worker_pool
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no shared memory of this kind")
@@ -150,3 +151,8 @@ def _close_memory_and_end(there: Any, first_thread: bool) -> None:
         threading.Thread(target=lambda: time.sleep(0.3) or os._exit(1)).start()
         ctypes.CDLL(None).pthread_exit(None)
     time.sleep(0.3)
+
+
+@pytest.mark.parametrize("kind", [buffer_pool._Borrowed, shared_memory._BorrowedSlot])
+def test_an_interrupt_before_memory_is_borrowed_leaves_no_second_error(kind: Any) -> None:
+    kind.__new__(kind).__del__()

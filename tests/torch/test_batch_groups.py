@@ -1,0 +1,223 @@
+"""Batches that workers send together: the order, the place, errors and memory are as if each came alone."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Ragged, batch_groups
+from pqcache.torch.batch_groups import BatchGroup, GroupSizes, bytes_of, ungrouped
+from tests.torch.conftest import ids_of
+
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
+
+ROWS = 6_000
+
+
+@pytest.fixture(autouse=True)
+def _batches_are_made_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups become large also where this machine is busy."""
+    monkeypatch.setattr(batch_groups, "MOST_SECONDS", 60.0)
+
+
+@pytest.fixture(scope="module")
+def small_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("rows")
+    ids = np.arange(ROWS)
+    columns = {"id": ids, "price": ids / 7, "flag": ids % 2 == 0, "name": [f"n{i}" for i in ids]}
+    pq.write_table(pa.table(columns), directory / "t.parquet", row_group_size=500)
+    return directory
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The worker and the number of batches of each message that this process receives."""
+    found: list[tuple[int, int]] = []
+
+    def noted(groups: Iterator[BatchGroup], *arguments: Any) -> Iterator[Any]:
+        def each() -> Iterator[BatchGroup]:
+            for group in groups:
+                found.append((group.worker, len(group)))
+                yield group
+
+        return ungrouped(each(), *arguments)
+
+    monkeypatch.setattr("pqcache.torch.loader.ungrouped", noted)
+    return found
+
+
+def dataset(path: Path, **options: Any) -> ParquetDataset:
+    return ParquetDataset(path, **{"batch_size": 8, "seed": 3, "lanes": 6, **options})
+
+
+def in_plain(values: Any) -> Any:
+    """Return values of a batch as plain Python."""
+    return values.to_list() if isinstance(values, Ragged) else values.tolist()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_batches_are_those_of_one_process_in_its_order(
+    small_rows: Path, workers: int, sent: list[tuple[int, int]]
+) -> None:
+    alone, loader = Loader(dataset(small_rows)), Loader(dataset(small_rows), num_workers=workers)
+    for epoch in range(2):
+        for expected, batch in zip(alone, loader, strict=True):
+            assert (batch.index, batch.epoch, list(batch)) == (expected.index, epoch, list(expected))
+            assert all(in_plain(batch[name]) == in_plain(expected[name]) for name in expected)
+        sizes = [size for worker, size in sent if worker == 0]
+        assert sizes[:2] == [1, 1], "the first batch comes alone"
+        assert max(sizes) == 16
+        assert len(sizes) < 40, "of 250 to 375 batches"
+        if epoch:
+            assert sizes[2] == 16, "what the first epoch has found is known"
+        sent.clear()
+
+
+def test_a_place_within_a_group_is_exact(small_rows: Path) -> None:
+    loader = Loader(dataset(small_rows), num_workers=2)
+    whole = [batch["id"].tolist() for batch in loader]
+    for stop in (3, 301):
+        loader.load_state_dict(Loader(dataset(small_rows)).state_dict())
+        batches, count = iter(loader), 0
+        for count, batch in enumerate(batches, 1):
+            assert batch["id"].tolist() == whole[count - 1]
+            assert batch.rows().rows.tolist() == (batch["id"] % 500).tolist()
+            if count == stop:
+                break
+        other = Loader(dataset(small_rows), num_workers=3)
+        other.load_state_dict(loader.state_dict())
+        assert [batch["id"].tolist() for batch in other] == whole[count:]
+        batches.close()
+
+
+class _Fails:
+    """A transform that fails for the batch of the row 4,321, and returns what is no tensor."""
+
+    def __call__(self, batch: Batch) -> Any:
+        if 4321 in batch["id"]:
+            raise ValueError("bad row")
+        return {"id": batch["id"], "text": ["a"] * len(batch["id"]), "array": batch["price"].numpy()}
+
+
+def test_an_error_comes_behind_the_batches_before_it(small_rows: Path, sent: list[tuple[int, int]]) -> None:
+    order = [batch["id"].tolist() for batch in dataset(small_rows)]
+    bad = next(index for index, ids in enumerate(order) if 4321 in ids)
+    assert bad > 100
+    loader, found = Loader(dataset(small_rows, transform=_Fails()), num_workers=2), []
+    with pytest.raises(ValueError, match="bad row") as caught:
+        found.extend(batch["id"].tolist() for batch in loader)
+    assert found == order[:bad]
+    assert f"in DataLoader worker process {bad % 2}" in str(caught.value)
+    assert re.search(rf"in the transform of batch {bad} of epoch 0", str(caught.value))
+    assert max(size for _, size in sent) > 1
+
+
+def test_a_row_that_is_skipped_changes_nothing_else(small_rows: Path) -> None:
+    skipping = [dataset(small_rows, transform=_Fails(), on_error="skip") for _ in range(2)]
+    alone, together = (ids_of(Loader(one, num_workers=n)) for one, n in zip(skipping, (0, 2), strict=True))
+    assert together == alone
+    assert [row.row for row in skipping[1].errors()] == [4321 % 500]
+
+
+def test_a_mix_is_sent_in_groups(small_rows: Path, sent: list[tuple[int, int]]) -> None:
+    def mix() -> Mix:
+        parts = {name: dataset(small_rows, lanes=None, seed=seed) for seed, name in enumerate("ab")}
+        return Mix(parts, weights={"a": 1, "b": 2}, lanes=2, seed=1)
+
+    alone, together = ([(b.source, b["id"].tolist()) for b in Loader(mix(), num_workers=n)] for n in (0, 2))
+    assert together == alone
+    assert max(size for _, size in sent) > 1
+
+
+def _large(batch: Batch) -> Any:
+    return {"id": batch["id"], "image": torch.zeros(3 << 20, dtype=torch.uint8)}
+
+
+def _unknown(batch: Batch) -> Any:
+    return {"id": batch["id"], "object": range(3)}
+
+
+@pytest.mark.parametrize("transform", [_large, _unknown])
+def test_what_is_large_or_of_unknown_size_comes_alone(
+    small_rows: Path, transform: Any, sent: list[tuple[int, int]]
+) -> None:
+    read = dataset(small_rows, transform=transform, batch_size=100)
+    assert len(ids_of(Loader(read, num_workers=2))) == ROWS
+    assert {size for _, size in sent} == {1}
+
+
+def _slow(batch: Batch) -> Any:
+    time.sleep(0.02)
+    return batch
+
+
+def test_slow_batches_come_alone(
+    small_rows: Path, sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_groups, "MOST_SECONDS", 0.01)
+    read = dataset(small_rows, transform=_slow, batch_size=100)
+    assert len(ids_of(Loader(read, num_workers=2))) == ROWS
+    assert {size for _, size in sent} == {1}
+
+
+@pytest.mark.parametrize(("factor", "most"), [(1, 1), (3, 1), (4, 2), (16, 8)])
+def test_no_more_is_prepared_than_is_asked_for(
+    small_rows: Path, factor: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = Loader(dataset(small_rows), num_workers=1, prefetch_factor=factor)
+    for given, _ in enumerate(loader, 1):
+        if given in (200, 400):
+            time.sleep(0.3)  # the worker makes all that it may
+            assert loader.dataset.stats().epoch.batches <= given + factor + most  # and the group that is being given
+    assert given == ROWS // 8
+
+
+def test_a_plain_loader_beside_one_of_ours_gets_batches(small_rows: Path) -> None:
+    read = dataset(small_rows)
+    ids_of(Loader(read, num_workers=2))
+    read.set_epoch(0)
+    assert all(type(batch) is Batch for batch in DataLoader(read, batch_size=None, num_workers=2))
+
+
+def test_spawned_workers_send_groups(small_rows: Path, sent: list[tuple[int, int]]) -> None:
+    loader = Loader(dataset(small_rows), num_workers=2, multiprocessing_context="forkserver")
+    assert ids_of(loader) == ids_of(dataset(small_rows))
+    assert max(size for _, size in sent) == 16
+
+
+def test_sizes_change_for_messages_that_no_worker_has_begun() -> None:
+    sizes = GroupSizes(16)
+    sizes.begin()
+    sizes.adapt(16, 1, 4)
+    assert [sizes.at(number) for number in (0, 100)] == [1, 1], "those of the beginning say nothing"
+    sizes.adapt(16, 2, 4)
+    assert [sizes.at(number) for number in (7, 8, 9)] == [1, 4, 4]
+    sizes.adapt(16, 7, 4)
+    assert sizes.at(100) == 4, "the change before has not come yet"
+    sizes.adapt(16, 8, 4)
+    assert [sizes.at(number) for number in (13, 14)] == [4, 16]
+    sizes.adapt(3, 14, 4)
+    assert [sizes.at(number) for number in (19, 20)] == [16, 3]
+    sizes.begin()
+    assert [sizes.at(number) for number in (0, 1, 2)] == [1, 1, 3]
+
+
+def test_workers_that_send_unequally_many_are_taken_in_turn() -> None:
+    groups = [BatchGroup([0, 2, 4, 6], 0, 16), BatchGroup([1], 1, 16), BatchGroup([8], 0, 16), BatchGroup([3, 5], 1)]
+    assert list(ungrouped(iter(groups), GroupSizes(16), 2, 4, lambda: None)) == [0, 1, 2, 3, 4, 5, 6, 8]
+
+
+def test_bytes_of_batches() -> None:
+    ragged = Ragged(torch.zeros(5, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), "str")
+    batch = {"a": torch.zeros(4), "b": ragged, "c": {"d": [b"abc", 1]}, "e": np.zeros(2)}
+    assert bytes_of(batch) == 16 + 5 + 24 + 3 + 16 + 16
