@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from pqcache.parquet.binary_views import INLINE, LONG
+from pqcache.parquet.pages.byte_arrays import ByteArrays
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
-from pqcache.parquet.pages.page_reader import UNREADABLE, ByteArrays, Reader, log_decoded_by_arrow
+from pqcache.parquet.pages.page_reader import UNREADABLE, Reader, log_decoded_by_arrow
 from pqcache.parquet.schema_merge import is_text
 from pqcache.system.buffer_pool import BufferPool
 

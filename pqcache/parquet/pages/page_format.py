@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+import cramjam
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -26,12 +27,14 @@ from pqcache.parquet.footer import thrift_fields as fields
 from pqcache.parquet.footer.thrift import Struct
 
 Bytes = npt.NDArray[np.uint8]
+Borrow = Callable[[int], Bytes]  # returns memory of so many bytes
 
 TYPE, UNCOMPRESSED, COMPRESSED, CHECKSUM, DATA, DICTIONARY, DATA_V2 = 1, 2, 3, 4, 5, 7, 8  # of PageHeader
 COUNT, ENCODING, DEFINITIONS, REPETITIONS = 1, 2, 3, 4  # of DataPageHeader
 NULLS, ROWS = 2, 3  # of DataPageHeaderV2, with the next ones
 ENCODING_V2, DEFINITION_BYTES, REPETITION_BYTES, IS_COMPRESSED = 4, 5, 6, 7
 _HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
+WRITTEN_TO_PLACE = (None, "snappy")  # codecs of pages that come to lie in memory that is given
 _LZ4_BLOCK = 1 << 22  # bytes
 _NUMBER = rb"([\x80-\xff]{0,4}[\x00-\x7f])"
 _PLAIN_HEADER = re.compile(  # of a data page of version 1 with nothing but its sizes, its count and its encodings
@@ -206,8 +209,11 @@ def count_and_encoding(header: Struct) -> tuple[int, int]:
     raise NotRead("a page that holds no data")
 
 
-def decompress_page(chunk: Chunk, body: Bytes, size: int) -> Bytes:
-    """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so."""
+def decompress_page(chunk: Chunk, body: Bytes, size: int, borrow: Borrow | None = None) -> Bytes:
+    """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so.
+
+    They are in memory that ``borrow`` returns for so many bytes, where that is given and the codec can write there.
+    """
     codec = IN_METADATA[chunk.compression].arrow
     if codec is None:
         if len(body) != size:
@@ -218,6 +224,8 @@ def decompress_page(chunk: Chunk, body: Bytes, size: int) -> Bytes:
     if codec == "snappy":  # whose data begin with their length, which pyarrow does not compare
         if thrift.read_varint(body[:5].tobytes(), 0)[0] != size:
             raise NotRead("a page of another size than its header says")
+        if borrow is not None:
+            return _decompress_snappy(body, borrow(size))
         data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
     elif codec == "zstd":  # where pyarrow compares it
         data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
@@ -228,6 +236,17 @@ def decompress_page(chunk: Chunk, body: Bytes, size: int) -> Bytes:
     if data.size != size:
         raise NotRead("a page of another size than its header says")
     return np.frombuffer(data, np.uint8)
+
+
+def _decompress_snappy(body: Bytes, place: Bytes) -> Bytes:
+    """Decompress to all of ``place``, and return it: pyarrow's codecs return memory of their own."""
+    try:
+        size = cramjam.snappy.decompress_raw_into(body.data, place.data)
+    except cramjam.DecompressionError as error:
+        raise NotRead(f"a damaged page: {error}") from error
+    if size != len(place):
+        raise NotRead("a page of another size than its header says")
+    return place
 
 
 def _frame(size: int, compressed: int) -> bytes:

@@ -26,10 +26,11 @@ from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.footer import thrift_fields
 from pqcache.parquet.footer.thrift import Struct
 from pqcache.parquet.pages import page_format
+from pqcache.parquet.pages.byte_arrays import MOST_BYTES, ByteArrays, ChunkMemory, join, split
 from pqcache.parquet.pages.flat_pages import FlatPages
 from pqcache.parquet.pages.leaf_column import LeafColumn
 from pqcache.parquet.pages.levels import are_all, are_of_lists, begins_of_lists
-from pqcache.parquet.pages.page_format import Page
+from pqcache.parquet.pages.page_format import Borrow, Page
 from pqcache.system.buffer_pool import Arena, BufferPool
 
 Values = npt.NDArray[Any]
@@ -42,18 +43,6 @@ _PATTERNS = 256  # of levels that are remembered
 _REMEMBERED = 8 << 10  # bytes of levels that are remembered, at most
 _TOGETHER = 4 << 20  # bytes of pages that are decoded together, as many as caches hold
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
-
-
-@dataclass(frozen=True)
-class ByteArrays:
-    """Rows of strings or binary where they lie: row i is ``pages[p][1][begins[i]:begins[i] + lengths[i]]``.
-
-    ``pages`` are (first row, bytes), and p is the last page whose first row is not beyond i.
-    """
-
-    begins: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    pages: list[tuple[int, Bytes]]
 
 
 class Lists(NamedTuple):
@@ -78,6 +67,16 @@ def has_nulls(chunk: pq.ColumnChunkMetaData) -> bool:
     """Return whether the footer says that values of a column chunk are null, or lists empty."""
     statistics = chunk.statistics
     return statistics is not None and statistics.has_null_count and bool(statistics.null_count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadChunk:
+    """A column chunk that is read: ``check`` is given the levels of each page, ``borrow`` memory to decompress to."""
+
+    chunk: page_format.Chunk
+    leaf: LeafColumn
+    check: Callable[[PageLevels], None]
+    borrow: Borrow | None = None
 
 
 def log_decoded_by_arrow(chunk: page_format.Chunk, reason: object) -> None:
@@ -169,6 +168,7 @@ class Reader:
     ) -> None:
         """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``out``."""
         first, width = 0, leaf.stored.itemsize
+        read = ReadChunk(chunk=chunk, leaf=leaf, check=check)
         head = np.empty(_LEVELS, np.uint8)
         for header, at, size in page_format.page_bodies(file, chunk):
             values, _ = page_format.count_and_encoding(header)
@@ -179,7 +179,7 @@ class Reader:
                 raise page_format.NotRead("a page with larger levels than expected")
             if os.preadv(file, [head[:levels].data, place.data], at) != size:
                 raise page_format.NotRead("the file ends within a page")
-            count, encoding, rest = self._page(header, head[:levels], chunk, leaf, first, check, len(place))
+            count, encoding, rest = self._page(header, head[:levels], read, first, len(place))
             if encoding != thrift_fields.PLAIN or len(rest) or count * width != len(place):
                 raise page_format.NotRead("a page that is not plain")
             first += count
@@ -198,6 +198,7 @@ class Reader:
         pages = list(page_format.page_bodies(file, chunk))
         found = self._borrow(chunk, leaf, _count_plain(pages, chunk), into)
         coded = FlatPages(chunk.physical_type, leaf, self.memory)
+        read = ReadChunk(chunk=chunk, leaf=leaf, check=check)
         first = done = 0  # values before the page, and those that are in their place
         for header, body in self._bodies(file, pages, max((length for _, _, length in pages), default=0)):
             if header[page_format.TYPE][1] == thrift_fields.DICTIONARY_PAGE:
@@ -205,7 +206,7 @@ class Reader:
                     header, page_format.decompress_page(chunk, body, header[page_format.UNCOMPRESSED][1])
                 )
                 continue
-            count, encoding, data = self._page(header, body, chunk, leaf, first, check)
+            count, encoding, data = self._page(header, body, read, first)
             del body
             if encoding != thrift_fields.PLAIN:
                 coded.add(count, encoding, data)
@@ -222,52 +223,67 @@ class Reader:
 
     def byte_arrays(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn) -> ByteArrays | None:
         """Return the rows of a column chunk of strings or binary; None as `values` does."""
+        memory = self._memory_of(chunk)
         try:
-            found = list(self.byte_pages(file, chunk, leaf))
+            found = list(self.byte_pages(file, chunk, leaf, memory))
         except page_format.MoreValues:
             raise
         except UNREADABLE as error:
             log_decoded_by_arrow(chunk, error)
             return None
-        firsts = np.cumsum([0, *(len(some.begins) for some in found)])
-        if not found or firsts[-1] != chunk.num_values:
-            return None
-        pages = [(int(first), some.pages[0][1]) for first, some in zip(firsts, found, strict=False)]
-        begins, lengths = (np.concatenate(parts) for parts in zip(*((f.begins, f.lengths) for f in found), strict=True))
-        return ByteArrays(begins, lengths, pages)
+        rows = join(found, memory)
+        return rows if found and len(rows.begins) == chunk.num_values else None
 
-    def byte_pages(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn) -> Iterator[ByteArrays]:
-        """Yield the rows of a column chunk of strings or binary page by page; raise UNREADABLE where that cannot be."""
+    def _memory_of(self, chunk: page_format.Chunk) -> ChunkMemory | None:
+        """Return memory for all pages of a chunk; None where they are not written to memory of this reader's."""
+        size, codec = chunk.total_uncompressed_size, IN_METADATA.get(chunk.compression)
+        if codec is None or codec.arrow not in page_format.WRITTEN_TO_PLACE or not 0 < size <= MOST_BYTES:
+            return None
+        return None if isinstance(chunk, page_format.ChunkPart) else ChunkMemory(self.memory, size)
+
+    def byte_pages(
+        self, file: int, chunk: page_format.Chunk, leaf: LeafColumn, memory: ChunkMemory | None = None
+    ) -> Iterator[ByteArrays]:
+        """Yield the rows of a column chunk of strings or binary page by page; raise UNREADABLE where that cannot be.
+
+        Their bytes are in ``memory``, as far as it goes, or in the reader's.
+        """
         if leaf.repetition or chunk.file_path or chunk.compression not in IN_METADATA:
             raise page_format.NotRead("lists, another file or an unknown codec")
-        first, dictionary, check = 0, None, partial(self._check_regular, leaf, 0, 0)
-        for header, body in self._bodies(file, page_format.page_bodies(file, chunk)):
+        first, dictionary = 0, None
+        borrow = self.memory.borrow if memory is None else memory.borrow
+        read = ReadChunk(chunk=chunk, leaf=leaf, check=partial(self._check_regular, leaf, 0, 0), borrow=borrow)
+        stored = borrow if IN_METADATA[chunk.compression].arrow is None else self.memory.borrow
+        for header, body in self._bodies(file, page_format.page_bodies(file, chunk), borrow=stored):
             if header[page_format.TYPE][1] == thrift_fields.DICTIONARY_PAGE:
-                data = page_format.decompress_page(chunk, body, header[page_format.UNCOMPRESSED][1])
+                data = page_format.decompress_page(chunk, body, header[page_format.UNCOMPRESSED][1], borrow)
                 if header[page_format.DICTIONARY][1][page_format.ENCODING][1] not in (
                     thrift_fields.PLAIN,
                     thrift_fields.PLAIN_DICTIONARY,
                 ):
                     raise page_format.NotRead("a dictionary that is not plain")
-                dictionary = _split(data, header[page_format.DICTIONARY][1][page_format.COUNT][1])
+                dictionary = split(data, header[page_format.DICTIONARY][1][page_format.COUNT][1])
                 continue
-            count, encoding, data = self._page(header, body, chunk, leaf, first, check)
+            count, encoding, data = self._page(header, body, read, first)
             del body  # a large one that was compressed
             first += count
             if not count:
                 continue
             if encoding == thrift_fields.PLAIN:
-                yield _split(data, count)
+                yield split(data, count)
             elif encoding in (thrift_fields.PLAIN_DICTIONARY, thrift_fields.RLE_DICTIONARY) and dictionary is not None:
                 numbers = page_format.decode_hybrid(data[1:].tobytes(), int(data[0]), count)
                 yield ByteArrays(dictionary.begins[numbers], dictionary.lengths[numbers], dictionary.pages)
             else:
                 raise page_format.NotRead("an encoding that is not read here")
 
-    def _bodies(self, file: int, pages: Iterable[Page], largest: int = 0) -> Iterator[tuple[Struct, Bytes]]:
+    def _bodies(
+        self, file: int, pages: Iterable[Page], largest: int = 0, borrow: Borrow | None = None
+    ) -> Iterator[tuple[Struct, Bytes]]:
         """Yield each page's header and bytes; the ``largest`` length has one block serve all pages."""
+        borrow = borrow or self.memory.borrow
         for header, at, length in pages:
-            body = self.memory.borrow(largest or length)[:length]
+            body = borrow(largest or length)[:length]
             page_format.read_into(file, body, at)
             if (
                 self.checked
@@ -279,26 +295,18 @@ class Reader:
             del body  # it comes back when whoever takes it lets go of it
             yield header, held.pop()
 
-    def _page(
-        self,
-        header: Struct,
-        body: Bytes,
-        chunk: page_format.Chunk,
-        leaf: LeafColumn,
-        first: int,
-        check: Callable[[PageLevels], None],
-        apart: int = 0,
-    ) -> tuple[int, int, Bytes]:
-        """Return the number of values in a page, their encoding and their bytes; ``check`` is given its levels.
+    def _page(self, header: Struct, body: Bytes, read: ReadChunk, first: int, apart: int = 0) -> tuple[int, int, Bytes]:
+        """Return the number of values in a page, their encoding and their bytes; ``first`` values are before them.
 
         ``apart`` are bytes of values that ``body`` lacks.
         """
+        chunk, leaf = read.chunk, read.leaf
         rows = None
         kind, size = header[page_format.TYPE][1], header[page_format.UNCOMPRESSED][1]
         if kind == thrift_fields.DATA_PAGE:
             about = header[page_format.DATA][1]
             encoding = about[page_format.ENCODING][1]
-            body = page_format.decompress_page(chunk, body, size - apart)
+            body = page_format.decompress_page(chunk, body, size - apart, read.borrow)
             repetitions, body = (
                 page_format.levels_of(body, about[page_format.REPETITIONS][1]) if leaf.repetition else (b"", body)
             )
@@ -314,7 +322,7 @@ class Reader:
                 raise page_format.NotRead("levels that reach beyond their page")
             repetitions, definitions, body = body[:middle].tobytes(), body[middle:end].tobytes(), body[end:]
             if about.get(page_format.IS_COMPRESSED, (0, True))[1] and len(body):
-                body = page_format.decompress_page(chunk, body, size - apart - end)
+                body = page_format.decompress_page(chunk, body, size - apart - end, read.borrow)
             elif len(body) != size - apart - end:
                 raise page_format.NotRead("a page of another size than its header says")
             rows = about[page_format.ROWS][1]
@@ -324,7 +332,7 @@ class Reader:
             raise page_format.NotRead("a page that holds no data")
         count = about[page_format.COUNT][1]
         _check_count(count, chunk, first)
-        check(PageLevels(count=count, first=first, rows=rows, repetitions=repetitions, definitions=definitions))
+        read.check(PageLevels(count=count, first=first, rows=rows, repetitions=repetitions, definitions=definitions))
         return count, encoding, body
 
     def _check_regular(self, leaf: LeafColumn, length: int, before: int, page: PageLevels) -> None:
@@ -384,17 +392,3 @@ def _check_count(count: int, chunk: page_format.Chunk, first: int) -> None:
         raise page_format.NotRead("a page of fewer than no values")
     if count > chunk.num_values - first:
         raise page_format.MoreValues("more values than the footer says")
-
-
-def _split(data: Bytes, count: int) -> ByteArrays:
-    """Return where each of the byte arrays of a plain page is; its length is in front of it."""
-    at, view = 4, data.data
-    begins = [at]
-    length_at, note = struct.Struct("<I").unpack_from, begins.append
-    for _ in range(count):
-        at += length_at(view, at - 4)[0] + 4
-        note(at)
-    if at - 4 != len(data):
-        raise page_format.NotRead("values that are not all of their page")
-    found = np.array(begins, np.int64)
-    return ByteArrays(found[:-1], np.diff(found) - 4, [(0, data)])

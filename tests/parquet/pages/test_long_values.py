@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pqcache.errors import ParquetError
 from pqcache.parquet.binary_views import bytes_in, length_prefixed_bytes, without_views
 from pqcache.parquet.footer.source_footer import read_source_footers
+from pqcache.parquet.pages.byte_arrays import ByteArrays
 from pqcache.parquet.pages.long_values import LongColumns, long_columns_of
-from pqcache.parquet.pages.page_reader import ByteArrays, Reader
+from pqcache.parquet.pages.page_reader import Reader
 from pqcache.parquet.pages.write_binary import pages_of
 from pqcache.parquet.rewrite import source_reader
 from pqcache.parquet.rewrite.options import RewriteOptions

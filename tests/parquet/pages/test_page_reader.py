@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.footer import footer, thrift, thrift_fields
 from pqcache.parquet.pages import page_format, page_reader
+from pqcache.parquet.pages.byte_arrays import ChunkMemory
 from pqcache.parquet.pages.flat_pages import FlatPages
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
@@ -381,6 +382,60 @@ def test_byte_arrays_with_nulls_are_left_to_pyarrow(tmp_path: Path) -> None:
     assert leaf is not None
     with path.open("rb") as file:
         assert Reader(BufferPool()).byte_arrays(file.fileno(), metadata.row_group(0).column(0), leaf) is None
+
+
+@pytest.mark.parametrize("codec", ["none", "snappy"])
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_pages_of_a_chunk_lie_in_one_block_that_is_used_again(tmp_path: Path, codec: str, dictionary: bool) -> None:
+    """With a dictionary that is given up half way its rows are among them."""
+    path, memory = tmp_path / "t.parquet", BufferPool()
+    rows = [bytes(np.random.default_rng(i).bytes(5000 + i)) for i in range(150)]
+    how: dict[str, Any] = {"compression": codec, "use_dictionary": dictionary, "dictionary_pagesize_limit": 50_000}
+    pq.write_table(pa.table({"t": rows}), path, data_page_size=30_000, write_batch_size=4, **how)
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    chunk, sizes = metadata.row_group(0).column(0), []
+    for _ in range(3):
+        with path.open("rb") as file:
+            found = Reader(memory).byte_arrays(file.fileno(), chunk, leaf)
+        assert found is not None
+        assert len(found.pages) == 1
+        assert views_of(found).cast(pa.binary()).to_pylist() == rows
+        del found
+        sizes.append(memory.size)
+    assert sizes[0] == sizes[2] < 1.5 * chunk.total_uncompressed_size
+
+
+def test_what_a_footer_understates_is_read_from_more_than_one_block(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    rows = [b"%d" % i * 1000 for i in range(50)]
+    pq.write_table(pa.table({"t": rows}), path, use_dictionary=False, data_page_size=5000, write_batch_size=2)
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    reader = Reader(BufferPool())
+    with pytest.MonkeyPatch.context() as patch, path.open("rb") as file:
+        patch.setattr(Reader, "_memory_of", lambda self, chunk: ChunkMemory(self.memory, 60_000))
+        found = reader.byte_arrays(file.fileno(), metadata.row_group(0).column(0), leaf)
+    assert found is not None
+    assert len(found.pages) > 2
+    assert views_of(found).cast(pa.binary()).to_pylist() == rows
+
+
+def test_damage_in_snappy_is_left_to_pyarrow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A copy of what would be before the page's first byte."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"t": [b"%d" % i * 3000 for i in range(30)]}), path, use_dictionary=False)
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    chunk = metadata.row_group(0).column(0)
+    with path.open("r+b") as file:
+        ((_, begin, _),) = page_format.page_bodies(file.fileno(), chunk)
+        file.seek(begin + 3)  # behind the length
+        file.write(b"\xff" * 5)
+        file.flush()
+        with caplog.at_level("DEBUG", "pqcache.parquet"):
+            assert Reader(BufferPool()).byte_arrays(file.fileno(), chunk, leaf) is None
+    assert "a damaged page: snappy" in caplog.text
 
 
 @pytest.mark.parametrize("distinct", [1, 2, 3, 255, 256, 257, 3000])
