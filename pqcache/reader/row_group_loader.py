@@ -99,6 +99,7 @@ class RowGroupLoader:
             piece_rows=plan.piece_rows,
             memory=self.memory,
             read_right=self._read_right,
+            fill=plan.fill,
         )
 
     def measured(self, load: Callable[P, T]) -> Callable[P, T]:
