@@ -141,7 +141,7 @@ def test_memory_of_a_worker_that_is_ending_is_asked_for_until_it_has_ended(ends:
 
 
 def _close_memory_and_end(there: Any, first_thread: bool) -> None:
-    """End 0.3 s after the memory; before it, the first thread alone where that is asked for: a zombie whose others still run."""
+    """End 0.3 s after the memory; before it, if wanted, the first thread alone: a zombie whose others still run."""
     slot = Slot(4096)
     reference = slot.send()
     slot.close()

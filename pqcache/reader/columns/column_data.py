@@ -68,7 +68,7 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, form: ColumnForm) -> ColumnDat
         array = array.chunk(0)
     bare = storage_type(form.type)
     if pa.types.is_dictionary(array.type):
-        if is_text(bare) and len(array) and not array.dictionary.null_count:
+        if form.kind == "bytes" and is_text(bare) and len(array) and not array.dictionary.null_count:
             valid = _valid(array)
             return ColumnData(form, views_of_codes(array, bare, valid), valid)
         array = array.dictionary_decode()

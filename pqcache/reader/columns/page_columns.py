@@ -48,7 +48,7 @@ class PageColumns:
         self._forms = [form for form in forms if _is_faster(form)]
         self._reader = Reader(memory)
         self._leaves: dict[int, Leaves] = {}  # by file; without a lock, as the process may fork
-        self.long = sum(form.kind != "bytes" for form in self._forms)  # columns whose rows are all long
+        self.long = sum(form.kind == "fixed" for form in self._forms)  # columns whose rows are all long
 
     def clear(self) -> None:
         """Forget what is known of files."""
@@ -78,11 +78,11 @@ class PageColumns:
         try:
             for form, leaf in leaves:
                 chunk = metadata.column(leaf.number)
-                if form.kind == "bytes" and not _are_long(form, chunk, metadata.num_rows):
+                if form.kind != "fixed" and not _are_long(form, chunk, metadata.num_rows):
                     continue  # short rows are decoded faster by pyarrow
                 if piece is not None and _is_list(form):
                     continue  # how many values its pages have is not known
-                long += form.kind == "bytes"
+                long += form.kind != "fixed"
                 try:
                     if piece is None:
                         column = self._column(descriptor, chunk, form, leaf, arenas.get(form.name))
@@ -174,8 +174,8 @@ def _is_text(form: ColumnForm) -> bool:
 
 
 def _is_list(form: ColumnForm) -> bool:
-    """Return whether a column has lists of any length, which are stored as such."""
-    return form.kind == "bytes" and form.stored is None and not _is_text(form)
+    """Return whether a column has lists of any length with items of ``form.width`` bytes, which are stored as such."""
+    return form.kind != "fixed" and form.width > 0 and form.stored is None and not _is_text(form)
 
 
 def _are_long(form: ColumnForm, chunk: pq.ColumnChunkMetaData, rows: int) -> bool:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pqcache import Pack
 from pqcache.reader import row_group_reader
 from pqcache.torch import ParquetDataset
 
@@ -52,6 +53,16 @@ def test_lists_of_any_length_are_read_from_their_pages(
     found, fast = read(tmp_path, shuffle)
     assert fast == 1.0
     assert found == dict(enumerate(table["tokens"].to_pylist()))
+
+
+@pytest.mark.parametrize("strategy", ["concat", "best_fit"])
+def test_documents_that_are_packed_are_read_from_their_pages(tmp_path: Path, strategy: Any) -> None:
+    documents = tokens(16 + np.arange(ROWS) * 7 % 50, pa.list_(pa.int32()))
+    pq.write_table(pa.table({"tokens": documents}), tmp_path / "a.parquet", row_group_size=150)
+    dataset = ParquetDataset(tmp_path, batch_size=4, pack=Pack("tokens", length=128, strategy=strategy, padding=-1))
+    found = np.concatenate([batch["tokens"].numpy().ravel() for batch in dataset])
+    assert dataset.stats().epoch.fast_columns == 1.0
+    assert np.array_equal(np.sort(found[found >= 0]), np.sort(documents.flatten().to_numpy()))
 
 
 @pytest.mark.parametrize("row", [[], [1]])
