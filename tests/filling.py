@@ -33,6 +33,7 @@ from pqcache.store.snapshot import write_checksums
 from pqcache.system.boot import boot_id
 from pqcache.system.checksum import checksum_of
 from pqcache.system.locks import lock_as_writer
+from tests.waiting import becomes_true
 
 
 class Filler:
@@ -228,6 +229,8 @@ def main() -> None:
     filler = Filler(Path(job["source"]), Path(job["cache"]))
     most = options.get("most")  # row groups, of each run
     filler.fill(float(options.get("delay", 0)), None if most is None else int(most))
+    if filler.missing():  # who has waited for it has to have seen that it was at work
+        becomes_true(lambda: bool(read_wanted(filler.snapshot.wanted_directory)))
     if "fail_late" in options:
         print(json.dumps({"error": [options["fail_late"], job["source"], "failed late", "free some"]}), flush=True)
         os._exit(1)

@@ -28,6 +28,7 @@ from tests.real_files import CORPUS, MADE
 
 REAL = sorted(path.name for path in CORPUS.iterdir()) if CORPUS.is_dir() else []
 LARGE = ("large_string_map.brotli.parquet",)  # of 4 KB, and 2 GB in memory
+AS_ROWS = ("repartition", "batches", "loader")  # steps that compare values of Python: several times the memory
 DAMAGED = ("invalid_utf8.parquet",)  # its minimum is not that of its values, which verify says
 Rows = list[dict[str, Any]]
 
@@ -186,6 +187,8 @@ STEPS: Mapping[str, Callable[[Path, Path], None]] = {
 
 @pytest.mark.parametrize("step", STEPS)
 def test_rows_or_one_line(step: str, source: Path, tmp_path: Path) -> None:
+    if step in AS_ROWS and source.name in LARGE:
+        pytest.skip(f"NOT CHECKED: the rows of {source.name} would take 9 GB")
     refusal = _refusal(step, source, tmp_path)
     assert "\n" not in refusal
     named = [*(path.name for path in files_of(source)), "column '", "its files have no columns"]

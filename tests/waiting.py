@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def becomes_true(condition: Callable[[], bool], seconds: float = 20) -> bool:
+def becomes_true(condition: Callable[[], bool], seconds: float = 60) -> bool:
     """Ask until ``condition()`` is true, for at most ``seconds``; return what it was last."""
     end = time.monotonic() + seconds
     while not condition():

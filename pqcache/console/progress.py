@@ -230,6 +230,7 @@ class ProgressLines(_Phases):
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        self._thread.join(1)  # so that no line comes after the report; less where nobody takes what is printed
 
     def _print_lines(self) -> None:
         while not self._ended.wait(LINE_SECONDS):

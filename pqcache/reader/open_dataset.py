@@ -17,11 +17,17 @@ from pqcache.errors import CacheError, ParquetError, UsageError
 from pqcache.events import Event, Warned
 from pqcache.reader.arriving.arrivals import Arrivals, Ints
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
-from pqcache.store.arriving.start_run import FillRequest, check_source, ensure_filling, is_filled_or_filling
+from pqcache.store.arriving.start_run import (
+    FillRequest,
+    check_source,
+    ensure_filling,
+    is_filled_or_filling,
+    is_locked,
+)
 from pqcache.store.cache_directory import CacheDirectory, is_arriving, lease_at, snapshot_at
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.hive import is_hidden
-from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE
+from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, PUBLISHING
 from pqcache.store.manifest import Identity, Manifest, SourceFile
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.row_group_index import Index, build_index
@@ -35,6 +41,7 @@ from pqcache.system.mounts import has_lasting_inodes
 T = TypeVar("T")
 
 _MOVING = 2.0  # seconds: more than a snapshot takes from ``arriving/`` to where ``current`` points to it
+_PUBLISHING = 60.0  # seconds: the same where the run that does it is at work, on a disk that others keep busy
 _POLL = 0.01  # seconds
 
 
@@ -171,14 +178,18 @@ def shard_of(path: Path, snapshot: str | None, fill: FillRequest | None) -> str 
 
 def _open_cache(cache: CacheDirectory, snapshot: str | None, fill: FillRequest | None) -> tuple[LocalDataset, Lease]:
     """Open a snapshot of a cache, published or arriving; on its way from there to here it is looked for again."""
-    until = time.monotonic() + _MOVING
+    looks = 0  # not a time, which may have passed while this process stood still
     while True:
+        current = cache.current()
         arriving = _arriving(cache, snapshot)
         try:
             return _open_published(cache, snapshot) if arriving is None else _open_arriving(cache, arriving, fill)
         except (CacheError, OSError):
-            if not _may_be_moving(cache, snapshot, arriving) or time.monotonic() > until:
-                raise
+            if cache.current() == current:  # else it has been published since
+                waits = _PUBLISHING if _is_publishing(cache) else _MOVING
+                if not _may_be_moving(cache, snapshot, arriving) or looks * _POLL >= waits:
+                    raise
+        looks += 1
         time.sleep(_POLL)
 
 
@@ -225,6 +236,11 @@ def _may_be_moving(cache: CacheDirectory, snapshot: str | None, arriving: Arrivi
         return not os.path.isfile(arriving.path / ARRIVED)
     names = {path.name for name in (ARRIVING, "snapshots") for path in _entries(cache.path / name)}
     return bool(names) and cache.current() is None if snapshot is None else snapshot in names
+
+
+def _is_publishing(cache: CacheDirectory) -> bool:
+    """Return whether a run that is at work has begun to move a snapshot that has arrived to where it is published."""
+    return os.path.isfile(cache.path / PUBLISHING) and is_locked(cache)
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import PqcacheError
+from pqcache.parquet.pages.list_rows import RememberedRows
 from pqcache.parquet.pages.page_reader import UNREADABLE
 from pqcache.parquet.pages.row_ranges import PagedFile
 from pqcache.reader.columns.column_data import ColumnData
@@ -25,23 +26,26 @@ log = logging.getLogger("pqcache.reader")
 
 
 class RowGroupOfFile(NamedTuple):
-    """Row group ``number`` of an open file, and the file's path and number, by which it is remembered."""
+    """Row group ``number`` of an open file, the file's path and number, by which it is remembered, and its first row
+    in the index.
+    """
 
     file: pq.ParquetFile
     file_number: int
     path: Path
     number: int
+    first_in_index: int
 
 
 class PieceReader:
     """Reads pieces of at most ``rows`` rows, into ``memory``; columns that ``pages`` can read by it.
 
     A column of which it is not known where its pages lie is decoded from the beginning of its row group, and what comes
-    before the piece is dropped.
+    before the piece is dropped. ``page_rows`` remembers where pages of lists lie, by row group of the index.
     """
 
-    def __init__(self, rows: int, pages: PageColumns, memory: BufferPool) -> None:
-        self._rows, self._pages, self._memory = rows, pages, memory
+    def __init__(self, rows: int, pages: PageColumns, memory: BufferPool, page_rows: RememberedRows) -> None:
+        self._rows, self._pages, self._memory, self._page_rows = rows, pages, memory, page_rows
         self._files: dict[int, PagedFile | None] = {}  # without a lock, as the process may fork
 
     def clear(self) -> None:
@@ -126,8 +130,12 @@ class PieceReader:
         """Return what reads ranges of rows of a file; None where its footer does not allow it."""
         if group.file_number not in self._files:
             found = None
+
+            def remembered(name: str, number: int) -> Ints | None:
+                return self._page_rows.of(name, group.first_in_index + number)
+
             try:
-                found = PagedFile(group.path, group.file.metadata, group.file.schema_arrow)
+                found = PagedFile(group.path, group.file.metadata, group.file.schema_arrow, self._memory, remembered)
             except (PqcacheError, *UNREADABLE) as error:
                 log.debug("%s: row groups are decoded from their beginning: %s", group.path, error)
             self._files[group.file_number] = found

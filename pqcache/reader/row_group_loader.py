@@ -29,7 +29,7 @@ from pqcache.reader.packing.packed_columns import (
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.row_group_reader import RowGroupReader, Selected, UseColumn, checked_columns
+from pqcache.reader.row_group_reader import RowGroupReader, Selected, UseColumn, checked_columns, remembered_rows
 from pqcache.reader.row_group_sizes import (
     density,
     estimate_sizes,
@@ -61,6 +61,7 @@ class RowGroupLoader:
         self._known = known_sizes(plan)
         self._fitting = SharedNumbers(["bytes"], len(plan.data.index))
         self._read_right = checked_columns(plan.data)
+        self._page_rows = remembered_rows(plan.data, plan.file_forms)
 
     def split(self, piece_rows: int) -> RowGroupLoader:
         """Return a loader of the plan split into pieces (see `ReadPlan.split`) with the same memory; this one for 0."""
@@ -76,6 +77,7 @@ class RowGroupLoader:
         loader = RowGroupLoader(plan)
         loader.memory, loader.arenas, loader.meter = self.memory, self.arenas, self.meter
         loader._known, loader._read_right, loader._fitting = self._known, self._read_right, self._fitting
+        loader._page_rows = self._page_rows
         return loader
 
     @cached_property
@@ -92,15 +94,17 @@ class RowGroupLoader:
     def reader(self) -> RowGroupReader:
         """What reads the files."""
         plan = self.plan
-        return RowGroupReader(
+        reader = RowGroupReader(
             plan.data,
             plan.row_groups,
             forms=plan.file_forms,
             piece_rows=plan.piece_rows,
             memory=self.memory,
             read_right=self._read_right,
-            fill=plan.fill,
+            page_rows=self._page_rows,
         )
+        reader.fill = plan.fill
+        return reader
 
     def measured(self, load: Callable[P, T]) -> Callable[P, T]:
         """Return ``load``, which decodes the row group that is its first argument, so that the meter counts it."""

@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line, open_error
 from pqcache.parquet.misread_columns import check_read_right, doubtful_columns, may_be_doubtful
+from pqcache.parquet.pages.list_rows import RememberedRows
 from pqcache.reader.columns.coded_texts import BUFFER, decoded
 from pqcache.reader.columns.column_data import ColumnData, NotConstant, compact, cut, from_arrow, take
-from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.columns.column_forms import ColumnForm, storage_type
 from pqcache.reader.columns.decoded_together import decoded_together
 from pqcache.reader.columns.fill_nulls import Fill, fill_nulls
 from pqcache.reader.columns.page_columns import PageColumns
@@ -64,11 +65,16 @@ def checked_columns(data: LocalDataset) -> SharedNumbers:
     return SharedNumbers([field.name for field in data.index.schema if may_be_doubtful(field.type)], len(data.index))
 
 
+def remembered_rows(data: LocalDataset, forms: Sequence[ColumnForm]) -> RememberedRows:
+    """Return where it is remembered how many rows begin in pages of lists, also by processes that are forked later."""
+    return RememberedRows([form.name for form in forms if pa.types.is_nested(storage_type(form.type))], len(data.index))
+
+
 class RowGroupReader:
     """Reads row groups, each by its number among ``row_groups``, which are rows of the dataset's index.
 
     ``forms`` are the columns to read from the files. With ``piece_rows``, the most that are asked for at a time, only
-    the pages of these rows are decoded; see `PagedFile`. ``fill`` is what is put in place of nulls, by column.
+    the pages of these rows are decoded; see `PagedFile`.
     """
 
     def __init__(
@@ -80,7 +86,7 @@ class RowGroupReader:
         piece_rows: int = 0,
         memory: BufferPool | None = None,
         read_right: SharedNumbers | None = None,
-        fill: Mapping[str, Fill] = {},
+        page_rows: RememberedRows | None = None,
     ) -> None:
         self.data, self.forms, self.piece_rows = data, forms, piece_rows
         index = data.index
@@ -91,10 +97,13 @@ class RowGroupReader:
         self._doubtful: dict[int, frozenset[str]] = {}  # columns that may be misread, by file
         self._index_row = row_groups
         self._read_right = read_right or checked_columns(data)  # 1 for those that are not, by row group of the index
-        self._fill, self._memory = fill, memory or BufferPool()
+        self._memory = memory or BufferPool()
         self._pages = PageColumns(forms, self._memory)
-        self._pieces = PieceReader(piece_rows, self._pages, self._memory) if piece_rows else None
+        page_rows = page_rows or remembered_rows(data, forms)
+        self._pieces = PieceReader(piece_rows, self._pages, self._memory, page_rows) if piece_rows else None
         self.meter: Meter = NO_METER
+        self.fill: Mapping[str, Fill] = {}
+        """What is put in place of nulls, by column."""
 
     def path(self, number: int) -> Path:
         """Return the file of a row group."""
@@ -117,7 +126,7 @@ class RowGroupReader:
         found: dict[str, ColumnData] = {}
         with self.opened(number, names) as (file, path):
             wanted, row_group = self._present(file, number, path, names), int(self.row_group[number])
-            group = RowGroupOfFile(file, int(self.file[number]), path, row_group)
+            group = self._group_of(file, number, path)
             if self._pieces is not None:
                 found, long = self._pieces.columns(group, low, high)
                 rows, kept = high - low, (0, high - low)
@@ -180,7 +189,7 @@ class RowGroupReader:
                 parts = self._parts(file, number, columns, rows)
                 positions = self._checked(path, number, choose(parts), count)[low:high]
                 needed, places = np.unique(positions, return_inverse=True)
-                group = RowGroupOfFile(file, int(self.file[number]), path, int(self.row_group[number]))
+                group = self._group_of(file, number, path)
                 table = self._pieces.rows_at(group, self._present(file, number, path, names), needed)
                 found = [self._column(path, table, form, number, 0, len(needed)) for form in self.forms]
                 return found, places.reshape(positions.shape)
@@ -210,6 +219,10 @@ class RowGroupReader:
             return
         with self.opened(number, columns) as (file, _):
             yield from self._parts(file, number, columns, rows)
+
+    def _group_of(self, file: pq.ParquetFile, number: int, path: Path) -> RowGroupOfFile:
+        row_group = int(self.row_group[number])
+        return RowGroupOfFile(file, int(self.file[number]), path, row_group, int(self._index_row[number]) - row_group)
 
     def _parts(self, file: pq.ParquetFile, number: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
         wanted = [name for name in columns if name in file.schema_arrow.names]
@@ -338,7 +351,7 @@ class RowGroupReader:
 
     def _filled(self, column: ColumnData) -> ColumnData:
         """Return a column with values in place of its nulls, if they are filled at once."""
-        fill = self._fill.get(column.form.name)
+        fill = self.fill.get(column.form.name)
         return column if fill is None else fill_nulls(column, fill, self._memory)
 
     def _open(self, file_number: int, path: Path) -> pq.ParquetFile:

@@ -107,8 +107,8 @@ def density(plan: ReadPlan, number: int) -> float:
 def has_pages(plan: ReadPlan, number: int) -> bool:
     """Return whether a piece of a row group is read from its own pages: whether it is known where these lie.
 
-    The footer says so: there is an offset index, or the column has no lists and is in no struct. Where rows are
-    selected, or packed, all of them are decoded anyway.
+    The footer says so: there is an offset index, or the column is not nested, or has lists of what is not. Where rows
+    are selected, or packed, all of them are decoded anyway.
     """
     if plan.selection is not None or plan.weights is not None or plan.packs is not None:
         return False
@@ -116,10 +116,12 @@ def has_pages(plan: ReadPlan, number: int) -> bool:
 
     def known(file: pq.ParquetFile, group: StoredRowGroup) -> bool:
         chunks, metadata = file.metadata.row_group(group.number), file.metadata
+        columns = top_level_names(metadata, group.schema)
         return all(
             chunks.column(leaf).has_offset_index
-            or (metadata.schema.column(leaf).max_repetition_level == 0 and metadata.schema.column(leaf).path == name)
-            for leaf, name in enumerate(top_level_names(metadata, group.schema))
+            or metadata.schema.column(leaf).path == name
+            or (metadata.schema.column(leaf).max_repetition_level > 0 and columns.count(name) == 1)
+            for leaf, name in enumerate(columns)
             if name in names
         )
 

@@ -1,6 +1,8 @@
 """The manifest: which files a snapshot holds, and which source files each of them is made from.
 
 Plain values; ``manifest_file.py`` reads and writes them, with pyarrow, which a sync with nothing to do need not load.
+The values of one file are never changed, but are not frozen dataclasses: a sync of a million files makes several
+millions of them, and a frozen one takes several times as long to make.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def committed_tag(digest: str, shaped: bool) -> str:
     return f"{_SHAPED if shaped else _COMMITTED}{digest}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Identity:
     """What was recorded of a source file; an equal identity means it is unchanged.
 
@@ -54,7 +56,7 @@ class Identity:
         return same and (self.tag == now.tag or not self.tag or not now.tag)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SourceFile:
     """A file at the source: its path relative to the source, and its identity.
 
@@ -69,7 +71,7 @@ class SourceFile:
         return hash(self.path)  # ten times as fast as of all fields, and two files of one path are rare in a set
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, unsafe_hash=True, kw_only=True)
 class FileEntry:
     """A file of a snapshot; ``recipe`` says how it was rewritten and is empty for a plain copy.
 

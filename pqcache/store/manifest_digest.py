@@ -7,10 +7,8 @@ other files than exist now, the manifest is read and compared file by file.
 from __future__ import annotations
 
 import json
-import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +18,7 @@ from pqcache.store.layout import FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import Manifest, SourceFile, TableVersion, Totals
 from pqcache.store.ownership import is_own, is_trusted_cache
 from pqcache.store.snapshot import Snapshot
-from pqcache.system.disk import read_regular
+from pqcache.system.disk import open_directory, read_regular
 
 FORMAT = 2  # as the manifest's, so that a summary never stands for a manifest that cannot be read
 _OURS = "_pqcache"
@@ -105,7 +103,7 @@ def _held(snapshot: Path) -> Iterator[str]:
     pending, trusted = [""], is_trusted_cache(snapshot.parent.parent)
     while pending:
         directory = pending.pop()
-        with _entries(f"{snapshot}/{directory}") as found:
+        with open_directory(f"{snapshot}/{directory}") as found:
             for item in found:
                 path = directory + item.name
                 status = item.stat(follow_symlinks=False)
@@ -117,17 +115,6 @@ def _held(snapshot: Path) -> Iterator[str]:
                     yield path  # a link, which no file of a snapshot is
                 elif path != _OURS:
                     pending.append(f"{path}/")
-
-
-@contextmanager
-def _entries(directory: str) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """Yield the entries of a directory by its descriptor, below which the system finds files sooner than by paths."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with os.scandir(descriptor) as found:
-            yield found
-    finally:
-        os.close(descriptor)
 
 
 def _digest(lines: Iterable[str]) -> str:

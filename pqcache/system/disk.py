@@ -7,7 +7,8 @@ import fcntl
 import os
 import shutil
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pqcache.errors import NOT_REGULAR
@@ -34,6 +35,17 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666) 
         os.close(descriptor)
         raise _not_regular(path)
     return descriptor
+
+
+@contextmanager
+def open_directory(path: str | Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """Yield the entries of a directory by its descriptor, below which the system finds files sooner than by paths."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with os.scandir(descriptor) as found:
+            yield found
+    finally:
+        os.close(descriptor)
 
 
 def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
@@ -99,8 +111,11 @@ def make_directory(path: Path, mode: int = 0o777) -> None:
 
 def fsync_tree(root: Path) -> None:
     """Call fsync on ``root`` and every directory below it, deepest first."""
-    for directory, _, _ in os.walk(root, topdown=False):
-        fsync_path(Path(directory))
+    with open_directory(root) as found:
+        below = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+    for name in below:
+        fsync_tree(root / name)
+    fsync_path(root)
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:

@@ -66,7 +66,7 @@ def test_lines_come_from_the_first_minute_on_whatever_happens(
         return any(text in line for line in lines)
 
     with progress.reporter(json_lines=False, quiet=False, about="caches/shop") as on_event:
-        assert becomes_true(lambda: has("at work for 0."))  # before anything is reported
+        assert becomes_true(lambda: has("at work for "))  # before anything is reported
         on_event(Started("list", 0, "files"))
         on_event(Advanced("list", 2000))
         assert becomes_true(lambda: has("listing: 2,000 files"))
@@ -78,7 +78,6 @@ def test_lines_come_from_the_first_minute_on_whatever_happens(
         on_event(Fetched("a", 8 << 20, 1.0))
         assert becomes_true(lambda: has("fetching: 8 MB of 32 MB, 1 of 4 files; rewriting: 0 B of 40 MB"))
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ shop: ", line) for line in lines), lines
-    time.sleep(0.05)
     capsys.readouterr()
     time.sleep(0.05)
     assert capsys.readouterr().err == "", "the run has ended"

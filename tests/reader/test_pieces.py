@@ -16,6 +16,8 @@ from pqcache.errors import ParquetError
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.piece_reader import PieceReader
 from pqcache.reader.row_group_loader import RowGroupLoader
+from tests.parquet.pages.list_pages import write_lists
+from tests.parquet.pages.test_row_ranges import index_of
 from tests.reader.reading import everything, loader_of, read
 
 PAGES: dict[str, Any] = {"max_rows_per_page": 50, "write_page_index": True}
@@ -75,6 +77,47 @@ def test_an_epoch_in_pieces_reads_each_page_about_once(tmp_path: Path, monkeypat
         ids = [i for _, batch in read(loader, order) for i in batch["id"].to_pylist()]
         assert sorted(ids) == list(range(rows))
         assert stored - dictionaries <= read_bytes.bytes <= 1.02 * (stored + pieces * dictionaries)
+
+
+@pytest.mark.parametrize("lengths", [[21], [9, 31, 30, 17], [20, None, 0, 25], [1, 0, 2]])
+@pytest.mark.parametrize("coded", [0, 4])
+def test_lists_whose_pages_begin_within_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: list[int | None], coded: int
+) -> None:
+    each = [lengths[i % len(lengths)] for i in range(600)]
+    lists = [None if length is None else [(i + k) % 90 for k in range(length)] for i, length in enumerate(each)]
+    write_lists(tmp_path / "a.parquet", lists, range(0, 20_000, 50 if lengths[0] == 1 else 500), coded, packed=1)
+    monkeypatch.setattr(PieceReader, "_from_beginning", None)
+    loader = loader_of(tmp_path, dense=lengths == [21])
+    rows = [row for batch in rows_of(loader.split(90)) for row in batch.to_pylist()]
+    assert sorted(row["id"] for row in rows) == list(range(600))
+    assert all(row["t"] == lists[row["id"]] for row in rows)
+
+
+@pytest.mark.parametrize("what", ["beyond its page", "too few"])
+def test_damaged_levels_of_lists_are_refused_by_name(tmp_path: Path, what: str) -> None:
+    path, lists = tmp_path / "a.parquet", [[i, i + 1, i + 2] for i in range(300)]
+    begins = write_lists(path, lists, range(0, 900, 90), codec="UNCOMPRESSED")
+    damaged, length = bytearray(path.read_bytes()), 30 * 2 * 2  # of 30 rows, each two runs of two bytes
+    at = damaged.index(length.to_bytes(4, "little"), begins[4])
+    damaged[at] = 255 if what == "beyond its page" else length - 4
+    path.write_bytes(damaged)
+    loader = loader_of(tmp_path)
+    with pytest.raises(ParquetError, match=r"a\.parquet.*row group 0"):
+        rows_of(loader.split(70))
+
+
+def test_long_lists_with_a_wrong_offset_index_are_the_right_rows(tmp_path: Path) -> None:
+    path, lists = tmp_path / "a.parquet", [[i] * (20 + i % 9) for i in range(400)]
+    pq.write_table(pa.table({"t": lists}), path, use_dictionary=False, **PAGES)
+    good, (at, length), right = path.read_bytes(), index_of(path, 0), 0
+    for place in range(at + length - 40, at + length):  # of the last pages
+        path.write_bytes(
+            good[:place] + bytes([good[place] ^ 2]) + good[place + 1 :]
+        )  # the first row of a page, or others
+        rows = [row["t"] for batch in rows_of(loader_of(tmp_path).split(90)) for row in batch.to_pylist()]
+        right += sorted(rows) == lists
+    assert right == 40
 
 
 def test_a_file_that_was_replaced_is_named(tmp_path: Path) -> None:

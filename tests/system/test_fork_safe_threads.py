@@ -22,6 +22,7 @@ from pqcache.reader.record_batches import read_record_batches
 from pqcache.store.row_group_index import build_index
 from pqcache.system import fork_safe_threads
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
+from tests.waiting import becomes_true
 
 
 def status_of(child: int) -> int:
@@ -61,9 +62,11 @@ def test_a_job_may_fork() -> None:
 
 
 def test_a_fork_waits_for_threads_that_end() -> None:
+    go_on = threading.Event()
+
     class Slow:
         def __del__(self) -> None:
-            time.sleep(0.3)
+            go_on.wait(60)
 
     local, begun = threading.local(), []
 
@@ -75,11 +78,14 @@ def test_a_fork_waits_for_threads_that_end() -> None:
     pool.submit(job).result()
     pool.shutdown(wait=False)
     assert Path(f"/proc/self/task/{begun[0]}").exists()
+    timer = threading.Timer(0.3, go_on.set)
+    timer.start()
     try:
         fork_safe_threads._before_fork()
         assert not Path(f"/proc/self/task/{begun[0]}").exists()
     finally:
         fork_safe_threads._after_fork()
+    timer.join()
     assert begun[0] not in fork_safe_threads._shutdown  # ended threads are forgotten
 
 
@@ -119,7 +125,9 @@ def test_ctrl_c_while_a_fork_waits_comes_after_it() -> None:
 
     def job() -> None:
         begun.set()
-        time.sleep(0.3)
+        if becomes_true(lambda: bool(fork_safe_threads._gate.forking)):
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
         done.append(1)
 
     def fork() -> None:
@@ -131,11 +139,8 @@ def test_ctrl_c_while_a_fork_waits_comes_after_it() -> None:
     with ForkSafeThreadPool(1) as pool:
         pool.submit(job)
         begun.wait()
-        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
             fork()
-        timer.join()
     assert status_of(children[0]) == 1
 
 
@@ -160,7 +165,7 @@ def test_callbacks_belong_to_their_job() -> None:
     assert [job.result(10) for job in later] == [0, 0, 0]
     with pytest.raises(ValueError, match="'x'"):
         failed.result(10)
-    busy, never = pool.submit(time.sleep, 0.2), pool.submit(int)
+    busy, never = pool.submit(lambda: becomes_true(lambda: never.cancelled())), pool.submit(int)
     pool.shutdown(wait=True, cancel_futures=True)
     assert busy.done()
     assert never.cancelled()
@@ -248,11 +253,11 @@ def test_some_jobs_come_before_others() -> None:
 
     def wait() -> None:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     with ForkSafeThreadPool(1) as pool:
         pool.submit(wait)
-        assert begun.wait(10)
+        assert begun.wait(60)
         jobs = [submit(partial(order.append, n)) for n, submit in enumerate([pool.submit, pool.submit_first] * 3)]
         go_on.set()
         for job in jobs:
@@ -265,11 +270,11 @@ def test_all_jobs_that_no_thread_has_begun_are_cancelled() -> None:
 
     def wait() -> None:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     pool = ForkSafeThreadPool(1)
     first = pool.submit(wait)
-    assert begun.wait(10)
+    assert begun.wait(60)
     jobs = [submit(int) for submit in (pool.submit, pool.submit_first, pool.submit)]
     pool.shutdown(wait=False, cancel_futures=True)
     assert all(job.cancelled() for job in jobs)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,9 +22,11 @@ from torch.utils.data import DataLoader
 from pqcache import Cache, Pack, TokenBatches
 from pqcache.errors import CacheError, ParquetError, SourceDenied, UsageError
 from pqcache.reader.arrival_stats import ArrivalStats
+from pqcache.reader.arriving.arrival_queue import ArrivalQueue
 from pqcache.store.arriving import start_run
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
+from pqcache.system.process_identity import is_running
 from pqcache.torch import Loader, Mix, ParquetDataset, Split
 from pqcache.torch.ragged import to_rows
 from tests.datasets import write_shop
@@ -31,6 +35,8 @@ from tests.torch.ranks import Ranks
 
 COLUMNS = ["id", "title", "tokens", "dt"]
 BACKGROUND_RUN = start_run.MODULE
+
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +73,6 @@ def epoch(cache: Path, workers: int = 0, context: str | None = None, **options: 
     return [values_of(batch) for batch in loader]
 
 
-@pytest.mark.usefixtures("few_cores_are_fine")
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 def test_workers_yield_what_they_yield_of_the_published_snapshot(arriving: Path, published: Path, workers: int) -> None:
     context = "fork" if workers else None
@@ -105,7 +110,6 @@ def test_rows_and_files_in_order(arriving: Path, published: Path) -> None:
     assert rows == [row["id"].item() for row in ParquetDataset(published, columns=["id"], batch_size=None)]
 
 
-@pytest.mark.usefixtures("few_cores_are_fine")
 @pytest.mark.parametrize(
     "options",
     [
@@ -176,7 +180,6 @@ def test_a_mix_reads_two_that_arrive(source: Path, published: Path, tmp_path: Pa
         thread.join()
 
 
-@pytest.mark.usefixtures("few_cores_are_fine")
 @pytest.mark.parametrize(("workers", "ranks", "later"), [(2, 1, 4), (0, 2, 2), (4, 1, 1)])
 def test_a_state_goes_on_after_publishing_in_another_topology(
     source: Path, published: Path, tmp_path: Path, workers: int, ranks: int, later: int
@@ -225,14 +228,25 @@ def test_a_pickled_dataset_opens_the_snapshot_wherever_it_is(source: Path, publi
     assert [batch["id"].tolist() for batch in dataset] == expected
 
 
-def test_stats_count_what_is_wanted_and_waited_for(source: Path, published: Path, tmp_path: Path) -> None:
-    filler = Filler(source, tmp_path / "cache")
+def test_stats_count_what_is_wanted_and_waited_for(
+    source: Path, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler, blocked = Filler(source, tmp_path / "cache"), multiprocessing.get_context("fork").Event()
+    result = ArrivalQueue.result
+
+    def asked_for(queue: ArrivalQueue, future: Any) -> Any:
+        blocked.set()
+        return result(queue, future)
+
+    monkeypatch.setattr(ArrivalQueue, "result", asked_for)
     dataset = ParquetDataset(tmp_path / "cache", columns=["id"], batch_size=100)
     before = dataset.stats().arrivals
     assert 0 < before.wanted_bytes < before.total_bytes == sum(f.stat().st_size for f in source.rglob("*.parquet"))
     assert (before.arrived_bytes, before.wanted_arrived_bytes, before.waited_seconds) == (0, 0, 0.0)
-    FillingThread(filler, 0.01).start()
+    filling = threading.Thread(target=lambda: blocked.wait(60) and FillingThread(filler, 0.01).run())
+    filling.start()
     assert len(list(Loader(dataset, num_workers=2, multiprocessing_context="fork"))) == 24
+    filling.join()
     after = dataset.stats().arrivals
     assert after.wanted_arrived_bytes == after.wanted_bytes == before.wanted_bytes
     assert after.waited_seconds > 0
@@ -282,7 +296,7 @@ def test_of_several_processes_one_starts_the_run(small_run: Path, source: Path) 
     """)
     words = [sys.executable, "-c", program, str(source), str(small_run / "cache")]
     readers = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(3)]
-    assert [reader.communicate(timeout=60)[0] for reader in readers] == [b"2400\n"] * 3
+    assert [reader.communicate(timeout=120)[0] for reader in readers] == [b"2400\n"] * 3
     wait_until_published(small_run / "cache")
     assert runs(small_run) == 1
 
@@ -319,7 +333,7 @@ def test_a_run_ends_with_the_process_that_started_it_if_asked_to(small_run: Path
         time.sleep(0.5)
         reader.kill()
         reader.wait()
-        wait_for(lambda: not os.path.exists(f"/proc/{run}"))
+        wait_for(lambda: not is_running(run))
 
 
 def test_a_relative_source_is_the_same_one_in_another_directory(
@@ -408,7 +422,7 @@ def wait_until_published(cache: Path) -> None:
 
 def wait_for(is_so: Callable[[], bool]) -> None:
     """Return when something is so; it has to be within some seconds."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.01)

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import pickle
 import random
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import CacheError, PqcacheError, UsageError
+from pqcache.system.process_identity import is_running
 from pqcache.torch import Batch, ParquetDataset
 from tests.datasets import write_shop
+from tests.waiting import becomes_true
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -566,7 +569,8 @@ def test_workers_end_when_their_trainer_is_killed(tmp_path: Path) -> None:
     workers = [psutil.Process(pid) for pid in ours.recv()]
     assert len(workers) == 2
     trainer.kill()
-    _, alive = psutil.wait_procs(workers, timeout=60)
-    for worker in alive:
-        worker.kill()
-    assert not alive
+    have_ended = becomes_true(lambda: not any(is_running(worker.pid) for worker in workers))
+    for worker in workers:
+        with suppress(psutil.NoSuchProcess):
+            worker.kill()
+    assert have_ended

@@ -39,7 +39,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(table: Path, kind: str, persistent: str) -> tuple[subprocess.Popen[str], list[int]]:
-    command = [sys.executable, str(SCRIPT), str(table), kind, persistent]
+    command = [sys.executable, "-W", "ignore:This DataLoader will create", str(SCRIPT), str(table), kind, persistent]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, [int(pid) for pid in process.stdout.readline().split()]

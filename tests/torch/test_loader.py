@@ -236,6 +236,7 @@ def test_the_same_order_again_is_warned_of_once_a_process(table: Path, workers: 
     fixed = DataLoader(dataset(table, shuffle=False), batch_size=None, num_workers=workers)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "This DataLoader will create")
         assert ids_of(fixed) == ids_of(fixed) == EVERY_ROW
 
 

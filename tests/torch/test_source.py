@@ -22,6 +22,7 @@ import pytest
 import pqcache
 from pqcache import Cache
 from pqcache.errors import SourceError, UsageError
+from pqcache.reader.arriving.arrival_queue import ArrivalQueue
 from pqcache.store.arriving import start_run
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.torch import Loader, ParquetDataset
@@ -29,6 +30,7 @@ from tests.conftest import Bucket
 from tests.faults.proxy import Proxy, both, stall, status
 from tests.remote import S3Remote
 from tests.torch.ranks import Ranks
+from tests.waiting import becomes_true
 
 DAYS, FILES, ROW_GROUPS, ROWS = 2, 3, 4, 250  # rows of a row group
 
@@ -91,7 +93,7 @@ def expected(published: Path, lanes: int = 1) -> list[tuple[Any, ...]]:
 
 def check_cache(cache: Path, lake: Path) -> None:
     """Compare what is published in the end with the source."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while CacheDirectory(cache).current() is None:
         assert time.monotonic() < until
         time.sleep(0.02)
@@ -100,7 +102,24 @@ def check_cache(cache: Path, lake: Path) -> None:
     assert pqcache.verify(cache, deep=True).damage == ()
 
 
-def test_an_epoch_from_nothing(remote: str, slow: Proxy, published: Path, lake: Path, tmp_path: Path) -> None:
+def test_an_epoch_from_nothing(
+    remote: str, slow: Proxy, published: Path, lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, blocked, result = itertools.count(), threading.Event(), ArrivalQueue.result
+
+    def hold(_: object) -> None:
+        """Let the footers through, and the rest when the reader waits for it."""
+        if next(seen) >= DAYS * FILES:
+            blocked.wait(60)
+        time.sleep(0.05)
+
+    def asked_for(queue: ArrivalQueue, future: Any) -> Any:
+        blocked.set()
+        return result(queue, future)
+
+    monkeypatch.setattr(ArrivalQueue, "result", asked_for)
+    slow.clear()
+    slow.rule(both(hold), method="GET", path=r"\.parquet")
     dataset = dataset_of(tmp_path / "cache", remote, slow)
     assert dataset.stats().arrivals.wanted_arrived_bytes < dataset.stats().arrivals.wanted_bytes
     assert [values_of(batch) for batch in dataset] == expected(published)
@@ -127,8 +146,9 @@ def test_a_run_that_is_killed_is_continued(
 
     slow.clear()
     slow.rule(both(hold), method="GET", path=r"\.parquet")
+    before = set(start_run._started)  # those of other tests may still be ending
     dataset = dataset_of(tmp_path / "cache", remote, slow)
-    (run,) = (process for process in start_run._started if process.poll() is None)
+    (run,) = set(start_run._started) - before
     loader = iter(Loader(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None))
     with ThreadPoolExecutor(1) as thread:
         found = thread.submit(lambda: [values_of(batch) for batch in loader])
@@ -150,6 +170,7 @@ def test_ranks_that_start_at_once_read_from_one_run(lake: Path, published: Path,
     finally:
         ranks.close()
     check_cache(cache, lake)
+    becomes_true(lambda: len(pqcache.log(cache)) > 0)  # written when it is published
     assert [entry["published"] for entry in pqcache.log(cache)] == [True]
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from pqcache.errors import UsageError
 from pqcache.reader.row_group_reader import RowGroupReader
-from pqcache.torch import Batch, Loader, Mix, ParquetDataset
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset, stall_watch
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 TIMEOUT = 0.2
@@ -43,11 +45,21 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 @pytest.fixture
-def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Storage that blocks until the event is set."""
+def watching(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event that is set while watches see time go by: a busy machine alone is no stall."""
+    event = threading.Event()
+    clock = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() if event.is_set() else 0)
+    monkeypatch.setattr(stall_watch, "time", clock)
+    return event
+
+
+@pytest.fixture
+def blocked(monkeypatch: pytest.MonkeyPatch, watching: threading.Event) -> Iterator[threading.Event]:
+    """Storage that blocks until the event is set, and is watched from then on."""
     event, read = threading.Event(), RowGroupReader.read
 
     def block(self: RowGroupReader, *args: Any) -> Any:
+        watching.set()
         event.wait(60)
         return read(self, *args)
 
@@ -58,14 +70,23 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 @pytest.mark.parametrize("batch_size", [50, None])
 def test_storage_that_blocks(
-    table: Path, blocked: threading.Event, warnings: Callable[[], list[str]], batch_size: int | None
+    table: Path,
+    blocked: threading.Event,
+    watching: threading.Event,
+    warnings: Callable[[], list[str]],
+    batch_size: int | None,
 ) -> None:
+    def go_on() -> None:
+        wait_for(lambda: bool(warnings()))
+        watching.clear()
+        blocked.set()
+
     batches = iter(dataset(table, batch_size=batch_size))
-    threading.Thread(target=lambda: (wait_for(lambda: bool(warnings())), blocked.set())).start()
+    threading.Thread(target=go_on).start()
     next(batches)
     wait_for(lambda: len(warnings()) == 2)
     first, second = warnings()
-    assert first.startswith("epoch 0: no batch for 0.")
+    assert re.match(r"epoch 0: no batch for \d+\.\d s\n", first)
     assert f"process {os.getpid()} reads row group " in first
     assert f" of {table / 'a.parquet'} since " in first
     assert " block\n" in first  # in the stack of a thread that reads
@@ -76,10 +97,11 @@ def test_storage_that_blocks(
     assert len(warnings()) == 2
 
 
-def test_a_transform_that_hangs(table: Path, warnings: Callable[[], list[str]]) -> None:
+def test_a_transform_that_hangs(table: Path, watching: threading.Event, warnings: Callable[[], list[str]]) -> None:
     event = threading.Event()
 
     def hang(batch: Batch) -> Batch:
+        watching.set()
         event.wait(60)
         return batch
 
@@ -89,12 +111,13 @@ def test_a_transform_that_hangs(table: Path, warnings: Callable[[], list[str]]) 
     assert " hang\n" in warnings()[0]
 
 
-def test_a_worker_that_is_stopped(table: Path, warnings: Callable[[], list[str]]) -> None:
+def test_a_worker_that_is_stopped(table: Path, watching: threading.Event, warnings: Callable[[], list[str]]) -> None:
     loader = Loader(dataset(table), num_workers=1, prefetch_factor=1)
     batches = iter(loader)
     next(batches)
     (worker,) = torch.multiprocessing.active_children()
     os.kill(worker.pid, signal.SIGSTOP)
+    watching.set()
     threading.Thread(target=lambda: (wait_for(lambda: bool(warnings())), os.kill(worker.pid, signal.SIGCONT))).start()
     for _ in batches:
         pass
@@ -104,9 +127,10 @@ def test_a_worker_that_is_stopped(table: Path, warnings: Callable[[], list[str]]
     assert second.startswith("epoch 0: it goes on after ")
 
 
-def test_a_worker_logs_its_own_stacks(table: Path, tmp_path: Path) -> None:
+def test_a_worker_logs_its_own_stacks(table: Path, watching: threading.Event, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    loader = DataLoader(dataset(table, transform=_Hang(log)), batch_size=None, num_workers=1)
+    hang = _Hang(log, watching)
+    loader = DataLoader(dataset(table, transform=hang), batch_size=None, num_workers=1, multiprocessing_context="fork")
     assert len(list(loader)) == 10
     text = log.read_text()
     assert "epoch 0, worker 0 (pid " in text
@@ -116,13 +140,14 @@ def test_a_worker_logs_its_own_stacks(table: Path, tmp_path: Path) -> None:
 class _Hang:
     """A transform that hangs at its second batch until a warning that shows it is in the log."""
 
-    def __init__(self, log: Path) -> None:
-        self.log = log
+    def __init__(self, log: Path, watching: threading.Event) -> None:
+        self.log, self.watching = log, watching
 
     def __call__(self, batch: Batch) -> Batch:
         if not self.log.exists():
             logging.getLogger("pqcache.torch").addHandler(logging.FileHandler(self.log))
         else:
+            self.watching.set()
             wait_for(lambda: "__call__" in self.log.read_text())
         return batch
 

@@ -16,7 +16,7 @@ from pqcache.parquet.pages.leaf_column import LeafColumn
 from pqcache.parquet.pages.page_format import NotRead, read_run
 from pqcache.system.buffer_pool import BufferPool
 
-_LEVELS = np.array([0, 1], "<i4")
+_LEVELS = np.arange(256, dtype="<i4")
 _LEVEL = LeafColumn(number=0, stored=_LEVELS.dtype, held=_LEVELS.dtype, definition=0, repetition=0)
 
 
@@ -66,11 +66,18 @@ def are_of_lists(length: int, levels: bytes, count: int, first: int) -> bool:
     return True
 
 
-def begins_of_lists(levels: bytes, count: int, memory: BufferPool) -> npt.NDArray[np.int64]:
-    """Return at which of ``count`` values lists begin; pyarrow decodes the levels, as positions in a dictionary."""
+def begins_of_lists(levels: bytes, count: int, memory: BufferPool, repetition: int = 1) -> npt.NDArray[np.int64]:
+    """Return at which of ``count`` values rows begin; pyarrow decodes the levels, as positions in a dictionary.
+
+    ``repetition`` is the largest level.
+    """
+    if not 0 < repetition < len(_LEVELS):
+        raise NotRead("lists within more lists than expected")
+    known = _LEVELS[: repetition + 1]
     pages = FlatPages("INT32", _LEVEL, memory)
-    pages.add_dictionary(page_format.dictionary_page_header(2, _LEVELS.nbytes), _LEVELS.view(np.uint8))
-    pages.add(count, thrift_fields.RLE_DICTIONARY, np.frombuffer(b"\x01" + levels, np.uint8))  # of one bit each
+    pages.add_dictionary(page_format.dictionary_page_header(len(known), known.nbytes), known.view(np.uint8))
+    width = bytes([repetition.bit_length()])
+    pages.add(count, thrift_fields.RLE_DICTIONARY, np.frombuffer(width + levels, np.uint8))
     return np.flatnonzero(pages.values() == 0) if count else np.zeros(0, np.int64)
 
 

@@ -101,7 +101,8 @@ def pages_in(file: int, chunk: Chunk) -> Iterator[StoredPage]:
 class ChunkPart:
     """Some pages of a column chunk, and its dictionary, as `pq.ColumnChunkMetaData` describes a complete one.
 
-    ``total_uncompressed_size`` is that of the complete chunk.
+    ``total_uncompressed_size`` is that of the complete chunk. As many as ``rows`` begin in the pages. ``within`` says
+    whether these begin within a row, and then ``values_before`` how many values of the chunk are before them.
     """
 
     path_in_schema: str
@@ -115,6 +116,9 @@ class ChunkPart:
     num_values: int
     total_compressed_size: int
     total_uncompressed_size: int
+    rows: int
+    within: bool = False
+    values_before: int = 0
 
 
 Chunk: TypeAlias = "pq.ColumnChunkMetaData | ChunkPart"

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.footer import thrift_fields
@@ -73,6 +74,12 @@ class PageLevels:
     definitions: bytes
 
 
+def has_nulls(chunk: pq.ColumnChunkMetaData) -> bool:
+    """Return whether the footer says that values of a column chunk are null, or lists empty."""
+    statistics = chunk.statistics
+    return statistics is not None and statistics.has_null_count and bool(statistics.null_count)
+
+
 def log_decoded_by_arrow(chunk: page_format.Chunk, reason: object) -> None:
     """Log that pyarrow decodes a column chunk, and why."""
     if log.isEnabledFor(logging.DEBUG):
@@ -99,20 +106,23 @@ class Reader:
         ``length`` is 0 for a column without lists. They are in ``into``, where that is held. None where the values are
         not to be had this way: some are null, or lists are of other lengths, or the chunk is damaged.
         """
-        total = chunk.num_values
-        if bool(length) != bool(leaf.repetition) or leaf.repetition > 1 or (length and total % length):
+        total, part = chunk.num_values, isinstance(chunk, page_format.ChunkPart)
+        if bool(length) != bool(leaf.repetition) or leaf.repetition > 1 or (length and not part and total % length):
             log_decoded_by_arrow(chunk, "lists of other lengths")
             return None
         if chunk.file_path or chunk.compression not in IN_METADATA:
             log_decoded_by_arrow(chunk, "another file or an unknown codec")
             return None
         plain = not chunk.has_dictionary_page and {"PLAIN", "RLE"}.issuperset(chunk.encodings)
+        before = chunk.values_before if isinstance(chunk, page_format.ChunkPart) else 0
+        check = partial(self._check_regular, leaf, length, before)
         try:
             if plain and leaf.held == leaf.stored and IN_METADATA[chunk.compression].arrow is None and not self.checked:
                 found = self._borrow(chunk, leaf, total, into)
-                self._read_in_place(file, chunk, leaf, length, found.view(np.uint8))
-                return found
-            return self._page_by_page(file, chunk, leaf, partial(self._check_regular, leaf, length), into)
+                self._read_in_place(file, chunk, leaf, check, found.view(np.uint8))
+            else:
+                found = self._page_by_page(file, chunk, leaf, check, into)
+            return _complete_lists(found, length, before) if part and length else found
         except page_format.MoreValues:
             raise
         except UNREADABLE as error:
@@ -121,11 +131,10 @@ class Reader:
 
     def lists(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn) -> Lists | None:
         """Return the lists of a column chunk, of any lengths; None as `values` does, or where one is empty."""
-        statistics = None if isinstance(chunk, page_format.ChunkPart) else chunk.statistics
         if leaf.repetition != 1 or chunk.file_path or chunk.compression not in IN_METADATA:
             log_decoded_by_arrow(chunk, "no lists, another file or an unknown codec")
             return None
-        if statistics is not None and statistics.has_null_count and statistics.null_count:
+        if not isinstance(chunk, page_format.ChunkPart) and has_nulls(chunk):
             log_decoded_by_arrow(chunk, "nulls, or empty lists")
             return None
         begins: list[npt.NDArray[np.int64]] = []
@@ -140,9 +149,9 @@ class Reader:
         try:
             values = self._page_by_page(file, chunk, leaf, check, None)
             ends = np.concatenate([*begins, [len(values)]])
-            if ends[0]:
+            if ends[0] and not (isinstance(chunk, page_format.ChunkPart) and chunk.within):
                 raise page_format.NotRead("values before the first list")
-            return Lists(ends, values)
+            return Lists(ends - ends[0], values[ends[0] :])
         except page_format.MoreValues:
             raise
         except UNREADABLE as error:
@@ -155,9 +164,11 @@ class Reader:
             raise page_format.NotRead("fewer bytes than its values take")
         return (into or self.memory).borrow(chunk.num_values * leaf.held.itemsize).view(leaf.held)
 
-    def _read_in_place(self, file: int, chunk: page_format.Chunk, leaf: LeafColumn, length: int, out: Bytes) -> None:
+    def _read_in_place(
+        self, file: int, chunk: page_format.Chunk, leaf: LeafColumn, check: Callable[[PageLevels], None], out: Bytes
+    ) -> None:
         """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``out``."""
-        first, width, check = 0, leaf.stored.itemsize, partial(self._check_regular, leaf, length)
+        first, width = 0, leaf.stored.itemsize
         head = np.empty(_LEVELS, np.uint8)
         for header, at, size in page_format.page_bodies(file, chunk):
             values, _ = page_format.count_and_encoding(header)
@@ -229,7 +240,7 @@ class Reader:
         """Yield the rows of a column chunk of strings or binary page by page; raise UNREADABLE where that cannot be."""
         if leaf.repetition or chunk.file_path or chunk.compression not in IN_METADATA:
             raise page_format.NotRead("lists, another file or an unknown codec")
-        first, dictionary, check = 0, None, partial(self._check_regular, leaf, 0)
+        first, dictionary, check = 0, None, partial(self._check_regular, leaf, 0, 0)
         for header, body in self._bodies(file, page_format.page_bodies(file, chunk)):
             if header[page_format.TYPE][1] == thrift_fields.DICTIONARY_PAGE:
                 data = page_format.decompress_page(chunk, body, header[page_format.UNCOMPRESSED][1])
@@ -316,15 +327,18 @@ class Reader:
         check(PageLevels(count=count, first=first, rows=rows, repetitions=repetitions, definitions=definitions))
         return count, encoding, body
 
-    def _check_regular(self, leaf: LeafColumn, length: int, page: PageLevels) -> None:
-        """Raise NotRead where a value is null, or not every ``length``-th value of the chunk begins a list."""
+    def _check_regular(self, leaf: LeafColumn, length: int, before: int, page: PageLevels) -> None:
+        """Raise NotRead where a value is null, or not every ``length``-th value of the chunk begins a list.
+
+        ``before`` are the values before those that are read.
+        """
         if page.rows is not None and page.rows * max(1, length) != page.count:
             raise page_format.NotRead("another number of rows than of values")
-        place = page.first % length if length else 0
+        place = (before + page.first) % length if length else 0
         key = (page.count, place, length, leaf.definition, page.repetitions, page.definitions)
         regular = self._known.get(key)
         if regular is None:
-            regular = not leaf.repetition or are_of_lists(length, page.repetitions, page.count, page.first)
+            regular = not leaf.repetition or are_of_lists(length, page.repetitions, page.count, place)
             regular = regular and (not leaf.definition or are_all(leaf.definition, page.definitions, page.count))
             if len(self._known) >= _PATTERNS:
                 self._known.clear()
@@ -332,6 +346,12 @@ class Reader:
                 self._known[key] = regular
         if not regular:
             raise page_format.NotRead("nulls, or lists of other lengths")
+
+
+def _complete_lists(values: Values, length: int, before: int) -> Values:
+    """Return the lists that begin among ``values`` and are complete; ``before`` values of the column come before."""
+    begin = -before % length
+    return values[begin : len(values) - (len(values) - begin) % length] if begin <= len(values) else values[:0]
 
 
 def _copy_plain(place: Values, data: Bytes, leaf: LeafColumn) -> None:

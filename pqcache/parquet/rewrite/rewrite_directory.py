@@ -24,7 +24,7 @@ from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.source_footer import SourceFooter, has_int96, one_of_each_schema, read_source_footers
 from pqcache.parquet.int96 import int96_as_int64, int96_places, is_uniform
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
-from pqcache.parquet.misread_columns import check_read_right
+from pqcache.parquet.misread_columns import check_read_right, doubtful_columns
 from pqcache.parquet.nested import leaves_in
 from pqcache.parquet.pages.long_values import LongColumns, long_columns_of
 from pqcache.parquet.rewrite.external_shuffle import shuffle_rows
@@ -35,6 +35,7 @@ from pqcache.parquet.rewrite.file_writer import (
     arrow_schema,
     elements_of,
 )
+from pqcache.parquet.rewrite.joined_files import FileJoiner
 from pqcache.parquet.rewrite.options import DEFAULT_CODEC, RewriteOptions
 from pqcache.parquet.rewrite.prefetch import ReadTask, join_small_batches, prefetch
 from pqcache.parquet.rewrite.row_group_writer import WriterSettings, write_row_groups
@@ -168,8 +169,11 @@ def rewrite_directory(
     )
     result = RewriteResult(tuple(outputs), 0, 0, ())
     if job.rest and (not keep or any(source.metadata.num_rows for source in job.rest)):
+        alike = one_of_each_schema(job.rest)
+        doubtful = {id(kind.schema) for kind in alike if doubtful_columns(kind.metadata, kind.schema, False)}
         for source in job.rest:
-            check_read_right(source.path, source.metadata, source.schema, nanoseconds=False)
+            if id(source.schema) in doubtful:
+                check_read_right(source.path, source.metadata, source.schema, nanoseconds=False)
         found = _write_rest(job, report)
         result = replace(found, outputs=(*outputs, *found.outputs))
     fsync_path(target)
@@ -238,7 +242,7 @@ def _read_tasks(
 ) -> list[ReadTask]:
     """Return what decodes ``sources``, in parts that are worth opening a file for and small enough to be held."""
     found: list[list[RowGroupRange]] = [[]]
-    size = 0
+    size, joiner = 0, FileJoiner()
     for span in row_group_ranges(sources, batch_bytes):
         if found[-1] and size + span.size > held // _TASKS:
             found.append([])
@@ -247,7 +251,7 @@ def _read_tasks(
         size += span.size
 
     def task(some: list[RowGroupRange]) -> Iterator[RowBatch]:
-        return join_small_batches(read_batches(some, schema, batch_bytes, stored, long_columns), batch_bytes)
+        return join_small_batches(read_batches(some, schema, batch_bytes, stored, long_columns, joiner), batch_bytes)
 
     return [partial(task, some) for some in found]
 

@@ -80,6 +80,7 @@ class Encoder:
         self.encodings, self.name, self.executor = plain, name, executor
         self.types = output_schema.working.types
         self.footer_schema = footer_schema_of(output_schema, plain)
+        self._leaves = [np.flatnonzero(self.footer_schema.tops == n).tolist() for n in range(len(self.types))]
         self.dictionaries: dict[str, int] = {}
         self.memory = BufferPool()
         self.encoded = self.again = 0
@@ -125,7 +126,7 @@ class Encoder:
 
     def leaves(self, columns: Sequence[int]) -> list[int]:
         """Return the leaf columns of top-level columns."""
-        return [int(leaf) for n in columns for leaf in np.flatnonzero(self.footer_schema.tops == n)]
+        return [leaf for n in columns for leaf in self._leaves[n]]
 
     def by_column(self, leaves: Sequence[int], sizes: Sequence[float]) -> Floats:
         """Return sizes of leaf columns summed by top-level column."""

@@ -6,11 +6,13 @@ Memory is bounded by the size of a batch, not by the sources' row groups: those 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +22,15 @@ import pyarrow.types as pt
 
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.arrow_sizes import Floats, Widths, arrow_bytes, least_width, widths_of
-from pqcache.parquet.dense_columns import change_dense, dense_changes
+from pqcache.parquet.dense_columns import DenseChange, change_dense, dense_changes
 from pqcache.parquet.footer import footer
 from pqcache.parquet.footer.source_footer import SourceFooter, one_of_each_schema, open_parquet
 from pqcache.parquet.pages.long_values import LongColumns, TakeRows
+from pqcache.parquet.rewrite.joined_files import FileJoiner
 from pqcache.parquet.schema_merge import cast_to_schema
 from pqcache.system.disk import open_regular
+
+log = logging.getLogger("pqcache.parquet")
 
 Numbers = range | npt.NDArray[np.int64]
 
@@ -97,12 +102,13 @@ def read_batches(
     target: int,
     stored: pa.Schema | None = None,
     long_columns: LongColumns | None = None,
+    joiner: FileJoiner | None = None,
 ) -> Iterator[RowBatch]:
     """Yield the rows of ``some`` in order, under ``schema``, in batches of about ``target`` Arrow bytes.
 
     ``stored`` is the schema that they are relabelled with in the end, as for time stamps that are written as
-    plain numbers. Columns that are ``long_columns`` come as views. Tables of tiny files are joined before they are
-    weighed, so that a file costs hardly more than its decoding.
+    plain numbers. Columns that are ``long_columns`` come as views. Tiny files are decoded together, by ``joiner``, or
+    their tables joined before they are weighed, so that a file costs hardly more than its decoding.
 
     Raises:
         ParquetError: a file is damaged, or a value does not fit ``schema``; names the file.
@@ -110,7 +116,8 @@ def read_batches(
     widths = widths_of(stored or schema)
     waiting: list[_DecodedRows] = []
     size = 0
-    for rows in _decoded_rows(some, schema, target, stored, long_columns):
+    how = _Decoding(schema=schema, target=target, stored=stored, long_columns=long_columns)
+    for rows in _decoded_rows(some, how, joiner or FileJoiner()):
         nbytes = rows.table.get_total_buffer_size() if rows.tiny else target
         if waiting and size + nbytes > target:
             yield _as_batch(waiting, widths)
@@ -145,49 +152,145 @@ def _as_batch(waiting: Sequence[_DecodedRows], widths: Widths) -> RowBatch:
     return row_batch(table, last.ratios, range(first, first + table.num_rows), last.done, widths)
 
 
-def _decoded_rows(
-    some: Sequence[RowGroupRange],
-    schema: pa.Schema,
-    target: int,
-    stored: pa.Schema | None,
-    long_columns: LongColumns | None,
+@dataclass(frozen=True, kw_only=True)
+class _Decoding:
+    """How source files are decoded: under ``schema``, in tables of about ``target`` bytes.
+
+    ``stored`` and ``long_columns`` are as in `read_batches`.
+    """
+
+    schema: pa.Schema
+    target: int
+    stored: pa.Schema | None
+    long_columns: LongColumns | None
+
+    def converted(self, table: pa.Table, kind: _SourceKind, name: str, first: int) -> pa.Table:
+        """Return rows as they were decoded, the row number ``first`` of ``name`` and on, under the schema."""
+        decoded = self.schema if self.long_columns is None else self.long_columns.without(self.schema)
+        table = cast_to_schema(change_dense(table, kind.recast, name, first), decoded, name)
+        return table if self.stored is None else table.cast(self.stored)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SourceKind:
+    """What source files of one schema have in common: what is changed, each leaf's column, the least bytes of a row."""
+
+    recast: dict[str, DenseChange]
+    columns: npt.NDArray[np.int64]
+    least: float
+
+    def cost(self, span: RowGroupRange) -> float:
+        """Return the bytes that rows take decoded, at least."""
+        return max(span.size, span.rows * max(self.least, 1 / 8))
+
+
+def _kind_of(source: SourceFooter, schema: pa.Schema) -> _SourceKind:
+    name = str(source.path)
+    return _SourceKind(
+        recast=dense_changes(source.schema, schema, name) if source.metadata.num_rows else {},
+        columns=np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)]),
+        least=sum(least_width(field.type) for field in source.schema),
+    )
+
+
+def _decoded_rows(some: Sequence[RowGroupRange], how: _Decoding, joiner: FileJoiner) -> Iterator[_DecodedRows]:
+    """Yield the rows of ``some`` in tables of at most about ``how.target`` Arrow bytes."""
+    for alike in _alike(some):
+        kind = _kind_of(alike[0].source, how.schema)
+        ratios = None  # tiny neighbours share their weights, as they will share a batch
+        for spans in _together(alike, kind, how):
+            if len(spans) > 1 and (rows := _rows_of_many(spans, how, kind, joiner)) is not None:
+                yield rows
+                continue
+            for source, own in itertools.groupby(spans, lambda span: span.source):
+                for rows in _rows_of_file(source, own, how, kind, ratios):
+                    ratios = rows.ratios
+                    yield rows
+
+
+def _alike(some: Sequence[RowGroupRange]) -> Iterator[list[RowGroupRange]]:
+    """Yield ``some`` by the schemas of the sources."""
+    for _, spans in itertools.groupby(some, lambda span: id(span.source.schema)):
+        yield list(spans)
+
+
+def _together(spans: Sequence[RowGroupRange], kind: _SourceKind, how: _Decoding) -> Iterator[list[RowGroupRange]]:
+    """Yield ``spans`` one by one, but tiny neighbours as many as make a table."""
+    may_join = how.long_columns is None and not any(map(_nested_dictionary, spans[0].source.schema.types))
+    waiting: list[RowGroupRange] = []
+    size = 0.0
+    for span in spans:
+        cost = kind.cost(span)
+        tiny = may_join and cost <= how.target / _TINY
+        if waiting and (not tiny or size + cost > how.target):
+            yield waiting
+            waiting, size = [], 0.0
+        if not tiny:
+            yield [span]
+            continue
+        waiting.append(span)
+        size += cost
+    if waiting:
+        yield waiting
+
+
+def _rows_of_many(
+    spans: Sequence[RowGroupRange], how: _Decoding, kind: _SourceKind, joiner: FileJoiner
+) -> _DecodedRows | None:
+    """Return the rows of tiny files as one table; None where they have to be read file by file."""
+    first, last = spans[0], spans[-1]
+    joined = joiner.read([(span.source, span.groups) for span in spans])
+    if joined is None:
+        return None
+    try:
+        table = how.converted(joined.table, kind, str(first.source.path), first.first)
+    except (ParquetError, pa.ArrowException) as error:
+        log.debug("files from %s on are decoded one by one (%s)", first.source.path, first_line(error))
+        return None
+    if any(column.num_chunks > 1 for column in table.columns):
+        table = table.unify_dictionaries().combine_chunks()
+    return _DecodedRows(
+        table=table,
+        ratios=_ratios(joined.compressed.sum(axis=0), joined.uncompressed.sum(axis=0), first.source, kind, how.schema),
+        number=first.before[0] + first.first,
+        done=_done(last, last.rows),
+        tiny=sum(map(kind.cost, spans)) <= how.target / _TINY,
+    )
+
+
+def _rows_of_file(
+    source: SourceFooter, spans: Iterable[RowGroupRange], how: _Decoding, kind: _SourceKind, ratios: Floats | None
 ) -> Iterator[_DecodedRows]:
-    """Yield the rows of ``some`` in tables of at most about ``target`` Arrow bytes."""
-    kind, rated = None, False
-    decoded = schema if long_columns is None else long_columns.without(schema)
-    for source, spans in itertools.groupby(some, lambda span: span.source):
-        name = str(source.path)
-        if source.schema is not kind:  # else it is as the one before
-            kind, rated = source.schema, False
-            recast = dense_changes(kind, schema, name) if source.metadata.num_rows else {}
-            columns = np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)])
-            least = sum(least_width(field.type) for field in kind)
-        with open_parquet(source.path, source.int96, source.metadata) as file:
-            for span in spans:
-                tiny = span.size <= target // _TINY
-                # Tiny neighbours share their weights, as they will share a batch.
-                if not rated or not tiny:
-                    ratios, rated = _ratios(source, span.groups, columns, schema), True
-                rows_at_once = max(1, int(target / max(span.size / span.rows, least, 1 / 8)))
-                rows = 0
-                for decoded_table, views in _tables(file, span.groups, rows_at_once, source.path, long_columns):
-                    table = cast_to_schema(change_dense(decoded_table, recast, name, span.first + rows), decoded, name)
-                    if stored is not None:
-                        table = table.cast(stored)
-                    for column, rows_of in views.items():
-                        field = schema.field(column).with_type(rows_of.type)
-                        table = table.add_column(schema.get_field_index(column), field, rows_of)
-                    number = span.before[0] + span.first + rows
-                    rows += table.num_rows
-                    done = span.before[1] + source.size * (span.first + rows) // max(1, source.metadata.num_rows)
-                    yield _DecodedRows(table=table, ratios=ratios, number=number, done=done, tiny=tiny)
-                if rows != span.rows:
-                    raise ParquetError(
-                        name,
-                        f"row groups {span.groups[0]} to {span.groups[-1]} hold {rows:,} rows, and {span.rows:,} in "
-                        "the footer",
-                        "fetch the file again",
-                    )
+    """Yield the rows of a source; ``ratios`` are those of the tiny rows before it, if there are some."""
+    name = str(source.path)
+    with open_parquet(source.path, source.int96, source.metadata) as file:
+        for span in spans:
+            tiny = span.size <= how.target // _TINY
+            if ratios is None or not tiny:
+                ratios = _ratios(*_bytes_of(span), source, kind, how.schema)
+            rows_at_once = max(1, int(how.target * span.rows / kind.cost(span)))
+            rows = 0
+            for decoded_table, views in _tables(file, span.groups, rows_at_once, source.path, how.long_columns):
+                table = how.converted(decoded_table, kind, name, span.first + rows)
+                for column, rows_of in views.items():
+                    field = how.schema.field(column).with_type(rows_of.type)
+                    table = table.add_column(how.schema.get_field_index(column), field, rows_of)
+                number = span.before[0] + span.first + rows
+                rows += table.num_rows
+                yield _DecodedRows(table=table, ratios=ratios, number=number, done=_done(span, rows), tiny=tiny)
+            if rows != span.rows:
+                raise ParquetError(
+                    name,
+                    f"row groups {span.groups[0]} to {span.groups[-1]} hold {rows:,} rows, and {span.rows:,} in "
+                    "the footer",
+                    "fetch the file again",
+                )
+
+
+def _done(span: RowGroupRange, rows: int) -> int:
+    """Return the bytes of the sources that are behind the reader after so many rows of ``span``."""
+    file_rows: int = max(1, span.source.metadata.num_rows)
+    return span.before[1] + span.source.size * (span.first + rows) // file_rows
 
 
 def _small_together(metadata: pq.FileMetaData, target: int) -> Iterator[tuple[list[int], int, int]]:
@@ -252,14 +355,25 @@ def _tables(
         raise ParquetError(path, f"cannot be decoded ({first_line(error)})", "fetch the file again") from error
 
 
-def _ratios(source: SourceFooter, groups: list[int], columns: npt.NDArray[np.int64], schema: pa.Schema) -> Floats:
-    """Return compressed / uncompressed bytes of ``groups`` for each column of ``schema``."""
-    totals = np.zeros((2, len(source.schema)), np.float64)
-    for number in groups:
-        group = source.metadata.row_group(number)
-        for position in range(group.num_columns):
-            chunk = group.column(position)
-            totals[:, columns[position]] += chunk.total_compressed_size, chunk.total_uncompressed_size
+def _bytes_of(span: RowGroupRange) -> tuple[Floats, Floats]:
+    """Return the compressed and the uncompressed bytes of each leaf column."""
+    groups = [span.source.metadata.row_group(number) for number in span.groups]
+    chunks = [[group.column(leaf) for leaf in range(group.num_columns)] for group in groups]
+    found = [[(chunk.total_compressed_size, chunk.total_uncompressed_size) for chunk in some] for some in chunks]
+    compressed, uncompressed = np.array(found, np.float64).sum(axis=0).reshape(-1, 2).T
+    return compressed, uncompressed
+
+
+def _ratios(
+    compressed: npt.NDArray[Any],
+    uncompressed: npt.NDArray[Any],
+    source: SourceFooter,
+    kind: _SourceKind,
+    schema: pa.Schema,
+) -> Floats:
+    """Return compressed / uncompressed bytes for each column of ``schema``, given those of the source's leaves."""
+    columns = len(source.schema)
+    totals = [np.bincount(kind.columns, sizes, columns) for sizes in (compressed, uncompressed)]
     with np.errstate(divide="ignore", invalid="ignore"):
         found = totals[0] / totals[1]
     found = np.where(np.isfinite(found) & (found > 0), np.minimum(found, _MAX_RATIO), 1.0)

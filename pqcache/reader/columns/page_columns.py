@@ -18,7 +18,7 @@ from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_format import Chunk, MoreValues
-from pqcache.parquet.pages.page_reader import Lists, Reader, log_decoded_by_arrow
+from pqcache.parquet.pages.page_reader import Lists, Reader, has_nulls, log_decoded_by_arrow
 from pqcache.parquet.pages.row_ranges import PagedFile
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.batch_layout import LONG
@@ -80,14 +80,12 @@ class PageColumns:
                 chunk = metadata.column(leaf.number)
                 if form.kind != "fixed" and not _are_long(form, chunk, metadata.num_rows):
                     continue  # short rows are decoded faster by pyarrow
-                if piece is not None and _is_list(form):
-                    continue  # how many values its pages have is not known
                 long += form.kind != "fixed"
                 try:
                     if piece is None:
                         column = self._column(descriptor, chunk, form, leaf, arenas.get(form.name))
                     else:
-                        column = self._column_of_piece(descriptor, row_group, form, leaf, piece)
+                        column = self._column_of_piece(descriptor, chunk, row_group, form, leaf, piece)
                 except MoreValues as error:  # of which pyarrow would return as many as the footer says
                     reason = f"row group {row_group} has {error} in column {form.name!r}"
                     raise ParquetError(path, reason, "it is damaged: fetch or write it again") from error
@@ -108,11 +106,21 @@ class PageColumns:
         return frozenset(name for name, leaf in texts if are_coded(metadata.column(leaf.number)))
 
     def _column_of_piece(
-        self, descriptor: int, row_group: int, form: ColumnForm, leaf: LeafColumn, piece: PagedRows
+        self,
+        descriptor: int,
+        chunk: pq.ColumnChunkMetaData,
+        row_group: int,
+        form: ColumnForm,
+        leaf: LeafColumn,
+        piece: PagedRows,
     ) -> ColumnData | None:
         """Return the rows of a piece, read from the pages that they lie in; None where that cannot be."""
         file, low, high = piece
-        found = file.chunk_part(descriptor, row_group, form.name, low, high, _list_length(form) or 1)
+        of_lists = _is_list(form)
+        if of_lists and has_nulls(chunk):
+            log_decoded_by_arrow(chunk, "nulls, or empty lists")
+            return None
+        found = file.chunk_part(descriptor, row_group, form.name, low, high, 0 if of_lists else _list_length(form) or 1)
         if found is None:
             return None
         part, first = found
@@ -120,6 +128,9 @@ class PageColumns:
             column = self._column(descriptor, part, form, leaf, None)
         except MoreValues as error:  # than the offset index says
             log_decoded_by_arrow(part, error)
+            return None
+        if of_lists and column is not None and len(column) != part.rows:
+            log_decoded_by_arrow(part, "pages of other rows than were found")
             return None
         return None if column is None or first + len(column) < high else cut(column, low - first, high - first)
 

@@ -122,7 +122,7 @@ def ensure_filling(path: str | os.PathLike[str], request: FillRequest, is_ready:
             try:
                 if is_ready():
                     return
-                if not _is_locked(cache):  # or somebody else's run is at work, which is waited for
+                if not is_locked(cache):  # or somebody else's run is at work, which is waited for
                     if started == _MOST_STARTS:
                         raise _ends_early(cache, request, place)
                     started += 1
@@ -232,7 +232,7 @@ def _wait(cache: CacheDirectory, place: RunFiles, request: FillRequest, is_ready
     while not is_ready():
         for process in _started:
             process.poll()
-        if not place.is_held() and not _is_locked(cache):
+        if not place.is_held() and not is_locked(cache):
             break
         if not is_said and time.monotonic() - begun > _LONG:
             is_said = True
@@ -245,7 +245,7 @@ def _wait(cache: CacheDirectory, place: RunFiles, request: FillRequest, is_ready
         log.warning("%s: the wait for the run is over, after %.0f s", cache.path, time.monotonic() - begun)
 
 
-def _is_locked(cache: CacheDirectory) -> bool:
+def is_locked(cache: CacheDirectory) -> bool:
     """Return whether a run is at work on a cache, whoever has started it."""
     try:
         descriptor = os.open(cache.path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

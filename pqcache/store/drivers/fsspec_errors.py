@@ -16,10 +16,8 @@ from pqcache.store.drivers.time_limits import Stalled, too_slow
 
 _DENIED = ("AuthenticationException", "BadHostKeyException", "ClientAuthenticationError", "GatedRepoError")
 _MISSING = ("RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError")
-_CONNECTION = (
-    "ClientConnectionError", "ClientPayloadError", "SSHException", "TransportError", "gaierror",
-    "HttpProcessingError",  # aiohttp's for an answer that ends too early; it has the status 400
-)  # fmt: skip
+_CONNECTION = ("ClientConnectionError", "ClientPayloadError", "SSHException", "TransportError", "gaierror")
+_BROKEN = "HttpProcessingError"  # aiohttp's for what is no answer, or none to its end; it has the status 400
 _ADVICE = "check the credentials (-o KEY=VALUE goes to the file system of fsspec)"
 
 
@@ -34,9 +32,10 @@ def fsspec_error(name: str, error: BaseException) -> PqcacheError:
         return slow
     if any(isinstance(found, Stalled | TimeoutError) or "Timeout" in type(found).__name__ for found in chain):
         return SourceUnavailable(name, "no answer in time", "check the host and the network")
+    is_broken = any(base.__name__ == _BROKEN for found in chain for base in type(found).__mro__)
     for found in chain:
         status = _status(found)
-        if _is_connection(found):
+        if is_broken or _is_connection(found):
             return SourceUnavailable(name, "the connection failed", "check the host, the port and the network")
         if not status:
             continue

@@ -28,6 +28,7 @@ from pqcache.system.disk import (
     fsync_path,
     fsync_tree,
     make_directory,
+    open_directory,
     open_plain,
     open_regular,
     real_path,
@@ -39,6 +40,7 @@ from pqcache.system.mounts import has_stable_inodes
 
 LOCK = f"{HIDDEN}/lock"  # of a target, which a run holds while it writes
 _CHUNK = 4 << 20
+_EVERYONE = stat_module.S_IROTH | stat_module.S_IRGRP
 
 
 class LocalSource:
@@ -67,10 +69,11 @@ class LocalSource:
         while pending:
             directory = pending.pop()
             try:
-                self._note_mode(directory, os.stat(self._name(directory)), stat_module.S_IXOTH)
-                with os.scandir(os.path.join(self._root, directory)) as entries:
+                self._note_directory(directory, os.stat(self._name(directory)))
+                prefix = f"{directory}/" if directory else ""
+                with open_directory(os.path.join(self._root, directory)) as entries:
                     for entry in entries:
-                        path = f"{directory}/{entry.name}" if directory else entry.name
+                        path = prefix + entry.name
                         if entry.is_symlink() and not is_hidden(entry.name):
                             self._check_links(path, os.path.realpath(self._name(path)))
                         if entry.is_dir():
@@ -138,22 +141,22 @@ class LocalSource:
         self._private = {}
         for name in {name for directory in set(map(parent, paths)) for name in self._above(f"{directory}/")}:
             with suppress(OSError):
-                self._note_mode(name, os.stat(self._name(name)), stat_module.S_IXOTH)
-        root, everyone = self._root, stat_module.S_IROTH | stat_module.S_IRGRP
+                self._note_directory(name, os.stat(self._name(name)))
+        root = self._root
         for path in paths:
             try:
                 status = os.stat(f"{root}/{path}")
             except OSError:
                 continue
-            if ~status.st_mode & everyone:
+            if ~status.st_mode & _EVERYONE:
                 self._private[path] = status.st_mode, status.st_gid
 
     def _above(self, path: str) -> Sequence[str]:
         """Return the directories above a file, from the source's root on."""
         return [] if self._only else ["", *accumulate(path.split("/")[:-1], "{}/{}".format)]
 
-    def _note_mode(self, path: str, status: os.stat_result, needed: int) -> None:
-        if ~status.st_mode & (needed | needed << 3):
+    def _note_directory(self, path: str, status: os.stat_result) -> None:
+        if ~status.st_mode & (stat_module.S_IXOTH | stat_module.S_IXGRP):
             self._private[path] = status.st_mode, status.st_gid
 
     def close(self) -> None:
@@ -206,7 +209,8 @@ class LocalSource:
                 name = self._name(path)
                 logging.getLogger("pqcache.store").debug("%s: compared by size and mtime alone on its disk", name)
         tag = local_tag(status.st_ino, status.st_ctime_ns) if stable else ""
-        self._note_mode(path, status, stat_module.S_IROTH)
+        if ~status.st_mode & _EVERYONE:
+            self._private[path] = status.st_mode, status.st_gid
         return Identity(status.st_size, status.st_mtime_ns, tag)
 
     def _name(self, path: str) -> str:

@@ -24,7 +24,7 @@ from pqcache.store.inspect.arriving_progress import leased_snapshot
 from pqcache.store.inspect.summary import read_remote_index
 from pqcache.store.manifest import FileEntry
 from pqcache.store.row_group_index import Index
-from pqcache.store.sync.listing import list_source
+from pqcache.store.sync.listing import ListingRules, list_source
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
@@ -119,7 +119,8 @@ def open_inspected_dataset(
             return InspectedDataset(snapshot.index(), sizes, snapshot.path, arriving=progress is not None)
     source = open_table(text, OpenOptions(store=options or {}, as_files=rules is not None and rules.as_files))
     try:
-        files = sorted(list_source(source, on_event, rules=rules).files, key=lambda file: file.path)
+        listing = list_source(source, on_event, ListingRules(files=rules or FileRules()))
+        files = sorted(listing.files, key=lambda file: file.path)
         index = read_remote_index(source, files, jobs, on_event)
     finally:
         source.close()

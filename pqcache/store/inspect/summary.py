@@ -27,7 +27,7 @@ from pqcache.store.manifest import SourceFile, TableVersion
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA, Index, IndexBuilder
 from pqcache.store.sync.download.remote_footer import read_remote_footer
-from pqcache.store.sync.listing import list_source
+from pqcache.store.sync.listing import ListingRules, list_source
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
@@ -148,7 +148,7 @@ def inspect(
         return _inspect_cache(cache, size)
     source = open_table(text, OpenOptions(store=options or {}, as_files=as_files))
     try:
-        listing = list_source(source, on_event, rules=FileRules(as_files=as_files, all_files=all_files))
+        listing = list_source(source, on_event, ListingRules(files=FileRules(as_files=as_files, all_files=all_files)))
         table = version_of(source)
         files = sorted(listing.files, key=lambda file: file.path)
         index = read_remote_index(source, files, parse_count(jobs), on_event)

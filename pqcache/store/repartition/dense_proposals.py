@@ -31,7 +31,7 @@ from pqcache.parquet.row_group_stats import read_footer, top_level_names
 from pqcache.parquet.schema_merge import merge_schemas
 from pqcache.store.cache_directory import cache_at
 from pqcache.store.drivers.registry import open_source as open_dataset
-from pqcache.store.sync.listing import list_source
+from pqcache.store.sync.listing import ListingRules, list_source
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, redact, url_scheme
 
@@ -231,7 +231,7 @@ def dense_proposals(
     root = local_root(text)  # refused before anything is contacted
     opened = open_dataset(text, options)
     try:
-        listing = list_source(opened, on_event, rules=FileRules(as_files=as_files, all_files=all_files))
+        listing = list_source(opened, on_event, ListingRules(files=FileRules(as_files=as_files, all_files=all_files)))
         files = sorted(listing.files, key=lambda file: file.path)
     finally:
         opened.close()

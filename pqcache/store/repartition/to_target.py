@@ -35,7 +35,7 @@ from pqcache.store.repartition.target_record import (
     remove_directory,
 )
 from pqcache.store.sync.cache_run import RunOptions
-from pqcache.store.sync.listing import list_source
+from pqcache.store.sync.listing import ListingRules, list_source
 from pqcache.store.sync.table_schema import TableSchema, read_table_schema
 from pqcache.store.tables.table import VersionRule
 from pqcache.store.tmp_directory import rewrite_key
@@ -189,7 +189,7 @@ def _jobs(
     source: Source, endpoints: Endpoints, rewrite: RewriteOptions, dense: DenseRequest, options: RunOptions
 ) -> list[PartitionJob]:
     """Return one job for each partition directory of the source, in path order."""
-    listed = list_source(source, options.on_event, rules=endpoints.rules).files
+    listed = list_source(source, options.on_event, ListingRules(files=endpoints.rules)).files
     files = [replace(f, identity=replace(f.identity, tag=f.identity.shared_tag)) for f in listed]  # links change ctimes
     files.sort(key=lambda file: (parent(file.path), file.path))
     if not dense.is_empty:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from pqcache.errors import UsageError, disk_errors
@@ -36,8 +35,8 @@ from pqcache.store.sync.cache_run import (
 )
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.known_listing import known_listing, listing_key, remember_listing
-from pqcache.store.sync.listing import Listing, ListSource, list_source
-from pqcache.store.sync.newest_files import NewestRule, newest_rule, only_newest
+from pqcache.store.sync.listing import Listing, ListSource, list_source, listing_rules
+from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import ContentMemory, read_memory
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
 from pqcache.store.sync.safety_checks import check_identities
@@ -326,20 +325,16 @@ def _open(request: _Request, config: Config) -> Source:
 
 def _lister(request: _Request, state: _CacheState, source: Source, memory: ContentMemory) -> ListSource:
     """Return what lists the source in this run, always for the same partitions."""
+    rules, retries = listing_rules(state.config), request.run.retries
     rule = newest_rule(state.config, request.cache, state.current)
-    return partial(_list, source, state.config, rule, request.run.retries, memory)
+    last: Listing | None = None
 
+    def list_it(on_event: OnEvent) -> Listing:
+        nonlocal last
+        last = list_source(source, on_event, rules, retries, memory, last)
+        return only_newest(last, rule)
 
-def _list(
-    source: Source,
-    config: Config,
-    rule: NewestRule | None,
-    retries: int,
-    memory: ContentMemory,
-    on_event: OnEvent,
-) -> Listing:
-    found = list_source(source, on_event, retries, config.where, config.columns, config.file_rules, memory)
-    return only_newest(found, rule)
+    return list_it
 
 
 def _known_result(run: CacheRun, state: _CacheState, source: Source) -> RunResult | None:

@@ -144,7 +144,8 @@ class _Attempt:
         """List the source again; raises _ListingDiffers where that gives other files than ``files``."""
         on_event = self.run.options.on_event
         now = self.list_again(lambda event: None if isinstance(event, Listed | Warned) else on_event(event))
-        differing = set(files) ^ set(self._files_of(now, manifest))
+        again = self._files_of(now, manifest)
+        differing = set() if list(files) == again else set(files) ^ set(again)
         if differing or now.subset.recipe != self.listing.subset.recipe:
             path = min((file.path for file in differing), default="")
             log.debug("the source has changed since it was listed: %s", path)

@@ -9,6 +9,7 @@ from itertools import islice
 
 from pqcache.errors import SourceError, SourceIncomplete
 from pqcache.events import Advanced, Listed, OnEvent, Started, Warned
+from pqcache.store.config import Config
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files, narrow
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import SourceFile
@@ -36,17 +37,22 @@ MAX_FILES = 10_000_000  # of a source, so that a listing without end is an error
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The Parquet files to take, the paths of everything at the source, and what to take of each file.
+    """The Parquet files to take, everything that was ``found`` at the source, and what to take of each file.
 
     With ``--newest``, ``newest`` says which partitions are left out; the files of these are not in ``files``.
     ``passed_over`` counts the files that are not taken for other reasons.
     """
 
     files: list[SourceFile]
-    paths: list[str]
+    found: list[SourceFile]
     subset: Subset
     newest: NewestPartitions | None = None
     passed_over: PassedOver = field(default_factory=PassedOver)
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """The paths of everything at the source."""
+        return [file.path for file in self.found]
 
     @cached_property
     def sources(self) -> str:
@@ -59,32 +65,50 @@ class Listing:
         return self.newest.outside if self.newest is not None else frozenset()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ListingRules:
+    """Which files of a source are taken, and what of each: all Parquet files as they are, where nothing is said."""
+
+    where: str | None = None
+    columns: Sequence[str] | None = None
+    files: FileRules = field(default_factory=FileRules)
+
+
+def listing_rules(config: Config) -> ListingRules:
+    """Return the rules that a cache remembers."""
+    return ListingRules(where=config.where, columns=config.columns, files=config.file_rules)
+
+
 ListSource = Callable[[OnEvent], Listing]  # lists one source, always for the same selection
 
 
 def list_source(
     source: Source,
     on_event: OnEvent,
+    rules: ListingRules = ListingRules(),
     retries: int = RETRIES,
-    where: str | None = None,
-    columns: Sequence[str] | None = None,
-    rules: FileRules | None = None,
     memory: ContentMemory | None = None,
+    before: Listing | None = None,
 ) -> Listing:
-    """Return the source's Parquet files in the partitions that may satisfy ``where``, and what to take of them.
+    """Return the source's Parquet files in the partitions that may satisfy a condition, and what to take of them.
 
     A name that is unsafe below the cache raises SourceError. A source without any Parquet file raises SourceIncomplete:
     an empty listing never replaces what is held. A table whose rows a listing does not show raises UsageError. What is
     a dataset's file is decided by name and content, as ``rules`` say; what ``memory`` holds is not read again. Where a
-    file changes before it is looked into, the source is listed again, up to three times.
+    file changes before it is looked into, the source is listed again, up to three times. Where a directory has the
+    files that it had ``before``, when it was listed by the same rules, that listing is returned, which was checked.
     """
-    narrow(source, where)
+    narrow(source, rules.where)
+    plain = not lists_only_data_files(source)
     for number in range(_TRIES):
         found = _all_files(source, on_event, retries)
+        if plain and before is not None and found == before.found:
+            if not rules.files.as_files:
+                check_above(source.url)
+            return before
+        check_listing(found, source.url)
         try:
-            files = found
-            if not lists_only_data_files(source):
-                files = dataset_files(source, found, rules or FileRules(), on_event, memory, retries)
+            files = dataset_files(source, found, rules.files, on_event, memory, retries) if plain else found
             break
         except FileMoved:
             if number == _TRIES - 1:
@@ -92,17 +116,16 @@ def list_source(
     if not files:
         others = f" among its {len(found):,} files" if found else ""
         raise SourceIncomplete(source.url, f"no Parquet file{others}", "check the URL and what wrote it")
-    chosen, subset = select_subset(source, files, where, columns)
+    chosen, subset = select_subset(source, files, rules.where, rules.columns)
     if not chosen:
-        raise SourceIncomplete(source.url, f"no partition satisfies --where {where!r}")
+        raise SourceIncomplete(source.url, f"no partition satisfies --where {rules.where!r}")
     on_event(Listed(len(chosen), sum(file.identity.size for file in chosen)))
     passed_over = replace(count_passed_over(found, files), where=len(files) - len(chosen))
-    paths = [file.path for file in found]
-    return Listing(files=chosen, paths=paths, subset=subset, passed_over=passed_over)
+    return Listing(files=chosen, found=found, subset=subset, passed_over=passed_over)
 
 
 def _all_files(source: Source, on_event: OnEvent, retries: int) -> list[SourceFile]:
-    """Return every file of a source, after names that must not become local paths were refused."""
+    """Return every file of a source."""
     found: list[SourceFile] = []
 
     def list_once() -> None:
@@ -118,7 +141,6 @@ def _all_files(source: Source, on_event: OnEvent, retries: int) -> list[SourceFi
     with_retries(
         list_once, source.url, min(retries, 2), on_event, within=FIRST_ANSWER_TIMEOUT / 2
     )  # a silent server is asked once
-    check_listing(found, source.url)
     return found
 
 

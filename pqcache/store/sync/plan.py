@@ -226,8 +226,9 @@ def _plan_directory(
     damaged: frozenset[str],
     others: frozenset[str],
 ) -> DirectoryPlan:
-    intact = not any(entry.path in damaged for entry in entries)
-    complete = intact and {f for entry in entries for f in entry.sources} == set(files) and bool(entries)
+    intact = not (damaged and any(entry.path in damaged for entry in entries))
+    sources = tuple(file for entry in entries for file in entry.sources)
+    complete = intact and bool(entries) and (sources == files or set(sources) == set(files))
     if complete and all(entry.recipe == recipe.text and entry.path not in others for entry in entries):
         return DirectoryPlan(directory=directory, keep=tuple(entries))
     downloaded = [entry for entry in entries if recipe_of(entry.recipe).subset == recipe.subset]

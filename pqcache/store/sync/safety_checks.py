@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -136,6 +136,10 @@ def check_identities(listing: Iterable[SourceFile], source: str) -> None:
 
 def check_case(listing: Sequence[SourceFile], source: str, scratch: Path) -> None:
     """Raise SourceError when two names differ only in case and the file system of ``scratch`` folds case."""
+    names = {file.path for file in listing}
+    names |= _directories(names)
+    if len({name.casefold() for name in names}) == len(names):
+        return
     folded: dict[str, str] = {}
     for file in listing:
         name = file.path
@@ -172,6 +176,8 @@ def check_deletions(
     ``elsewhere`` are source files that other nodes hold. They count only where ``shard`` says how the shares have
     changed: the few that change nodes as the source changes are not lost.
     """
+    if not plan.removed:
+        return
     limit, percent = parse_max_delete(max_delete)
     total = len({file.path for entry in held for file in entry.sources})
     removed, added = set(plan.removed), Counter(map(parent, plan.added))
@@ -217,9 +223,10 @@ def check_rows(
     known = {**now, **_only(before, uncompared)}
     _check_shrinkage(before, known, source, max_delete, "row")
     share, limit = _share(max_delete)
-    kept = {parent(path) for path in _source_paths(held) & _source_paths(entries)}
-    for name in sorted(set(before) & set(now) - kept):
-        if (before[name] - known[name]) * 100 > share * before[name]:
+    shrunk = [name for name in before if name in now and (before[name] - known[name]) * 100 > share * before[name]]
+    kept = {parent(path) for path in _source_paths(held) & _source_paths(entries)} if shrunk else set()
+    for name in sorted(shrunk):
+        if name not in kept:
             raise SourceIncomplete(
                 source,
                 f"{name or 'the table'} was replaced, and has {known[name]:,} in place of "
@@ -241,7 +248,8 @@ def check_bytes(
     One without any file is left to `check_deletions`.
     """
     now = _total((file.path, file.identity.size) for file in files)
-    before = _total((file.path, file.identity.size) for file in {file for entry in held for file in entry.sources})
+    sources = {file.path: file for entry in held for file in entry.sources}
+    before = _total((path, file.identity.size) for path, file in sources.items())
     same = [directory for directory, size in before.items() if now.get(directory, size) * 2 >= size]
     _check_shrinkage(before, {**now, **_only(before, uncompared), **_only(before, same)}, source, max_delete, "byte")
 
@@ -258,7 +266,7 @@ def _source_paths(entries: Iterable[FileEntry]) -> set[str]:
 
 def _total(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Return the sum of the amounts of each directory, given with the paths of files."""
-    found: Counter[str] = Counter()
+    found: defaultdict[str, int] = defaultdict(int)
     for path, amount in amounts:
         found[parent(path)] += amount
     return dict(found)

@@ -22,7 +22,7 @@ from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.subset import select_subset
 from pqcache.store.sync.held_files import find_damaged
 from pqcache.store.sync.incremental import files_to_sync, plan_for, with_tags
-from pqcache.store.sync.listing import list_source
+from pqcache.store.sync.listing import list_source, listing_rules
 from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import read_memory
 from pqcache.store.sync.plan import Recipe, plan_sync, recipe_for
@@ -120,14 +120,7 @@ def changes_at_source(
     config, comparison = read_config(cache.path), Comparison()
     source = _open(config, store_options)
     try:
-        listing = list_source(
-            source,
-            options.on_event,
-            where=config.where,
-            columns=config.columns,
-            rules=config.file_rules,
-            memory=read_memory(cache.path),
-        )
+        listing = list_source(source, options.on_event, listing_rules(config), memory=read_memory(cache.path))
         listing = only_newest(listing, newest_rule(config, cache, snapshot))
         if options.compare == CONTENT:
             comparison = compare_content(source, listing.files, snapshot, manifest.files, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shlex
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from pqcache import Cache, Sequence
 from pqcache.errors import CacheError, SourceChanged, SourceError, UsageError
 from pqcache.parquet.decoded_size import StoredRowGroup, stated_bytes, texts_stated
 from pqcache.parquet.footer.footer import read_local_tail
+from pqcache.reader import open_dataset
 from pqcache.reader.arriving import arrivals
 from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes
 from pqcache.reader.open_dataset import open_local_dataset
@@ -32,6 +35,7 @@ from pqcache.store.arriving.wanted import Wanted, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
 from pqcache.store.gc import remove_snapshot
+from pqcache.store.layout import PUBLISHING
 from pqcache.store.snapshot import Snapshot
 from tests.datasets import write_shop
 from tests.filling import Filler, FillingThread, publish_copy
@@ -164,6 +168,34 @@ def test_a_dataset_opened_at_any_moment_of_publishing_is_the_snapshot(source: Pa
     assert opened >= 2
 
 
+@pytest.mark.parametrize("at_work", [True, False])
+def test_a_run_that_takes_long_to_publish_is_waited_for(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_work: bool
+) -> None:
+    """From when nothing is arriving any more until ``current`` is there, which on a busy disk may be seconds."""
+    monkeypatch.setattr(open_dataset, "_MOVING", 0.0)
+    filler = Filler(source, tmp_path / "cache")
+    filler.fill()
+    (tmp_path / "cache" / PUBLISHING).write_text(filler.snapshot.id)
+    moving, tried = threading.Event(), threading.Event()
+    steps = iter([lambda: None, lambda: moving.set() or tried.wait(60), lambda: None])
+    publishing = threading.Thread(target=filler.publish, args=(lambda: next(steps)(),))
+    with (tmp_path / "cache" / "lock").open("ab") as lock:
+        if at_work:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        publishing.start()
+        assert moving.wait(60)
+        threading.Timer(0.2 if at_work else 60, tried.set).start()
+        with nullcontext() if at_work else pytest.raises(CacheError, match="nothing is published"):
+            data, lease = open_local_dataset(tmp_path / "cache")
+        tried.set()
+        publishing.join()
+    if at_work:
+        assert data.snapshot == filler.snapshot.id
+        assert lease is not None
+        lease.close()
+
+
 def test_a_lease_of_an_arriving_snapshot_holds_after_publishing(source: Path, tmp_path: Path) -> None:
     filler = Filler(source, tmp_path / "cache")
     data, lease = open_local_dataset(tmp_path / "cache")
@@ -231,10 +263,11 @@ def test_another_snapshot_in_its_place_is_named(source: Path, published: Path, t
 
 def test_a_run_that_is_killed_while_rows_are_waited_for_is_noticed(source: Path, tmp_path: Path) -> None:
     filler = Filler(source, tmp_path / "cache")
-    timer = threading.Timer(0.3, filler.die)
-    timer.start()
+    killed = threading.Thread(target=lambda: wait_for_wanted(filler) and filler.die())
+    killed.start()
     with pytest.raises(CacheError, match="go on with: pqcache sync"):
         epoch(tmp_path / "cache", columns=["title"])  # waits for the texts that it looks at
+    killed.join()
     again = Filler(source, tmp_path / "cache")
     assert again.snapshot == filler.snapshot
     FillingThread(again, 0).start()
@@ -289,18 +322,25 @@ def test_after_another_start_of_the_machine_only_complete_files_are_there(source
 def test_a_long_wait_is_logged_once_and_so_is_its_end(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "pqcache.arriving"]
+
+    def go_on() -> None:
+        wait_for(lambda: bool(said()))
+        monkeypatch.setattr(arrivals, "LONG", 60.0)  # on a busy machine the rest may take long too
+        filler.is_stalled.clear()
+
     monkeypatch.setattr(arrivals, "LONG", 0.2)
     filler = Filler(source, tmp_path / "cache")
     filler.is_stalled.set()
     FillingThread(filler, 0).start()
-    threading.Timer(0.6, filler.is_stalled.clear).start()
+    threading.Thread(target=go_on).start()
     batches = list(Cache(tmp_path / "cache").batches(["id"]))
     assert sum(batch.num_rows for batch in batches) == 2400
-    said = [record.getMessage() for record in caplog.records if record.name == "pqcache.arriving"]
-    assert len(said) == 2
-    assert "waiting since" in said[0]
-    assert "row group 0 of dt=" in said[0] or "row group 1 of dt=" in said[0]
-    assert "it goes on" in said[1]
+    assert len(said()) == 2
+    assert "waiting since" in said()[0]
+    assert "row group 0 of dt=" in said()[0] or "row group 1 of dt=" in said()[0]
+    assert "it goes on" in said()[1]
 
 
 def test_files_that_are_arriving_are_not_read_by_their_own_path(source: Path, tmp_path: Path) -> None:
@@ -352,7 +392,7 @@ def test_a_process_that_ends_while_rows_are_missing_does_not_hang(source: Path, 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
     """Return when something is so; it has to be within some seconds."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.005)

@@ -163,7 +163,7 @@ def left_beside(cache: CacheDirectory) -> list[str]:
 
 def wait_for(is_so: Callable[[], bool]) -> None:
     """Return when something is so; it has to be within some seconds."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.01)

@@ -386,13 +386,19 @@ def test_errors_of_other_clients_are_distinguished() -> None:
             super().__init__("see https://store.example/x?sig=SECRET")
             self.code = code
 
-    hidden = FileNotFoundError("x")
+    class HttpProcessingError(Answer):
+        """As aiohttp's, from which it raises another with the same status."""
+
+    hidden, broken = FileNotFoundError("x"), Answer(400)
     hidden.__cause__ = Answer(503)
+    broken.__cause__ = HttpProcessingError(400)
     for found, kind in (
         (AuthenticationException(), SourceDenied),
         (Answer("403"), SourceDenied),
         (Answer(404), SourceNotFound),
         (hidden, SourceUnavailable),
+        (broken, SourceUnavailable),
+        (Answer(400), SourceError),
         (ConnectionRefusedError(), SourceUnavailable),
         (TimeoutError(), SourceUnavailable),
         (NotADirectoryError(), SourceNotFound),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
 
 
-def soon(happened: Callable[[], bool], seconds: float = 5.0) -> bool:
+def soon(happened: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Return whether it happens within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not happened() and time.monotonic() < deadline:
@@ -55,13 +55,13 @@ class Client:
 @pytest.mark.parametrize("items", [0, 1, 8, 9, 1000])
 def test_items_keep_their_order(items: int) -> None:
     client = Client(items)
-    assert list(with_time_limit(client, 5)) == list(range(items))
+    assert list(with_time_limit(client, 60)) == list(range(items))
     assert soon(lambda: client.gone)
 
 
 def test_nothing_starts_before_it_is_asked_for() -> None:
     client = Client(1)
-    taken = with_time_limit(client, 5)
+    taken = with_time_limit(client, 60)
     time.sleep(0.05)
     assert client.thread is None
     assert next(taken) == 0
@@ -79,7 +79,7 @@ def test_an_error_comes_after_the_items_before_it(error: BaseException) -> None:
     taken: list[int] = []
     client = Client(20, fail)
     with pytest.raises(type(error)) as raised:
-        taken.extend(with_time_limit(client, 5))
+        taken.extend(with_time_limit(client, 60))
     assert raised.value is error
     assert taken == list(range(20))
     assert soon(lambda: client.gone)
@@ -97,11 +97,11 @@ def test_an_error_before_the_first_item() -> None:
 def test_silence_is_an_error(items: int) -> None:
     release = threading.Event()
     taken: list[int] = []
-    client = Client(items, lambda: release.wait(30))
+    client = Client(items, lambda: release.wait(60))
     start = time.monotonic()
     with pytest.raises(Stalled):
-        taken.extend(with_time_limit(client, 0.3))
-    assert 0.3 <= time.monotonic() - start < 3
+        taken.extend(with_time_limit(client, 1))
+    assert time.monotonic() - start >= 1
     assert taken == list(range(items))
     assert not client.gone  # a call that hangs cannot be ended
     release.set()
@@ -111,26 +111,25 @@ def test_silence_is_an_error(items: int) -> None:
 def test_slow_is_not_silent() -> None:
     def drip() -> Iterator[int]:
         for number in range(6):
-            time.sleep(0.1)
+            time.sleep(0.4)
             yield number
 
-    assert list(with_time_limit(drip, 0.5)) == list(range(6))
+    assert list(with_time_limit(drip, 2)) == list(range(6))
 
 
 def test_a_slow_caller_is_no_stall_and_bounds_the_queue() -> None:
     client = Client(100)
-    taken = with_time_limit(client, 0.2)
-    for number in range(3):
-        assert next(taken) == number
-        time.sleep(0.4)
+    taken = with_time_limit(client, 1)
+    assert next(taken) == 0
+    time.sleep(1.5)
     assert client.made < 20
-    assert list(taken) == list(range(3, 100))
+    assert list(taken) == list(range(1, 100))
 
 
 @pytest.mark.parametrize("how", ["close", "drop", "throw"])
 def test_an_abandoned_client_is_closed(how: str) -> None:
     client = Client(1_000_000)
-    taken = with_time_limit(client, 5)
+    taken = with_time_limit(client, 60)
     assert next(taken) == 0
     if how == "close":
         taken.close()  # type: ignore[attr-defined]
@@ -139,14 +138,14 @@ def test_an_abandoned_client_is_closed(how: str) -> None:
     else:
         with pytest.raises(KeyboardInterrupt):
             taken.throw(KeyboardInterrupt())  # type: ignore[attr-defined]
-    assert client.closed.wait(5)
+    assert client.closed.wait(60)
     assert soon(lambda: client.gone)
     assert client.made < 20
 
 
 def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
     release = threading.Event()
-    client = Client(0, lambda: release.wait(30))
+    client = Client(0, lambda: release.wait(60))
     with pytest.raises(Stalled):
         next(with_time_limit(client, 0.1))
     assert client.thread is not None
@@ -174,7 +173,7 @@ def test_a_server_that_stalls(kind: str, part: str, hdfs: Hdfs, request: pytest.
         with pytest.raises(pqcache.SourceUnavailable) as stalled:
             pqcache.sync(cache, timeout=1, retries=0)
         took = time.monotonic() - start
-    assert took < 6
+    assert took < 30  # the usual limits would take minutes
     assert remote.url.partition("://")[2] in str(stalled.value)
     assert os.readlink(cache / "current") == before
     assert rows_of(cache / "current") == rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -379,19 +378,29 @@ def test_one_run_at_a_time_on_a_local_target(shop: Path, tmp_path: Path) -> None
     pqcache.repartition(shop, tmp_path / "out")
 
 
+INTERRUPTED = """
+import os, signal, time
+from pqcache.cli import main
+from pqcache.console import progress
+shown = progress.print_event
+def interrupt(event):
+    shown(event)
+    if type(event).__name__ == "Rewrote":
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(2)  # while the next directories would be done
+progress.print_event = interrupt
+main()
+"""
+
+
 @pytest.mark.parametrize("remote", LESS_OF_AZURE, indirect=True)
 def test_ctrl_c_in_the_middle_and_again(remote: Remote, tmp_path: Path) -> None:
     shop = write_shop(tmp_path / "shop", days=8)
-    words = [sys.executable, "-m", "pqcache", "repartition", str(shop), remote.url, "--row-group-size", "32KB", "-j1"]
+    words = ["repartition", str(shop), remote.url, "--row-group-size", "32KB", "-j1", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(Path(pqcache.__file__).parent.parent)}
-    with subprocess.Popen([*words, "--json"], env=environment, stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None
-        for line in run.stdout:
-            if '"event": "rewrote"' in line:
-                run.send_signal(signal.SIGINT)
-                break
-        run.stdout.read()
-    assert run.returncode == 130
+    run = subprocess.run([sys.executable, "-c", INTERRUPTED, *words], env=environment, capture_output=True, text=True)
+    assert run.returncode == 130, run.stderr
+    assert '"event": "rewrote"' in run.stdout
     events: list[Event] = []
     report = pqcache.repartition(shop, remote.url, row_group_size=LIMIT, on_event=events.append)
     assert 1 <= report.kept < 8

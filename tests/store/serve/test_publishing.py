@@ -32,6 +32,7 @@ def test_clients_of_a_node_that_publishes(lease_seconds: float, tmp_path: Path) 
     lake, node = write_shop(tmp_path / "lake", files=2, rows=20), tmp_path / "node"
     published: list[Files] = []
     copies: list[Files] = []
+    complete = set[Path]()  # the caches with a copy
     failed: list[BaseException] = []
     over = threading.Event()
 
@@ -41,10 +42,11 @@ def test_clients_of_a_node_that_publishes(lease_seconds: float, tmp_path: Path) 
 
     def copy(url: str, cache: Path) -> None:
         try:
-            while not over.is_set():
+            while not (over.is_set() and cache in complete):
                 with suppress(SourceIncomplete):
                     if pqcache.sync(url, cache, options={"token": TOKEN}, jobs=2, force=True, keep=1).published:
                         copies.append(files_in(cache))
+                        complete.add(cache)
         except BaseException as error:
             failed.append(error)
             raise

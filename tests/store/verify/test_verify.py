@@ -7,8 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -336,18 +334,16 @@ def test_a_page_that_claims_to_be_huge_is_damage(snapshot: Snapshot, checker: Ch
     assert any(item.get("column") == "price" for item in found)
 
 
-def send_signal(checker: Checker, number: signal.Signals, seconds: float) -> threading.Thread:
-    """Send a signal to a checker's process, some seconds after it was started."""
+def send_signal(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each process of a checker get a signal as soon as it was started, before it has read a file."""
+    start = Checker._start
 
-    def send() -> None:
-        while checker._process is None:
-            time.sleep(0.001)
-        time.sleep(seconds)
+    def start_and_send(checker: Checker) -> None:
+        start(checker)
+        assert checker._process is not None
         checker._process.send_signal(number)
 
-    thread = threading.Thread(target=send, daemon=True)
-    thread.start()
-    return thread
+    monkeypatch.setattr(Checker, "_start", start_and_send)
 
 
 @pytest.mark.usefixtures("started_anew")
@@ -355,12 +351,11 @@ def test_a_process_that_hangs_or_dies_is_named(snapshot: Snapshot, monkeypatch: 
     path = snapshot.manifest().files[0].path
     with closing(Checker(snapshot.path, INDEX)) as checker:
         monkeypatch.setattr(supervised_process, "_START", 0.5)
-        stopped = send_signal(checker, signal.SIGSTOP, 0)  # before it has read a file
+        send_signal(signal.SIGSTOP, monkeypatch)
         (item,) = ask(checker, path, snapshot)
-        stopped.join()
         assert item["damage"] in [f"the process that read it did not end within {n} s" for n in (0, 1)]
         monkeypatch.undo()
-        send_signal(checker, signal.SIGKILL, 0.05)
+        send_signal(signal.SIGKILL, monkeypatch)
         (item,) = ask(checker, path, snapshot)
         assert item["damage"] == "the process that read it was ended by SIGKILL"
 
