@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pqcache.errors import UsageError
 from pqcache.parquet.dense_columns import Dense, as_list, dense_in
 from pqcache.reader.columns.column_forms import ColumnForm, form_of, stored_as
+from pqcache.reader.columns.fill_nulls import Fill
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.packed_columns import document_form
@@ -45,6 +46,7 @@ class ReadPlan:
                      without a selection
     ``packs``        the packed sequences, or batches, that the chosen rows make, which then count in place of rows
     ``weights``      how often each of these rows comes, which differs from epoch to epoch: see `at_epoch`
+    ``fill``         what is put in place of the nulls of columns as soon as they are decoded, by column
     """
 
     data: LocalDataset
@@ -57,6 +59,7 @@ class ReadPlan:
     selected: Ints | None = None
     packs: PackedRows | GroupedRows | None = None
     weights: RowWeights | None = None
+    fill: Mapping[str, Fill] = field(default_factory=dict)
 
     def at_epoch(self, epoch: int, seed: int, constant: bool = False) -> ReadPlan:
         """Return the plan of one epoch, with rows as often as their weights say; the same one without weights.

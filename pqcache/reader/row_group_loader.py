@@ -94,7 +94,7 @@ class RowGroupLoader:
     def reader(self) -> RowGroupReader:
         """What reads the files."""
         plan = self.plan
-        return RowGroupReader(
+        reader = RowGroupReader(
             plan.data,
             plan.row_groups,
             forms=plan.file_forms,
@@ -103,6 +103,8 @@ class RowGroupLoader:
             read_right=self._read_right,
             page_rows=self._page_rows,
         )
+        reader.fill = plan.fill
+        return reader
 
     def measured(self, load: Callable[P, T]) -> Callable[P, T]:
         """Return ``load``, which decodes the row group that is its first argument, so that the meter counts it."""

@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, first_line, open_error
 from pqcache.parquet.misread_columns import check_read_right, doubtful_columns, may_be_doubtful
 from pqcache.parquet.pages.list_rows import RememberedRows
+from pqcache.reader.columns.coded_texts import BUFFER, decoded
 from pqcache.reader.columns.column_data import ColumnData, NotConstant, compact, cut, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm, storage_type
 from pqcache.reader.columns.decoded_together import decoded_together
+from pqcache.reader.columns.fill_nulls import Fill, fill_nulls
 from pqcache.reader.columns.page_columns import PageColumns
 from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.open_dataset import LocalDataset
@@ -45,7 +47,6 @@ class Selected(NamedTuple):
     choose: Choose
 
 
-_BUFFER = 1 << 16  # bytes
 _FOOTERS = 256  # per process, as parsing one again takes time
 
 
@@ -96,11 +97,13 @@ class RowGroupReader:
         self._doubtful: dict[int, frozenset[str]] = {}  # columns that may be misread, by file
         self._index_row = row_groups
         self._read_right = read_right or checked_columns(data)  # 1 for those that are not, by row group of the index
-        memory = memory or BufferPool()
-        self._pages = PageColumns(forms, memory)
+        self._memory = memory or BufferPool()
+        self._pages = PageColumns(forms, self._memory)
         page_rows = page_rows or remembered_rows(data, forms)
-        self._pieces = PieceReader(piece_rows, self._pages, memory, page_rows) if piece_rows else None
+        self._pieces = PieceReader(piece_rows, self._pages, self._memory, page_rows) if piece_rows else None
         self.meter: Meter = NO_METER
+        self.fill: Mapping[str, Fill] = {}
+        """What is put in place of nulls, by column."""
 
     def path(self, number: int) -> Path:
         """Return the file of a row group."""
@@ -135,13 +138,14 @@ class RowGroupReader:
             wanted = [name for name in wanted if name not in found]
             for name in [name for name in found if self._path_value(number, name) is not None]:
                 found.pop(name)
+            coded = self._pages.coded_texts(file, int(self.file[number]), path, row_group)
             one_by_one = use is not None and self._pieces is None
             for part in decoded_together(self.forms, wanted, rows) if one_by_one else [range(len(columns))]:
                 now = [names[position] for position in part if names[position] in wanted]
                 if self._pieces is not None:
                     table = self._pieces.table(group, now, low, high)
                 else:
-                    table = file.read_row_group(row_group, columns=now, use_threads=False)
+                    table = decoded(file, path, row_group, now, coded)
                 if now and table.num_rows != rows:
                     raise self._replaced(path, number, table.num_rows)
                 for position in part:
@@ -196,7 +200,8 @@ class RowGroupReader:
             whole = {name: column for name, column in whole.items() if self._path_value(number, name) is None}
             self.meter.count_columns(len(whole), long)
             wanted = [name for name in wanted if name not in whole]
-            table = file.read_row_group(row_group, columns=wanted, use_threads=False)
+            coded = self._pages.coded_texts(file, int(self.file[number]), path, row_group).difference(columns)
+            table = decoded(file, path, row_group, wanted, coded)
         if table.num_columns and table.num_rows != rows:
             raise self._replaced(path, number, table.num_rows)
         looked_at = table.select([name for name in columns if name in table.column_names])
@@ -326,7 +331,7 @@ class RowGroupReader:
             return from_arrow(pa.repeat(value, high - low), form)
         if not where:
             kind = form.type if form.stored is None else pa.binary(form.stored.width)
-            return from_arrow(pa.nulls(high - low, kind), form)
+            return self._filled(from_arrow(pa.nulls(high - low, kind), form))
         try:
             column = from_arrow(table.column(where[0]), form)
         except NotConstant as error:
@@ -342,7 +347,12 @@ class RowGroupReader:
                 f"column {form.name!r} cannot be read as {form.type} ({error})",
                 "rewrite the file with the dataset's types",
             ) from error
-        return cut(column, low, high)
+        return cut(self._filled(column), low, high)
+
+    def _filled(self, column: ColumnData) -> ColumnData:
+        """Return a column with values in place of its nulls, if they are filled at once."""
+        fill = self.fill.get(column.form.name)
+        return column if fill is None else fill_nulls(column, fill, self._memory)
 
     def _open(self, file_number: int, path: Path) -> pq.ParquetFile:
         """Open a file for one row group; its footer is parsed once.
@@ -351,7 +361,7 @@ class RowGroupReader:
         """
         footer = self._footers.get(file_number)
         check_regular(path)
-        file = pq.ParquetFile(path, metadata=footer, pre_buffer=False, buffer_size=_BUFFER)
+        file = pq.ParquetFile(path, metadata=footer, pre_buffer=False, buffer_size=BUFFER)
         if footer is None:
             if len(self._footers) >= _FOOTERS:
                 log.debug("more than %d files are read: their footers are parsed again", _FOOTERS)

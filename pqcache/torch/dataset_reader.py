@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -56,7 +57,7 @@ from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.shared_memory import worker_pool
 from pqcache.torch.shared_meter import new_meter
 from pqcache.torch.streams import merged
-from pqcache.torch.tensors import null_error
+from pqcache.torch.tensors import fills_when_decoded, null_error
 from pqcache.torch.transform_errors import BatchOrigin
 from pqcache.torch.transforms import Item, TransformRunner
 
@@ -374,6 +375,7 @@ class DatasetReader:
         filled = [name for name in plan.columns if options.nulls.fills_inside(name)]  # which dense lists cannot be
         if not isinstance(pack, Pack):
             plan = with_dense_lists(plan, (*options.ragged, *filled, *(pack.columns if pack else ())))
+        plan = replace(plan, fill=fills_when_decoded(options.nulls, plan.file_forms))
         self._plan = plan if pack is None else pack_plan(plan, pack, packs)
         self._loaders = EpochLoaders(self._plan, options.seed)
         self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all

@@ -27,6 +27,7 @@ Nulls inside a column are filled by path: ``user.age`` is a field of a struct, `
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +46,8 @@ from pqcache.reader.columns.column_data import (
     pack_bytes,
     to_arrow,
 )
-from pqcache.reader.columns.column_forms import form_of, number_dtype, storage_type
+from pqcache.reader.columns.column_forms import ColumnForm, form_of, number_dtype, storage_type
+from pqcache.reader.columns.fill_nulls import Fill
 from pqcache.reader.columns.row_bytes import PackedBytes
 from pqcache.torch.ragged import Ragged
 
@@ -103,6 +105,28 @@ def null_error(name: str, count: int, where: str, nulls: Nulls, fields: Sequence
         f"it holds nulls ({count} in {where}), which no tensor can",
         f"pass {mask}nulls={{{values}}} to fill them, or leave the column out with columns=",
     )
+
+
+def fills_when_decoded(nulls: Nulls, forms: Sequence[ColumnForm]) -> dict[str, Fill]:
+    """Return what columns of numbers and texts are filled with when they are decoded: once for all of their batches.
+
+    Other columns are filled batch by batch. So is one with a value that it cannot have, which a batch with a null
+    refuses.
+    """
+    found: dict[str, Fill] = {}
+    values = dict(nulls.fill)
+    for form in forms:
+        bare, fill = storage_type(form.type), values.get(form.name)
+        if is_text(bare):
+            if isinstance(fill, bytes if _is_binary(bare) else str):
+                with suppress(UnicodeEncodeError):
+                    found[form.name] = fill if isinstance(fill, bytes) else fill.encode()
+        elif fill is not None and not form.dense and (dtype := number_dtype(form.type)) is not None:
+            with suppress(UsageError):
+                number = _number_of(fill, torch.from_numpy(np.zeros(0, dtype)).dtype, form.name)
+                if not number.ndim:
+                    found[form.name] = number.reshape(1)
+    return found
 
 
 def paths_in(name: str, kind: pa.DataType) -> Iterator[str]:

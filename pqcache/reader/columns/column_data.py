@@ -23,12 +23,19 @@ from pqcache.parquet.numpy_types import numpy_dtype
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.column_forms import ColumnForm, fixed_width, storage_type
 from pqcache.reader.columns.row_bytes import PackedBytes, ViewEnds, ViewLists
+from pqcache.reader.columns.row_views import (
+    lengths_of_views,
+    packed_views,
+    point_to_little,
+    take_views,
+    views_of_array,
+    views_of_codes,
+)
 from pqcache.system.buffer_pool import BufferPool
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8
 
-_MOST_BYTES = 2**31 - 1  # a view reaches this far into its data
 NEAR = 1 << 20  # bytes that fit into the cache of a processor
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -59,11 +66,14 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, form: ColumnForm) -> ColumnDat
         if array.num_chunks != 1:
             return join([from_arrow(chunk, form) for chunk in array.chunks], form)
         array = array.chunk(0)
+    bare = storage_type(form.type)
     if pa.types.is_dictionary(array.type):
+        if form.kind == "bytes" and is_text(bare) and len(array) and not array.dictionary.null_count:
+            valid = _valid(array)
+            return ColumnData(form, views_of_codes(array, bare, valid), valid)
         array = array.dictionary_decode()
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
-    bare = storage_type(form.type)
     if form.stored is not None and pa.types.is_fixed_size_binary(array.type):
         if form.kind == "fixed":
             return ColumnData(form, _fixed_values(array), _valid(array))
@@ -75,7 +85,7 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, form: ColumnForm) -> ColumnDat
         if values is not None:
             return ColumnData(form, values, _valid(array))
     elif form.kind == "bytes":
-        views = _views(array, form.width)
+        views = views_of_array(array, form.width)
         if views is not None:
             return ColumnData(form, views, _valid(array))
     return ColumnData(form, array)
@@ -124,12 +134,17 @@ def cut(column: ColumnData, start: int, stop: int) -> ColumnData:
 
 
 def compact(column: ColumnData) -> ColumnData:
-    """Return the same rows with the bytes they point to copied, so that the decoded data can be freed."""
+    """Return the same rows with the bytes they point to copied, so that the decoded data can be freed.
+
+    Those that point to little, as to a dictionary, are returned as they are.
+    """
     if not is_views(column):
         return column
     if isinstance(column.values, ViewLists):
         views = column.values.views.cast(pa.large_binary()).cast(pa.binary_view())
         return ColumnData(column.form, ViewLists(column.values.ends, views))
+    if point_to_little(column.values):
+        return column
     return ColumnData(column.form, column.values.cast(pa.large_binary()).cast(pa.binary_view()), column.valid)
 
 
@@ -178,15 +193,17 @@ def are_empty(column: ColumnData, rows: Bools) -> bool:
 
 
 def _ends(array: pa.Array) -> npt.NDArray[np.int64]:
-    lengths = np.frombuffer(array.buffers()[1], np.int32, len(array) * 4, array.offset * 16)[::4]
     ends = np.zeros(len(array) + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
+    np.cumsum(lengths_of_views(array), out=ends[1:])
     return ends
 
 
 def bytes_of_views(column: ColumnData) -> int:
     """Return how many bytes the rows of a column point to; 0 for a column that has no views."""
-    return int(ends_of_views(column)[-1]) if is_views(column) else 0
+    if not is_views(column):
+        return 0
+    views = column.values.views if isinstance(column.values, ViewLists) else column.values
+    return int(lengths_of_views(views).sum(dtype=np.int64))
 
 
 def pack_bytes(column: ColumnData, memory: BufferPool | None = None) -> PackedBytes:
@@ -201,7 +218,7 @@ def pack_bytes(column: ColumnData, memory: BufferPool | None = None) -> PackedBy
         ends = ends_of_views(column)
         if ends[-1] > NEAR:
             return PackedBytes(ends, _copied(column.values, ends, memory.borrow(int(ends[-1]))))
-    ends, data = _packed(column.values)
+    ends, data = packed_views(column.values)
     return PackedBytes(ends, data)
 
 
@@ -210,16 +227,9 @@ def _copied(views: pa.Array, ends: npt.NDArray[np.int64], into: npt.NDArray[np.u
     first = 0
     while first < len(views):
         past = max(first + 1, int(np.searchsorted(ends, ends[first] + NEAR, "right")) - 1)
-        np.copyto(into[ends[first] : ends[past]], _packed(views.slice(first, past - first))[1])
+        np.copyto(into[ends[first] : ends[past]], packed_views(views.slice(first, past - first))[1])
         first = past
     return into
-
-
-def _packed(views: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    array = views.cast(pa.large_binary())
-    _, ends, data = array.buffers()
-    found = np.zeros(1, np.int64) if ends is None else np.frombuffer(ends, np.int64, len(array) + 1)
-    return found, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8, int(found[-1]))
 
 
 def to_arrow(column: ColumnData) -> pa.Array:
@@ -255,9 +265,7 @@ def _take(values: Any, rows: npt.NDArray[np.int64]) -> Any:
         views = np.repeat(values.ends[rows] - ends[:-1], sizes) + np.arange(ends[-1])
         return ViewLists(ends, _take(values.views, views))
     if pa.types.is_binary_view(values.type):
-        _, views, *data = values.buffers()
-        pointers = np.frombuffer(views, "V16", len(values), values.offset * 16).take(rows, mode="clip")
-        return pa.Array.from_buffers(values.type, len(rows), [None, pa.py_buffer(pointers), *data])
+        return take_views(values, rows)
     return pc.take(values, pa.array(rows), boundscheck=False)
 
 
@@ -304,42 +312,6 @@ def _words(data: npt.NDArray[np.uint8], width: int) -> Bytes:
     if width in WORDS:
         return data.view(WORDS[width])
     return data.reshape(-1, width)
-
-
-def _views(array: pa.Array, width: int) -> pa.Array | None:
-    """Return the rows' bytes as binary views into the array's own data; None if an item is null."""
-    rows = len(array)
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        ends = array.offsets.to_numpy().astype(np.int64)
-        items = array.values
-        if items.slice(int(ends[0]), int(ends[-1] - ends[0])).null_count:
-            return None
-        ends = (ends + items.offset) * width
-        data = items.buffers()[1]
-    else:
-        large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
-        kind = np.int64 if large else np.int32
-        _, offsets, data = array.buffers()
-        if offsets is None or not rows:
-            return pa.array([], pa.binary_view())
-        if not large:
-            bare = pa.Array.from_buffers(pa.binary(), rows, [None, offsets, data], offset=array.offset)
-            return bare.cast(pa.binary_view())
-        ends = np.frombuffer(offsets, kind, rows + 1, array.offset * kind().itemsize)
-    if data is None:
-        data = pa.py_buffer(b"")
-    parts: list[pa.Array] = []
-    start = 0
-    while start < rows or not parts:  # usually once: a view's data ends at 2 GB
-        stop = int(np.searchsorted(ends, ends[start] + _MOST_BYTES, side="right")) - 1
-        stop = rows if stop >= rows else max(stop, start + 1)
-        base = int(ends[start])
-        part = data.slice(base, int(ends[stop]) - base)
-        near = (ends[start : stop + 1] - base).astype(np.int64)
-        bare = pa.Array.from_buffers(pa.large_binary(), stop - start, [None, pa.py_buffer(near), part])
-        parts.append(bare.cast(pa.binary_view()))
-        start = stop
-    return pa.concat_arrays(parts) if len(parts) > 1 else parts[0]
 
 
 def _valid(array: pa.Array) -> Bools | None:

@@ -22,6 +22,7 @@ from pqcache.parquet.pages.page_reader import Lists, Reader, has_nulls, log_deco
 from pqcache.parquet.pages.row_ranges import PagedFile
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.batch_layout import LONG
+from pqcache.reader.columns.coded_texts import are_coded
 from pqcache.reader.columns.column_data import ColumnData, as_rows, cut, from_arrow
 from pqcache.reader.columns.column_forms import ColumnForm, storage_type
 from pqcache.system.buffer_pool import Arena, BufferPool
@@ -96,6 +97,14 @@ class PageColumns:
             os.close(descriptor)
         return found, long
 
+    def coded_texts(self, file: pq.ParquetFile, file_number: int, path: Path, row_group: int) -> frozenset[str]:
+        """Return the columns of a row group whose texts are all, or nearly all, in a dictionary; see `decoded`."""
+        texts = [(form.name, leaf) for form, leaf in self._leaves_of(file, file_number, path) if _is_text(form)]
+        if not texts:
+            return frozenset()
+        metadata = file.metadata.row_group(row_group)
+        return frozenset(name for name, leaf in texts if are_coded(metadata.column(leaf.number)))
+
     def _column_of_piece(
         self,
         descriptor: int,
@@ -168,13 +177,16 @@ _PAGES = "its pages have an encoding, a codec or nulls that are not read here"
 
 def _is_faster(form: ColumnForm) -> bool:
     """Return whether a column may be read faster from its pages than by pyarrow."""
-    text = is_text(storage_type(form.type))
-    return bool(form.dense or text or _is_list(form) or (form.kind == "fixed" and form.width >= LONG))
+    return bool(form.dense or _is_text(form) or _is_list(form) or (form.kind == "fixed" and form.width >= LONG))
+
+
+def _is_text(form: ColumnForm) -> bool:
+    return bool(is_text(storage_type(form.type)))
 
 
 def _is_list(form: ColumnForm) -> bool:
     """Return whether a column has lists of any length with items of ``form.width`` bytes, which are stored as such."""
-    return form.kind != "fixed" and form.width > 0 and form.stored is None and not is_text(storage_type(form.type))
+    return form.kind != "fixed" and form.width > 0 and form.stored is None and not _is_text(form)
 
 
 def _are_long(form: ColumnForm, chunk: pq.ColumnChunkMetaData, rows: int) -> bool:

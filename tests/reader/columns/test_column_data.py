@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.reader.columns import column_data as columns_module
+from pqcache.reader.columns import row_views
 from pqcache.reader.columns.column_data import (
     ColumnData,
     bytes_of_views,
@@ -21,13 +22,14 @@ from pqcache.reader.columns.column_data import (
     to_arrow,
 )
 from pqcache.reader.columns.column_forms import form_of
+from pqcache.reader.columns.fill_nulls import fill_nulls
 from pqcache.system.buffer_pool import BufferPool
 from tests.examples import examples
 from tests.reader.reading import everything, plain
 
 
 def test_views_of_more_than_two_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns_module, "_MOST_BYTES", 100)
+    monkeypatch.setattr(row_views, "_MOST_BYTES", 100)
     for kind in (pa.large_string(), pa.large_binary()):
         array = pa.array(["x" * (i % 60) for i in range(50)], kind).slice(3)
         form = form_of(pa.field("c", kind))
@@ -60,6 +62,52 @@ def test_columns_gather_cut_and_join_like_arrow(data: st.DataObject) -> None:
     assert to_arrow(cut(take(column, rows), half, len(rows))).to_pylist() == expected[half:]
     joined = join([take(column, rows), column, cut(column, 0, 0)], form)
     assert to_arrow(joined).to_pylist() == expected + array.to_pylist()
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()], ids=str)
+@pytest.mark.parametrize("codes", [pa.int8(), pa.int32(), pa.uint16()], ids=str)
+def test_texts_in_a_dictionary_are_those_that_arrow_decodes(kind: pa.DataType, codes: pa.DataType) -> None:
+    words = pa.array(["", "b", "longer than a view holds", "d"]).cast(kind)
+    indices = pa.array([0, 3, None, 2, 2, None, 1, 0], codes)
+    form = form_of(pa.field("c", kind))
+    for rows in (slice(0, 8), slice(1, 7), slice(3, 4), slice(2, 3), slice(4, 4)):
+        array = pa.DictionaryArray.from_arrays(indices, words)[rows]
+        column = from_arrow(array, form)
+        assert to_arrow(column).to_pylist() == array.to_pylist()
+        filled = fill_nulls(column, b"in place of nulls", BufferPool())
+        expected = array.dictionary_decode().fill_null("in place of nulls").to_pylist()
+        assert (to_arrow(filled).to_pylist(), filled.valid) == (expected, None)
+
+
+def test_positions_beyond_a_dictionary_are_refused() -> None:
+    form = form_of(pa.field("c", pa.string()))
+    for codes in ([0, 2], [0, -1], [None, 3]):
+        array = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), ["a", "b"], safe=False)
+        with pytest.raises(pa.ArrowInvalid, match="a position beyond the end of its dictionary"):
+            from_arrow(array, form)
+
+
+def test_texts_are_copied_unless_they_are_in_a_small_dictionary() -> None:
+    form, words = form_of(pa.field("c", pa.string())), [f"word {i} of more than a view" for i in range(4)]
+    array = pa.array(words * 50)
+    for found, copied in ((array, True), (array.dictionary_encode(), False)):
+        some = take(from_arrow(found, form), np.arange(0, 200, 2))
+        kept = compact(some)
+        assert to_arrow(kept).equals(array.take(pa.array(range(0, 200, 2))))
+        assert (kept is not some) == copied
+
+
+def test_numbers_are_filled_in_memory_of_the_pool() -> None:
+    pool = BufferPool()
+    for kind, fill in ((pa.int8(), -1), (pa.uint16(), 9), (pa.float64(), 0.5), (pa.bool_(), True)):
+        array = pa.array([1, None, 0, None], pa.int64()).cast(kind)
+        form = form_of(pa.field("c", kind))
+        column = from_arrow(array, form)
+        number = np.array([fill], kind.to_pandas_dtype())
+        assert to_arrow(fill_nulls(column, number, pool)).equals(array.fill_null(fill)), "the first array is unchanged"
+        assert to_arrow(column).equals(array)
+        assert fill_nulls(from_arrow(array[:1], form), number, pool).valid is None
+    assert pool.size
 
 
 def _uuids() -> pa.Array:

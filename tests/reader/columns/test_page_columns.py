@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache import Pack
+from pqcache.reader import row_group_reader
 from pqcache.torch import ParquetDataset
 
 ROWS = 600
@@ -77,3 +78,65 @@ def test_short_or_empty_lists_are_decoded_by_pyarrow(
     assert found == dict(enumerate(rows))
     assert fast == (None if row else 0.0)  # of short lists nobody says that they could be read so
     assert ("nulls, or empty lists" in caplog.text) == (not row)
+
+
+TEXTS: dict[str, list[str | None]] = {
+    "category": [f"category {i % 7}" for i in range(ROWS)],
+    "nulls": [None if i % 3 else f"c{i % 5}" for i in range(ROWS)],
+    "unique": [f"text number {i}" for i in range(ROWS)],
+    "null": [None] * ROWS,
+}
+
+
+@pytest.fixture
+def read_as_codes(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The columns that were decoded as positions in their dictionaries."""
+    found: set[str] = set()
+    decoded = row_group_reader.decoded
+
+    def noted(*args: Any) -> pa.Table:
+        table = decoded(*args)
+        found.update(field.name for field in table.schema if pa.types.is_dictionary(field.type))
+        return table
+
+    monkeypatch.setattr(row_group_reader, "decoded", noted)
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"filters": "category <> 'category 1'"}], ids=str)
+@pytest.mark.parametrize("writer", [{}, {"use_dictionary": ["nulls"]}, {"data_page_version": "2.0"}], ids=str)
+def test_texts_are_decoded_as_positions_in_their_dictionary(
+    tmp_path: Path, options: dict[str, Any], writer: dict[str, Any], read_as_codes: set[str]
+) -> None:
+    """The rows are those of the table, with values in place of nulls, also where several row groups are mixed."""
+    table = pa.table({"id": np.arange(ROWS), **{name: pa.array(rows, pa.string()) for name, rows in TEXTS.items()}})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=250, **writer)
+    fill = {"nulls": "none at all, and longer", "null": ""}
+    dataset = ParquetDataset(tmp_path, batch_size=50, nulls=fill, seed=3, window=2, **options)
+    found = {}
+    for batch in dataset:
+        rows = zip(*(batch[name].to_list() for name in TEXTS), strict=True)
+        found.update(zip(batch["id"].tolist(), rows, strict=True))
+    expected = {i: tuple(TEXTS[n][i] or fill[n] for n in TEXTS) for i in range(ROWS)}
+    if "filters" in options:
+        expected = {i: rows for i, rows in expected.items() if i % 7 != 1}
+    assert found == expected
+    coded = {"nulls"} if "use_dictionary" in writer or "filters" in options else {"nulls", "category"}
+    assert read_as_codes - {"null"} == coded, "a condition looks at texts, and not at positions"
+
+
+def test_a_dictionary_that_is_given_up_half_way_is_read(tmp_path: Path, read_as_codes: set[str]) -> None:
+    """Though hardly any value is there, so that the column looks as if all of them were in the dictionary."""
+    words = [None if i % 40 else f"word {i} of a dictionary" for i in range(8000)]
+    pq.write_table(
+        pa.table({"id": np.arange(8000), "text": words}),
+        tmp_path / "a.parquet",
+        dictionary_pagesize_limit=600,
+        write_statistics=False,
+        write_batch_size=100,
+    )
+    found = {}
+    for batch in ParquetDataset(tmp_path, batch_size=100, nulls={"text": ""}):
+        found.update(zip(batch["id"].tolist(), batch["text"].to_list(), strict=True))
+    assert found == {i: word or "" for i, word in enumerate(words)}
+    assert read_as_codes == {"text"}
