@@ -518,7 +518,7 @@ def test_options_after_the_columns_are_named(shop: Path) -> None:
 
 def test_memory_too_small_is_advised(shop: Path) -> None:
     ds = ParquetDataset(shop, memory=1000)
-    with pytest.raises(UsageError, match="pqcache repartition"):
+    with pytest.raises(UsageError, match="read fewer columns, or give memory="):
         next(iter(ds))
 
 

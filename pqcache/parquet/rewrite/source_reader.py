@@ -188,7 +188,7 @@ def _kind_of(source: SourceFooter, schema: pa.Schema) -> _SourceKind:
     name = str(source.path)
     return _SourceKind(
         recast=dense_changes(source.schema, schema, name) if source.metadata.num_rows else {},
-        columns=np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)]),
+        columns=np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)], np.int64),
         least=sum(least_width(field.type) for field in source.schema),
     )
 
