@@ -17,7 +17,7 @@ from pqcache.errors import ParquetError, first_line, open_error
 from pqcache.parquet.misread_columns import check_read_right, doubtful_columns, may_be_doubtful
 from pqcache.parquet.pages.list_rows import RememberedRows
 from pqcache.reader.columns.coded_texts import BUFFER, decoded
-from pqcache.reader.columns.column_data import ColumnData, NotConstant, compact, cut, from_arrow, take
+from pqcache.reader.columns.column_data import ColumnData, NotConstant, compact, compact_piece, cut, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm, storage_type
 from pqcache.reader.columns.decoded_together import decoded_together
 from pqcache.reader.columns.fill_nulls import Fill, fill_nulls
@@ -151,6 +151,7 @@ class RowGroupReader:
                 for position in part:
                     form = self.forms[position]
                     column = found.pop(form.name, None) or self._column(path, table, form, number, *kept)
+                    column = column if self._pieces is None else compact_piece(column)
                     if use is None:
                         columns[position] = column
                     else:

@@ -135,3 +135,16 @@ def test_a_column_that_a_file_lacks_is_null_in_pieces(tmp_path: Path) -> None:
     rows = [row for batch in rows_of(loader_of(tmp_path).split(150)) for row in batch.to_pylist()]
     assert sorted(row["id"] for row in rows) == list(range(800))
     assert all(row["x"] == (row["id"] if row["id"] < 400 else None) for row in rows)
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_a_piece_does_not_keep_the_other_rows_of_its_pages(tmp_path: Path, dictionary: bool) -> None:
+    images = [bytes([i % 251]) * 5_000 for i in range(400)]  # two pages of 200 rows, read by pyarrow if coded
+    table = pa.table({"image": images, "tokens": [[i] * 40 for i in range(400)]})
+    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=dictionary, write_batch_size=200, data_page_size=1000)
+    loader = loader_of(tmp_path).split(100)
+    for piece in range(4):
+        for column in loader.load(piece, 0, 100):
+            assert len(column) == 100
+            held = sum(buffer.size for buffer in column.values.buffers() if buffer is not None)
+            assert held <= 1.25 * sum(map(len, table[column.form.name].to_pylist()[:100])) * column.form.width + 1_600

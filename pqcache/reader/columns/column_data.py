@@ -37,6 +37,7 @@ Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8
 
 NEAR = 1 << 20  # bytes that fit into the cache of a processor
+_MORE = 1.25  # times the bytes of a piece, that it may keep in memory
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -146,6 +147,15 @@ def compact(column: ColumnData) -> ColumnData:
     if point_to_little(column.values):
         return column
     return ColumnData(column.form, column.values.cast(pa.large_binary()).cast(pa.binary_view()), column.valid)
+
+
+def compact_piece(column: ColumnData) -> ColumnData:
+    """Return the rows of a piece, compact where the pages that they point into hold much more than they do."""
+    if not is_views(column):
+        return column
+    views = column.values.views if isinstance(column.values, ViewLists) else column.values
+    held = sum(data.size for data in views.buffers()[2:])
+    return compact(column) if held > _MORE * bytes_of_views(column) else column
 
 
 def join(columns: Sequence[ColumnData], form: ColumnForm) -> ColumnData:
