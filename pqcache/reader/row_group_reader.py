@@ -102,8 +102,7 @@ class RowGroupReader:
         page_rows = page_rows or remembered_rows(data, forms)
         self._pieces = PieceReader(piece_rows, self._pages, self._memory, page_rows) if piece_rows else None
         self.meter: Meter = NO_METER
-        self.fill: Mapping[str, Fill] = {}
-        """What is put in place of nulls, by column."""
+        self.fill: Mapping[str, Fill] = {}  # what is put in place of nulls, by column
 
     def path(self, number: int) -> Path:
         """Return the file of a row group."""
