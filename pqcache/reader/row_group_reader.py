@@ -137,7 +137,7 @@ class RowGroupReader:
             wanted = [name for name in wanted if name not in found]
             for name in [name for name in found if self._path_value(number, name) is not None]:
                 found.pop(name)
-            coded = self._pages.coded_texts(file, int(self.file[number]), path, row_group)
+            coded = () if self._pieces else self._pages.coded_texts(file, group.file_number, path, row_group)
             one_by_one = use is not None and self._pieces is None
             for part in decoded_together(self.forms, wanted, rows) if one_by_one else [range(len(columns))]:
                 now = [names[position] for position in part if names[position] in wanted]

@@ -24,6 +24,7 @@ from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.column_forms import ColumnForm, fixed_width, storage_type
 from pqcache.reader.columns.row_bytes import PackedBytes, ViewEnds, ViewLists
 from pqcache.reader.columns.row_views import (
+    bytes_pointed_into,
     lengths_of_views,
     packed_views,
     point_to_little,
@@ -153,9 +154,7 @@ def compact_piece(column: ColumnData) -> ColumnData:
     """Return the rows of a piece, compact where the pages that they point into hold much more than they do."""
     if not is_views(column):
         return column
-    views = column.values.views if isinstance(column.values, ViewLists) else column.values
-    held = sum(data.size for data in views.buffers()[2:])
-    return compact(column) if held > _MORE * bytes_of_views(column) else column
+    return compact(column) if bytes_pointed_into(_views_of(column)) > _MORE * bytes_of_views(column) else column
 
 
 def join(columns: Sequence[ColumnData], form: ColumnForm) -> ColumnData:
@@ -190,9 +189,12 @@ def is_views(column: ColumnData) -> bool:
 
 def ends_of_views(column: ColumnData) -> npt.NDArray[np.int64]:
     """Return where the rows of a column of views end if they lie end to end, after a 0 for where the first begins."""
-    if isinstance(column.values, ViewLists):
-        return _ends(column.values.views)[column.values.ends]
-    return _ends(column.values)
+    ends = _ends(_views_of(column))
+    return ends[column.values.ends] if isinstance(column.values, ViewLists) else ends
+
+
+def _views_of(column: ColumnData) -> pa.Array:
+    return column.values.views if isinstance(column.values, ViewLists) else column.values
 
 
 def are_empty(column: ColumnData, rows: Bools) -> bool:
@@ -210,10 +212,7 @@ def _ends(array: pa.Array) -> npt.NDArray[np.int64]:
 
 def bytes_of_views(column: ColumnData) -> int:
     """Return how many bytes the rows of a column point to; 0 for a column that has no views."""
-    if not is_views(column):
-        return 0
-    views = column.values.views if isinstance(column.values, ViewLists) else column.values
-    return int(lengths_of_views(views).sum(dtype=np.int64))
+    return int(lengths_of_views(_views_of(column)).sum(dtype=np.int64)) if is_views(column) else 0
 
 
 def pack_bytes(column: ColumnData, memory: BufferPool | None = None) -> PackedBytes:

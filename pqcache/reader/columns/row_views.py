@@ -78,7 +78,12 @@ def lengths_of_views(array: pa.Array) -> npt.NDArray[np.int32]:
 
 def point_to_little(views: pa.Array) -> bool:
     """Return whether the data that views point into is no larger than they are."""
-    return bool(sum(data.size for data in views.buffers()[2:]) <= _VIEW * len(views))
+    return bytes_pointed_into(views) <= _VIEW * len(views)
+
+
+def bytes_pointed_into(views: pa.Array) -> int:
+    """Return the bytes of the data that views keep in memory, whether a row has them or none."""
+    return int(sum(data.size for data in views.buffers()[2:]))
 
 
 def packed_views(views: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
