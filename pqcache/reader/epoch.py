@@ -86,6 +86,7 @@ def _read(
             batches=memory,
             threads=threads,
             ahead=ahead,
+            row_group_bytes=budget.row_group_bytes,
             keep_decoded=budget.keep_decoded,
             arenas=arenas,
             arrivals=arrivals,

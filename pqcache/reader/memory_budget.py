@@ -56,12 +56,13 @@ class DecodeBudget(NamedTuple):
 
     With ``keep_decoded`` long rows remain where they were decoded until the last row of their row group is used, which
     saves copying them into buckets. ``arena_slots`` is how many row groups of the largest size fit into memory then;
-    0 if not all that are needed.
+    0 if not all that are needed. ``row_group_bytes`` are what one has on average; 0 where that is not known.
     """
 
     threads: int
     keep_decoded: bool = False
     arena_slots: int = 0
+    row_group_bytes: int = 0
 
 
 def even(number: int) -> float:
@@ -311,4 +312,4 @@ def decode_budget(
         log.debug("long rows are copied into buckets: decoded row groups do not fit into %s", format_size(memory))
     elif not slots:
         log.debug("long rows are gathered bucket by bucket: an arena does not fit into %s", format_size(memory))
-    return DecodeBudget(used, keep, slots)
+    return DecodeBudget(used, keep, slots, int(sizes.selected.mean()))

@@ -222,7 +222,7 @@ def pack_bytes(column: ColumnData, memory: BufferPool | None = None) -> PackedBy
     if isinstance(column.values, ViewLists):
         parts = pack_bytes(ColumnData(column.form, column.values.views), memory)
         ends = column.values.ends
-        return PackedBytes(parts.ends[ends], parts.data, ViewEnds(ends, parts.ends))
+        return PackedBytes(parts.ends[ends], parts.data, ViewEnds(rows=ends, ends=parts.ends))
     if memory is not None:
         ends = ends_of_views(column)
         if ends[-1] > NEAR:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 
-class ViewEnds(NamedTuple):
-    """Where the views of packed `ViewLists` end, in bytes: row i has views ``rows[i]`` to ``rows[i + 1]``."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ViewEnds:
+    """Where the views of packed `ViewLists` end, in bytes: row i has views ``rows[i]`` to ``rows[i + 1]``.
+
+    Those that were cut have their first row at ``first`` of ``whole``. ``made`` is for what is made of all of them
+    once, by name.
+    """
 
     rows: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
+    first: int = 0
+    whole: ViewEnds | None = None
+    made: dict[str, Any] = field(default_factory=dict)
 
     def cut(self, start: int, stop: int) -> ViewEnds:
         """Return those of a range of rows."""
         rows = self.rows[start : stop + 1]
         ends = self.ends[rows[0] : rows[-1] + 1]
-        return ViewEnds(rows - rows[0], ends - ends[0])
+        return ViewEnds(rows=rows - rows[0], ends=ends - ends[0], first=self.first + start, whole=self.whole or self)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,14 @@ from pqcache.reader.columns.column_data import (
     pack_bytes,
 )
 from pqcache.reader.columns.column_forms import ColumnForm, number_dtype, storage_type
-from pqcache.reader.columns.row_bytes import ViewEnds, ViewLists
+from pqcache.reader.columns.row_bytes import ViewLists
 from pqcache.reader.order.epoch_order import Ints
+from pqcache.reader.packing.document_ids import ids_of
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows, Pieces
 from pqcache.reader.packing.piece_views import array_of, view_buffers, view_words
 from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.system.buffer_pool import BufferPool
-
-_CU_SEQLENS = ColumnForm(name="cu_seqlens", type=pa.int32(), kind="fixed", width=4)
 
 
 def item_type(kind: pa.DataType) -> np.dtype[Any] | None:
@@ -160,7 +159,9 @@ def sequences_of(pack: Pack, columns: Sequence[ColumnData], rows: int, memory: B
         NumberColumns(*_as_numbers(column.form, rows_of.data, rows, pack.length))
         for column, rows_of in zip(columns, packed, strict=True)
     ]
-    return found + _ids_of(pack, packed[0].views, columns[0].form.width, rows, memory) if pack.ids else found
+    if pack.ids and packed[0].views is not None:
+        found += ids_of(pack, packed[0].views, columns[0].form.width, rows, memory)
+    return found
 
 
 def _as_numbers(
@@ -174,41 +175,3 @@ def _as_numbers(
 def _sequence_form(form: ColumnForm, length: int) -> tuple[ColumnForm, np.dtype[Any]]:
     """Return the form of packed sequences in a batch, which are rows of fixed width, and the dtype of their items."""
     return replace(form, kind="fixed", width=form.width * length, dense=length), number_dtype(form.type, True)
-
-
-def _ids_of(pack: Pack, views: ViewEnds | None, width: int, rows: int, memory: BufferPool) -> list[NumberColumns]:
-    """Return what tells the documents of ``rows`` sequences apart: ``views`` are their pieces, and their padding."""
-    assert views is not None
-    ends = (views.ends // width).astype(np.int32)  # after a 0
-    tokens = ends[1:] - ends[:-1]  # none where no padding is
-    found = []
-    names = [name for name in ("document_ids", "position_ids") if name in pack.ids]
-    if names:
-        size = rows * pack.length
-        places = memory.borrow(4 * len(names) * size).view(np.int32).reshape(len(names), size)
-        if "document_ids" in names:
-            first, last = views.rows[:-1], views.rows[1:] - 1
-            numbers = np.arange(1, len(tokens) + 1, dtype=np.int32)
-            numbers -= np.repeat(first.astype(np.int32), last - first + 1)
-            numbers[last] = 0  # padding
-            np.copyto(places[0], np.repeat(numbers, tokens))
-        if "position_ids" in names:
-            np.subtract(_counted(size), np.repeat(ends[:-1], tokens), out=places[-1])
-        forms = {name: _ids_form(name, pack.length) for name in names}
-        found.append(NumberColumns(forms, places.reshape(len(names), rows, pack.length)))
-    if "cu_seqlens" in pack.ids:
-        begun = np.flatnonzero(tokens)
-        bounds = np.zeros(len(begun) + 1, np.int32)
-        ends[1:].take(begun, out=bounds[1:], mode="clip")
-        found.append(NumberColumns({"cu_seqlens": _CU_SEQLENS}, bounds[None]))
-    return found
-
-
-@cache
-def _ids_form(name: str, length: int) -> ColumnForm:
-    return ColumnForm(name=name, type=pa.list_(pa.int32()), kind="fixed", width=4 * length, dense=length)
-
-
-@lru_cache(maxsize=4)
-def _counted(count: int) -> npt.NDArray[np.int32]:
-    return np.arange(count, dtype=np.int32)

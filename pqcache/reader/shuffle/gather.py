@@ -27,8 +27,6 @@ from pqcache.reader.order.epoch_order import Ints, Lane
 from pqcache.reader.shuffle.scatter import Bucket, Buckets, ReadContext, arena_rows, bucket_column
 from pqcache.system.buffer_pool import BufferPool
 
-_PACKED = 8 << 20  # bytes of a column, about, that are packed by one call
-
 
 class BatchBuilder:
     """A batch in the making: fixed-width columns are written to their places, the rest is joined at the end.
@@ -134,17 +132,17 @@ def _packed_together(
 ) -> Iterator[tuple[int, ColumnData, Sequence[BatchRows]]]:
     """Yield (first row, rows, their places): views are packed for several complete batches by one call.
 
-    Large ones are packed one by one into ``shared`` memory, if there is any: each is free again when its batch is.
+    Large ones are packed one by one, into ``shared`` memory if there is any: each is free again when its batch is.
     """
     if not is_views(column):
         yield 0, column, places
         return
-    most, ends = _PACKED if shared is None else NEAR, ends_of_views(column)
+    ends = ends_of_views(column)
     left = deque(places)
     while left:
         some = [left.popleft()]
         first, complete = some[0].start, some[0].complete
-        while complete and left and left[0].complete and ends[left[0].stop] - ends[first] <= most:
+        while complete and left and left[0].complete and ends[left[0].stop] - ends[first] <= NEAR:
             some.append(left.popleft())
         rows = cut(column, first, some[-1].stop)
         yield first, ColumnData(column.form, pack_bytes(rows, shared), rows.valid) if complete else rows, some

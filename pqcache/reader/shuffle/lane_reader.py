@@ -26,13 +26,14 @@ _TOGETHER = 1 << 20  # bytes of blocks that are gathered at once, which a proces
 
 
 def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
-    """Return how many blocks of a step are gathered at once: several where batches are small, as each call takes time.
-
-    Rows of no fixed width may be of any length, so their blocks are gathered one by one.
-    """
-    if not lane.blocks or any(form.kind != "fixed" for form in context.forms):
+    """Return how many blocks of a step are gathered at once: several where they are small, as each call takes time."""
+    if not lane.blocks:
         return 1
-    return max(1, _TOGETHER // max(1, context.layout.bytes(-(-lane.rows // lane.blocks))))
+    if all(form.kind == "fixed" for form in context.forms):
+        size = context.layout.bytes(-(-lane.rows // lane.blocks))
+    else:
+        size = context.row_group_bytes * len(lane.row_groups) // lane.blocks or _TOGETHER
+    return -(-_TOGETHER // max(1, size))
 
 
 class LaneReader(Generic[Done]):

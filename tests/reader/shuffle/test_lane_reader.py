@@ -176,13 +176,13 @@ def test_columns_that_are_not_read_from_their_pages_are_logged(
     assert any("'x' is read by pyarrow" in message for message in caplog.messages)
 
 
+@pytest.mark.parametrize("row_group_bytes", [0, 2000])  # gathered block by block, and many at once
 @pytest.mark.parametrize("in_worker", [False, True])
 @pytest.mark.parametrize("near", [1, 300, 1 << 20])
 @pytest.mark.parametrize("batch_size", [3, 20, 250])
 def test_strings_are_packed_alike_for_one_batch_or_many_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_worker: bool, near: int, batch_size: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_worker: bool, near: int, batch_size: int, row_group_bytes: int
 ) -> None:
-    monkeypatch.setattr(gather_module, "_PACKED", near)
     monkeypatch.setattr(gather_module, "NEAR", near)
     monkeypatch.setattr(columns_module, "NEAR", near)
     texts = [bytes([i % 256]) * (i % 30) for i in range(1000)]
@@ -191,8 +191,8 @@ def test_strings_are_packed_alike_for_one_batch_or_many_at_once(
     order = Order(counts=loader.plan.counts, batch_size=batch_size, window=3)
     total = order.batches()
     into = BufferPool() if in_worker else None
-    seen = []
-    for index, batch in epoch_batches(loader, order, range(total), total, DecodeBudget(1), into):
+    budget, seen = DecodeBudget(1, row_group_bytes=row_group_bytes), []
+    for index, batch in epoch_batches(loader, order, range(total), total, budget, into):
         row_groups, rows = order.batch(index)
         ids = (row_groups * 100 + rows).tolist()
         columns = batch.columns()
