@@ -30,7 +30,7 @@ SIZES = (  # that decide about calls, in bytes: with fewer rows they are as much
     (decoded_together, "_TOGETHER"),
     (lane_reader, "_TOGETHER"),
     (scatter, "_SMALL"),
-    (gather, "_PACKED"),
+    (gather, "NEAR"),
 )
 LEAST = {module.__name__ + name: getattr(module, name) for module, name in SIZES}
 
