@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.parquet.decoded_size import StoredRowGroup, most_decoded_bytes
-from pqcache.reader.columns.batch_layout import LONG, FinishedBatch, GatheredBatch, NumberColumns
-from pqcache.reader.columns.column_data import ColumnData, as_typed, from_arrow, take
+from pqcache.reader.columns.batch_layout import LONG, FinishedBatch, GatheredBatch, GatheredBatches, NumberColumns
+from pqcache.reader.columns.column_data import ColumnData, as_typed, cut, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm, form_of
 from pqcache.reader.memory_budget import MostDecoded, PiecesOf, RowGroupSizes, check_decoded
 from pqcache.reader.meter import NO_METER, Meter
@@ -257,11 +257,28 @@ class RowGroupLoader:
             forms = tuple(form for column in self.sequence_columns for form in column.forms)
         return (*forms, _FILE) if self.plan.partitions or not forms else forms
 
-    def finish(self, memory: BufferPool, batch: GatheredBatch) -> FinishedBatch:
-        """Return a batch's columns, partition columns among them; new values are written to ``memory``.
+    def finish(self, memory: BufferPool, batches: GatheredBatches) -> list[FinishedBatch]:
+        """Return the columns of batches, partition columns among them; new values are written to ``memory``.
 
         Sequences come as their rows, one sequence after the other.
         """
+        if self.plan.packs is not None or self.sequence_columns or self.plan.partitions:
+            return [self._finish(memory, batch) for batch in batches.one_by_one()]
+        whole = GatheredBatch(sum(batches.sizes), batches.layout, batches.arrays, batches.columns[0])
+        numbers, others = self._numbers_of(whole)
+        placed = [whole.column(position, self.forms[position]) for position in others - whole.columns.keys()]
+        found: list[FinishedBatch] = []
+        start = 0
+        for size, columns in zip(batches.sizes, batches.columns, strict=True):
+            stop = start + size
+            of_batch = [NumberColumns(forms, values[:, start:stop]) for forms, values in numbers]
+            rest = (*columns.values(), *(cut(column, start, stop) for column in placed))
+            named = {each.form.name: as_typed(each, memory) for each in rest if each.form is not _FILE}
+            found.append(FinishedBatch(size, of_batch, named))
+            start = stop
+        return found
+
+    def _finish(self, memory: BufferPool, batch: GatheredBatch) -> FinishedBatch:
         packs = self.plan.packs
         if isinstance(packs, PackedRows):
             packed = [batch.column(position, form) for position, form in enumerate(self.forms)]
@@ -269,7 +286,8 @@ class RowGroupLoader:
         numbers: list[NumberColumns] = []
         split = self.sequence_columns if packs is None else self.grouped_columns
         if not split:
-            numbers, found = self._rows_of(batch)
+            numbers, others = self._numbers_of(batch)
+            found = {self.forms[position].name: batch.column(position, self.forms[position]) for position in others}
         else:
             columns = (batch.column(position, form) for position, form in enumerate(self.forms))
             found = {column.form.name: column.rows(columns) for column in split}
@@ -279,8 +297,8 @@ class RowGroupLoader:
         found.pop(_FILE.name, None)
         return FinishedBatch(batch.rows, numbers, {name: as_typed(column, memory) for name, column in found.items()})
 
-    def _rows_of(self, batch: GatheredBatch) -> tuple[list[NumberColumns], dict[str, ColumnData]]:
-        """Return plain numbers by group, and all other columns by name."""
+    def _numbers_of(self, batch: GatheredBatch) -> tuple[list[NumberColumns], set[int]]:
+        """Return plain numbers by group, and the positions of all other columns."""
         forms, numbers = self.forms, []
         others = set(range(len(forms)))
         for group, array in zip(batch.layout.groups, batch.arrays, strict=True):
@@ -291,7 +309,7 @@ class RowGroupLoader:
             length = forms[group.positions[0]].dense
             shape = (len(together), batch.rows, length) if length else (len(together), batch.rows)
             numbers.append(NumberColumns(together, array.view(group.dtype).reshape(shape)))
-        return numbers, {forms[position].name: batch.column(position, forms[position]) for position in others}
+        return numbers, others
 
     def _partition_columns(self, files: npt.NDArray[Any]) -> dict[str, ColumnData]:
         plan, found = self.plan, {}

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
-from pqcache.reader.columns.batch_layout import BatchLayout, GatheredBatch
+from pqcache.reader.columns.batch_layout import BatchLayout, GatheredBatches
 from pqcache.reader.columns.column_data import cut, join
 from pqcache.reader.columns.column_forms import ColumnForm
 from pqcache.reader.meter import GATHER
@@ -53,7 +53,7 @@ def in_file_order(
             parts = [[cut(column, low, high) for column in loaded.pop(group)] for group, low, high in runs]
             rows = sum(high - low for _, low, high in runs)
             columns = dict(enumerate(_joined(parts, context.forms)))
-            finished = context.finish(GatheredBatch(rows, BatchLayout(()), [], columns))
+            (finished,) = context.finish(GatheredBatches((rows,), BatchLayout(()), [], [columns]))
         for row_group, _, _ in runs:
             needed[row_group] -= 1
             if not needed[row_group]:

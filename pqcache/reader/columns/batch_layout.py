@@ -5,7 +5,7 @@ A dataset may have many columns of numbers; a call for each of them in each batc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -109,6 +109,27 @@ class GatheredBatch:
             found = self.placed(position, form)
         assert found is not None
         return found
+
+
+@dataclass(frozen=True)
+class GatheredBatches:
+    """Batches of ``sizes`` rows, gathered one behind the other: the layout's arrays, over all of their rows.
+
+    ``columns`` are those of each batch that are not in them or had nulls. All batches have the same ones.
+    """
+
+    sizes: Sequence[int]
+    layout: BatchLayout
+    arrays: list[Bytes]
+    columns: list[dict[int, ColumnData]]
+
+    def one_by_one(self) -> Iterator[GatheredBatch]:
+        """Yield each batch; its arrays are parts of those of all."""
+        start = 0
+        for size, columns in zip(self.sizes, self.columns, strict=True):
+            stop = start + size
+            yield GatheredBatch(size, self.layout, [array[:, start:stop] for array in self.arrays], columns)
+            start = stop
 
 
 class NumberColumns(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pqcache.reader.columns.batch_layout import BatchLayout, GatheredBatch
+from pqcache.reader.columns.batch_layout import BatchLayout, GatheredBatches
 from pqcache.reader.columns.column_data import (
     NEAR,
     Bytes,
@@ -29,13 +29,15 @@ from pqcache.system.buffer_pool import BufferPool
 
 
 class BatchBuilder:
-    """A batch in the making: fixed-width columns are written to their places, the rest is joined at the end.
+    """Batches in the making: fixed-width columns are written to their places, the rest is joined at the end.
 
-    Where one stretch of blocks has all of its rows (``complete``), the places are part of that stretch's memory.
+    Those of which one stretch of blocks has all rows are ``complete``, and made together; their places are part of that
+    stretch's memory. Another one is made alone. ``sizes`` are the rows of each.
     """
 
-    def __init__(self, context: ReadContext[Any], rows: int, complete: bool) -> None:
-        self.rows = rows
+    def __init__(self, context: ReadContext[Any], sizes: Sequence[int], complete: bool) -> None:
+        self.sizes, self.complete = sizes, complete
+        self.rows = rows = sum(sizes)
         self.arrays: list[Bytes] = []
         if not complete:
             self.arrays = context.layout.arrays(context.batches.borrow(context.layout.bytes(rows)), rows)
@@ -54,16 +56,20 @@ class BatchBuilder:
             self._missing -= rows
             return self._missing == 0
 
-    def build(self, context: ReadContext[Any]) -> GatheredBatch:
-        """Return the batch, whose rows are all there."""
-        found = GatheredBatch(self.rows, context.layout, self.arrays, {})
+    def build(self, context: ReadContext[Any]) -> GatheredBatches:
+        """Return the batches, whose rows are all there."""
+        columns: list[dict[int, ColumnData]] = [{} for _ in self.sizes]
         for position, parts in self._parts.items():
-            form = context.forms[position]
-            column = self._joined(parts, found.placed(position, form), form)
-            found.columns[position] = (
+            if self.complete:
+                for of_batch, (_, part) in zip(columns, sorted(parts.items()), strict=True):
+                    of_batch[position] = part
+                continue
+            form, values = context.forms[position], context.layout.values(self.arrays, position)
+            column = self._joined(parts, None if values is None else ColumnData(form, values), form)
+            columns[0][position] = (
                 ColumnData(form, pack_bytes(column, context.shared), column.valid) if is_views(column) else column
             )
-        return found
+        return GatheredBatches(self.sizes, context.layout, self.arrays, columns)
 
     def _joined(self, parts: dict[int, ColumnData], placed: ColumnData | None, form: ColumnForm) -> ColumnData:
         """Join the parts of a column; rows that no part has are in their place (no nulls among them)."""
@@ -79,23 +85,29 @@ class BatchBuilder:
 
 
 class BatchRows(NamedTuple):
-    """Rows ``start <= row < stop`` of a stretch of blocks, which go to a batch from its row ``first_row`` on."""
+    """Rows ``start <= row < stop`` of a stretch of blocks, which go to ``batches`` from their row ``first_row`` on."""
 
-    batch: BatchBuilder
+    batches: BatchBuilder
     first_row: int
     start: int
     stop: int
 
-    @property
-    def complete(self) -> bool:
-        """Whether these are all rows of the batch."""
-        return self.stop - self.start == self.batch.rows
+    def one_by_one(self) -> Iterator[BatchRows]:
+        """Yield the rows of each batch; of one that is not complete, those that are here."""
+        if not self.batches.complete:
+            yield self
+            return
+        first = 0
+        for size in self.batches.sizes:
+            start = self.start + first
+            yield BatchRows(self.batches, first, start, start + size)
+            first += size
 
 
 def gather(
     context: ReadContext[Any], lane: Lane, blocks: range, scattered: dict[int, Buckets], places: Sequence[BatchRows]
 ) -> list[BatchBuilder]:
-    """Put the rows of consecutive blocks into their batches; return the batches that have all of their rows now.
+    """Put the rows of consecutive blocks into their batches; return those that have all of their rows now.
 
     ``scattered`` are the buckets of the lane's spans that the blocks mix; those that are gathered become None.
     """
@@ -114,17 +126,19 @@ def gather(
         orders.append(lane.block_order(block, rows - begin) + begin)
     order = np.concatenate(orders) if len(orders) > 1 else orders[0]
     _gather_fixed(context, buckets, order, places)
-    for position in sorted({position for chunk, _, _ in buckets for position in chunk.columns}):
+    positions = sorted({position for chunk, _, _ in buckets for position in chunk.columns})
+    of_batches = [rows for place in places for rows in place.one_by_one()] if positions else []
+    for position in positions:
         parts = [bucket_column(context, bucket, position) for bucket in buckets]
         column = take(join(parts, context.forms[position]), order)
-        for first, part, of_part in _packed_together(column, places, context.shared):
+        for first, part, of_part in _packed_together(column, of_batches, context.shared):
             if context.low_memory:  # a batch that goes on in the next block would keep all of this one
                 part = compact(part)
-            for batch, first_row, start, stop in of_part:
-                batch.add(position, first_row, cut(part, start - first, stop - first))
+            for batches, first_row, start, stop in of_part:
+                batches.add(position, first_row, cut(part, start - first, stop - first))
     for chunk, _, _ in buckets:
         chunk.release_bucket(context.memory)
-    return [batch for batch, _, start, stop in places if batch.filled(stop - start)]
+    return [batches for batches, _, start, stop in places if batches.filled(stop - start)]
 
 
 def _packed_together(
@@ -141,8 +155,8 @@ def _packed_together(
     left = deque(places)
     while left:
         some = [left.popleft()]
-        first, complete = some[0].start, some[0].complete
-        while complete and left and left[0].complete and ends[left[0].stop] - ends[first] <= NEAR:
+        first, complete = some[0].start, some[0].batches.complete
+        while complete and left and left[0].batches.complete and ends[left[0].stop] - ends[first] <= NEAR:
             some.append(left.popleft())
         rows = cut(column, first, some[-1].stop)
         yield first, ColumnData(column.form, pack_bytes(rows, shared), rows.valid) if complete else rows, some
@@ -169,11 +183,11 @@ def _gather_fixed(
     for group, array in zip(layout.groups[len(short) :], arrays[len(short) :], strict=True):
         for position, place in zip(group.positions, array, strict=True):
             _gather_long(context, buckets, order, position, place)
-    for batch, first_row, start, stop in places:
-        if not batch.arrays:
-            batch.arrays = [array[:, start:stop] for array in arrays]
+    for batches, first_row, start, stop in places:
+        if batches.complete:
+            batches.arrays = [array[:, start:stop] for array in arrays]
             continue
-        for place, array in zip(batch.arrays, arrays, strict=True):
+        for place, array in zip(batches.arrays, arrays, strict=True):
             place[:, first_row : first_row + stop - start] = array[:, start:stop]
 
 

@@ -50,10 +50,12 @@ class LaneReader(Generic[Done]):
         self._row = first  # next row to assign to a batch
         self._span = lane.spans(self._block).start if self._block < lane.blocks else 0  # next span to scatter
         self._scattered: dict[int, Future[Buckets]] = {}
-        self._open: tuple[BatchBuilder, Future[Done], int] | None = None  # a batch that goes on in the next block
-        self._coming: deque[Future[Done]] = deque()
+        self._rows_before = self._lane.rows_before(self._block)  # of the lane
+        self._open: tuple[BatchBuilder, Future[list[Done]], int] | None = None  # a batch that goes on in the next block
+        self._coming: deque[tuple[Future[list[Done]], int]] = deque()  # batches that are made together, and how many
+        self._made: deque[Done] = deque()  # those of them that come next
         self._used = 0  # stretches
-        self._begun: deque[int] = deque()  # batches that begin in each stretch of blocks on its way, and are not used
+        self._begun: deque[int] = deque()  # jobs of ``_coming`` that begin in each stretch on its way, and are not used
         self._submit_stretch()  # other lanes begin before this one reads further ahead
 
     def __iter__(self) -> LaneReader[Done]:
@@ -61,18 +63,27 @@ class LaneReader(Generic[Done]):
 
     def __next__(self) -> Done:
         """Return the next rows, finished."""
-        self._top_up()
-        if not self._coming:
-            raise StopIteration
-        found = self._context.result(self._coming.popleft())
-        self._begun[0] -= 1
-        while self._begun and self._begun[0] <= 0:
-            self._begun.popleft()
-            if self._used % _NOTED == 0 and self._context.shared is None:  # of a worker those count that it has sent
-                self._context.meter.note_ready(sum(future.done() for future in self._coming))
-            self._used += 1
+        if not self._made:
             self._top_up()
+            if not self._coming:
+                raise StopIteration
+            future, _ = self._coming.popleft()
+            made: list[Done] = self._context.result(future)
+            self._made.extend(made)
+        found = self._made.popleft()
+        if not self._made:
+            self._begun[0] -= 1
+            while self._begun and self._begun[0] <= 0:
+                self._end_stretch()
         return found
+
+    def _end_stretch(self) -> None:
+        """Note that the batches of a stretch are used."""
+        self._begun.popleft()
+        if self._used % _NOTED == 0 and self._context.shared is None:  # of a worker those count that it has sent
+            self._context.meter.note_ready(sum(count for future, count in self._coming if future.done()))
+        self._used += 1
+        self._top_up()
 
     def _top_up(self) -> None:
         """Keep some stretches of blocks coming, and ``ahead`` row groups beyond them."""
@@ -90,11 +101,13 @@ class LaneReader(Generic[Done]):
         first = self._block
         step = lane.blocks_per_step
         last = min(first + self._together, (first // step + 1) * step, lane.blocks)
-        while last < lane.blocks and lane.rows_before(last) < self._row + self._batch_size:
+        before, self._rows_before = self._rows_before, lane.rows_before(last)
+        while last < lane.blocks and self._rows_before < self._row + self._batch_size:
             last += 1  # tiny row groups: a batch takes many blocks
+            self._rows_before = lane.rows_before(last)
         spans = range(lane.spans(first).start, lane.spans(last - 1).stop)
         self._scatter_until(spans.stop)
-        places, results, begun = self._assign_rows(lane.rows_before(first), lane.rows_before(last))
+        places, results, begun = self._assign_rows(before, self._rows_before)
         scattered = {span: self._scattered[span] for span in spans}
         self._gather_when_scattered(range(first, last), scattered, places, results)
         self._begun.append(begun)
@@ -103,28 +116,35 @@ class LaneReader(Generic[Done]):
             if lane.first_block(span) + lane.bucket_count(span) <= last:
                 del self._scattered[span]
 
-    def _assign_rows(self, before: int, end: int) -> tuple[list[BatchRows], dict[int, Future[Done]], int]:
-        """Return which of rows ``before`` to ``end`` of the lane go to which batch, and how many batches begin there.
+    def _assign_rows(self, before: int, end: int) -> tuple[list[BatchRows], dict[int, Future[list[Done]]], int]:
+        """Return which of rows ``before`` to ``end`` of the lane go to which batches, and how many futures begin there.
 
         In between are the batches' futures, by the builder's id.
         """
         places: list[BatchRows] = []
-        results: dict[int, Future[Done]] = {}
+        results: dict[int, Future[list[Done]]] = {}
         begun = 0
         while self._row < end:
             if self._open is None:
-                rows = min(self._batch_size, self._lane.rows - self._row)
-                batch = BatchBuilder(self._context, rows, complete=rows <= end - self._row)
-                self._open = batch, Future(), 0
-                self._coming.append(self._open[1])
+                sizes, complete = self._sizes_until(end)
+                self._open = BatchBuilder(self._context, sizes, complete), Future(), 0
+                self._coming.append((self._open[1], len(sizes)))
                 begun += 1
-            batch, future, filled = self._open
-            count = min(batch.rows - filled, end - self._row)
-            places.append(BatchRows(batch, filled, self._row - before, self._row - before + count))
-            results[id(batch)] = future
+            batches, future, filled = self._open
+            count = min(batches.rows - filled, end - self._row)
+            places.append(BatchRows(batches, filled, self._row - before, self._row - before + count))
+            results[id(batches)] = future
             self._row += count
-            self._open = (batch, future, filled + count) if filled + count < batch.rows else None
+            self._open = (batches, future, filled + count) if filled + count < batches.rows else None
         return places, results, begun
+
+    def _sizes_until(self, end: int) -> tuple[list[int], bool]:
+        """Return the rows of the next batches that end by row ``end``, and True; or those of one that does not."""
+        size, rows, of_lane = self._batch_size, end - self._row, self._lane.rows - self._row
+        sizes = [size] * (rows // size)
+        if rows == of_lane and rows % size:  # the last one
+            sizes.append(rows % size)
+        return (sizes, True) if sizes else ([min(size, of_lane)], False)
 
     def _scatter_until(self, stop: int) -> None:
         """Submit the spans before ``stop`` that are not yet submitted to the threads."""
@@ -140,14 +160,15 @@ class LaneReader(Generic[Done]):
         blocks: range,
         scattered: dict[int, Future[Buckets]],
         places: list[BatchRows],
-        results: dict[int, Future[Done]],
+        results: dict[int, Future[list[Done]]],
     ) -> None:
         """Gather ``blocks`` on the threads once all spans they need are scattered; no thread waits for that.
 
         That is done before more row groups are decoded, as somebody may wait for these batches.
         """
         lane, context = self._lane, self._context
-        left = [len(scattered)]
+        waiting = [future for future in scattered.values() if not future.done()]
+        left = [len(waiting)]
         lock = threading.Lock()
 
         def fail(error: BaseException) -> None:
@@ -160,8 +181,8 @@ class LaneReader(Generic[Done]):
                 buckets = {span: future.result() for span, future in scattered.items()}
                 scattered.clear()
                 with context.meter.timed(GATHER):
-                    for batch in gather(context, lane, blocks, buckets, places):
-                        results[id(batch)].set_result(context.finish(batch.build(context)))
+                    for batches in gather(context, lane, blocks, buckets, places):
+                        results[id(batches)].set_result(context.finish(batches.build(context)))
                 places.clear()
             except BaseException as error:  # noqa: BLE001 - raised where the batch is asked for
                 fail(error)
@@ -181,11 +202,16 @@ class LaneReader(Generic[Done]):
                 left[0] -= 1
                 if left[0]:
                     return
+            submit()
+
+        def submit() -> None:
             try:
                 context.threads.submit_first(work).add_done_callback(drop)
             except RuntimeError as error:  # the pool is being shut down
                 fail(error.with_traceback(None))  # which would hold ``future``
                 drop()
 
-        for future in list(scattered.values()):
+        for future in waiting:
             future.add_done_callback(one_done)
+        if not waiting:
+            submit()

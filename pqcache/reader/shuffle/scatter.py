@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from pqcache.reader.arriving.arrival_queue import ArrivalQueue
-from pqcache.reader.columns.batch_layout import LONG, BatchLayout, GatheredBatch
+from pqcache.reader.columns.batch_layout import LONG, BatchLayout, GatheredBatches
 from pqcache.reader.columns.column_data import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, take
 from pqcache.reader.columns.column_forms import ColumnForm
 from pqcache.reader.meter import ARRIVAL_WAIT, DECODE, GATHER, NO_METER, READ_WAIT, Meter
@@ -38,7 +38,7 @@ class ReadContext(Generic[Done]):
     """What the batches of an epoch are read with.
 
     ``load``           decodes rows: (row group, first row, past-last row) -> columns of ``forms``
-    ``finish``         makes a batch of gathered columns, on a thread
+    ``finish``         makes batches of gathered columns, on a thread
     ``memory``         for what is decoded and scattered; ``batches`` for batches
     ``ahead``          row groups to decode ahead
     ``row_group_bytes``  what one has decoded, on average; 0 where that is not known
@@ -53,7 +53,7 @@ class ReadContext(Generic[Done]):
 
     load: Load
     forms: Sequence[ColumnForm]
-    finish: Callable[[GatheredBatch], Done]
+    finish: Callable[[GatheredBatches], list[Done]]
     memory: BufferPool
     batches: BufferPool
     threads: ForkSafeThreadPool
