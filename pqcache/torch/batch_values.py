@@ -6,33 +6,66 @@ from typing import Any
 
 import torch
 
+from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.batch_layout import FinishedBatch
+from pqcache.reader.columns.column_data import ColumnData
+from pqcache.reader.columns.column_forms import storage_type
+from pqcache.reader.columns.row_bytes import PackedBytes
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.torch.column_options import check_mask
-from pqcache.torch.ragged import in_sequences
-from pqcache.torch.tensors import Nulls, mask_name, to_value
+from pqcache.torch.ragged import RaggedKind, in_sequences
+from pqcache.torch.tensors import Nulls, is_binary, mask_name, packed_text, to_value
 
 
-def values_of(columns: FinishedBatch, plan: ReadPlan, nulls: Nulls, masked: frozenset[str]) -> dict[str, Any]:
-    """Return the columns of a batch, in their order, with the masks of those that are ``masked`` behind them."""
-    values: dict[str, Any] = {}
-    masks: dict[str, torch.Tensor] = {}
-    for numbers in columns.numbers:  # separate tensors: views of one could not be changed in place
-        values.update(zip(numbers.forms, map(torch.from_numpy, numbers.values), strict=True))
-    masks.update((name, torch.ones(columns.rows, dtype=torch.bool)) for name in masked & values.keys())
-    for name, column in columns.others.items():
-        value, mask = to_value(column, name, nulls)
-        mask = torch.ones(len(column), dtype=torch.bool) if mask is None and name in masked else mask
-        axis = plan.axis(name)
-        values[name] = value if axis is None else in_sequences(value, axis)
-        if mask is not None:
-            masks[name] = mask if axis is None else in_sequences(mask, axis)
-    ordered: dict[str, Any] = {}
-    ids = plan.packs.spec.ids if isinstance(plan.packs, PackedRows) else ()
-    for name in (*plan.columns, *ids):
-        ordered[name] = values[name]
-        if name in masked or (nulls.mask and name in masks):  # nulls that no footer tells of
-            check_mask(name, values)
-            ordered[mask_name(name)] = masks[name]
-    return ordered
+class BatchValues:
+    """Makes the columns of a plan's batches into tensors, with masks of those that are ``masked``.
+
+    What is the same for all batches is found out once.
+    """
+
+    def __init__(self, plan: ReadPlan, nulls: Nulls, masked: frozenset[str]) -> None:
+        self._plan, self._nulls, self._masked = plan, nulls, masked
+        self._names = (*plan.columns, *(plan.packs.spec.ids if isinstance(plan.packs, PackedRows) else ()))
+        self._plain = not nulls.mask and plan.sequences is None
+        types = {field.name: storage_type(field.type) for field in plan.row_schema}
+        self._texts: dict[str, RaggedKind] = {
+            name: "bytes" if is_binary(kind) else "str" for name, kind in types.items() if is_text(kind)
+        }
+
+    def of(self, columns: FinishedBatch) -> dict[str, Any]:
+        """Return the columns of a batch, in their order, with their masks behind them."""
+        values: dict[str, Any] = {}
+        for forms, numbers in columns.numbers:  # separate tensors: views of one could not be changed in place
+            values.update(zip(forms, map(torch.from_numpy, numbers)))  # noqa: B905 - it takes longer with ``strict``
+        if not self._plain:
+            return self._with_masks(columns, values)
+        for name, column in columns.others.items():
+            values[name] = self._value(name, column)[0]
+        return {name: values[name] for name in self._names}
+
+    def _value(self, name: str, column: ColumnData) -> tuple[Any, torch.Tensor | None]:
+        """Return a column as `to_value` does."""
+        packed = column.values
+        if column.valid is None and isinstance(packed, PackedBytes) and (kind := self._texts.get(name)) is not None:
+            return packed_text(packed, kind), None
+        return to_value(column, name, self._nulls)
+
+    def _with_masks(self, columns: FinishedBatch, values: dict[str, Any]) -> dict[str, Any]:
+        """Return all columns, of which ``values`` are numbers without nulls, with masks; rows of sequences together."""
+        plan, masked = self._plan, self._masked
+        masks = {name: torch.ones(columns.rows, dtype=torch.bool) for name in masked & values.keys()}
+        for name, column in columns.others.items():
+            value, mask = self._value(name, column)
+            mask = torch.ones(len(column), dtype=torch.bool) if mask is None and name in masked else mask
+            axis = plan.axis(name)
+            values[name] = value if axis is None else in_sequences(value, axis)
+            if mask is not None:
+                masks[name] = mask if axis is None else in_sequences(mask, axis)
+        ordered: dict[str, Any] = {}
+        for name in self._names:
+            ordered[name] = values[name]
+            if name in masked or (self._nulls.mask and name in masks):  # nulls that no footer tells of
+                check_mask(name, values)
+                ordered[mask_name(name)] = masks[name]
+        return ordered

@@ -47,7 +47,7 @@ from pqcache.reader.selection.stored_counts import Counts
 from pqcache.store.snapshot import Lease
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_origins import register
-from pqcache.torch.batch_values import values_of
+from pqcache.torch.batch_values import BatchValues
 from pqcache.torch.checkpoint import Place, State, check_options, check_rows_of_state
 from pqcache.torch.column_options import masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
@@ -159,6 +159,9 @@ class DatasetReader:
                 return next(found)[1]
 
         with closing(make(loader, order, batches, total, budget)) as found:
+            if self.options.transform.function is None:
+                yield from zip(indices, (batch for _, batch in found), strict=True)
+                return
             items = (Item(value=batch, position=at, place=at.index, numbers=(epoch, at.index)) for at, batch in found)
             runner = self.transforms(self._origin(loader, order))
             with closing(runner.run(items, batches, order.lanes, total, read)) as results:
@@ -265,39 +268,32 @@ class DatasetReader:
         self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
     ) -> Generator[tuple[Position, Batch]]:
         memory = worker_pool() if get_worker_info() is not None else None
-        sizes: dict[int, int] = {}  # bytes of batches that have only numbers, by their rows
+        values = BatchValues(self._plan, self.options.nulls, self._masked)
         with closing(batches(loader, order, indices, total, budget, memory)) as found:
             for index, columns in found:
-                position = self._position(loader, order, index)
+                position = self._position(loader.plan.piece_rows, order, index)
                 begun = time.monotonic_ns()
-                values = values_of(columns, self._plan, self.options.nulls, self._masked)
-                rows = columns.rows
-                size = columns.bytes if columns.others or rows not in sizes else sizes[rows]
-                sizes[rows] = size
-                self.meter.made_tensors(rows, size, begun)
-                yield position, Batch(values, position)
+                tensors = values.of(columns)
+                self.meter.made_tensors(columns.rows, columns.bytes, begun)
+                yield position, Batch(tensors, position)
 
     def _rows(
         self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
     ) -> Generator[tuple[Position, dict[str, Any]]]:
         columns_of_lane: dict[int, dict[str, Any]] = {}
+        values = BatchValues(self._plan, self.options.nulls, self._masked)
         with closing(samples(loader, order, indices, total, budget)) as found:
             for index, columns, row in found:
                 lane = index % total % order.lanes
                 if row == 0:
                     with self.meter.timed(TENSORS):
-                        columns_of_lane[lane] = values_of(columns, self._plan, self.options.nulls, self._masked)
-                position = self._position(loader, order, index)
+                        columns_of_lane[lane] = values.of(columns)
+                position = self._position(loader.plan.piece_rows, order, index)
                 yield position, {name: item(value, row) for name, value in columns_of_lane[lane].items()}
 
-    def _position(self, loader: RowGroupLoader, order: Order, index: int) -> Position:
+    def _position(self, piece_rows: int, order: Order, index: int) -> Position:
         return Position(
-            epoch=order.epoch,
-            index=index,
-            lanes=order.lanes,
-            window=order.window,
-            piece=loader.plan.piece_rows,
-            dataset=self.token,
+            epoch=order.epoch, index=index, lanes=order.lanes, window=order.window, piece=piece_rows, dataset=self.token
         )
 
     def _origin(self, loader: RowGroupLoader, order: Order) -> BatchOrigin:

@@ -49,7 +49,7 @@ from pqcache.reader.columns.column_data import (
 from pqcache.reader.columns.column_forms import ColumnForm, form_of, number_dtype, storage_type
 from pqcache.reader.columns.fill_nulls import Fill
 from pqcache.reader.columns.row_bytes import PackedBytes
-from pqcache.torch.ragged import Ragged
+from pqcache.torch.ragged import Ragged, RaggedKind
 
 Value = torch.Tensor | Ragged | dict[str, Any]
 _INT64_DIGITS = 18
@@ -118,7 +118,7 @@ def fills_when_decoded(nulls: Nulls, forms: Sequence[ColumnForm]) -> dict[str, F
     for form in forms:
         bare, fill = storage_type(form.type), values.get(form.name)
         if is_text(bare):
-            if isinstance(fill, bytes if _is_binary(bare) else str):
+            if isinstance(fill, bytes if is_binary(bare) else str):
                 with suppress(UnicodeEncodeError):
                     found[form.name] = fill if isinstance(fill, bytes) else fill.encode()
         elif fill is not None and not form.dense and (dtype := number_dtype(form.type)) is not None:
@@ -209,7 +209,7 @@ def to_value(column: ColumnData, name: str, nulls: Nulls) -> tuple[Value, torch.
         return _fixed(column, valid, name, fill), mask
     if isinstance(column.values, PackedBytes) or is_views(column):
         if is_text(bare):
-            return _text(column, valid, name, fill, bytes_=_is_binary(bare)), mask
+            return _text(column, valid, name, fill, bytes_=is_binary(bare)), mask
         rows = pack_bytes(_without(column, valid))
         item = storage_type(bare.value_type)
         values = _numbers(rows.data, item, len(rows.data) // column.form.width, name)
@@ -312,8 +312,12 @@ def _text(column: ColumnData, valid: Bools | None, name: str, fill: Any, bytes_:
             array = to_arrow(ColumnData(column.form, column.values, valid)).fill_null(fill)
             column = from_arrow(array, column.form)
             valid = None
-    rows = pack_bytes(_without(column, valid))
-    return Ragged(_bytes_tensor(rows.data), torch.from_numpy(rows.ends), "bytes" if bytes_ else "str")
+    return packed_text(pack_bytes(_without(column, valid)), "bytes" if bytes_ else "str")
+
+
+def packed_text(rows: PackedBytes, kind: RaggedKind) -> Ragged:
+    """Return texts that lie end to end, none of them null."""
+    return Ragged(_bytes_tensor(rows.data), torch.from_numpy(rows.ends), kind)
 
 
 def _without(column: ColumnData, valid: Bools | None) -> ColumnData:
@@ -323,7 +327,7 @@ def _without(column: ColumnData, valid: Bools | None) -> ColumnData:
     array = to_arrow(ColumnData(column.form, column.values, valid))
     kind = array.type
     if is_text(kind):
-        return from_arrow(array.fill_null("" if not _is_binary(kind) else b""), column.form)
+        return from_arrow(array.fill_null("" if not is_binary(kind) else b""), column.form)
     ends = np.concatenate([[0], np.cumsum(np.where(valid, np.diff(array.offsets.to_numpy()), 0))])
     kept = array.flatten()
     list_type = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
@@ -381,7 +385,8 @@ def _bytes_tensor(data: Any) -> torch.Tensor:
     return torch.from_numpy(data if data.flags.writeable else data.copy())
 
 
-def _is_binary(kind: pa.DataType) -> bool:
+def is_binary(kind: pa.DataType) -> bool:
+    """Return whether texts of a type are bytes to users, not str."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 

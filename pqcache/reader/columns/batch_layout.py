@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +57,7 @@ class BatchLayout:
             ]
         return BatchLayout(tuple(sorted(groups, key=lambda group: group.width >= LONG)))
 
-    @property
+    @cached_property
     def short(self) -> BatchLayout:
         """The groups of rows that are not long; they come first."""
         return BatchLayout(tuple(group for group in self.groups if group.width < LONG))

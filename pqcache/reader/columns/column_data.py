@@ -25,6 +25,7 @@ from pqcache.reader.columns.column_forms import ColumnForm, fixed_width, storage
 from pqcache.reader.columns.row_bytes import PackedBytes, ViewEnds, ViewLists
 from pqcache.reader.columns.row_views import (
     bytes_pointed_into,
+    copied_views,
     lengths_of_views,
     packed_views,
     point_to_little,
@@ -143,11 +144,10 @@ def compact(column: ColumnData) -> ColumnData:
     if not is_views(column):
         return column
     if isinstance(column.values, ViewLists):
-        views = column.values.views.cast(pa.large_binary()).cast(pa.binary_view())
-        return ColumnData(column.form, ViewLists(column.values.ends, views))
+        return ColumnData(column.form, ViewLists(column.values.ends, copied_views(column.values.views)))
     if point_to_little(column.values):
         return column
-    return ColumnData(column.form, column.values.cast(pa.large_binary()).cast(pa.binary_view()), column.valid)
+    return ColumnData(column.form, copied_views(column.values), column.valid)
 
 
 def compact_piece(column: ColumnData) -> ColumnData:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pqcache.parquet.numpy_types import numpy_dtype
 
 _VIEW = 16  # bytes
+_CAST = pc.get_function("cast")
+_BYTES, _VIEWS = pc.CastOptions(pa.large_binary()), pc.CastOptions(pa.binary_view())  # made once: that takes long
 _MOST_BYTES = 2**31 - 1  # a view reaches this far into its data
 
 
@@ -30,7 +33,7 @@ def views_of_array(array: pa.Array, width: int) -> pa.Array | None:
             return pa.array([], pa.binary_view())
         if not large:
             bare = pa.Array.from_buffers(pa.binary(), rows, [None, offsets, data], offset=array.offset)
-            return bare.cast(pa.binary_view())
+            return _as_views(bare)
         ends = np.frombuffer(offsets, kind, rows + 1, array.offset * kind().itemsize)
     if data is None:
         data = pa.py_buffer(b"")
@@ -43,7 +46,7 @@ def views_of_array(array: pa.Array, width: int) -> pa.Array | None:
         part = data.slice(base, int(ends[stop]) - base)
         near = (ends[start : stop + 1] - base).astype(np.int64)
         bare = pa.Array.from_buffers(pa.large_binary(), stop - start, [None, pa.py_buffer(near), part])
-        parts.append(bare.cast(pa.binary_view()))
+        parts.append(_as_views(bare))
         start = stop
     return pa.concat_arrays(parts) if len(parts) > 1 else parts[0]
 
@@ -62,6 +65,15 @@ def views_of_codes(array: pa.DictionaryArray, kind: pa.DataType, valid: npt.NDAr
     if codes.view(f"u{codes.itemsize}").max() >= len(words) + (valid is not None):
         raise pa.ArrowInvalid("a position beyond the end of its dictionary")
     return take_views(pa.concat_arrays([views_of_array(words, 1), pa.array([b""], pa.binary_view())]), codes)
+
+
+def _as_views(array: pa.Array) -> pa.Array:
+    return _CAST.call([array], _VIEWS)
+
+
+def copied_views(views: pa.Array) -> pa.Array:
+    """Return views of the same rows into a copy of their bytes, which holds nothing else."""
+    return _as_views(_CAST.call([views], _BYTES))
 
 
 def take_views(views: pa.Array, rows: npt.NDArray[np.integer]) -> pa.Array:
@@ -88,7 +100,7 @@ def bytes_pointed_into(views: pa.Array) -> int:
 
 def packed_views(views: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     """Return where the rows end if they lie end to end, after a 0, and their bytes, which are copied."""
-    array = views.cast(pa.large_binary())
+    array = _CAST.call([views], _BYTES)
     _, ends, data = array.buffers()
     found = np.zeros(1, np.int64) if ends is None else np.frombuffer(ends, np.int64, len(array) + 1)
     return found, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8, int(found[-1]))

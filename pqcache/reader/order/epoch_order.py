@@ -120,6 +120,14 @@ class Lane:
         return int(self._starts[-1])
 
     @cached_property
+    def _first_blocks(self) -> Ints:
+        return np.arange(len(self.row_groups), dtype=np.int64) * self.blocks_per_step
+
+    @cached_property
+    def _bucket_counts(self) -> Ints:
+        return np.minimum(self._first_blocks + self.window * self.blocks_per_step, self.blocks) - self._first_blocks
+
+    @cached_property
     def blocks(self) -> int:
         """Number of blocks."""
         spans, last_step = len(self.row_groups), self.window // 2 + 1
@@ -167,9 +175,13 @@ class Lane:
         if block >= self.blocks:
             return self.rows
         spans = self.spans(block)
-        span = np.arange(spans.start, spans.stop)
-        done = np.maximum(block - span * self.blocks_per_step, 0)
-        return int(self._starts[spans.start] + self._offset(span, done).sum())
+        if spans.start > self._last_of_first_batch:  # all of them have equal buckets: as `_offset`, in less time
+            mixed = slice(spans.start, spans.stop)
+            done = self.sizes[mixed] * (block - self._first_blocks[mixed]) // self._bucket_counts[mixed]
+        else:
+            span = np.arange(spans.start, spans.stop)
+            done = self._offset(span, np.maximum(block - span * self.blocks_per_step, 0))
+        return int(self._starts[spans.start] + done.sum())
 
     def block_at(self, row: int) -> int:
         """Return the block in which the lane's ``row``-th row comes, by bisection; ``blocks`` at the end."""
