@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ import pytest
 import pqcache
 from pqcache.reader.columns import column_data as columns_module
 from pqcache.reader.columns import decoded_together as together_module
+from pqcache.reader.columns.batch_layout import FinishedBatch, GatheredBatches
 from pqcache.reader.columns.column_data import ColumnData, to_arrow
 from pqcache.reader.epoch import batches as epoch_batches
 from pqcache.reader.memory_budget import DecodeBudget
-from pqcache.reader.order.epoch_order import Ints, Order
+from pqcache.reader.order.epoch_order import Ints, Lane, Order
 from pqcache.reader.record_batches import record_batches
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import UseColumn
@@ -325,3 +326,31 @@ def test_a_fork_in_the_middle_of_an_epoch_reads_the_same(tmp_path: Path) -> None
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert pa.Table.from_batches([*found, *(batch for _, batch in batches)]).equals(expected)
+
+
+@pytest.mark.parametrize("batch_size", [3, 7, 1000])
+def test_batches_that_end_in_the_same_blocks_are_made_together(tmp_path: Path, batch_size: int) -> None:
+    table = everything(0, 400)
+    write(tmp_path, {"a.parquet": table}, rows=60)
+    loader = loader_of(tmp_path)
+    order = Order(counts=loader.plan.counts, batch_size=batch_size, lanes=2, window=3)
+    made: list[Sequence[int]] = []
+
+    class Counted(RowGroupLoader):
+        def finish(self, memory: BufferPool, batches: GatheredBatches) -> list[FinishedBatch]:
+            made.append(batches.sizes)
+            return super().finish(memory, batches)
+
+    found = read_table(Counted(loader.plan), order)
+    sizes = [
+        min(batch_size, lane.rows - first) for lane in lanes_of(order) for first in range(0, lane.rows, batch_size)
+    ]
+    assert sorted(size for some in made for size in some) == sorted(sizes)
+    assert (len(made) < len(sizes) / 2) == (batch_size < 1000)
+    places = [order.batch(index) for index in range(order.batches())]
+    ids = np.concatenate([row_groups * 60 + rows for row_groups, rows in places])
+    assert plain(found).equals(plain(table.take(ids)))
+
+
+def lanes_of(order: Order) -> list[Lane]:
+    return [order.lane(number) for number in range(order.lanes)]
