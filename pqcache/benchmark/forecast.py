@@ -10,7 +10,6 @@ import warnings
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from pqcache.errors import PqcacheError, UsageError
 from pqcache.reader.memory_budget import (
     WINDOW,
     WINDOW_OF_ALL,
-    PiecesOf,
     RowGroupSizes,
     Window,
     fit_window,
@@ -28,7 +26,7 @@ from pqcache.reader.memory_budget import (
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_reader import cpu_count
-from pqcache.reader.row_group_sizes import density, estimate_sizes, has_pages
+from pqcache.reader.row_group_sizes import estimate_sizes, pieces_of
 from pqcache.store.hive import parent
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, url_scheme
@@ -109,7 +107,7 @@ def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -
 
 def _window(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Window:
     """Return the window of a training, of 0 row groups where it reads pieces from the beginning of row groups."""
-    pieces = PiecesOf(partial(density, plan), partial(has_pages, plan))
+    pieces = pieces_of(plan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -75,15 +75,22 @@ def never(number: int) -> bool:
     return False
 
 
+def anywhere(number: int, rows: int) -> int:
+    """Return that pieces of a row group may have as many ``rows`` as fit."""
+    return rows
+
+
 class PiecesOf(NamedTuple):
     """What is known of row groups that may be read in pieces, each by its number.
 
     ``density`` returns how many times as long as the average the longest rows of one are. ``by_pages`` returns whether
-    a piece of one is read from its own pages; otherwise all that is before it is decoded too.
+    a piece of one is read from its own pages; otherwise all that is before it is decoded too. ``along_pages`` returns
+    how many rows pieces of one have, where so many fit, that few pages are read for two pieces.
     """
 
     density: Callable[[int], float] = even
     by_pages: Callable[[int], bool] = never
+    along_pages: Callable[[int, int], int] = anywhere
 
 
 _FROM_BEGINNING = PiecesOf()
@@ -185,8 +192,8 @@ def fit_window(
     for mixed in _WINDOWS_OF_PIECES if by_pages else ():
         number = _number_of_pieces(sizes, memory, _pieces_at_once(mixed, lanes), pieces)
         if window < mixed and number <= _MOST_PIECES and int(sizes.decoded[largest]) >= _LEAST_PIECE * number:
-            log.debug("%s: row groups are read in %d pieces, of which %d are mixed", name, number, mixed)
-            return Window(mixed, -(-int(sizes.decoded_rows[largest]) // number))
+            log.debug("%s: row groups are read in %d pieces or more, of which %d are mixed", name, number, mixed)
+            return Window(mixed, pieces.along_pages(largest, -(-int(sizes.decoded_rows[largest]) // number)))
     if window:
         log.debug("%s: memory=%s is enough to mix %d row groups", name, format_size(memory), window)
         return Window(window)
@@ -269,7 +276,8 @@ class _TooLarge:
         if not by_pages:
             slow = f"read in {number} pieces, which is slow"
             warnings.warn(f"{self.name}: {reason}: {slow}; {advice}", stacklevel=2)
-        return -(-rows // number)
+        fitting = -(-rows // number)
+        return pieces.along_pages(largest, fitting) if by_pages else fitting
 
 
 def _number_of_pieces(sizes: RowGroupSizes, memory: int, at_once: int, pieces: PiecesOf) -> int:

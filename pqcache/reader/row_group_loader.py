@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -31,11 +31,10 @@ from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_group_reader import RowGroupReader, Selected, UseColumn, checked_columns, remembered_rows
 from pqcache.reader.row_group_sizes import (
-    density,
     estimate_sizes,
     find_sizes,
-    has_pages,
     known_sizes,
+    pieces_of,
     unknown_sizes,
 )
 from pqcache.reader.selection.sequence_columns import SequenceColumn
@@ -88,7 +87,7 @@ class RowGroupLoader:
     @cached_property
     def pieces(self) -> PiecesOf:
         """What is known of the row groups if they are read in pieces; it is found out when it is asked for."""
-        return PiecesOf(lru_cache(partial(density, self.plan)), lru_cache(partial(has_pages, self.plan)))
+        return pieces_of(self.plan)
 
     @cached_property
     def reader(self) -> RowGroupReader:

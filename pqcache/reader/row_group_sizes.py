@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import ParquetError, first_line
+from pqcache.errors import ParquetError, PqcacheError, first_line
 from pqcache.parquet.decoded_size import (
     StoredRowGroup,
     TextsStated,
@@ -24,24 +26,32 @@ from pqcache.parquet.decoded_size import (
 )
 from pqcache.parquet.dense_columns import as_list
 from pqcache.parquet.footer.footer import read_local_tail
+from pqcache.parquet.footer.footer_validation import check_footer
+from pqcache.parquet.pages.page_format import NotRead
+from pqcache.parquet.pages.page_locations import PageLocations, locations_in_headers
+from pqcache.parquet.pages.page_reader import UNREADABLE
 from pqcache.parquet.row_group_stats import top_level_names
 from pqcache.reader.columns.column_forms import form_of
-from pqcache.reader.memory_budget import RowGroupSizes
+from pqcache.reader.memory_budget import PiecesOf, RowGroupSizes
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.packed_columns import packed_forms
 from pqcache.reader.packing.packed_rows import PackedRows
+from pqcache.reader.piece_borders import rows_along_pages
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.sequences import SequenceSelection
-from pqcache.system.disk import check_regular
+from pqcache.system.disk import check_regular, open_regular
 from pqcache.system.shared_numbers import SharedNumbers
 
 T = TypeVar("T")
+
+log = logging.getLogger("pqcache.reader")
 
 _SAMPLE_ROWS, _SAMPLE_AT_ONCE, _SAMPLE_BYTES = 1024, 128, 8 << 20
 _LOOKED_AT = 16  # row groups: of those that stand evenly apart, and of those whose dictionaries may enlarge them most
 _STRIDE = 5  # of them between two processes that were forked one after the other
 _VIEW = 16  # bytes that point to a string's or a list's bytes
 _FILE_NUMBER = 4  # bytes
+_LARGE = 8  # times the bytes of a column whose pages matter are more than those of all columns
 
 
 def estimate_sizes(plan: ReadPlan, found: SharedNumbers | None = None) -> RowGroupSizes:
@@ -126,6 +136,54 @@ def has_pages(plan: ReadPlan, number: int) -> bool:
         )
 
     return _look(plan, number, (), known)
+
+
+def along_pages(plan: ReadPlan, number: int, rows: int) -> int:
+    """Return how many rows, at most ``rows``, pieces of a row group have that begin where pages do.
+
+    These are ``rows`` where that makes little difference. Pages of lists do not count: without an offset index, which
+    another process may not see while a file is still arriving, all of them would have to be decoded. Nor do small
+    columns.
+    """
+    names = {form.name for form in plan.file_forms}
+
+    def columns_of(_: pq.ParquetFile, group: StoredRowGroup) -> dict[str, int]:
+        chunks, schema = group.metadata.row_group(group.number), group.metadata.schema
+        columns = top_level_names(group.metadata, group.schema)
+        sizes = {leaf: chunks.column(leaf).total_compressed_size for leaf, name in enumerate(columns) if name in names}
+        large = [leaf for leaf, size in sizes.items() if _LARGE * size >= sum(sizes.values())]
+        return {columns[leaf]: leaf for leaf in large if schema.column(leaf).path == columns[leaf]}
+
+    def aligned(_: pq.ParquetFile, group: StoredRowGroup) -> int:
+        try:
+            return rows_along_pages(_pages_in_headers(group, list(columns.values())), rows)
+        except (PqcacheError, *UNREADABLE) as error:  # it is read from its beginning, or refused
+            log.debug("%s: pieces do not begin where pages do: %s", group.path, error)
+            return rows
+
+    columns = _look(plan, number, (), columns_of)
+    return _look(plan, number, list(columns), aligned) if columns else rows
+
+
+def _pages_in_headers(group: StoredRowGroup, leaves: Sequence[int]) -> list[PageLocations]:
+    """Return where the pages of columns without lists lie, by their headers."""
+    tail = read_local_tail(group.path)
+    check_footer(tail.footer, str(group.path), tail.size)
+    chunks = [group.metadata.row_group(group.number).column(leaf) for leaf in leaves]
+    if any(chunk.file_path for chunk in chunks):
+        raise NotRead("another file")
+    file = open_regular(group.path)
+    try:
+        return [locations_in_headers(file, chunk, group.rows, None) for chunk in chunks]
+    finally:
+        os.close(file)
+
+
+def pieces_of(plan: ReadPlan) -> PiecesOf:
+    """Return what is known of a plan's row groups if they are read in pieces; each is looked at once."""
+    return PiecesOf(
+        lru_cache(partial(density, plan)), lru_cache(partial(has_pages, plan)), lru_cache(partial(along_pages, plan))
+    )
 
 
 def _is_varied(plan: ReadPlan, name: str) -> bool:

@@ -311,6 +311,28 @@ def test_pieces_follow_the_longest_rows(tmp_path: Path) -> None:
         assert even.piece_rows > 2 * found.piece_rows
 
 
+def test_pieces_begin_where_pages_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "pqcache.reader")
+    rng = np.random.default_rng(0)
+    rows = pa.table({"id": range(4_000), "image": [rng.bytes(1_000) for _ in range(4_000)]})
+    pq.write_table(rows, tmp_path / "a.parquet", use_dictionary=False, data_page_size=1, write_batch_size=256)
+    loader = loader_of(tmp_path)
+    memory = int(loader.sizes.decoded.max()) * 2
+    found = fit_window(loader.sizes, memory, 1, "shop", loader.pieces)
+    assert found == Window(4, piece_rows=1_000 // 256 * 256)
+    assert fit_in_file_order(loader.sizes, memory // 2, "shop", loader.pieces) == Window(1, piece_rows=1_280)
+    pieces = loader.split(found.piece_rows)
+    assert pieces.plan.counts.tolist() == [768, 768, 768, 768, 768, 160]
+    assert [len(pieces.load(number, 0, int(count))[1]) for number, count in enumerate(pieces.plan.counts)]
+    with (tmp_path / "a.parquet").open("r+b") as file:  # the header of the first page of images
+        file.seek(pq.read_metadata(file).row_group(0).column(1).data_page_offset)
+        file.write(b"\xff" * 8)
+    assert loader_of(tmp_path).pieces.along_pages(0, 1_000) == 1_000
+    assert "pieces do not begin where pages do: " in caplog.text
+    pq.write_table(pa.table({"l": [[1, 2]] * 4_000}), tmp_path / "a.parquet", data_page_size=1, write_batch_size=256)
+    assert loader_of(tmp_path).pieces.along_pages(0, 1_000) == 1_000, "pages of lists are not looked at"
+
+
 def test_long_texts_are_found_without_decoding_those_that_left_their_dictionary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
