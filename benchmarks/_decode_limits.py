@@ -45,15 +45,40 @@ def by_polars(path: Path, name: str, workers: int) -> Epochs:
 
 
 def limit_copied(path: Path, name: str, workers: int) -> Epochs:
-    """Decode like that, and copy the values no more often than a shuffle has to, numbers in an order that is ready.
+    """Decode row groups with pyarrow, as many at once as there are cores, and copy their values; see `Copies`."""
+    return decoded_by_groups(path, Copies().copy)
+
+
+def limit_polars_copied(path: Path, name: str, workers: int) -> Epochs:
+    """Decode files with polars, and copy their values; see `Copies`."""
+    import polars
+
+    copies = Copies()
+
+    def read(file: Path) -> int:
+        table = polars.read_parquet(file).to_arrow(compat_level=polars.CompatLevel.newest())
+        for rows in table.to_batches():
+            copies.copy(pa.Table.from_batches([rows]))
+        return int(table.num_rows)
+
+    with ThreadPoolExecutor(CORES) as pool:
+        while True:
+            yield iter(pool.map(read, sorted(path.glob("*.parquet"))))
+
+
+class Copies:
+    """Copies values no more often than a shuffle has to, numbers in an order that is ready.
 
     A batch has rows of several row groups, so they are copied into it; short ones before that into what waits for its
     batch, as picking them from memory that no cache holds takes longer than a second copy. No order is made, no row
-    is looked for, and there are no batches.
+    is looked for, and there are no batches. Each thread has memory of its own.
     """
-    ready = threading.local()
 
-    def copy(table: pa.Table) -> None:
+    def __init__(self) -> None:
+        self._ready = threading.local()
+
+    def copy(self, table: pa.Table) -> None:
+        ready = self._ready
         if not hasattr(ready, "waiting"):
             size = table.nbytes * 5 // 4 // 64 * 64  # row groups differ a little
             ready.waiting, ready.batches = np.zeros(WAITING * size, np.uint8), np.zeros(size, np.uint8)
@@ -79,8 +104,6 @@ def limit_copied(path: Path, name: str, workers: int) -> Epochs:
                     to = to if to + len(data) <= len(ready.batches) else 0
                     np.copyto(ready.batches[to : to + len(data)], data)
                     to += len(data)
-
-    return decoded_by_groups(path, copy)
 
 
 def decoded_by_groups(path: Path, use: Callable[[pa.Table], None]) -> Epochs:

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from _decode_limits import by_columns, by_polars, by_row_groups, decoders, fastest, limit_copied
+from _decode_limits import by_columns, by_polars, by_row_groups, decoders, fastest, limit_copied, limit_polars_copied
 from _loader_data import NULLS, SHAPES, WRITERS, make, parts, row_numbers
 from _loader_peers import BATCH, PEERS, QUIET, Epochs
 from _loader_report import Case, Measurement, markdown, table
@@ -115,6 +115,7 @@ LIMITS = {
     "limit-groups": by_row_groups,
     "limit-polars": by_polars,
     "limit-copied": limit_copied,
+    "limit-polars-copied": limit_polars_copied,
 }
 OURS = {
     "pqcache": ours,
@@ -229,7 +230,7 @@ def child(loader: str, path: Path, kind: str, workers: int, epochs: int, seconds
 
 def run(case: Case, options: argparse.Namespace) -> Measurement | str:
     """Measure once, in a process of its own; return its last words if it fails."""
-    of_peers = case.loader in PEERS or case.loader in ("limit", "limit-polars")
+    of_peers = case.loader in PEERS or case.loader in ("limit", "limit-polars", "limit-polars-copied")
     epochs = min(options.epochs, 2) if case.loader in PEERS and PEERS[case.loader].slow else options.epochs
     python = os.environ.get("PQCACHE_PEERS", sys.executable) if of_peers else sys.executable
     command = [python, __file__, "--data", str(options.data), "--epochs", str(epochs)]
