@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.parquet.footer import footer
-from pqcache.parquet.footer.source_footer import SourceFooter
+from pqcache.parquet.footer.source_footer import SourceFooter, one_of_each_schema
 from pqcache.parquet.nested import with_changed_types
 
 LeafPlace = tuple[str, int]
@@ -33,14 +33,16 @@ def _places(source: SourceFooter) -> dict[LeafPlace, str]:
 
 def int96_places(sources: Sequence[SourceFooter]) -> set[LeafPlace]:
     """Return the leaves that are INT96 in every file that has them."""
-    places = [_places(source) for source in sources]
+    places = [_places(source) for source in one_of_each_schema(sources)]
     found = {place for known in places for place, kind in known.items() if kind == "INT96"}
     return {place for place in found if all(known.get(place, "INT96") == "INT96" for known in places)}
 
 
 def is_uniform(sources: Sequence[SourceFooter]) -> bool:
     """Return whether all files have the same leaves as INT96."""
-    found = [{place for place, kind in _places(source).items() if kind == "INT96"} for source in sources]
+    found = [
+        {place for place, kind in _places(source).items() if kind == "INT96"} for source in one_of_each_schema(sources)
+    ]
     return all(places == found[0] for places in found)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pqcache.parquet.footer.source_footer import SourceFooter
+from pqcache.parquet.footer.source_footer import SourceFooter, one_of_each_schema
 
 PANDAS = b"pandas"
 SPARK = b"org.apache.spark.sql.parquet.row.metadata"
@@ -39,7 +39,7 @@ def range_index(sources: Sequence[SourceFooter]) -> RangeIndex | None:
     begin: RangeIndex | None = None
     name, at = None, 0
     for source in sources:
-        found = _range_of((source.metadata.metadata or {}).get(PANDAS))
+        found = _range_of(source.key_values.get(PANDAS))
         try:
             start, stop, step = (int((found or {})[key]) for key in ("start", "stop", "step"))
         except (KeyError, TypeError, ValueError):
@@ -47,7 +47,7 @@ def range_index(sources: Sequence[SourceFooter]) -> RangeIndex | None:
         assert found is not None
         if begin is None:
             begin, name, at = RangeIndex(start, step), found.get("name"), start
-        rows = source.metadata.num_rows
+        rows = source.rows
         if (start, step, found.get("name")) != (at, begin.step, name) or len(range(start, stop, step or 1)) != rows:
             return None
         at += rows * step
@@ -99,8 +99,8 @@ def conflicts(sources: Sequence[SourceFooter]) -> list[str]:
     """Return a warning for each key-value on which two files disagree; the first file's is the one that is kept."""
     found: dict[bytes, str] = {}
     known: dict[bytes, tuple[SourceFooter, bytes]] = {}
-    for source in sources:
-        for key, value in (source.metadata.metadata or {}).items():
+    for source in one_of_each_schema(sources):  # others have the same key-values
+        for key, value in source.key_values.items():
             if key == b"ARROW:schema":  # made anew for the schema of all
                 continue
             first, before = known.setdefault(key, (source, value))

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.footer.source_footer import SourceFooter
+from pqcache.parquet.footer.source_footer import SourceFooter, chunks_of
 from pqcache.parquet.footer.thrift import Struct
 from pqcache.parquet.footer.thrift_fields import CODEC, ENCODINGS, PATH, TYPE
 from pqcache.system.disk import open_regular
@@ -51,14 +51,31 @@ class _Kind:
     """What files that are alike have in common: a footer, their codecs, and a row group without its numbers.
 
     ``source`` is one of them. ``slots`` are the places of the numbers: five for each leaf column, then the bytes and
-    the rows of the row group.
+    the rows of the row group. ``written`` says of files, by the id of the `SourceFooter` that others are like, whether
+    they have the same writer and codecs.
     """
 
     source: SourceFooter
     template: Struct
     codecs: list[str]
+    written: dict[int, bool]
     row_group: npt.NDArray[np.uint8]
     slots: Ints
+
+    def is_of(self, source: SourceFooter) -> bool:
+        """Return whether a source of the same schema was written by the same writer with the same codecs."""
+        if source.template is None:
+            return self._is_written_alike(source)
+        known = self.written.get(id(source.template))
+        if known is None:  # sources keep those that they are like
+            known = self.written[id(source.template)] = self._is_written_alike(source.template)
+        return known
+
+    def _is_written_alike(self, source: SourceFooter) -> bool:
+        groups = map(source.metadata.row_group, range(source.metadata.num_row_groups))
+        return source.metadata.created_by == self.source.metadata.created_by and all(
+            [chunk.compression for chunk in chunks_of(group)] == self.codecs for group in groups
+        )
 
 
 class FileJoiner:
@@ -110,47 +127,29 @@ def _kind_of(source: SourceFooter) -> _Kind:
     return _Kind(
         source=source,
         template=template,
-        codecs=[chunk.compression for chunk in _chunks(source.metadata.row_group(0))],
+        codecs=[chunk.compression for chunk in chunks_of(source.metadata.row_group(0))],
+        written={},
         row_group=np.frombuffer(bytes(out), np.uint8),
         slots=np.array(slots),
     )
 
 
-def _chunks(group: pq.RowGroupMetaData) -> list[pq.ColumnChunkMetaData]:
-    return list(map(group.column, range(group.num_columns)))
-
-
-def _numbers(chunk: pq.ColumnChunkMetaData) -> tuple[int, ...]:
-    """Return what `_HEADS` are the fields of."""
-    return (
-        chunk.num_values,
-        chunk.total_uncompressed_size,
-        chunk.total_compressed_size,
-        chunk.data_page_offset,
-        chunk.dictionary_page_offset or 0,
-    )
-
-
 def _joined(parts: Sequence[tuple[SourceFooter, Sequence[int]]], kind: _Kind) -> JoinedRows | None:
-    made_by = kind.source.metadata.created_by
-    found, rows, firsts = list[list[tuple[int, ...]]](), list[int](), list[int]()
+    firsts, rows = list[int](), list[int]()
     for source, numbers in parts:
-        firsts.append(len(found))
-        for number in numbers:
-            group = source.metadata.row_group(number)
-            chunks = _chunks(group)
-            if source.metadata.created_by != made_by or [chunk.compression for chunk in chunks] != kind.codecs:
-                log.debug("%s is decoded by itself: it was written otherwise than others", source.path)
-                return None
-            found.append([_numbers(chunk) for chunk in chunks])
-            rows.append(group.num_rows)
-    stored = np.array(found, np.int64)
+        firsts.append(len(rows))
+        row_groups = source.row_groups
+        rows += [row_groups[number][0] for number in numbers]
+        if not kind.is_of(source):
+            log.debug("%s is decoded by itself: it was written otherwise than others", source.path)
+            return None
+    stored = np.concatenate([source.chunks(numbers) for source, numbers in parts])
     spans = _spans(stored, firsts, [source.size for source, _ in parts])
     if spans is None:
         return None
     lows, sizes = spans
     moves = len(footer.MAGIC) + np.cumsum(sizes) - sizes - lows
-    by_group = np.repeat(moves, np.diff([*firsts, len(found)]))[:, None]
+    by_group = np.repeat(moves, np.diff([*firsts, len(rows)]))[:, None]
     stored[..., _DATA] += by_group
     stored[..., _DICTIONARY] += np.where(stored[..., _DICTIONARY] > 0, by_group, 0)
     reads = zip([source.path for source, _ in parts], lows.tolist(), sizes.tolist(), strict=True)
@@ -189,7 +188,7 @@ def _decoded(kind: _Kind, chunks: Ints, rows: list[int], reads: Sequence[tuple[P
         kind.source.elements,
         [group.tobytes() for group in groups],
         sum(rows),
-        kind.source.metadata.metadata or {},
+        kind.source.key_values,
     )
     end = footer.footer_and_magic(fields)
     size = len(footer.MAGIC) + sum(length for _, _, length in reads) + len(end)

@@ -21,7 +21,13 @@ from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet.codecs import codec_name
 from pqcache.parquet.dense_columns import Dense, as_lists, common_dense, dense_in, with_dense_columns
 from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.footer.source_footer import SourceFooter, has_int96, one_of_each_schema, read_source_footers
+from pqcache.parquet.footer.source_footer import (
+    LazySequence,
+    SourceFooter,
+    has_int96,
+    one_of_each_schema,
+    read_source_footers,
+)
 from pqcache.parquet.int96 import int96_as_int64, int96_places, is_uniform
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
 from pqcache.parquet.misread_columns import check_read_right, doubtful_columns
@@ -153,10 +159,8 @@ def rewrite_directory(
     for number, source in enumerate(opened[:keep]):
         name = source.path.name if all_fit else f"part-{number:05d}.parquet"
         _link(source.path, target / name)
-        metadata = source.metadata
-        outputs.append(
-            OutputFile(path=target / name, rows=metadata.num_rows, row_groups=metadata.num_row_groups, linked=True)
-        )
+        groups = source.metadata.num_row_groups
+        outputs.append(OutputFile(path=target / name, rows=source.rows, row_groups=groups, linked=True))
         report(source.size)
     job = _Rewrite(
         opened=opened,
@@ -168,7 +172,7 @@ def rewrite_directory(
         use_page_cache=use_page_cache,
     )
     result = RewriteResult(tuple(outputs), 0, 0, ())
-    if job.rest and (not keep or any(source.metadata.num_rows for source in job.rest)):
+    if job.rest and (not keep or any(source.rows for source in job.rest)):
         alike = one_of_each_schema(job.rest)
         doubtful = {id(kind.schema) for kind in alike if doubtful_columns(kind.metadata, kind.schema, False)}
         for source in job.rest:
@@ -212,22 +216,22 @@ def _write_rest(job: _Rewrite, report: Callable[[int], None]) -> RewriteResult:
         schema = output_schema.described or output_schema.working
         long_columns = None
         if stored is None and options.shuffle is None:
-            long_columns = long_columns_of([(source.metadata, source.schema) for source in rest], schema)
+            long_columns = long_columns_of(LazySequence(lambda source: (source.metadata, source.schema), rest), schema)
         ahead = prefetch(_read_tasks(rest, schema, batch_bytes, first, stored, long_columns), first, _DECODERS)
         stack.callback(ahead.close)
         if options.shuffle is not None:
             before = job.shuffled_with
-            known = None if before is None else (before, sum(source.metadata.num_rows for source in rest))
+            known = None if before is None else (before, sum(source.rows for source in rest))
             rows = target.with_name(f"{target.name}.rows")
             shuffling = partial(shuffle_rows, ahead, options.shuffle, held, batch_bytes, rows, known)
             ahead = prefetch([shuffling], held)
             stack.callback(ahead.close)
         written = write_row_groups(_counted(ahead, report), target, output_schema, settings, job.linked)
     done = sum(output.rows for output in written.outputs)
-    expected = sum(source.metadata.num_rows for source in rest)
+    expected = sum(source.rows for source in rest)
     if done != expected:
         raise ParquetError(target, f"{done:,} rows were written of {expected:,}", "please report this")
-    report(sum(source.size for source in rest if not source.metadata.num_rows))
+    report(sum(source.size for source in rest if not source.rows))
     warnings = (*conflicts(rest), *written.warnings)
     return RewriteResult(written.outputs, written.encoded, written.again, warnings)
 
@@ -289,7 +293,7 @@ def _prefix(
     """Return how many files can be linked although the rest is rewritten."""
     if not len(declared):  # without columns there is nothing to rewrite, and pyarrow reads no rows
         return len(opened)
-    found = count_unchanged_files([source.metadata for source in opened], options, made_alike)
+    found = count_unchanged_files(LazySequence(lambda source: source.metadata, opened), options, made_alike)
     same = opened[0].schema.equals(declared)
     dense = dense_in(declared)
     if found and any(dense_in(source.schema) != dense for source in one_of_each_schema(opened[:found])):
@@ -301,14 +305,14 @@ def _prefix(
 
 def _output_schema(opened: list[SourceFooter], declared: pa.Schema) -> OutputSchema:
     first = opened[0]
-    known = first.metadata.metadata or {}
+    known = first.key_values
     if declared.equals(first.schema, check_metadata=True):
         return OutputSchema(
             working=working_schema(declared), declared=declared, elements=first.elements, keyvalues=known
         )
     # Readers take the Arrow schema from its own key, the metadata in it included.
     keyvalues = dict(declared.metadata or {})
-    if dense_in(declared) or any(ARROW_SCHEMA in (source.metadata.metadata or {}) for source in opened):
+    if dense_in(declared) or any(ARROW_SCHEMA in source.key_values for source in one_of_each_schema(opened)):
         keyvalues[ARROW_SCHEMA] = arrow_schema(declared)
     elements = None
     if as_lists(declared).equals(as_lists(first.schema)):
@@ -328,12 +332,12 @@ def _elements(source: SourceFooter, declared: pa.Schema, names: set[str]) -> lis
 
 def _names_of(sources: list[SourceFooter]) -> Callable[[int], str]:
     """Return what names a row of ``sources`` by its number: its file, and its number there."""
-    ends = list(accumulate(source.metadata.num_rows for source in sources))
+    ends = list(accumulate(source.rows for source in sources))
 
     def name_of(number: int) -> str:
         position = bisect_right(ends, number)
         source = sources[position]
-        return f"{source.path}: row {number - ends[position] + source.metadata.num_rows:,}"
+        return f"{source.path}: row {number - ends[position] + source.rows:,}"
 
     return name_of
 
@@ -345,7 +349,7 @@ def _codec_of(sources: list[SourceFooter], schema: pa.Schema, options: RewriteOp
         return lambda leaf: codec
     known: dict[tuple[str, int], str] = {}  # by column and leaf in it: a file may lack columns
     for source in sources:
-        if source.metadata.num_row_groups:
+        if source.template is None and source.metadata.num_row_groups:  # others have the codecs of theirs
             group = source.metadata.row_group(0)
             for number, place in enumerate(_leaf_places(source.schema)):
                 known.setdefault(place, codec_name(group.column(number).compression))

@@ -89,10 +89,10 @@ def row_group_ranges(sources: Sequence[SourceFooter], target: int) -> Iterator[R
     for source in sources:
         together = 0 if id(source.schema) in apart else target
         first = 0
-        for groups, count, nbytes in _small_together(source.metadata, together):
+        for groups, count, nbytes in _small_together(source.row_groups, together):
             yield RowGroupRange(source=source, groups=groups, first=first, before=(rows, size), rows=count, size=nbytes)
             first += count
-        rows += source.metadata.num_rows
+        rows += source.rows
         size += source.size
 
 
@@ -187,7 +187,7 @@ class _SourceKind:
 def _kind_of(source: SourceFooter, schema: pa.Schema) -> _SourceKind:
     name = str(source.path)
     return _SourceKind(
-        recast=dense_changes(source.schema, schema, name) if source.metadata.num_rows else {},
+        recast=dense_changes(source.schema, schema, name) if source.rows else {},
         columns=np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)], np.int64),
         least=sum(least_width(field.type) for field in source.schema),
     )
@@ -289,17 +289,15 @@ def _rows_of_file(
 
 def _done(span: RowGroupRange, rows: int) -> int:
     """Return the bytes of the sources that are behind the reader after so many rows of ``span``."""
-    file_rows: int = max(1, span.source.metadata.num_rows)
+    file_rows = max(1, span.source.rows)
     return span.before[1] + span.source.size * (span.first + rows) // file_rows
 
 
-def _small_together(metadata: pq.FileMetaData, target: int) -> Iterator[tuple[list[int], int, int]]:
+def _small_together(row_groups: Sequence[tuple[int, int]], target: int) -> Iterator[tuple[list[int], int, int]]:
     """Yield the row groups to be read in one go, one or several small ones, with their rows and their bytes."""
     groups: list[int] = []
     rows = size = 0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        count, nbytes = group.num_rows, max(0, group.total_byte_size)
+    for number, (count, nbytes) in enumerate(row_groups):
         if count == 0:
             continue
         if groups and size + nbytes > target:

@@ -40,7 +40,7 @@ def count_unchanged_files(
     """
     if len(metadata) == 1 and metadata[0].num_rows == 0:
         return 1
-    last = max((number for number, file in enumerate(metadata) if file.num_rows), default=-1)
+    last = next((number for number in reversed(range(len(metadata))) if metadata[number].num_rows), -1)
     for number, file in enumerate(metadata):
         if not file.num_rows or not file.schema.equals(metadata[0].schema):
             return number
