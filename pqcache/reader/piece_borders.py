@@ -21,10 +21,8 @@ def rows_along_pages(columns: Sequence[PageLocations], most: int) -> int:
     A page is read for each piece that has rows of it. Pages rarely have the same numbers of rows in all row groups, but
     often multiples of one: writers look how large a page is after so many rows.
     """
-    if not sum(int(pages.sizes.sum()) for pages in columns):
-        return most
-    anywhere = _bytes_read(columns, most)
-    if anywhere <= _WORTH * sum(int(pages.sizes.sum()) for pages in columns):
+    stored = sum(int(pages.sizes.sum()) for pages in columns)
+    if not stored or (anywhere := _bytes_read(columns, most)) <= _WORTH * stored:
         return most
     sizes = {int(rows): _bytes_read(columns, int(rows)) for rows in _along(columns, most)}
     fewest = min(sizes.values(), default=anywhere)

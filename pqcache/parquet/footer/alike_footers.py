@@ -93,16 +93,15 @@ class AlikeFooters:
         layout = _Layout(data, begin)
         self._steps = layout.steps
         self._begin, self._end = data[:begin], data[layout.mark :]
-        kept = -1 if layout.file_rows is None else layout.file_rows
-        self._file_rows = kept
         groups = len(layout.groups)
         self._group_slots = np.array(
             [(group[_GROUP_ROWS], group[_GROUP_BYTES]) for group in layout.groups], np.int64
         ).reshape(groups, 2)
         leaves = [leaf for leaf in footer.leaves_of(elements, name) if 1 in elements[leaf.element]]
         self._flat = np.array([2 not in leaf.shape for leaf in leaves], bool)
-        if kept < 0 or not groups or len(layout.chunks) != groups * len(leaves):
+        if layout.file_rows is None or not groups or len(layout.chunks) != groups * len(leaves):
             raise ValueError("no row groups, or not all columns in each")
+        self._file_rows = layout.file_rows
         nothing = layout.kept  # the place of a number that is 0, for chunks without a dictionary
         found = [[chunk.get(field, nothing) for field in CHUNK_NUMBERS] for chunk in layout.chunks]
         self._chunk_slots = np.array(found, np.int64).reshape(groups, len(leaves), len(CHUNK_NUMBERS))
