@@ -232,6 +232,7 @@ class Meter:
 
     def counts(self) -> MeterCounts:
         """Return the sums over all processes."""
+        self._row()
         with _lock:
             rows, header = self._cells[1:].copy(), self._cells[_HEADER]
             rows[rows[:, _PROCESS] == _process, WAITED] += self.waited
@@ -250,6 +251,7 @@ class Meter:
 
     def memory(self) -> MemoryUse:
         """Return what the living processes have now."""
+        self._row()
         rows = self._cells[1:].copy()
         rows = rows[_alive(rows[:, _PROCESS])]
         processes = rows[:, _PROCESS].tolist()
@@ -258,6 +260,7 @@ class Meter:
 
     def processes(self) -> list[ProcessState]:
         """Return what the processes of the present pass do."""
+        self._row()
         header, now, found = self._cells[_HEADER].copy(), time.monotonic_ns(), []
         for row in self._cells[1:].copy():
             if row[_PROCESS] and row[_PASS] and row[_EPOCH] == header[_EPOCH] and row[_PASS] in (header[_PASS], -1):

@@ -19,6 +19,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
 from pqcache.torch.ragged import Ragged
+from pqcache.torch.worker_memory import WorkerMemory
 
 MOST_BATCHES = 16  # of a message
 _MOST_BYTES = 4 << 20
@@ -45,31 +46,18 @@ class BatchGroup(list[Any]):
 class GroupSizes:
     """How many batches the messages of a loader's workers hold, by their number, in memory shared with the workers.
 
-    It is one integer, so that it changes at once. A copy, also one that was pickled otherwise, shares nothing with the
-    original.
+    It is one integer, so that it changes at once.
     """
 
     def __init__(self, most: int) -> None:
         self.most, self.seconds = most, MOST_SECONDS
-        self._share(torch.zeros(1, dtype=torch.int64))
-
-    def _share(self, cell: torch.Tensor) -> None:
-        if not cell.is_shared():  # type: ignore[no-untyped-call]
-            cell.share_memory_()  # type: ignore[no-untyped-call]
-        self._tensor, self._cell = cell, cell.numpy()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"most": self.most, "seconds": self.seconds, "_tensor": self._tensor}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.most, self.seconds = state["most"], state["seconds"]
-        self._share(state["_tensor"] if state["_tensor"].is_shared() else state["_tensor"].clone())
+        self._memory = WorkerMemory((1,))
 
     def _set(self, before: int, change: int, after: int) -> None:
-        self._cell[0] = change << 16 | before << 8 | after
+        self._memory.tensor[0] = change << 16 | before << 8 | after
 
     def _get(self) -> tuple[int, int, int]:
-        cell = int(self._cell[0])
+        cell = int(self._memory.tensor[0])
         return cell >> 8 & 255, cell >> 16, cell & 255
 
     def begin(self) -> None:

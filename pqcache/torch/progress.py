@@ -13,6 +13,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.order.division import MOST_DIVISIONS, Division, Divisions
 from pqcache.torch.checkpoint import MixState, State, divisions_in
 from pqcache.torch.foreign_loaders import keeps_order, restored_by_torchdata
+from pqcache.torch.worker_memory import WorkerMemory
 
 _MAX_WORKERS = 4096
 _OF_DIVISIONS = 1 + 3 * MOST_DIVISIONS  # values: their number, and the numbers of each
@@ -59,12 +60,11 @@ class Progress:
     number of the loader's iterator and of the pass.
 
     Not shared are ``next``, the next batch of this process, and the place that torchdata's StatefulDataLoader restores
-    in each worker. A copy, also one that was pickled, shares nothing with the original but with its own workers.
+    in each worker. Ranks that are forked or spawned, and copies, share nothing with the original.
     """
 
     def __init__(self) -> None:
-        self._shared = torch.zeros(_FINISHED + _MAX_WORKERS + 2 * _OF_DIVISIONS, dtype=torch.int64)
-        self._shared.share_memory_()  # type: ignore[no-untyped-call]
+        self._memory = WorkerMemory((_FINISHED + _MAX_WORKERS + 2 * _OF_DIVISIONS,))
         self._shared[_FINISHED_VERSION] = -1
         self._restored: tuple[int, IterationStart] | None = None  # with the version at which it was restored
         self._at_fork = self._now()  # as a worker finds it when it is forked or unpickled
@@ -78,11 +78,9 @@ class Progress:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_in_order": keeps_order()}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        is_shared = self._shared.is_shared()  # type: ignore[no-untyped-call]
-        if not is_shared:  # unless the pickle was one of a process that is being spawned
-            self._shared.share_memory_()  # type: ignore[no-untyped-call]
+    @property
+    def _shared(self) -> torch.Tensor:
+        return self._memory.tensor
 
     @property
     def epoch(self) -> int:

@@ -1,42 +1,42 @@
-"""A meter that forked and spawned workers share with the trainer, and that shows spans to torch's profiler."""
+"""A meter that a trainer shares with its workers, and that shows spans to torch's profiler."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 import torch.autograd.profiler as profiler
 
 from pqcache.reader.meter import Meter, new_cells
+from pqcache.torch.worker_memory import WorkerMemory
 
 
 class SharedMeter(Meter):
-    """A meter in shared memory, which a worker that is spawned maps too.
+    """A meter in memory that a trainer shares with its workers, also spawned ones.
 
-    A copy, also one that was pickled otherwise, begins at 0 and shares nothing with the original.
+    Ranks that are forked or spawned, and copies, begin at 0 and share nothing with the original.
     """
 
     def __init__(self) -> None:
-        self._tensor = torch.from_numpy(new_cells())
-        self._tensor.share_memory_()  # type: ignore[no-untyped-call]
-        super().__init__(self._tensor.numpy())
+        self._memory = WorkerMemory(new_cells().shape, kept=False)
+        super().__init__(self._memory.tensor.numpy())
 
     def span(self, name: str) -> AbstractContextManager[Any] | None:
         """Return a span of torch's profiler; None unless one is active in this process."""
         return profiler.record_function(name) if profiler._is_profiler_enabled else None
 
+    def _claim(self) -> Any:
+        cells = self._memory.tensor.numpy()
+        if cells.ctypes.data != self._cells.ctypes.data:  # in a rank
+            self._set_cells(cells)
+        return super()._claim()
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"_tensor": self._tensor}
+        return {"_memory": self._memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        tensor = state["_tensor"]
-        is_shared = tensor.is_shared()
-        if not is_shared:  # unless the pickle was one of a process that is being spawned
-            tensor = torch.zeros_like(tensor)
-            tensor.share_memory_()  # type: ignore[no-untyped-call]
-        self._tensor = tensor
-        self._set_cells(tensor.numpy())
+        self._memory = state["_memory"]
+        self._set_cells(new_cells())  # until a row is claimed
 
 
 def new_meter() -> Meter:

@@ -150,18 +150,27 @@ def test_workers_of_a_plain_loader_without_what_only_the_trainer_knows(table: Pa
         assert stats.epoch.limited_by in ("transform", "trainer")  # which gets no core where the machine is busy
 
 
-def test_what_a_killed_process_has_made_remains(table: Path) -> None:
-    read = dataset(table)
-    child = os.fork()
-    if child == 0:
-        batches = iter(read)
-        next(batches)
-        os.kill(os.getpid(), signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+class EndOfWorker:
+    """A transform that lets a worker be killed at its second batch."""
+
+    def __init__(self) -> None:
+        self.trainer, self.calls = os.getpid(), 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.calls += 1
+        if os.getpid() != self.trainer and self.calls == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+
+def test_what_a_killed_worker_has_made_remains(table: Path) -> None:
+    read = dataset(table, transform=EndOfWorker())
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(DataLoader(read, batch_size=None, num_workers=1, multiprocessing_context="fork"))
     stats = read.stats()
-    assert (stats.total.batches, stats.total.rows, stats.memory_bytes) == (1, 50, 0)
+    assert (stats.total.batches, stats.total.rows, stats.memory_bytes) == (2, 100, 0)
     assert sum(len(batch["id"]) for batch in read) == ROWS
-    assert (read.stats().epoch.rows, read.stats().total.rows) == (ROWS, ROWS + 50)
+    assert (read.stats().epoch.rows, read.stats().total.rows) == (ROWS, ROWS + 100)
 
 
 def test_rows_one_by_one(table: Path) -> None:

@@ -1,0 +1,96 @@
+"""Numbers that a trainer shares with its workers, and not with other trainers that are forked or spawned from it.
+
+A process that is forked, or to which a dataset is pickled, may become a DataLoader's worker or a trainer itself: a rank
+that Lightning's ``ddp_fork`` or ``torch.multiprocessing`` starts. Which of them it is, is known only when it uses the
+dataset: ``get_worker_info()`` says so. A trainer then goes on with memory of its own, which begins as the numbers were
+when it was forked or spawned. It has to have done so before it forks workers.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import get_worker_info
+
+
+class WorkerMemory:
+    """Integers in a tensor in shared memory. A copy, also one that was pickled, shares them with its own workers alone.
+
+    Copies and other trainers begin with the same numbers; with 0 unless they are ``kept``.
+    """
+
+    def __init__(self, shape: tuple[int, ...], kept: bool = True) -> None:
+        self._kept = kept
+        self._share(np.zeros(shape, np.int64))
+
+    def _share(self, values: npt.NDArray[np.int64]) -> None:
+        self._tensor = _shared_copy(values)
+        self._is_inherited = False
+        self._begin = values  # in a process that inherits the tensor: with what it begins if it is a trainer
+        _all[id(self)] = self
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor that this process shares."""
+        if self._is_inherited and get_worker_info() is None:
+            self._share(self._begin)
+        return self._tensor
+
+    def bequeath(self) -> None:
+        """Note with what numbers a process begins that is about to be forked or spawned."""
+        values = self.tensor.numpy()
+        self._begin = values.copy() if self._kept else np.zeros_like(values)
+
+    def inherit(self) -> None:
+        """Note that this process was forked."""
+        self._is_inherited = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.bequeath()
+        return {"tensor": self._tensor, "begin": self._begin if self._kept else None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._tensor, begin = state["tensor"], state["begin"]
+        self._kept, self._is_inherited = begin is not None, True
+        self._begin = np.zeros_like(self._tensor.numpy()) if begin is None else begin
+        _all[id(self)] = self
+        if not self._tensor.is_shared():  # type: ignore[no-untyped-call] # the pickle is of no process being spawned
+            self._share(self._begin)
+
+
+def _shared_copy(values: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Return a copy in shared memory.
+
+    It is copied by numpy: ``share_memory_`` copies on threads, which hangs in a forked process where its parent had
+    some.
+    """
+    storage = torch.UntypedStorage._new_shared(values.nbytes)  # type: ignore[no-untyped-call]
+    tensor = torch.empty(0, dtype=torch.int64)
+    tensor.set_(storage, 0, values.shape)  # type: ignore[call-overload]
+    tensor.numpy()[...] = values
+    return tensor
+
+
+_all: weakref.WeakValueDictionary[int, WorkerMemory] = weakref.WeakValueDictionary()
+
+
+def _living() -> list[WorkerMemory]:
+    return [memory for reference in _all.valuerefs() if (memory := reference()) is not None]
+
+
+def _before_fork() -> None:
+    for memory in _living():
+        memory.bequeath()
+
+
+def _in_child() -> None:
+    for memory in _living():
+        memory.inherit()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)

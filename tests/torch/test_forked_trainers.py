@@ -1,0 +1,86 @@
+"""Trainers that are forked or spawned with a dataset, as ranks are, each have an epoch and counts of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from pqcache.torch import Loader, Mix, ParquetDataset
+from tests.torch.conftest import ROWS, ids_of
+
+EPOCHS = 2
+Found = tuple[list[list[int]], int]  # the ids of each epoch, and the rows that stats() counts
+
+
+def dataset(table: Path) -> ParquetDataset:
+    return ParquetDataset(table, ["id"], batch_size=60, lanes=2, seed=1)
+
+
+def epochs_of(loader: DataLoader[Any], named: bool) -> Found:
+    """Read epochs; with set_epoch where they are ``named``."""
+    found = []
+    for epoch in range(EPOCHS):
+        if named:
+            loader.dataset.set_epoch(epoch)  # type: ignore[attr-defined]
+        found.append(ids_of(loader))
+    return found, loader.dataset.stats().total.rows  # type: ignore[attr-defined]
+
+
+def train(pipe: Connection, loader: DataLoader[Any], named: bool) -> None:
+    assert pipe.poll(60)
+    pipe.recv()
+    pipe.send(epochs_of(loader, named))
+
+
+def of_loader(table: Path, workers: int) -> DataLoader[Any]:
+    return Loader(dataset(table), num_workers=workers, multiprocessing_context="fork" if workers else None)
+
+
+def of_plain(table: Path, workers: int) -> DataLoader[Any]:
+    context = "fork" if workers else None
+    return DataLoader(dataset(table), batch_size=None, num_workers=workers, multiprocessing_context=context)
+
+
+def of_mix(table: Path, workers: int) -> DataLoader[Any]:
+    parts = {"a": ParquetDataset(table, ["id"], batch_size=60)}
+    mix = Mix(parts, weights={"a": 1}, seed=1, lanes=2)
+    return Loader(mix, num_workers=workers, multiprocessing_context="fork" if workers else None)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+@pytest.mark.parametrize("make", [of_loader, of_plain, of_mix])
+def test_each_begins_where_its_parent_was(
+    table: Path, make: Callable[[Path, int], DataLoader[Any]], start: Any, workers: int
+) -> None:
+    """One after the other, while the parent goes on."""
+    named = make is of_plain
+    alone, rows = epochs_of(make(table, workers), named)
+    assert [sorted(ids) for ids in alone] == [list(range(ROWS))] * EPOCHS
+    assert alone[0] != alone[1]
+    assert rows == EPOCHS * ROWS
+    loader, context = make(table, workers), multiprocessing.get_context(start)
+    with ExitStack() as started:
+        pipes = []
+        for _ in range(2):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=train, args=(theirs, loader, named))
+            process.start()
+            started.callback(process.kill)
+            started.callback(process.join, 20)  # first
+            theirs.close()
+            pipes.append(ours)
+        loader.set_epoch(1) if isinstance(loader, Loader) else loader.dataset.set_epoch(1)  # type: ignore[attr-defined]
+        for pipe in pipes:
+            pipe.send(None)
+            assert pipe.poll(60)
+            assert pipe.recv() == (alone, rows)
+    assert ids_of(loader) == alone[1]
+    assert loader.dataset.stats().total.rows == ROWS  # type: ignore[attr-defined]
