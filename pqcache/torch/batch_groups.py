@@ -54,10 +54,10 @@ class GroupSizes:
         self._memory = WorkerMemory((1,))
 
     def _set(self, before: int, change: int, after: int) -> None:
-        self._memory.tensor[0] = change << 16 | before << 8 | after
+        self._memory.numbers[0] = change << 16 | before << 8 | after
 
     def _get(self) -> tuple[int, int, int]:
-        cell = int(self._memory.tensor[0])
+        cell = int(self._memory.numbers[0])
         return cell >> 8 & 255, cell >> 16, cell & 255
 
     def begin(self) -> None:

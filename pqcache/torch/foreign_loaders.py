@@ -66,10 +66,21 @@ def keeps_order() -> bool:
 
     A forked worker still has the frames of the process that it was forked from; others find it in their pickle.
     """
-    for frame in outward(sys._getframe(1)):
+    frame = _starting_workers()
+    return frame is None or bool(getattr(frame.f_locals.get("loader"), "in_order", True))
+
+
+def starts_workers() -> bool:
+    """Return whether a DataLoader is starting its workers."""
+    return _starting_workers() is not None
+
+
+def _starting_workers() -> FrameType | None:
+    """Return the frame of a caller's caller that starts the workers of a DataLoader."""
+    for frame in outward(sys._getframe(2)):
         if frame.f_code.co_name == "__init__" and frame.f_globals.get("__name__") in _STARTS_WORKERS:
-            return bool(getattr(frame.f_locals.get("loader"), "in_order", True))
-    return True
+            return frame
+    return None
 
 
 def restored_by_torchdata() -> bool:

@@ -6,18 +6,17 @@ import os
 import time
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.order.division import MOST_DIVISIONS, Division, Divisions
 from pqcache.torch.checkpoint import MixState, State, divisions_in
 from pqcache.torch.foreign_loaders import keeps_order, restored_by_torchdata
-from pqcache.torch.worker_memory import WorkerMemory
+from pqcache.torch.worker_memory import Numbers, WorkerMemory
 
 _MAX_WORKERS = 4096
 _OF_DIVISIONS = 1 + 3 * MOST_DIVISIONS  # values: their number, and the numbers of each
-# what each value of the shared tensor is; after _FINISHED there is one for each worker
+# what each of the shared numbers is; after _FINISHED there is one for each worker
 _VERSION, _EPOCH, _START, _GENERATION, _WORKERS, _ENDED_EPOCH, _ENDED_AT, *_PASS = range(12)
 _CHOSEN, _WARNED, _UNORDERED, _FINISHED_VERSION, _FINISHED = range(12, 17)
 _LOADER, _PASS_NUMBER, _PASS_EPOCH, _PASS_START, _PASS_GENERATION = _PASS
@@ -79,8 +78,8 @@ class Progress:
         return {**self.__dict__, "_in_order": keeps_order()}
 
     @property
-    def _shared(self) -> torch.Tensor:
-        return self._memory.tensor
+    def _shared(self) -> Numbers:
+        return self._memory.numbers
 
     @property
     def epoch(self) -> int:
@@ -210,7 +209,7 @@ class Progress:
         self._shared[_EPOCH], self._shared[_START] = epoch, start
         at = self._shared[-_OF_DIVISIONS:]
         numbers = [len(divisions), *(number for division in divisions for number in division)]
-        at[: len(numbers)] = torch.tensor(numbers)
+        at[: len(numbers)] = numbers
         self._shared[_GENERATION] += 1
         self.next, self.read = start, None
         self._at_fork = self._now()
@@ -218,7 +217,7 @@ class Progress:
     def _now(self) -> _Reading:
         return self._reading_at(_EPOCH, self._shared[-_OF_DIVISIONS:])
 
-    def _reading_at(self, first: int, divisions: torch.Tensor) -> _Reading:
+    def _reading_at(self, first: int, divisions: Numbers) -> _Reading:
         epoch, start, generation = map(int, self._shared[first : first + 3])
         numbers = divisions.tolist()
         found = [Division(*numbers[3 * i + 1 : 3 * i + 4]) for i in range(numbers[0])]
@@ -236,8 +235,8 @@ class Progress:
         if self._passes == 1:
             return self._at_fork
         if info.id == 0:
-            shared[_PASS_EPOCH : _PASS_GENERATION + 1] = shared[_EPOCH : _GENERATION + 1].clone()
-            shared[-2 * _OF_DIVISIONS : -_OF_DIVISIONS] = shared[-_OF_DIVISIONS:].clone()
+            shared[_PASS_EPOCH : _PASS_GENERATION + 1] = shared[_EPOCH : _GENERATION + 1].copy()
+            shared[-2 * _OF_DIVISIONS : -_OF_DIVISIONS] = shared[-_OF_DIVISIONS:].copy()
             shared[_LOADER], shared[_PASS_NUMBER] = loader, self._passes
         parent = os.getppid()
         while (int(shared[_LOADER]), int(shared[_PASS_NUMBER])) != (loader, self._passes):  # it may end a batch first

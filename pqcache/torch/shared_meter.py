@@ -19,16 +19,15 @@ class SharedMeter(Meter):
 
     def __init__(self) -> None:
         self._memory = WorkerMemory(new_cells().shape, kept=False)
-        super().__init__(self._memory.tensor.numpy())
+        super().__init__(self._memory.numbers)
 
     def span(self, name: str) -> AbstractContextManager[Any] | None:
         """Return a span of torch's profiler; None unless one is active in this process."""
         return profiler.record_function(name) if profiler._is_profiler_enabled else None
 
     def _claim(self) -> Any:
-        cells = self._memory.tensor.numpy()
-        if cells.ctypes.data != self._cells.ctypes.data:  # in a rank
-            self._set_cells(cells)
+        if self._cells is not self._memory.numbers:  # in a rank
+            self._set_cells(self._memory.numbers)
         return super()._claim()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """Numbers that a trainer shares with its workers, and not with other trainers that are forked or spawned from it.
 
 A process that is forked, or to which a dataset is pickled, may become a DataLoader's worker or a trainer itself: a rank
-that Lightning's ``ddp_fork`` or ``torch.multiprocessing`` starts. Which of them it is, is known only when it uses the
-dataset: ``get_worker_info()`` says so. A trainer then goes on with memory of its own, which begins as the numbers were
-when it was forked or spawned. It has to have done so before it forks workers.
+that Lightning's ``ddp_fork`` or ``torch.multiprocessing`` starts. A pickle knows for whom it is made. Of a forked
+process it is known when it uses the dataset: ``get_worker_info()`` says so. A trainer goes on with memory of its own,
+which begins as the numbers were when it was forked or spawned. It has to have done so before it forks workers.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Any
 
@@ -17,34 +18,43 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+from pqcache.torch.foreign_loaders import starts_workers
+
+Numbers = npt.NDArray[np.int64]
+
 
 class WorkerMemory:
-    """Integers in a tensor in shared memory. A copy, also one that was pickled, shares them with its own workers alone.
+    """Integers in shared memory. A copy, also one that was pickled, shares them with its own workers alone.
 
     Copies and other trainers begin with the same numbers; with 0 unless they are ``kept``.
     """
 
     def __init__(self, shape: tuple[int, ...], kept: bool = True) -> None:
         self._kept = kept
+        self._parents: list[torch.Tensor] = []  # held: torch may remove them when one of their processes lets them go
         self._share(np.zeros(shape, np.int64))
 
-    def _share(self, values: npt.NDArray[np.int64]) -> None:
+    def _share(self, values: Numbers) -> None:
         self._tensor = _shared_copy(values)
-        self._is_inherited = False
+        self._numbers = self._tensor.numpy()
         self._begin = values  # in a process that inherits the tensor: with what it begins if it is a trainer
+        self._is_inherited = False
         _all[id(self)] = self
 
     @property
-    def tensor(self) -> torch.Tensor:
-        """The tensor that this process shares."""
+    def numbers(self) -> Numbers:
+        """What this process shares, to be read and written."""
         if self._is_inherited and get_worker_info() is None:
-            self._share(self._begin)
-        return self._tensor
+            with _lock:
+                if self._is_inherited:
+                    self._parents.append(self._tensor)
+                    self._share(self._begin)
+        return self._numbers
 
     def bequeath(self) -> None:
         """Note with what numbers a process begins that is about to be forked or spawned."""
-        values = self.tensor.numpy()
-        self._begin = values.copy() if self._kept else np.zeros_like(values)
+        numbers = self.numbers
+        self._begin = numbers.copy() if self._kept else np.zeros_like(numbers)
 
     def inherit(self) -> None:
         """Note that this process was forked."""
@@ -52,31 +62,38 @@ class WorkerMemory:
 
     def __getstate__(self) -> dict[str, Any]:
         self.bequeath()
-        return {"tensor": self._tensor, "begin": self._begin if self._kept else None}
+        begin = self._begin if self._kept else None
+        return {"tensor": self._tensor, "begin": begin, "for_worker": starts_workers()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._tensor, begin = state["tensor"], state["begin"]
-        self._kept, self._is_inherited = begin is not None, True
-        self._begin = np.zeros_like(self._tensor.numpy()) if begin is None else begin
-        _all[id(self)] = self
-        if not self._tensor.is_shared():  # type: ignore[no-untyped-call] # the pickle is of no process being spawned
+        self._kept, self._parents = begin is not None, []
+        self._numbers = self._tensor.numpy()
+        self._begin = np.zeros_like(self._numbers) if begin is None else begin
+        if state["for_worker"] and self._tensor.is_shared():  # type: ignore[no-untyped-call]
+            self._is_inherited = False
+            _all[id(self)] = self
+        else:
+            self._parents.append(self._tensor)
             self._share(self._begin)
 
 
-def _shared_copy(values: npt.NDArray[np.int64]) -> torch.Tensor:
-    """Return a copy in shared memory.
+def _shared_copy(values: Numbers) -> torch.Tensor:
+    """Return a copy in shared memory, whatever device and mode torch is set to.
 
     It is copied by numpy: ``share_memory_`` copies on threads, which hangs in a forked process where its parent had
     some.
     """
-    storage = torch.UntypedStorage._new_shared(values.nbytes)  # type: ignore[no-untyped-call]
-    tensor = torch.empty(0, dtype=torch.int64)
-    tensor.set_(storage, 0, values.shape)  # type: ignore[call-overload]
+    with torch.inference_mode(False):
+        storage = torch.UntypedStorage._new_shared(values.nbytes)  # type: ignore[no-untyped-call]
+        tensor = torch.empty(0, dtype=torch.int64, device="cpu")
+        tensor.set_(storage, 0, values.shape)  # type: ignore[call-overload]
     tensor.numpy()[...] = values
     return tensor
 
 
 _all: weakref.WeakValueDictionary[int, WorkerMemory] = weakref.WeakValueDictionary()
+_lock = threading.Lock()  # between threads; a forked child has its own
 
 
 def _living() -> list[WorkerMemory]:
@@ -89,6 +106,8 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
     for memory in _living():
         memory.inherit()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
@@ -10,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
-from pqcache.torch import Loader, Mix, ParquetDataset
+from pqcache.torch import Loader, Mix, ParquetDataset, worker_memory
 from tests.torch.conftest import ROWS, ids_of
 
 EPOCHS = 2
@@ -84,3 +87,72 @@ def test_each_begins_where_its_parent_was(
             assert pipe.recv() == (alone, rows)
     assert ids_of(loader) == alone[1]
     assert loader.dataset.stats().total.rows == ROWS  # type: ignore[attr-defined]
+
+
+def validate_and_train(pipe: Connection, read: ParquetDataset) -> None:
+    torch.set_default_device("meta")  # a GPU's in real ranks
+    with torch.inference_mode():
+        validated = ids_of(read)
+    read.set_epoch(1)
+    pipe.send([validated, ids_of(read)])
+
+
+def test_a_rank_that_begins_in_inference_mode_on_another_device(table: Path) -> None:
+    read, context = dataset(table), multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=validate_and_train, args=(theirs, read))
+    process.start()
+    theirs.close()
+    found = ours.recv() if ours.poll(60) else None
+    process.join(20)
+    process.kill()
+    expected = [ids_of(read)]
+    read.set_epoch(1)
+    assert found == [*expected, ids_of(read)]
+
+
+class AsksEarly(IterableDataset[Any]):
+    """A wrapper that asks the dataset for its length before torch says that its process is a worker."""
+
+    def __init__(self, wrapped: ParquetDataset) -> None:
+        self.wrapped = wrapped
+
+    def __iter__(self) -> Any:
+        return iter(self.wrapped)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.length = len(self.wrapped), self.wrapped.epoch
+
+
+def test_a_spawned_worker_that_is_asked_early_shares_the_epoch(table: Path) -> None:
+    read = dataset(table)
+    options: dict[str, Any] = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "forkserver"}
+    loader = DataLoader(AsksEarly(read), batch_size=None, **options)
+    found = []
+    for epoch in range(EPOCHS):
+        read.set_epoch(epoch)
+        found.append(ids_of(loader))
+    assert [sorted(ids) for ids in found] == [list(range(ROWS))] * EPOCHS
+    assert found[0] != found[1]
+    assert read.stats().total.rows == EPOCHS * ROWS
+
+
+def test_threads_of_a_rank_take_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, copy = worker_memory.WorkerMemory((3,)), worker_memory._shared_copy
+
+    def slowly(values: worker_memory.Numbers) -> torch.Tensor:
+        time.sleep(0.05)
+        return copy(values)
+
+    def write(index: int) -> None:
+        memory.numbers[index] = 1
+
+    monkeypatch.setattr(worker_memory, "_shared_copy", slowly)
+    memory.inherit()  # as after a fork
+    threads = [threading.Thread(target=write, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert memory.numbers.tolist() == [1, 1, 1]
