@@ -84,15 +84,19 @@ class Meter:
     """Counts for one dataset, in ``cells`` that its processes share; may be used from any thread."""
 
     def __init__(self, cells: Cells | None = None) -> None:
-        self._set_cells(new_cells() if cells is None else cells)
+        self._given = new_cells() if cells is None else cells
+        self._enter_process()
 
-    def _set_cells(self, cells: Cells) -> None:
-        self._cells = cells
+    def _enter_process(self) -> None:
         self._mine: Any = None  # this process's row
         self._fork = -1  # in which process it was taken
         self._reading: dict[int, tuple[int, int]] = {}  # by thread: a row group of the index, and since when
         self.waits_since: int | None = None  # for what is read, in the thread that uses it
         self.waited = 0  # by the trainer, in nanoseconds that are not in its row yet: adding takes as long as all else
+
+    @property
+    def _cells(self) -> Cells:
+        return self._given
 
     def span(self, name: str) -> AbstractContextManager[Any] | None:
         """Return what is entered while something of this name is measured; None for nothing."""
@@ -232,7 +236,6 @@ class Meter:
 
     def counts(self) -> MeterCounts:
         """Return the sums over all processes."""
-        self._row()
         with _lock:
             rows, header = self._cells[1:].copy(), self._cells[_HEADER]
             rows[rows[:, _PROCESS] == _process, WAITED] += self.waited
@@ -251,7 +254,6 @@ class Meter:
 
     def memory(self) -> MemoryUse:
         """Return what the living processes have now."""
-        self._row()
         rows = self._cells[1:].copy()
         rows = rows[_alive(rows[:, _PROCESS])]
         processes = rows[:, _PROCESS].tolist()
@@ -260,7 +262,6 @@ class Meter:
 
     def processes(self) -> list[ProcessState]:
         """Return what the processes of the present pass do."""
-        self._row()
         header, now, found = self._cells[_HEADER].copy(), time.monotonic_ns(), []
         for row in self._cells[1:].copy():
             if row[_PROCESS] and row[_PASS] and row[_EPOCH] == header[_EPOCH] and row[_PASS] in (header[_PASS], -1):
@@ -302,7 +303,8 @@ class Meter:
         return {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._set_cells(new_cells())
+        self._given = new_cells()
+        self._enter_process()
 
 
 class NoMeter(Meter):

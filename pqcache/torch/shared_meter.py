@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.autograd.profiler as profiler
 
-from pqcache.reader.meter import Meter, new_cells
+from pqcache.reader.meter import Cells, Meter, new_cells
 from pqcache.torch.worker_memory import WorkerMemory
 
 
@@ -19,23 +19,22 @@ class SharedMeter(Meter):
 
     def __init__(self) -> None:
         self._memory = WorkerMemory(new_cells().shape, kept=False)
-        super().__init__(self._memory.numbers)
+        self._enter_process()
+
+    @property
+    def _cells(self) -> Cells:
+        return self._memory.numbers
 
     def span(self, name: str) -> AbstractContextManager[Any] | None:
         """Return a span of torch's profiler; None unless one is active in this process."""
         return profiler.record_function(name) if profiler._is_profiler_enabled else None
-
-    def _claim(self) -> Any:
-        if self._cells is not self._memory.numbers:  # in a rank
-            self._set_cells(self._memory.numbers)
-        return super()._claim()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_memory": self._memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._memory = state["_memory"]
-        self._set_cells(new_cells())  # until a row is claimed
+        self._enter_process()
 
 
 def new_meter() -> Meter:

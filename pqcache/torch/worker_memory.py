@@ -32,14 +32,17 @@ class WorkerMemory:
     def __init__(self, shape: tuple[int, ...], kept: bool = True) -> None:
         self._kept = kept
         self._parents: list[torch.Tensor] = []  # held: torch may remove them when one of their processes lets them go
-        self._share(np.zeros(shape, np.int64))
+        self._use(_shared_copy(np.zeros(shape, np.int64)))
 
-    def _share(self, values: Numbers) -> None:
-        self._tensor = _shared_copy(values)
-        self._numbers = self._tensor.numpy()
-        self._begin = values  # in a process that inherits the tensor: with what it begins if it is a trainer
+    def _use(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._numbers = tensor, tensor.numpy()
+        self._begin = self._first(self._numbers)
         self._is_inherited = False
         _all[id(self)] = self
+
+    def _first(self, numbers: Numbers) -> Numbers:
+        """Return with what another trainer begins."""
+        return numbers.copy() if self._kept else np.zeros_like(numbers)
 
     @property
     def numbers(self) -> Numbers:
@@ -48,34 +51,27 @@ class WorkerMemory:
             with _lock:
                 if self._is_inherited:
                     self._parents.append(self._tensor)
-                    self._share(self._begin)
+                    self._use(_shared_copy(self._begin))
         return self._numbers
 
     def bequeath(self) -> None:
-        """Note with what numbers a process begins that is about to be forked or spawned."""
-        numbers = self.numbers
-        self._begin = numbers.copy() if self._kept else np.zeros_like(numbers)
+        """Note with what a process begins that is about to be forked, if it is a trainer."""
+        self._begin = self._first(self.numbers)
 
     def inherit(self) -> None:
         """Note that this process was forked."""
         self._is_inherited = True
 
     def __getstate__(self) -> dict[str, Any]:
-        self.bequeath()
-        begin = self._begin if self._kept else None
-        return {"tensor": self._tensor, "begin": begin, "for_worker": starts_workers()}
+        numbers = self.numbers  # of a rank its own
+        return {"kept": self._kept, "values": self._tensor if starts_workers() else self._first(numbers)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._tensor, begin = state["tensor"], state["begin"]
-        self._kept, self._parents = begin is not None, []
-        self._numbers = self._tensor.numpy()
-        self._begin = np.zeros_like(self._numbers) if begin is None else begin
-        if state["for_worker"] and self._tensor.is_shared():  # type: ignore[no-untyped-call]
-            self._is_inherited = False
-            _all[id(self)] = self
+        self._kept, self._parents, values = state["kept"], [], state["values"]
+        if isinstance(values, torch.Tensor) and values.is_shared():  # type: ignore[no-untyped-call]
+            self._use(values)
         else:
-            self._parents.append(self._tensor)
-            self._share(self._begin)
+            self._use(_shared_copy(self._first(np.asarray(values))))
 
 
 def _shared_copy(values: Numbers) -> torch.Tensor:

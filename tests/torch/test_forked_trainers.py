@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,21 @@ def of_mix(table: Path, workers: int) -> DataLoader[Any]:
     return Loader(mix, num_workers=workers, multiprocessing_context="fork" if workers else None)
 
 
+@contextmanager
+def child(start: Any, target: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
+    """Start a process; yield the pipe whose other end is its first argument."""
+    context = multiprocessing.get_context(start)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(theirs, *arguments))
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        process.join(20)
+        process.kill()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("start", ["fork", "forkserver"])
 @pytest.mark.parametrize("make", [of_loader, of_plain, of_mix])
@@ -69,17 +84,9 @@ def test_each_begins_where_its_parent_was(
     assert [sorted(ids) for ids in alone] == [list(range(ROWS))] * EPOCHS
     assert alone[0] != alone[1]
     assert rows == EPOCHS * ROWS
-    loader, context = make(table, workers), multiprocessing.get_context(start)
+    loader = make(table, workers)
     with ExitStack() as started:
-        pipes = []
-        for _ in range(2):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=train, args=(theirs, loader, named))
-            process.start()
-            started.callback(process.kill)
-            started.callback(process.join, 20)  # first
-            theirs.close()
-            pipes.append(ours)
+        pipes = [started.enter_context(child(start, train, loader, named)) for _ in range(2)]
         loader.set_epoch(1) if isinstance(loader, Loader) else loader.dataset.set_epoch(1)  # type: ignore[attr-defined]
         for pipe in pipes:
             pipe.send(None)
@@ -98,14 +105,10 @@ def validate_and_train(pipe: Connection, read: ParquetDataset) -> None:
 
 
 def test_a_rank_that_begins_in_inference_mode_on_another_device(table: Path) -> None:
-    read, context = dataset(table), multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=validate_and_train, args=(theirs, read))
-    process.start()
-    theirs.close()
-    found = ours.recv() if ours.poll(60) else None
-    process.join(20)
-    process.kill()
+    read = dataset(table)
+    with child("fork", validate_and_train, read) as pipe:
+        assert pipe.poll(60)
+        found = pipe.recv()
     expected = [ids_of(read)]
     read.set_epoch(1)
     assert found == [*expected, ids_of(read)]
