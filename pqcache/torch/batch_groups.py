@@ -22,7 +22,7 @@ from pqcache.torch.ragged import Ragged
 from pqcache.torch.worker_memory import WorkerMemory
 
 MOST_BATCHES = 16  # of a message
-_MOST_BYTES = 4 << 20
+_MOST_BYTES = 8 << 20
 MOST_SECONDS = 0.03  # for which a batch is kept back, about
 _GROWTH = 4  # times as many batches from one change to the next
 _FIRST = 2  # messages of one batch at the beginning of a pass

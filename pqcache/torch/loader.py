@@ -62,7 +62,7 @@ class Loader(DataLoader[Any]):
 
     ``dataset``         a ParquetDataset with a batch_size, or a Mix
     ``num_workers``     processes that read; they live as long as the loader (``persistent_workers``)
-    ``prefetch_factor`` batches that each worker prepares in advance, at most; None: 4, or of small ones 16 MB
+    ``prefetch_factor`` batches that each worker prepares in advance, at most; None: 4, or of small ones 32 MB
     ``device``          where batches are moved to, with all tensors in containers, before the trainer's work on them;
                         None leaves them as they are. `Prefetch` copies them to a GPU in advance
     ``pin_memory``      put batches into pinned memory first, so that the trainer does not wait for copies to end
@@ -249,7 +249,7 @@ class Loader(DataLoader[Any]):
         self._groups.begin()
         self._dataset.groups = self._groups  # in the copies that workers get now
         try:
-            groups = super().__iter__()
+            groups = _without_spans(super().__iter__())
         finally:
             self._dataset.groups = None
         check = partial(self._check_current, iteration)

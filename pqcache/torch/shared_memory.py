@@ -26,8 +26,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from pqcache.system.buffer_pool import Buffer, BufferPool
 from pqcache.system.process_identity import has_ended
@@ -182,27 +180,31 @@ class _BorrowedSlot:
             self._slot.borrowed = False
 
 
+class _MappedSlot:
+    """A slot that was received at least once: its ``bytes``, and as what numpy finds those behind the header."""
+
+    def __init__(self, sender: int, descriptor: int, size: int) -> None:
+        self.sender = sender  # its process id
+        self.bytes = memoryview(mmap.mmap(descriptor, _HEADER + size))
+        address = np.frombuffer(self.bytes, np.uint8).ctypes.data + _HEADER
+        self.interface = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, False)}
+
+
 class _ReceivedSlot:
     """What tensors over a received slot keep alive in the trainer; its end clears the byte of this send."""
 
-    in_use: ClassVar[dict[int, tuple[npt.NDArray[np.uint8], int]]] = {}  # by id: the mapping and the byte of each
+    in_use: ClassVar[dict[int, tuple[memoryview, int]]] = {}  # by id: the slot's bytes and the one of each
     _pid = 0  # until it is made: an interrupt may come first
 
-    def __init__(self, mapped: npt.NDArray[np.uint8], byte: int) -> None:
-        self._mapped, self._byte, self._pid = mapped, byte, os.getpid()
-        self.in_use[id(self)] = mapped, byte
-        buffer = mapped[_HEADER:]
-        self.__array_interface__: dict[str, Any] = {
-            "version": 3,
-            "shape": buffer.shape,
-            "typestr": "|u1",
-            "data": (buffer.ctypes.data, False),
-        }
+    def __init__(self, slot: _MappedSlot, byte: int) -> None:
+        self._bytes, self._byte, self._pid = slot.bytes, byte, os.getpid()
+        self.in_use[id(self)] = slot.bytes, byte
+        self.__array_interface__ = slot.interface
 
     def __del__(self) -> None:
         self.in_use.pop(id(self), None)
         if os.getpid() == self._pid:  # a forked child has a copy of this object, but not of the batch
-            self._mapped[self._byte] &= _RETIRED
+            self._bytes[self._byte] &= _RETIRED
 
 
 def end_with_trainer() -> None:
@@ -224,7 +226,7 @@ def _end_if_alone(trainer: int) -> None:
 
 _ending = 0  # the process id of the worker that was set to end with its trainer
 _pool: tuple[int, SharedPool] | None = None  # of this process, by its id
-_mapped: dict[bytes, tuple[int, npt.NDArray[np.uint8]]] = {}  # by token, with the sender's process id
+_mapped: dict[bytes, _MappedSlot] = {}  # by token
 
 
 def _retire() -> None:
@@ -233,7 +235,7 @@ def _retire() -> None:
         pool.retire_borrowed()
     for mapped, byte in list(_ReceivedSlot.in_use.values()):
         mapped[byte] = _RETIRED
-        _mapped.pop(mapped[:_TOKEN].tobytes(), None)  # the sender closes it; what is still under way opens it again
+        _mapped.pop(bytes(mapped[:_TOKEN]), None)  # the sender closes it; what is still under way opens it again
 
 
 os.register_at_fork(before=_retire)
@@ -255,25 +257,30 @@ def shared_pool() -> SharedPool | None:
     return _pool[1] if _pool is not None and _pool[0] == os.getpid() else None
 
 
-def received(sent: SlotReference) -> torch.Tensor:
-    """Return a slot's bytes as a uint8 tensor, mapping the slot if it is seen for the first time."""
+def received(sent: SlotReference) -> Buffer:
+    """Return a slot's bytes, mapping the slot if it is seen for the first time."""
     known = _mapped.get(sent.token)
     if known is None:
-        for token, (pid, _) in list(_mapped.items()):  # workers come and go with epochs
-            if not Path(f"/proc/{pid}").exists():
-                _mapped.pop(token, None)
-        try:
-            descriptor = os.open(f"/proc/{sent.pid}/fd/{sent.descriptor}", os.O_RDWR)
-        except OSError as error:
-            raise _gone(sent.pid) from error
-        try:
-            mapped = np.frombuffer(mmap.mmap(descriptor, _HEADER + sent.size), np.uint8)
-        finally:
-            os.close(descriptor)
-        if mapped[:_TOKEN].tobytes() != sent.token:
-            raise _gone(sent.pid)
-        known = _mapped[sent.token] = sent.pid, mapped
-    return torch.from_numpy(np.asarray(_ReceivedSlot(known[1], sent.byte)))
+        known = _mapped[sent.token] = _map(sent)
+    return np.asarray(_ReceivedSlot(known, sent.byte))
+
+
+def _map(sent: SlotReference) -> _MappedSlot:
+    """Map a slot, and forget those of senders that have ended: workers come and go with epochs."""
+    ended = {process for process in {slot.sender for slot in _mapped.values()} if not Path(f"/proc/{process}").exists()}
+    for token in [token for token, slot in _mapped.items() if slot.sender in ended]:
+        _mapped.pop(token, None)
+    try:
+        descriptor = os.open(f"/proc/{sent.pid}/fd/{sent.descriptor}", os.O_RDWR)
+    except OSError as error:
+        raise _gone(sent.pid) from error
+    try:
+        mapped = _MappedSlot(sent.pid, descriptor, sent.size)
+    finally:
+        os.close(descriptor)
+    if mapped.bytes[:_TOKEN] != sent.token:
+        raise _gone(sent.pid)
+    return mapped
 
 
 def _gone(process: int) -> RuntimeError:

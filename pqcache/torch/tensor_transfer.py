@@ -52,16 +52,20 @@ class StridedTensors(NamedTuple):
     """Tensors like the one at ``first``, each ``stride`` bytes behind the one before: received all at once."""
 
     names: tuple[str, ...]
-    first: TensorLocation
+    first: tuple[Any, ...]  # the fields of a TensorLocation
     stride: int
 
 
 class Columns(NamedTuple):
-    """The columns of one batch: locations in place of tensors; None for what is among ``tensors`` or ``strided``."""
+    """The columns of one batch, in their order: where tensors lie, and what else there is.
 
-    columns: dict[str, Any]
-    tensors: list[tuple[str, tuple[Any, ...]]]  # the fields of a TensorLocation, as tuples are pickled in less time
-    strided: list[StridedTensors]
+    They are pickled as plain tuples, which takes less time than their classes.
+    """
+
+    names: tuple[str, ...]
+    tensors: list[tuple[str, tuple[Any, ...]]]  # the fields of a TensorLocation
+    strided: list[tuple[Any, ...]]  # of StridedTensors
+    others: dict[str, Any]  # with locations in place of tensors
 
 
 class Packet(NamedTuple):
@@ -70,7 +74,7 @@ class Packet(NamedTuple):
     ``copied`` holds the tensors that were not in shared memory: in a slot, or as bytes.
     """
 
-    batches: list[Columns]
+    batches: list[tuple[Any, ...]]  # the fields of Columns
     slots: list[SlotReference]
     copied: SlotReference | bytearray
 
@@ -78,30 +82,32 @@ class Packet(NamedTuple):
 def pack(batches: Sequence[dict[str, Any]]) -> Packet | None:
     """Return the columns for another process; None where too many receivers hold the memory that they lie in."""
     locator = _Locator()
-    located = [_columns(locator.locate(columns)) for columns in batches]
+    known: dict[Any, Any] = {}
+    located = [_columns(locator.locate(columns), known) for columns in batches]
     copied = locator.copy()
     slots = [slot.send() for slot in locator.slots]
     if copied is None or None in slots:
         log.debug("a batch is pickled, not sent by shared memory: its memory is on its way to too many receivers")
         return None
-    return Packet(located, [slot for slot in slots if slot is not None], copied)
+    return Packet([tuple(columns) for columns in located], [slot for slot in slots if slot is not None], copied)
 
 
 def unpack(packet: Packet) -> list[dict[str, Any]]:
     """Return the columns that ``pack`` was given, over the sender's memory: no view of one another."""
-    tensors = [received(slot) for slot in packet.slots]
+    buffers = [received(slot) for slot in packet.slots]
     if isinstance(packet.copied, SlotReference):
-        tensors.append(received(packet.copied))
+        buffers.append(received(packet.copied))
     elif packet.copied:
-        tensors.append(torch.frombuffer(packet.copied, dtype=torch.uint8))
-    buffers = [tensor.numpy() for tensor in tensors]
+        buffers.append(np.frombuffer(packet.copied, np.uint8))
     found = []
-    for columns, plain, strided in packet.batches:
-        restored: dict[str, Any] = _restored(columns, buffers)
+    for names, plain, strided, others in packet.batches:
+        restored: dict[str, Any] = dict.fromkeys(names)
         for name, location in plain:
             restored[name] = _tensor(location, buffers)
         for alike in strided:
             restored.update(_restored_strided(alike, buffers))
+        for name, located in others.items():
+            restored[name] = _restored(located, buffers)
         found.append(restored)
     return found
 
@@ -169,39 +175,43 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _columns(located: dict[str, Any]) -> Columns:
-    """Return the locations of a batch, of which the tensors are moved into lists of their own."""
-    strided = _strided(located)
-    tensors = [(name, tuple(location)) for name, location in located.items() if type(location) is TensorLocation]
-    for name, _ in tensors:
-        located[name] = None
-    return Columns(located, tensors, strided)
+def _columns(located: dict[str, Any], known: dict[Any, Any]) -> Columns:
+    """Return the locations of a batch, sorted into those of tensors, of tensors that are equally spaced, and others.
+
+    Names that are ``known`` of another batch are the same objects, which are pickled once.
+    """
+    strided = list(_strided(located))
+    found = {name for alike in strided for name in alike.names}
+    tensors, others = [], {}
+    for name, location in located.items():
+        if type(location) is not TensorLocation:
+            others[name] = location
+        elif name not in found:
+            tensors.append((name, tuple(location)))
+    alike = [(known.setdefault(names, names), first, stride) for names, first, stride in strided]
+    names = tuple(located)
+    return Columns(known.setdefault(names, names), tensors, alike, others)
 
 
-def _strided(located: dict[str, Any]) -> list[StridedTensors]:
-    """Return groups of equally spaced tensors, and set their entries in ``located`` to None."""
+def _strided(located: dict[str, Any]) -> Iterator[StridedTensors]:
+    """Yield groups of equally spaced tensors."""
     alike: defaultdict[Any, list[str]] = defaultdict(list)
     for name, location in located.items():
         if type(location) is TensorLocation and location.bytes and location.dtype in _NUMPY:
             alike[location.buffer, location.dtype, location.shape].append(name)
-    strided = []
     for names in alike.values():
         strides = {located[after].offset - located[before].offset for before, after in pairwise(names)}
         if len(strides) == 1 and min(strides) > 0 and min(strides) % located[names[0]].dtype.itemsize == 0:
-            strided.append(StridedTensors(tuple(names), located[names[0]], min(strides)))
-            for name in names:
-                located[name] = None
-    return strided
+            yield StridedTensors(tuple(names), tuple(located[names[0]]), min(strides))
 
 
-def _restored_strided(tensors: StridedTensors, buffers: list[Buffer]) -> Iterator[tuple[str, torch.Tensor]]:
+def _restored_strided(tensors: tuple[Any, ...], buffers: list[Buffer]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each tensor by name; none is a view of another, so that each may be changed in place."""
-    location, stride = tensors.first, tensors.stride
-    dtype, buffer = _NUMPY[location.dtype], buffers[location.buffer]
-    first = np.ndarray(location.shape, dtype, buffer, location.offset)
-    shape, strides = (len(tensors.names), *location.shape), (stride, *first.strides)
-    arrays = np.ndarray(shape, dtype, buffer, location.offset, strides)
-    return zip(tensors.names, map(torch.from_numpy, arrays), strict=True)
+    names, (buffer, dtype, shape, offset, _), stride = tensors
+    dtype = _NUMPY[dtype]
+    inner = np.ndarray(shape, dtype, buffers[buffer], offset).strides
+    arrays = np.ndarray((len(names), *shape), dtype, buffers[buffer], offset, (stride, *inner))
+    return zip(names, map(torch.from_numpy, arrays), strict=True)
 
 
 def _restored(located: Any, buffers: list[Buffer]) -> Any:

@@ -140,7 +140,7 @@ def test_a_mix_is_sent_in_groups(small_rows: Path, sent: list[tuple[int, int]]) 
 
 
 def _large(batch: Batch) -> Any:
-    return {"id": batch["id"], "image": torch.zeros(3 << 20, dtype=torch.uint8)}
+    return {"id": batch["id"], "image": torch.zeros(5 << 20, dtype=torch.uint8)}
 
 
 def _unknown(batch: Batch) -> Any:
