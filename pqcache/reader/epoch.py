@@ -81,6 +81,7 @@ def _read(
             load=loader.measured(partial(loader.load, arenas=arenas)),
             load_around=loader.measured(partial(loader.load_around, arenas=arenas)),
             forms=loader.forms,
+            gathered_forms=loader.gathered_forms,
             finish=partial(loader.finish, memory),
             memory=loader.memory,
             batches=memory,

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pqcache.parquet.decoded_size import StoredRowGroup, most_decoded_bytes
 from pqcache.reader.columns.batch_layout import LONG, FinishedBatch, GatheredBatch, GatheredBatches, NumberColumns
 from pqcache.reader.columns.column_data import ColumnData, as_typed, cut, from_arrow, take
-from pqcache.reader.columns.column_forms import ColumnForm, form_of
+from pqcache.reader.columns.column_forms import ColumnForm, form_of, typed_form
 from pqcache.reader.memory_budget import MostDecoded, PiecesOf, RowGroupSizes, check_decoded
 from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.order.epoch_order import Ints
@@ -130,7 +130,7 @@ class RowGroupLoader:
             or self.plan.packs is not None
         ):
             return {}
-        long = [form for form in self.plan.file_forms if form.kind == "fixed" and form.width >= LONG]
+        long = [form for form in self.plan.file_forms if _is_long(form)]
         for form in long:
             arena = self.arenas.get(form.name)
             if arena is None or (arena.size, arena.count) != (most * form.width, slots):
@@ -256,6 +256,13 @@ class RowGroupLoader:
             forms = tuple(form for column in self.sequence_columns for form in column.forms)
         return (*forms, _FILE) if self.plan.partitions or not forms else forms
 
+    @cached_property
+    def gathered_forms(self) -> tuple[ColumnForm, ...]:
+        """The forms of gathered columns: long lists that are stored as other numbers are numbers of their type then."""
+        if self.plan.packs is not None or self.plan.sequences is not None:
+            return self.forms
+        return tuple(typed if _is_long(form) and _is_long(typed := typed_form(form)) else form for form in self.forms)
+
     def finish(self, memory: BufferPool, batches: GatheredBatches) -> list[FinishedBatch]:
         """Return the columns of batches, partition columns among them; new values are written to ``memory``.
 
@@ -265,7 +272,7 @@ class RowGroupLoader:
             return [self._finish(memory, batch) for batch in batches.one_by_one()]
         whole = GatheredBatch(sum(batches.sizes), batches.layout, batches.arrays, batches.columns[0])
         numbers, others = self._numbers_of(whole)
-        placed = [whole.column(position, self.forms[position]) for position in others - whole.columns.keys()]
+        placed = [whole.column(position, self.gathered_forms[position]) for position in others - whole.columns.keys()]
         found: list[FinishedBatch] = []
         start = 0
         for size, columns in zip(batches.sizes, batches.columns, strict=True):
@@ -286,7 +293,8 @@ class RowGroupLoader:
         split = self.sequence_columns if packs is None else self.grouped_columns
         if not split:
             numbers, others = self._numbers_of(batch)
-            found = {self.forms[position].name: batch.column(position, self.forms[position]) for position in others}
+            forms = self.gathered_forms
+            found = {forms[position].name: batch.column(position, forms[position]) for position in others}
         else:
             columns = (batch.column(position, form) for position, form in enumerate(self.forms))
             found = {column.form.name: column.rows(columns) for column in split}
@@ -298,7 +306,7 @@ class RowGroupLoader:
 
     def _numbers_of(self, batch: GatheredBatch) -> tuple[list[NumberColumns], set[int]]:
         """Return plain numbers by group, and the positions of all other columns."""
-        forms, numbers = self.forms, []
+        forms, numbers = self.gathered_forms, []
         others = set(range(len(forms)))
         for group, array in zip(batch.layout.groups, batch.arrays, strict=True):
             if group.dtype is None or not batch.columns.keys().isdisjoint(group.positions):
@@ -317,3 +325,7 @@ class RowGroupLoader:
             of_rows = files if (axis := plan.axis(name)) is None else np.repeat(files, axis)
             found[name] = from_arrow(pc.take(table[name], pa.array(of_rows)), form_of(plan.row_schema.field(name)))
         return found
+
+
+def _is_long(form: ColumnForm) -> bool:
+    return form.kind == "fixed" and form.width >= LONG

@@ -10,7 +10,7 @@ lists, lists with nulls in them) is held as an Arrow array, and Arrow takes its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.parquet.dense_columns import dense_to_lists
-from pqcache.parquet.numpy_types import numpy_dtype
 from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.columns.column_forms import ColumnForm, fixed_width, storage_type
+from pqcache.reader.columns.column_forms import ColumnForm, dense_dtype, fixed_width, storage_type, typed_form
 from pqcache.reader.columns.row_bytes import PackedBytes, ViewEnds, ViewLists
 from pqcache.reader.columns.row_views import (
     bytes_pointed_into,
@@ -99,18 +98,29 @@ def as_typed(column: ColumnData, memory: BufferPool) -> ColumnData:
     form = column.form
     if form.stored is None:
         return column
-    typed = replace(form, stored=None)
+    typed = typed_form(form)
     if form.kind != "fixed":
         return ColumnData(typed, column.values, column.valid)
-    item: np.dtype[Any] = numpy_dtype(storage_type(form.type).value_type)
-    numbers = np.ascontiguousarray(column.values).reshape(-1).view(form.stored.dtype)
-    if numbers.itemsize == item.itemsize and item.kind in "iu":  # the same bits in both
-        numbers = numbers.view(item)
-    elif numbers.dtype != item:
-        narrow, numbers = numbers, memory.borrow(numbers.size * item.itemsize).view(item)
-        np.copyto(numbers, narrow, casting="unsafe")
-    typed = replace(typed, width=form.stored.length * item.itemsize)
-    return ColumnData(typed, _words(numbers.view(np.uint8), typed.width), column.valid)
+    stored = np.ascontiguousarray(column.values).reshape(-1).view(np.uint8)
+    if has_bits_of_type(form):
+        return ColumnData(typed, _words(stored, typed.width), column.valid)
+    numbers = memory.borrow(len(column) * typed.width)
+    write_typed(form, stored, numbers)
+    return ColumnData(typed, _words(numbers, typed.width), column.valid)
+
+
+def has_bits_of_type(form: ColumnForm) -> bool:
+    """Return whether rows that are held as they are stored have the same bytes as numbers of their type."""
+    if form.stored is None:
+        return True
+    stored, item = np.dtype(form.stored.dtype), dense_dtype(form)
+    return stored == item or (stored.itemsize == item.itemsize and item.kind in "iu")
+
+
+def write_typed(form: ColumnForm, stored: Bytes, out: Bytes) -> None:
+    """Write the bytes of rows as they are ``stored`` to the bytes ``out``, as numbers of their type."""
+    assert form.stored is not None
+    np.copyto(out.view(dense_dtype(form)), stored.view(form.stored.dtype), casting="unsafe")
 
 
 def take(column: ColumnData, rows: npt.NDArray[np.int64]) -> ColumnData:

@@ -106,6 +106,18 @@ def form_of(field: pa.Field, dense: int = 0) -> ColumnForm:
     return ColumnForm(name=field.name, type=kind, kind="other")
 
 
+def dense_dtype(form: ColumnForm) -> np.dtype[Any]:
+    """Return the numpy dtype of the numbers in a dense column's lists."""
+    return numpy_dtype(storage_type(storage_type(form.type).value_type))
+
+
+def typed_form(form: ColumnForm) -> ColumnForm:
+    """Return the form of a column that is held as it is stored, once its rows are numbers of its type."""
+    if form.stored is None or form.kind != "fixed":
+        return replace(form, stored=None)
+    return replace(form, stored=None, width=form.stored.length * dense_dtype(form).itemsize)
+
+
 def stored_as(form: ColumnForm, stored: Dense | None) -> ColumnForm:
     """Return the form of a column that the files hold dense."""
     if stored is None:

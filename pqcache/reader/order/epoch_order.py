@@ -120,14 +120,6 @@ class Lane:
         return int(self._starts[-1])
 
     @cached_property
-    def _first_blocks(self) -> Ints:
-        return np.arange(len(self.row_groups), dtype=np.int64) * self.blocks_per_step
-
-    @cached_property
-    def _bucket_counts(self) -> Ints:
-        return np.minimum(self._first_blocks + self.window * self.blocks_per_step, self.blocks) - self._first_blocks
-
-    @cached_property
     def blocks(self) -> int:
         """Number of blocks."""
         spans, last_step = len(self.row_groups), self.window // 2 + 1
@@ -171,17 +163,31 @@ class Lane:
         return range(min(max(0, step - self.window + 1), spans), min(step + 1, spans))
 
     def rows_before(self, block: int) -> int:
-        """Return how many rows the blocks before ``block`` have, in time O(window)."""
+        """Return how many rows the blocks before ``block`` have, in time O(window).
+
+        It is found for all blocks of a step, which are mostly asked for one after the other.
+        """
         if block >= self.blocks:
             return self.rows
-        spans = self.spans(block)
-        if spans.start > self._last_of_first_batch:  # all of them have equal buckets: as `_offset`, in less time
-            mixed = slice(spans.start, spans.stop)
-            done = self.sizes[mixed] * (block - self._first_blocks[mixed]) // self._bucket_counts[mixed]
-        else:
-            span = np.arange(spans.start, spans.stop)
-            done = self._offset(span, np.maximum(block - span * self.blocks_per_step, 0))
-        return int(self._starts[spans.start] + done.sum())
+        step, of_step = divmod(block, self.blocks_per_step)
+        known = self._known_rows_before.get(step)
+        if known is None:
+            self._known_rows_before.clear()
+            known = self._known_rows_before[step] = self._rows_before_blocks(step)
+        return known[of_step]
+
+    @cached_property
+    def _known_rows_before(self) -> dict[int, list[int]]:
+        return {}  # of the step that was last asked for
+
+    def _rows_before_blocks(self, step: int) -> list[int]:
+        """Return how many rows come before each block of a step."""
+        first = step * self.blocks_per_step
+        spans, blocks = self.spans(first), np.arange(first, first + self.blocks_per_step)
+        span = np.arange(spans.start, spans.stop)[:, None]
+        done = self._offset(span, np.maximum(blocks - span * self.blocks_per_step, 0))
+        before: list[int] = (self._starts[spans.start] + done.sum(axis=0)).tolist()
+        return before
 
     def block_at(self, row: int) -> int:
         """Return the block in which the lane's ``row``-th row comes, by bisection; ``blocks`` at the end."""

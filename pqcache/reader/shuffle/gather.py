@@ -14,13 +14,16 @@ from pqcache.reader.columns.column_data import (
     NEAR,
     Bytes,
     ColumnData,
+    as_typed,
     compact,
     cut,
     ends_of_views,
+    has_bits_of_type,
     is_views,
     join,
     pack_bytes,
     take,
+    write_typed,
 )
 from pqcache.reader.columns.column_forms import ColumnForm
 from pqcache.reader.order.epoch_order import Ints, Lane
@@ -64,7 +67,7 @@ class BatchBuilder:
                 for of_batch, (_, part) in zip(columns, sorted(parts.items()), strict=True):
                     of_batch[position] = part
                 continue
-            form, values = context.forms[position], context.layout.values(self.arrays, position)
+            form, values = context.gathered_forms[position], context.layout.values(self.arrays, position)
             column = self._joined(parts, None if values is None else ColumnData(form, values), form)
             columns[0][position] = (
                 ColumnData(form, pack_bytes(column, context.shared), column.valid) if is_views(column) else column
@@ -131,6 +134,8 @@ def gather(
     for position in positions:
         parts = [bucket_column(context, bucket, position) for bucket in buckets]
         column = take(join(parts, context.forms[position]), order)
+        if context.gathered_forms[position] != context.forms[position]:
+            column = as_typed(column, context.batches)
         for first, part, of_part in _packed_together(column, of_batches, context.shared):
             if context.low_memory:  # a batch that goes on in the next block would keep all of this one
                 part = compact(part)
@@ -194,19 +199,37 @@ def _gather_fixed(
 def _gather_long(context: ReadContext[Any], buckets: Sequence[Bucket], order: Ints, position: int, out: Bytes) -> None:
     """Write the long rows of a column to ``out`` in ``order``, but not those that lie among a chunk's ``columns``.
 
-    That is one call where all of them lie in one arena; otherwise each bucket's rows are written to their places.
+    Those of one arena are read by few calls; otherwise each bucket's rows are written to their places.
     """
-    arena, width = context.arenas.get(context.forms[position].name), context.forms[position].width
+    form = context.forms[position]
+    arena, as_they_are = context.arenas.get(form.name), form is context.gathered_forms[position]
     if arena is not None:
-        found = [rows for bucket in buckets if (rows := arena_rows(arena, bucket, position, width)) is not None]
+        found = [rows for bucket in buckets if (rows := arena_rows(arena, bucket, position, form.width)) is not None]
         if len(found) == len(buckets):
-            arena.buffer.reshape(-1, width).take(np.concatenate(found)[order], axis=0, out=out, mode="clip")
+            rows, decoded = np.concatenate(found)[order], arena.buffer.reshape(-1, form.width)
+            if as_they_are or has_bits_of_type(form):
+                decoded.take(rows, axis=0, out=out, mode="clip")
+            else:
+                _take_typed(context, form, decoded, rows, out)
             return
     where = np.empty_like(order)
     where[order] = np.arange(len(order))
-    items, first = out.view(f"V{width}")[:, 0], 0
+    items, first = out.view(f"V{out.shape[-1]}")[:, 0], 0
     for bucket in buckets:
         past = first + bucket.stop - bucket.start
         if position not in bucket.chunk.columns:
-            items[where[first:past]] = bucket_column(context, bucket, position).values.view(f"V{width}")[:, 0]
+            column = bucket_column(context, bucket, position)
+            column = column if as_they_are else as_typed(column, context.memory)
+            items[where[first:past]] = column.values.view(items.dtype)[:, 0]
         first = past
+
+
+def _take_typed(context: ReadContext[Any], form: ColumnForm, decoded: Bytes, rows: Ints, out: Bytes) -> None:
+    """Write ``rows`` that are held as they are stored to ``out`` as numbers of their type, some at a time."""
+    each = max(1, NEAR // form.width)
+    near = context.memory.acquire(each * form.width)
+    stored = near[: each * form.width].reshape(each, form.width)
+    for start in range(0, len(rows), each):
+        some = rows[start : start + each]
+        write_typed(form, decoded.take(some, axis=0, out=stored[: len(some)], mode="clip"), out[start : start + each])
+    context.memory.release(near)

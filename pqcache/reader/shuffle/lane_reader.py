@@ -22,7 +22,7 @@ from pqcache.reader.shuffle.scatter import Buckets, Done, ReadContext, scatter
 
 _STRETCHES = 3  # of blocks on their way: one being used, one ready (unless memory is low), one in the making
 _NOTED = 8  # of so many stretches, at one it is looked how many batches are made and not used
-_TOGETHER = 1 << 20  # bytes of blocks that are gathered at once, which a processor's cache holds
+_TOGETHER = 2 << 20  # bytes of blocks that are gathered at once, which a processor's cache holds
 
 
 def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
@@ -30,7 +30,7 @@ def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
     if not lane.blocks:
         return 1
     if all(form.kind == "fixed" for form in context.forms):
-        size = context.layout.bytes(-(-lane.rows // lane.blocks))
+        size = context.decoded_layout.bytes(-(-lane.rows // lane.blocks))
     else:
         size = context.row_group_bytes * len(lane.row_groups) // lane.blocks or _TOGETHER
     return -(-_TOGETHER // max(1, size))

@@ -38,6 +38,7 @@ class ReadContext(Generic[Done]):
     """What the batches of an epoch are read with.
 
     ``load``           decodes rows: (row group, first row, past-last row) -> columns of ``forms``
+    ``gathered_forms``  those in batches: some of ``forms`` may be stored as other numbers, which gathering changes
     ``finish``         makes batches of gathered columns, on a thread
     ``memory``         for what is decoded and scattered; ``batches`` for batches
     ``ahead``          row groups to decode ahead
@@ -53,6 +54,7 @@ class ReadContext(Generic[Done]):
 
     load: Load
     forms: Sequence[ColumnForm]
+    gathered_forms: Sequence[ColumnForm]
     finish: Callable[[GatheredBatches], list[Done]]
     memory: BufferPool
     batches: BufferPool
@@ -107,12 +109,17 @@ class ReadContext(Generic[Done]):
     @cached_property
     def layout(self) -> BatchLayout:
         """Where the fixed-width columns of a batch lie."""
+        return BatchLayout.of(self.gathered_forms)
+
+    @cached_property
+    def decoded_layout(self) -> BatchLayout:
+        """How the fixed-width columns of decoded rows are grouped; groups of short rows are those of a batch."""
         return BatchLayout.of(self.forms)
 
     @cached_property
     def scattered_layout(self) -> BatchLayout:
         """Where those fixed-width columns lie that are scattered: all, or those that are not kept as decoded."""
-        return self.layout.short if self.keep_decoded else self.layout
+        return self.decoded_layout.short if self.keep_decoded else self.decoded_layout
 
 
 class ScatterChunk:
@@ -200,7 +207,7 @@ class ScatteredColumns:
         self._orders = [order[self._offsets[p[0]] : self._offsets[p[-1] + 1]] for p in self._portions]
         # in workers, where memory is scarce, none is left over in chunks; else all chunks are as large, to be reused
         self._least_rows = 0 if context.low_memory or not large else -(-len(order) // lane.window)
-        groups = context.layout.groups
+        groups = context.decoded_layout.groups
         self._places = {p: (g, i) for g, group in enumerate(groups) for i, p in enumerate(group.positions)}
         self._chunks: list[ScatterChunk] = []
         self.while_decoding = 0  # nanoseconds

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -161,6 +162,48 @@ def test_dense_lists_are_read_from_their_pages(tmp_path: Path, narrow: bool, cap
         found = read_table(loader, Order(counts=loader.plan.counts, batch_size=50, shuffle=False))
     assert found["tokens"].to_pylist() == numbers.tolist()
     assert "is read by pyarrow" not in caplog.text
+
+
+_STORED = {  # the type of a list's numbers, the most of them, and how they are stored
+    "as narrower numbers": ("int32", 65_535, "uint16"),
+    "as much narrower numbers": ("int64", 65_535, "uint16"),
+    "with the same bits": ("int32", 2**31 - 1, "uint32"),
+    "in short rows": ("int32", 255, "uint8"),
+}
+
+
+@pytest.mark.parametrize("kind", _STORED)
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize("budget", [DecodeBudget(2), KEPT, KEPT._replace(arena_slots=2), KEPT._replace(arena_slots=40)])
+def test_dense_rows_become_numbers_of_their_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, nulls: bool, budget: DecodeBudget
+) -> None:
+    monkeypatch.setattr(gather_module, "NEAR", 2000)  # a few rows at a time
+    item, most, stored = _STORED[kind]
+    numbers = np.random.default_rng(1).integers(0, most, (900, 300), item, endpoint=True)
+    table = pa.table({"id": range(900), "tokens": pa.array(list(numbers), pa.list_(pa.type_for_alias(item)))})
+    write(tmp_path / "lists", {"t.parquet": table}, rows=100)
+    pqcache.repartition(tmp_path / "lists", tmp_path / "dense", row_group_size="40KB", dense=["tokens"], narrow=True)
+    if nulls:  # pqcache writes none, but others may who keep a file's metadata
+        table = table.set_column(1, "tokens", _with_nulls(table))
+        for path in (tmp_path / "dense").rglob("*.parquet"):
+            rows = pq.read_table(path)
+            pq.write_table(rows.set_column(1, rows.schema.field("tokens"), _with_nulls(rows)), path, row_group_size=30)
+    loader = loader_of(tmp_path / "dense", dense=True)
+    assert loader.plan.stored["tokens"].dtype == stored
+    order = Order(counts=loader.plan.counts, batch_size=33, lanes=2, window=4)
+    total = order.batches()
+    for into in (None, BufferPool()):
+        found: list[dict[str, Any]] = []
+        for _, batch in epoch_batches(loader, order, range(total), total, budget, into):
+            columns = {name: to_arrow(column) for name, column in batch.columns().items()}
+            found += pa.table({name: columns[name] for name in table.column_names}).to_pylist()
+        assert len(found) >= 900
+        assert {row["id"]: row for row in found} == {row["id"]: row for row in table.to_pylist()}
+
+
+def _with_nulls(table: pa.Table) -> pa.ChunkedArray:
+    return pc.if_else(pc.equal(pc.divide(table["id"], 10), 40), None, table["tokens"])
 
 
 def test_columns_that_are_not_read_from_their_pages_are_logged(
