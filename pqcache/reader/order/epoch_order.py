@@ -142,15 +142,23 @@ class Lane:
 
         Buckets are equal. But those of the span's first step are larger where the lane's first batch needs it.
         """
-        step, first = self.blocks_per_step, np.multiply(span, self.blocks_per_step)
-        size, buckets = self.sizes[span], np.minimum(first + self.window * step, self.blocks) - first
-        even = size * bucket // buckets
+        even = self._even_offset(span, bucket)
         if np.min(span) > self._last_of_first_batch:
             return even
+        step, size, buckets = self.blocks_per_step, self.sizes[span], self._buckets(span)
         wanted = np.minimum(size, self.batch_size - self._starts[span])
         in_step, after = np.minimum(bucket, step), np.maximum(bucket - step, 0)
         larger = wanted * in_step // step + (size - wanted) * after // np.maximum(buckets - step, 1)
         return np.where(wanted <= size * step // buckets, even, larger)
+
+    def _even_offset(self, span: Any, bucket: Any) -> Any:
+        """Return where buckets of spans begin where all buckets of a span are equal."""
+        return self.sizes[span] * bucket // self._buckets(span)
+
+    def _buckets(self, span: Any) -> Any:
+        """Return how many buckets spans have."""
+        step = self.blocks_per_step
+        return np.minimum((span + self.window) * step, self.blocks) - span * step
 
     @cached_property
     def _last_of_first_batch(self) -> int:
@@ -183,9 +191,13 @@ class Lane:
     def _rows_before_blocks(self, step: int) -> list[int]:
         """Return how many rows come before each block of a step."""
         first = step * self.blocks_per_step
-        spans, blocks = self.spans(first), np.arange(first, first + self.blocks_per_step)
+        spans = self.spans(first)
         span = np.arange(spans.start, spans.stop)[:, None]
-        done = self._offset(span, np.maximum(blocks - span * self.blocks_per_step, 0))
+        bucket = np.arange(first, first + self.blocks_per_step) - span * self.blocks_per_step
+        done = self._even_offset(span, bucket)
+        early = max(0, self._last_of_first_batch + 1 - spans.start)
+        if early:
+            done[:early] = self._offset(span[:early], bucket[:early])
         before: list[int] = (self._starts[spans.start] + done.sum(axis=0)).tolist()
         return before
 
