@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from pqcache.parquet.numpy_types import numpy_dtype
 
-_VIEW = 16  # bytes
+VIEW = 16  # bytes
 _CAST = pc.get_function("cast")
 _BYTES, _VIEWS = pc.CastOptions(pa.large_binary()), pc.CastOptions(pa.binary_view())  # made once: that takes long
 _MOST_BYTES = 2**31 - 1  # a view reaches this far into its data
@@ -79,18 +79,18 @@ def copied_views(views: pa.Array) -> pa.Array:
 def take_views(views: pa.Array, rows: npt.NDArray[np.integer]) -> pa.Array:
     """Return views at positions ``rows``, in their order."""
     _, pointers, *data = views.buffers()
-    taken = np.frombuffer(pointers, f"V{_VIEW}", len(views), views.offset * _VIEW).take(rows, mode="clip")
+    taken = np.frombuffer(pointers, f"V{VIEW}", len(views), views.offset * VIEW).take(rows, mode="clip")
     return pa.Array.from_buffers(views.type, len(rows), [None, pa.py_buffer(taken), *data])
 
 
 def lengths_of_views(array: pa.Array) -> npt.NDArray[np.int32]:
     """Return the bytes of each row."""
-    return np.frombuffer(array.buffers()[1], np.int32, len(array) * 4, array.offset * _VIEW)[::4]
+    return np.frombuffer(array.buffers()[1], np.int32, len(array) * 4, array.offset * VIEW)[::4]
 
 
 def point_to_little(views: pa.Array) -> bool:
     """Return whether the data that views point into is no larger than they are."""
-    return bytes_pointed_into(views) <= _VIEW * len(views)
+    return bytes_pointed_into(views) <= VIEW * len(views)
 
 
 def bytes_pointed_into(views: pa.Array) -> int:

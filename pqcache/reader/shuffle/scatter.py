@@ -14,8 +14,9 @@ import numpy as np
 
 from pqcache.reader.arriving.arrival_queue import ArrivalQueue
 from pqcache.reader.columns.batch_layout import LONG, BatchLayout, GatheredBatches
-from pqcache.reader.columns.column_data import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, take
+from pqcache.reader.columns.column_data import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, is_views, take
 from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.columns.row_views import VIEW
 from pqcache.reader.meter import ARRIVAL_WAIT, DECODE, GATHER, NO_METER, READ_WAIT, Meter
 from pqcache.reader.order.epoch_order import Ints, Lane
 from pqcache.reader.row_group_reader import release_unused
@@ -205,6 +206,9 @@ class ScatteredColumns:
         large = context.scattered_layout.bytes(len(order)) + of_views > _SMALL
         self._portions = self._in_chunks(lane, range(first_bucket, len(self._offsets) - 1), large)
         self._orders = [order[self._offsets[p[0]] : self._offsets[p[-1] + 1]] for p in self._portions]
+        self._order = order[self._offsets[first_bucket] :]  # of all of them
+        # small columns of views are copied by one call, and freed with the last chunk: so many bytes of a span
+        self._left_whole = 0 if context.low_memory else NEAR
         # in workers, where memory is scarce, none is left over in chunks; else all chunks are as large, to be reused
         self._least_rows = 0 if context.low_memory or not large else -(-len(order) // lane.window)
         groups = context.decoded_layout.groups
@@ -253,7 +257,16 @@ class ScatteredColumns:
             for order, chunk in zip(self._orders, self.chunks(), strict=True):
                 values.take(order, axis=0, out=chunk.arrays[group][row], mode="clip")
         else:
-            kept = self._context.keep_decoded and bytes_of_views(column) >= LONG * len(column)
+            size = bytes_of_views(column)
+            kept = self._context.keep_decoded and size >= LONG * len(column)
+            size += VIEW * len(column)
+            if not kept and is_views(column) and size <= self._left_whole:
+                self._left_whole -= size
+                column, first = compact(take(column, self._order)), 0
+                for order, chunk in zip(self._orders, self.chunks(), strict=True):
+                    chunk.columns[position] = cut(column, first, first + len(order))
+                    first += len(order)
+                return
             for order, chunk in zip(self._orders, self.chunks(), strict=True):
                 chunk.columns[position] = take(column, order) if kept else compact(take(column, order))
 
