@@ -185,10 +185,10 @@ def _open_cache(cache: CacheDirectory, snapshot: str | None, fill: FillRequest |
         try:
             return _open_published(cache, snapshot) if arriving is None else _open_arriving(cache, arriving, fill)
         except (CacheError, OSError):
-            if cache.current() == current:  # else it has been published since
-                waits = _PUBLISHING if _is_publishing(cache) else _MOVING
-                if not _may_be_moving(cache, snapshot, arriving) or looks * _POLL >= waits:
-                    raise
+            waits = _PUBLISHING if _is_publishing(cache) else _MOVING
+            may_come = _may_be_moving(cache, snapshot, arriving) and looks * _POLL < waits
+            if not may_come and cache.current() == current:  # looked at last: else it has been published since
+                raise
         looks += 1
         time.sleep(_POLL)
 

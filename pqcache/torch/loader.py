@@ -241,10 +241,8 @@ class Loader(DataLoader[Any]):
 
     def _received(self, iteration: object) -> Iterator[Any]:
         """Return the batches of an iteration that begins, from the workers if there are any."""
-        if not self.num_workers:
-            return _without_spans(super().__iter__())
         if self._groups is None:
-            return super().__iter__()
+            return _without_spans(super().__iter__())
         assert self.prefetch_factor is not None
         self._groups.begin()
         self._dataset.groups = self._groups  # in the copies that workers get now
