@@ -152,6 +152,8 @@ def ungrouped(
 
 def bytes_of(value: Any) -> int:
     """Return about how many bytes a batch takes; of what is not known, so many that it is sent alone."""
+    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+        return _MOST_BYTES
     if isinstance(value, torch.Tensor | np.ndarray):
         return int(value.nbytes)
     if isinstance(value, Ragged):

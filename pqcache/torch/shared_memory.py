@@ -267,9 +267,11 @@ def received(sent: SlotReference) -> Buffer:
 
 def _map(sent: SlotReference) -> _MappedSlot:
     """Map a slot, and forget those of senders that have ended: workers come and go with epochs."""
-    ended = {process for process in {slot.sender for slot in _mapped.values()} if not Path(f"/proc/{process}").exists()}
-    for token in [token for token, slot in _mapped.items() if slot.sender in ended]:
-        _mapped.pop(token, None)
+    mapped_now = list(_mapped.items())  # at once: other threads receive too
+    ended = {pid for pid in {slot.sender for _, slot in mapped_now} if not Path(f"/proc/{pid}").exists()}
+    for token, slot in mapped_now:
+        if slot.sender in ended:
+            _mapped.pop(token, None)
     try:
         descriptor = os.open(f"/proc/{sent.pid}/fd/{sent.descriptor}", os.O_RDWR)
     except OSError as error:

@@ -147,7 +147,11 @@ def _unknown(batch: Batch) -> Any:
     return {"id": batch["id"], "object": range(3)}
 
 
-@pytest.mark.parametrize("transform", [_large, _unknown])
+def _sparse(batch: Batch) -> Any:
+    return {"id": batch["id"], "object": torch.eye(3).to_sparse()}
+
+
+@pytest.mark.parametrize("transform", [_large, _unknown, _sparse])
 def test_what_is_large_or_of_unknown_size_comes_alone(
     small_rows: Path, transform: Any, sent: list[tuple[int, int]]
 ) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,31 @@ def _fork_with_memory(answer: Any) -> None:
     pool.borrow(100_000)[:] = 9
     os.write(write, b"x")
     answer.put(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def test_threads_receive_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those do that pin the batches of two loaders: each maps slots that are new to it and looks for old ones."""
+    monkeypatch.setattr(shared_memory, "_mapped", {})
+    slots = [Slot(4096) for _ in range(200)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(_receive_again_and_again, [slots[number::4] for number in range(4)]))
+    finally:
+        sys.setswitchinterval(interval)
+        for slot in slots:
+            slot.close()
+
+
+def _receive_again_and_again(slots: list[Slot]) -> None:
+    for _ in range(150):
+        for slot in slots:
+            reference = slot.send()
+            assert reference is not None
+            assert len(received(reference)) == 4096
+        for slot in slots:
+            shared_memory._mapped.pop(slot.token, None)
 
 
 @pytest.mark.parametrize("ends", ["descriptors first", "first thread first"])

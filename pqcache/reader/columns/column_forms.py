@@ -113,7 +113,9 @@ def dense_dtype(form: ColumnForm) -> np.dtype[Any]:
 
 def typed_form(form: ColumnForm) -> ColumnForm:
     """Return the form of a column that is held as it is stored, once its rows are numbers of its type."""
-    if form.stored is None or form.kind != "fixed":
+    if form.stored is None:
+        return form
+    if form.kind != "fixed":
         return replace(form, stored=None)
     return replace(form, stored=None, width=form.stored.length * dense_dtype(form).itemsize)
 

@@ -202,7 +202,7 @@ def _gather_long(context: ReadContext[Any], buckets: Sequence[Bucket], order: In
     Those of one arena are read by few calls; otherwise each bucket's rows are written to their places.
     """
     form = context.forms[position]
-    arena, as_they_are = context.arenas.get(form.name), form is context.gathered_forms[position]
+    arena, as_they_are = context.arenas.get(form.name), form == context.gathered_forms[position]
     if arena is not None:
         found = [rows for bucket in buckets if (rows := arena_rows(arena, bucket, position, form.width)) is not None]
         if len(found) == len(buckets):

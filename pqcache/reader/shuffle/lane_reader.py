@@ -22,7 +22,7 @@ from pqcache.reader.shuffle.scatter import Buckets, Done, ReadContext, scatter
 
 _STRETCHES = 3  # of blocks on their way: one being used, one ready (unless memory is low), one in the making
 _NOTED = 8  # of so many stretches, at one it is looked how many batches are made and not used
-_TOGETHER = 2 << 20  # bytes of blocks that are gathered at once, which a processor's cache holds
+_TOGETHER = 2 << 20  # bytes of blocks, as decoded, that are gathered at once: a processor's cache holds them
 
 
 def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
