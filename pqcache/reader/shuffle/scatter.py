@@ -207,7 +207,7 @@ class ScatteredColumns:
         self._portions = self._in_chunks(lane, range(first_bucket, len(self._offsets) - 1), large)
         self._orders = [order[self._offsets[p[0]] : self._offsets[p[-1] + 1]] for p in self._portions]
         self._order = order[self._offsets[first_bucket] :]  # of all of them
-        # small columns of views are copied by one call, and freed with the last chunk: so many bytes of a span
+        # columns of views are taken by one call, and freed with the last chunk, if they have so few bytes of a span
         self._left_whole = 0 if context.low_memory else NEAR
         # in workers, where memory is scarce, none is left over in chunks; else all chunks are as large, to be reused
         self._least_rows = 0 if context.low_memory or not large else -(-len(order) // lane.window)
@@ -259,16 +259,17 @@ class ScatteredColumns:
         else:
             size = bytes_of_views(column)
             kept = self._context.keep_decoded and size >= LONG * len(column)
-            size += VIEW * len(column)
-            if not kept and is_views(column) and size <= self._left_whole:
-                self._left_whole -= size
-                column, first = compact(take(column, self._order)), 0
+            size = VIEW * len(column) + (0 if kept else size)
+            if not is_views(column) or size > self._left_whole:
                 for order, chunk in zip(self._orders, self.chunks(), strict=True):
-                    chunk.columns[position] = cut(column, first, first + len(order))
-                    first += len(order)
+                    chunk.columns[position] = take(column, order) if kept else compact(take(column, order))
                 return
+            self._left_whole -= size
+            column, first = take(column, self._order), 0
+            column = column if kept else compact(column)
             for order, chunk in zip(self._orders, self.chunks(), strict=True):
-                chunk.columns[position] = take(column, order) if kept else compact(take(column, order))
+                chunk.columns[position] = cut(column, first, first + len(order))
+                first += len(order)
 
     def buckets(self, columns: Rows) -> Buckets:
         """Return the buckets, with those of ``columns`` that have values being added now; None before the first.
