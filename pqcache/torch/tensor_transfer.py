@@ -127,7 +127,11 @@ class _Locator:
             return RaggedLocation(self.locate(value.values), self.locate(value.offsets), value.kind)
         if type(value) is dict:
             return {name: self.locate(inner) for name, inner in value.items()}
-        if type(value) is not torch.Tensor or not is_plain(value):
+        if type(value) is not torch.Tensor:
+            return value
+        if value.is_conj() or value.is_neg():  # which torch's pickling loses, and with it the values
+            value = value.resolve_conj().resolve_neg()
+        if not is_plain(value):
             return value
         size = value.numel() * value.element_size()
         if not size:

@@ -137,3 +137,20 @@ def test_a_batch_may_be_sent_to_another_process(table: Path, workers: int) -> No
     process.join(60)
     assert process.exitcode == 0
     assert sorted(i for batch in loader for i in batch["id"].tolist()) == list(range(320))
+
+
+def _with_complex(batch: Batch) -> Any:
+    values = torch.complex(batch["x"].float(), batch["id"].float())
+    return {"id": batch["id"], "conjugate": values.conj(), "negative": values.conj().imag, "sum": values.sum().conj()}
+
+
+def test_conjugate_tensors_of_a_transform_come_from_workers_as_they_were_made(table: Path) -> None:
+    alone, sent = (
+        list(
+            Loader(ParquetDataset(table, batch_size=32, seed=1, lanes=2, transform=_with_complex), num_workers=workers)
+        )
+        for workers in (0, 2)
+    )
+    assert len(alone) == len(sent) == 10
+    for one, other in zip(alone, sent, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
