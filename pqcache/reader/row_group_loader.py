@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.parquet.decoded_size import StoredRowGroup, most_decoded_bytes
-from pqcache.reader.columns.batch_layout import LONG, FinishedBatch, GatheredBatch, GatheredBatches, NumberColumns
+from pqcache.reader.columns.batch_layout import FinishedBatch, GatheredBatch, GatheredBatches, NumberColumns, is_long
 from pqcache.reader.columns.column_data import ColumnData, as_typed, cut, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm, form_of, typed_form
 from pqcache.reader.memory_budget import MostDecoded, PiecesOf, RowGroupSizes, check_decoded
@@ -130,7 +130,7 @@ class RowGroupLoader:
             or self.plan.packs is not None
         ):
             return {}
-        long = [form for form in self.plan.file_forms if _is_long(form)]
+        long = [form for form in self.plan.file_forms if is_long(form)]
         for form in long:
             arena = self.arenas.get(form.name)
             if arena is None or (arena.size, arena.count) != (most * form.width, slots):
@@ -261,7 +261,7 @@ class RowGroupLoader:
         """The forms of gathered columns: long lists that are stored as other numbers are numbers of their type then."""
         if self.plan.packs is not None or self.plan.sequences is not None:
             return self.forms
-        return tuple(typed if _is_long(form) and _is_long(typed := typed_form(form)) else form for form in self.forms)
+        return tuple(typed if is_long(form) and is_long(typed := typed_form(form)) else form for form in self.forms)
 
     def finish(self, memory: BufferPool, batches: GatheredBatches) -> list[FinishedBatch]:
         """Return the columns of batches, partition columns among them; new values are written to ``memory``.
@@ -325,7 +325,3 @@ class RowGroupLoader:
             of_rows = files if (axis := plan.axis(name)) is None else np.repeat(files, axis)
             found[name] = from_arrow(pc.take(table[name], pa.array(of_rows)), form_of(plan.row_schema.field(name)))
         return found
-
-
-def _is_long(form: ColumnForm) -> bool:
-    return form.kind == "fixed" and form.width >= LONG

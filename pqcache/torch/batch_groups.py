@@ -152,9 +152,7 @@ def ungrouped(
 
 def bytes_of(value: Any) -> int:
     """Return about how many bytes a batch takes; of what is not known, so many that it is sent alone."""
-    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
-        return _MOST_BYTES
-    if isinstance(value, torch.Tensor | np.ndarray):
+    if isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and value.layout is torch.strided):
         return int(value.nbytes)
     if isinstance(value, Ragged):
         return bytes_of(value.values) + bytes_of(value.offsets)

@@ -48,33 +48,21 @@ class RaggedLocation(NamedTuple):
     kind: RaggedKind
 
 
-class StridedTensors(NamedTuple):
-    """Tensors like the one at ``first``, each ``stride`` bytes behind the one before: received all at once."""
-
-    names: tuple[str, ...]
-    first: tuple[Any, ...]  # the fields of a TensorLocation
-    stride: int
-
-
-class Columns(NamedTuple):
-    """The columns of one batch, in their order: where tensors lie, and what else there is.
-
-    They are pickled as plain tuples, which takes less time than their classes.
-    """
-
-    names: tuple[str, ...]
-    tensors: list[tuple[str, tuple[Any, ...]]]  # the fields of a TensorLocation
-    strided: list[tuple[Any, ...]]  # of StridedTensors
-    others: dict[str, Any]  # with locations in place of tensors
+# plain tuples, which are pickled in less time than classes
+Fields = tuple[Any, ...]  # of a TensorLocation
+Names = tuple[str, ...]
+Strided = tuple[Names, Fields, int]  # tensors like the first, each so many bytes behind the one before
+Columns = tuple[Names, list[tuple[str, Fields]], list[Strided], dict[str, Any]]  # in order; tensors; these; all others
 
 
 class Packet(NamedTuple):
     """The columns of batches as they are pickled, and what their locations refer to.
 
-    ``copied`` holds the tensors that were not in shared memory: in a slot, or as bytes.
+    In others than tensors, locations are in place of the tensors. ``copied`` holds the tensors that were not in shared
+    memory: in a slot, or as bytes.
     """
 
-    batches: list[tuple[Any, ...]]  # the fields of Columns
+    batches: list[Columns]
     slots: list[SlotReference]
     copied: SlotReference | bytearray
 
@@ -89,7 +77,7 @@ def pack(batches: Sequence[dict[str, Any]]) -> Packet | None:
     if copied is None or None in slots:
         log.debug("a batch is pickled, not sent by shared memory: its memory is on its way to too many receivers")
         return None
-    return Packet([tuple(columns) for columns in located], [slot for slot in slots if slot is not None], copied)
+    return Packet(located, [slot for slot in slots if slot is not None], copied)
 
 
 def unpack(packet: Packet) -> list[dict[str, Any]]:
@@ -185,7 +173,7 @@ def _columns(located: dict[str, Any], known: dict[Any, Any]) -> Columns:
     Names that are ``known`` of another batch are the same objects, which are pickled once.
     """
     strided = list(_strided(located))
-    found = {name for alike in strided for name in alike.names}
+    found = {name for names, _, _ in strided for name in names}
     tensors, others = [], {}
     for name, location in located.items():
         if type(location) is not TensorLocation:
@@ -194,11 +182,11 @@ def _columns(located: dict[str, Any], known: dict[Any, Any]) -> Columns:
             tensors.append((name, tuple(location)))
     alike = [(known.setdefault(names, names), first, stride) for names, first, stride in strided]
     names = tuple(located)
-    return Columns(known.setdefault(names, names), tensors, alike, others)
+    return known.setdefault(names, names), tensors, alike, others
 
 
-def _strided(located: dict[str, Any]) -> Iterator[StridedTensors]:
-    """Yield groups of equally spaced tensors."""
+def _strided(located: dict[str, Any]) -> Iterator[Strided]:
+    """Yield groups of equally spaced tensors, which are received all at once."""
     alike: defaultdict[Any, list[str]] = defaultdict(list)
     for name, location in located.items():
         if type(location) is TensorLocation and location.bytes and location.dtype in _NUMPY:
@@ -206,10 +194,10 @@ def _strided(located: dict[str, Any]) -> Iterator[StridedTensors]:
     for names in alike.values():
         strides = {located[after].offset - located[before].offset for before, after in pairwise(names)}
         if len(strides) == 1 and min(strides) > 0 and min(strides) % located[names[0]].dtype.itemsize == 0:
-            yield StridedTensors(tuple(names), tuple(located[names[0]]), min(strides))
+            yield tuple(names), tuple(located[names[0]]), min(strides)
 
 
-def _restored_strided(tensors: tuple[Any, ...], buffers: list[Buffer]) -> Iterator[tuple[str, torch.Tensor]]:
+def _restored_strided(tensors: Strided, buffers: list[Buffer]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each tensor by name; none is a view of another, so that each may be changed in place."""
     names, (buffer, dtype, shape, offset, _), stride = tensors
     dtype = _NUMPY[dtype]

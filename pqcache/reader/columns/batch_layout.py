@@ -21,6 +21,11 @@ LONG = 512  # bytes of a row from which on saving a copy is worth more than copy
 _GROUP = 64  # bytes per row of a group of columns; each group takes a call, which may wait for the interpreter's lock
 
 
+def is_long(form: ColumnForm) -> bool:
+    """Return whether a column has long rows of fixed width."""
+    return form.kind == "fixed" and form.width >= LONG
+
+
 class ColumnGroup(NamedTuple):
     """Fixed-width columns in one array: ``width`` bytes a row, and ``dtype`` if they are plain numbers.
 

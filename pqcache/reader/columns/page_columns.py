@@ -21,7 +21,7 @@ from pqcache.parquet.pages.page_format import Chunk, MoreValues
 from pqcache.parquet.pages.page_reader import Lists, Reader, has_nulls, log_decoded_by_arrow
 from pqcache.parquet.pages.row_ranges import PagedFile
 from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.columns.batch_layout import LONG
+from pqcache.reader.columns.batch_layout import LONG, is_long
 from pqcache.reader.columns.coded_texts import are_coded
 from pqcache.reader.columns.column_data import ColumnData, as_rows, cut, from_arrow
 from pqcache.reader.columns.column_forms import ColumnForm, storage_type
@@ -177,7 +177,7 @@ _PAGES = "its pages have an encoding, a codec or nulls that are not read here"
 
 def _is_faster(form: ColumnForm) -> bool:
     """Return whether a column may be read faster from its pages than by pyarrow."""
-    return bool(form.dense or _is_text(form) or _is_list(form) or (form.kind == "fixed" and form.width >= LONG))
+    return bool(form.dense or _is_text(form) or _is_list(form) or is_long(form))
 
 
 def _is_text(form: ColumnForm) -> bool:

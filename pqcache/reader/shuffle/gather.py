@@ -134,8 +134,7 @@ def gather(
     for position in positions:
         parts = [bucket_column(context, bucket, position) for bucket in buckets]
         column = take(join(parts, context.forms[position]), order)
-        if context.gathered_forms[position] != context.forms[position]:
-            column = as_typed(column, context.batches)
+        column = _as_gathered(context, position, column, context.batches)
         for first, part, of_part in _packed_together(column, of_batches, context.shared):
             if context.low_memory:  # a batch that goes on in the next block would keep all of this one
                 part = compact(part)
@@ -202,12 +201,12 @@ def _gather_long(context: ReadContext[Any], buckets: Sequence[Bucket], order: In
     Those of one arena are read by few calls; otherwise each bucket's rows are written to their places.
     """
     form = context.forms[position]
-    arena, as_they_are = context.arenas.get(form.name), form == context.gathered_forms[position]
+    arena = context.arenas.get(form.name)
     if arena is not None:
         found = [rows for bucket in buckets if (rows := arena_rows(arena, bucket, position, form.width)) is not None]
         if len(found) == len(buckets):
             rows, decoded = np.concatenate(found)[order], arena.buffer.reshape(-1, form.width)
-            if as_they_are or has_bits_of_type(form):
+            if form == context.gathered_forms[position] or has_bits_of_type(form):
                 decoded.take(rows, axis=0, out=out, mode="clip")
             else:
                 _take_typed(context, form, decoded, rows, out)
@@ -218,10 +217,14 @@ def _gather_long(context: ReadContext[Any], buckets: Sequence[Bucket], order: In
     for bucket in buckets:
         past = first + bucket.stop - bucket.start
         if position not in bucket.chunk.columns:
-            column = bucket_column(context, bucket, position)
-            column = column if as_they_are else as_typed(column, context.memory)
+            column = _as_gathered(context, position, bucket_column(context, bucket, position), context.memory)
             items[where[first:past]] = column.values.view(items.dtype)[:, 0]
         first = past
+
+
+def _as_gathered(context: ReadContext[Any], position: int, column: ColumnData, memory: BufferPool) -> ColumnData:
+    """Return a decoded column as batches have it; other numbers are written to ``memory``."""
+    return column if context.gathered_forms[position] == context.forms[position] else as_typed(column, memory)
 
 
 def _take_typed(context: ReadContext[Any], form: ColumnForm, decoded: Bytes, rows: Ints, out: Bytes) -> None:

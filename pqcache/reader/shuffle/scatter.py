@@ -206,7 +206,7 @@ class ScatteredColumns:
         large = context.scattered_layout.bytes(len(order)) + of_views > _SMALL
         self._portions = self._in_chunks(lane, range(first_bucket, len(self._offsets) - 1), large)
         self._orders = [order[self._offsets[p[0]] : self._offsets[p[-1] + 1]] for p in self._portions]
-        self._order = order[self._offsets[first_bucket] :]  # of all of them
+        self._order = order
         # columns of views are taken by one call, and freed with the last chunk, if they have so few bytes of a span
         self._left_whole = 0 if context.low_memory else NEAR
         # in workers, where memory is scarce, none is left over in chunks; else all chunks are as large, to be reused
@@ -257,19 +257,20 @@ class ScatteredColumns:
             for order, chunk in zip(self._orders, self.chunks(), strict=True):
                 values.take(order, axis=0, out=chunk.arrays[group][row], mode="clip")
         else:
-            size = bytes_of_views(column)
-            kept = self._context.keep_decoded and size >= LONG * len(column)
-            size = VIEW * len(column) + (0 if kept else size)
-            if not is_views(column) or size > self._left_whole:
-                for order, chunk in zip(self._orders, self.chunks(), strict=True):
-                    chunk.columns[position] = take(column, order) if kept else compact(take(column, order))
-                return
-            self._left_whole -= size
-            column, first = take(column, self._order), 0
-            column = column if kept else compact(column)
-            for order, chunk in zip(self._orders, self.chunks(), strict=True):
-                chunk.columns[position] = cut(column, first, first + len(order))
-                first += len(order)
+            for part, chunk in zip(self._parts_of(column), self.chunks(), strict=True):
+                chunk.columns[position] = part
+
+    def _parts_of(self, column: ColumnData) -> list[ColumnData]:
+        """Return the rows of each chunk of a column that has no place there."""
+        pointed_to = bytes_of_views(column)
+        kept = self._context.keep_decoded and pointed_to >= LONG * len(column)
+        taken = take if kept else _taken_compact
+        size = VIEW * len(column) + (0 if kept else pointed_to)
+        if not is_views(column) or size > self._left_whole:
+            return [taken(column, order) for order in self._orders]
+        self._left_whole -= size
+        column, offsets = taken(column, self._order), self._offsets
+        return [cut(column, offsets[portion[0]], offsets[portion[-1] + 1]) for portion in self._portions]
 
     def buckets(self, columns: Rows) -> Buckets:
         """Return the buckets, with those of ``columns`` that have values being added now; None before the first.
@@ -288,6 +289,10 @@ class ScatteredColumns:
             begin = self._offsets[portion[0]]
             found.extend(Bucket(chunk, self._offsets[i] - begin, self._offsets[i + 1] - begin) for i in portion)
         return found
+
+
+def _taken_compact(column: ColumnData, rows: Ints) -> ColumnData:
+    return compact(take(column, rows))
 
 
 def arena_rows(arena: Arena, bucket: Bucket, position: int, width: int) -> Ints | None:
