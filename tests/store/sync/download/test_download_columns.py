@@ -448,4 +448,5 @@ def test_memory_is_bounded(tmp_path: Path, where: str | None) -> None:
     download_columns(remote.source, remote.file, remote.target, Subset(("x", "y"), where), lambda count: None)
     done.set()
     thread.join()
-    assert peak - start < (150 << 20 if where else 30 << 20)
+    # 64 MiB of rows are kept and encoded, which takes 64 again; read, filtered and written at once they take 340
+    assert peak - start < (220 << 20 if where else 30 << 20)
