@@ -30,6 +30,8 @@ from pqcache.reader.order.epoch_order import Ints, Lane
 from pqcache.reader.shuffle.scatter import Bucket, Buckets, ReadContext, arena_rows, bucket_column
 from pqcache.system.buffer_pool import BufferPool
 
+_PACKED = 8 << 20  # bytes of views that are packed at once
+
 
 class BatchBuilder:
     """Batches in the making: fixed-width columns are written to their places, the rest is joined at the end.
@@ -114,22 +116,9 @@ def gather(
 
     ``scattered`` are the buckets of the lane's spans that the blocks mix; those that are gathered become None.
     """
-    buckets: list[Bucket] = []
-    orders = []
-    rows = 0
-    for block in blocks:
-        begin = rows
-        for span in lane.spans(block):
-            number = block - lane.first_block(span)
-            bucket = scattered[span][number]
-            assert bucket is not None
-            scattered[span][number] = None
-            buckets.append(bucket)
-            rows += bucket.stop - bucket.start
-        orders.append(lane.block_order(block, rows - begin) + begin)
-    order = np.concatenate(orders) if len(orders) > 1 else orders[0]
+    buckets, order = _take_buckets(lane, blocks, scattered)
     _gather_fixed(context, buckets, order, places)
-    positions = sorted({position for chunk, _, _ in buckets for position in chunk.columns})
+    positions = sorted({position for bucket in buckets for position in bucket.chunk.columns})
     of_batches = [rows for place in places for rows in place.one_by_one()] if positions else []
     for position in positions:
         parts = [bucket_column(context, bucket, position) for bucket in buckets]
@@ -140,9 +129,43 @@ def gather(
                 part = compact(part)
             for batches, first_row, start, stop in of_part:
                 batches.add(position, first_row, cut(part, start - first, stop - first))
-    for chunk, _, _ in buckets:
-        chunk.release_bucket(context.memory)
+    for bucket in buckets:
+        bucket.chunk.release_buckets(bucket.blocks, context.memory)
     return [batches for batches, _, start, stop in places if batches.filled(stop - start)]
+
+
+def _take_buckets(lane: Lane, blocks: range, scattered: dict[int, Buckets]) -> tuple[list[Bucket], Ints]:
+    """Return the buckets of consecutive blocks, span by span, and where in them the blocks' rows lie, in their order.
+
+    Buckets of a span that lie end to end are one. Those of ``scattered`` become None.
+    """
+    spans = range(lane.spans(blocks[0]).start, lane.spans(blocks[-1]).stop)
+    sizes = np.zeros((len(spans), len(blocks)), np.int64)
+    buckets: list[Bucket] = []
+    for span, of_blocks in zip(spans, sizes, strict=True):
+        of_span, first = scattered[span], lane.first_block(span)
+        joined: Bucket | None = None
+        for block in range(max(first, blocks.start), min(first + len(of_span), blocks.stop)):
+            bucket = of_span[block - first]
+            assert bucket is not None
+            of_span[block - first] = None
+            of_blocks[block - blocks.start] = bucket.stop - bucket.start
+            if joined is not None and joined.chunk is bucket.chunk:
+                joined = buckets[-1] = joined._replace(stop=bucket.stop, blocks=joined.blocks + 1)
+            else:
+                joined = bucket
+                buckets.append(bucket)
+    rows = sizes.sum(axis=0).tolist()
+    if len(blocks) == 1:
+        return buckets, lane.block_order(blocks[0], rows[0])
+    orders, before = [], 0
+    for block, count in zip(blocks, rows, strict=True):
+        orders.append(lane.block_order(block, count) + before)
+        before += count
+    by_block = sizes.T.ravel()
+    begins = (np.cumsum(sizes) - sizes.ravel()).reshape(sizes.shape).T.ravel()
+    places = np.repeat(begins - np.cumsum(by_block) + by_block, by_block) + np.arange(before)
+    return buckets, places.take(np.concatenate(orders), mode="clip")
 
 
 def _packed_together(
@@ -150,17 +173,19 @@ def _packed_together(
 ) -> Iterator[tuple[int, ColumnData, Sequence[BatchRows]]]:
     """Yield (first row, rows, their places): views are packed for several complete batches by one call.
 
-    Large ones are packed one by one, into ``shared`` memory if there is any: each is free again when its batch is.
+    Many bytes are packed by several calls, so that some are free again earlier. What is packed into ``shared`` memory
+    is packed batch by batch where a batch has many: each is free again when its batch is.
     """
     if not is_views(column):
         yield 0, column, places
         return
     ends = ends_of_views(column)
+    most = _PACKED if shared is None else NEAR
     left = deque(places)
     while left:
         some = [left.popleft()]
         first, complete = some[0].start, some[0].batches.complete
-        while complete and left and left[0].batches.complete and ends[left[0].stop] - ends[first] <= NEAR:
+        while complete and left and left[0].batches.complete and ends[left[0].stop] - ends[first] <= most:
             some.append(left.popleft())
         rows = cut(column, first, some[-1].stop)
         yield first, ColumnData(column.form, pack_bytes(rows, shared), rows.valid) if complete else rows, some
@@ -181,7 +206,7 @@ def _gather_fixed(
     scratch = context.memory.acquire(max((rows * group.width * len(group.positions) for group in short), default=0))
     for number, group in enumerate(short):
         (joined,) = BatchLayout((group,)).arrays(scratch, rows)
-        np.concatenate([chunk.arrays[number][:, start:stop] for chunk, start, stop in buckets], axis=1, out=joined)
+        np.concatenate([chunk.arrays[number][:, start:stop] for chunk, start, stop, _ in buckets], axis=1, out=joined)
         joined.take(order, axis=1, out=arrays[number], mode="clip")
     context.memory.release(scratch)
     for group, array in zip(layout.groups[len(short) :], arrays[len(short) :], strict=True):

@@ -23,17 +23,23 @@ from pqcache.reader.shuffle.scatter import Buckets, Done, ReadContext, scatter
 _STRETCHES = 3  # of blocks on their way: one being used, one ready (unless memory is low), one in the making
 _NOTED = 8  # of so many stretches, at one it is looked how many batches are made and not used
 _TOGETHER = 2 << 20  # bytes of blocks, as decoded, that are gathered at once: a processor's cache holds them
+_ROWS_TOGETHER = 1024  # that are gathered at once even where they have more bytes, unless memory is low
+_MOST_TOGETHER = 8 << 20  # bytes that so few rows may have
 
 
 def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
     """Return how many blocks of a step are gathered at once: several where they are small, as each call takes time."""
     if not lane.blocks:
         return 1
+    rows = -(-lane.rows // lane.blocks)
     if all(form.kind == "fixed" for form in context.forms):
-        size = context.decoded_layout.bytes(-(-lane.rows // lane.blocks))
+        size = context.decoded_layout.bytes(rows)
     else:
         size = context.row_group_bytes * len(lane.row_groups) // lane.blocks or _TOGETHER
-    return -(-_TOGETHER // max(1, size))
+    together = -(-_TOGETHER // max(1, size))
+    if context.low_memory:
+        return together
+    return max(together, min(-(-_ROWS_TOGETHER // rows), _MOST_TOGETHER // max(1, size)))
 
 
 class LaneReader(Generic[Done]):

@@ -13,10 +13,9 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from pqcache.reader.arriving.arrival_queue import ArrivalQueue
-from pqcache.reader.columns.batch_layout import LONG, BatchLayout, GatheredBatches
-from pqcache.reader.columns.column_data import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, is_views, take
+from pqcache.reader.columns.batch_layout import BatchLayout, GatheredBatches
+from pqcache.reader.columns.column_data import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, take
 from pqcache.reader.columns.column_forms import ColumnForm
-from pqcache.reader.columns.row_views import VIEW
 from pqcache.reader.meter import ARRIVAL_WAIT, DECODE, GATHER, NO_METER, READ_WAIT, Meter
 from pqcache.reader.order.epoch_order import Ints, Lane
 from pqcache.reader.row_group_reader import release_unused
@@ -32,6 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _SMALL = 1 << 20  # bytes; a smaller span is scattered into one chunk, as many small copies cost more
+_FAR = 128  # bytes of a row from which on it is not copied as long as it is kept where it was decoded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +138,10 @@ class ScatterChunk:
         self._left = buckets
         self._lock = threading.Lock()
 
-    def release_bucket(self, memory: BufferPool) -> None:
-        """Note that one bucket has been gathered; after the last one the chunk's buffer goes back to ``memory``."""
+    def release_buckets(self, count: int, memory: BufferPool) -> None:
+        """Note that buckets have been gathered; after the last one the chunk's buffer goes back to ``memory``."""
         with self._lock:
-            self._left -= 1
+            self._left -= count
             if self._left:
                 return
         self.arrays, self.long, self.columns = [], {}, {}
@@ -149,11 +149,12 @@ class ScatterChunk:
 
 
 class Bucket(NamedTuple):
-    """Rows ``start <= row < stop`` of a chunk: those of a span that one block mixes."""
+    """Rows ``start <= row < stop`` of a chunk: those of a span that ``blocks`` consecutive blocks mix."""
 
     chunk: ScatterChunk
     start: int
     stop: int
+    blocks: int = 1
 
 
 Buckets = list[Bucket | None]  # of a span; None where it is not needed, or was gathered
@@ -203,12 +204,9 @@ class ScatteredColumns:
         self._offsets: list[int] = lane.bucket_offsets(span).tolist()
         order = lane.row_order(span)
         order = order if rows is None else rows[order]
-        large = context.scattered_layout.bytes(len(order)) + of_views > _SMALL
+        large = context.scattered_layout.bytes(len(order)) + of_views > _SMALL and not context.keep_decoded
         self._portions = self._in_chunks(lane, range(first_bucket, len(self._offsets) - 1), large)
         self._orders = [order[self._offsets[p[0]] : self._offsets[p[-1] + 1]] for p in self._portions]
-        self._order = order
-        # columns of views are taken by one call, and freed with the last chunk, if they have so few bytes of a span
-        self._left_whole = 0 if context.low_memory else NEAR
         # in workers, where memory is scarce, none is left over in chunks; else all chunks are as large, to be reused
         self._least_rows = 0 if context.low_memory or not large else -(-len(order) // lane.window)
         groups = context.decoded_layout.groups
@@ -217,10 +215,11 @@ class ScatteredColumns:
         self.while_decoding = 0  # nanoseconds
 
     def _in_chunks(self, lane: Lane, buckets: range, large: bool) -> list[range]:
-        """Return which buckets go to the same chunk.
+        """Return which buckets go to the same chunk: all of them, unless they are large.
 
-        Those of a lane's last spans are larger, as they are fewer. There fewer go to a chunk, so that all chunks are
-        about equal.
+        They are not large where decoded rows are kept: there is memory for all rows of a span until the last one is
+        used. The buckets of a lane's last spans are larger, as they are fewer. There fewer go to a chunk, so that all
+        chunks are about equal.
         """
         each = max(1, len(buckets))
         if large:
@@ -257,20 +256,10 @@ class ScatteredColumns:
             for order, chunk in zip(self._orders, self.chunks(), strict=True):
                 values.take(order, axis=0, out=chunk.arrays[group][row], mode="clip")
         else:
-            for part, chunk in zip(self._parts_of(column), self.chunks(), strict=True):
-                chunk.columns[position] = part
-
-    def _parts_of(self, column: ColumnData) -> list[ColumnData]:
-        """Return the rows of each chunk of a column that has no place there."""
-        pointed_to = bytes_of_views(column)
-        kept = self._context.keep_decoded and pointed_to >= LONG * len(column)
-        taken = take if kept else _taken_compact
-        size = VIEW * len(column) + (0 if kept else pointed_to)
-        if not is_views(column) or size > self._left_whole:
-            return [taken(column, order) for order in self._orders]
-        self._left_whole -= size
-        column, offsets = taken(column, self._order), self._offsets
-        return [cut(column, offsets[portion[0]], offsets[portion[-1] + 1]) for portion in self._portions]
+            far = self._context.keep_decoded and bytes_of_views(column) >= _FAR * len(column)
+            for order, chunk in zip(self._orders, self.chunks(), strict=True):
+                taken = take(column, order)
+                chunk.columns[position] = taken if far else compact(taken)
 
     def buckets(self, columns: Rows) -> Buckets:
         """Return the buckets, with those of ``columns`` that have values being added now; None before the first.
@@ -291,13 +280,9 @@ class ScatteredColumns:
         return found
 
 
-def _taken_compact(column: ColumnData, rows: Ints) -> ColumnData:
-    return compact(take(column, rows))
-
-
 def arena_rows(arena: Arena, bucket: Bucket, position: int, width: int) -> Ints | None:
     """Return a bucket's rows of a column of ``width`` bytes, counted in the arena; None if they lie elsewhere."""
-    chunk, start, stop = bucket
+    chunk, start, stop, _ = bucket
     if position not in chunk.long:
         return None
     values, order = chunk.long[position]
@@ -307,7 +292,7 @@ def arena_rows(arena: Arena, bucket: Bucket, position: int, width: int) -> Ints 
 
 def bucket_column(context: ReadContext[Any], bucket: Bucket, position: int) -> ColumnData:
     """Return one column of a bucket, wherever it lies."""
-    chunk, start, stop = bucket
+    chunk, start, stop, _ = bucket
     if position in chunk.columns:
         return cut(chunk.columns[position], start, stop)
     if position in chunk.long:

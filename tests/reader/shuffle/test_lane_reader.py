@@ -224,18 +224,26 @@ def test_columns_that_are_not_read_from_their_pages_are_logged(
 @pytest.mark.parametrize("in_worker", [False, True])
 @pytest.mark.parametrize("near", [1, 300, 1 << 20])
 @pytest.mark.parametrize("batch_size", [3, 20, 250])
+@pytest.mark.parametrize("kept", [0, 1, 10])  # how many times as long texts are that are kept where they were decoded
 def test_strings_are_packed_alike_for_one_batch_or_many_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_worker: bool, near: int, batch_size: int, row_group_bytes: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_worker: bool,
+    near: int,
+    batch_size: int,
+    row_group_bytes: int,
+    kept: int,
 ) -> None:
     monkeypatch.setattr(gather_module, "NEAR", near)
+    monkeypatch.setattr(gather_module, "_PACKED", near)
     monkeypatch.setattr(columns_module, "NEAR", near)
-    texts = [bytes([i % 256]) * (i % 30) for i in range(1000)]
+    texts = [bytes([i % 256]) * (i % 30) * (kept or 1) for i in range(1000)]
     write(tmp_path, {"a.parquet": pa.table({"id": range(1000), "text": texts})}, rows=100)
     loader = loader_of(tmp_path)
     order = Order(counts=loader.plan.counts, batch_size=batch_size, window=3)
     total = order.batches()
     into = BufferPool() if in_worker else None
-    budget, seen = DecodeBudget(1, row_group_bytes=row_group_bytes), []
+    budget, seen = DecodeBudget(1, keep_decoded=kept > 0, row_group_bytes=row_group_bytes), []
     for index, batch in epoch_batches(loader, order, range(total), total, budget, into):
         row_groups, rows = order.batch(index)
         ids = (row_groups * 100 + rows).tolist()
@@ -246,10 +254,11 @@ def test_strings_are_packed_alike_for_one_batch_or_many_at_once(
     assert sorted(seen) == list(range(1000))
 
 
+@pytest.mark.parametrize("keep_decoded", [False, True])
 @pytest.mark.parametrize("in_worker", [False, True])
 @pytest.mark.parametrize("together", [1, 1 << 20])
 def test_columns_that_are_scattered_when_they_are_decoded_have_the_same_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_worker: bool, together: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_worker: bool, together: int, keep_decoded: bool
 ) -> None:
     tables = [everything(0, 150), everything(150, 150).drop_columns(["uint16", "string", "struct"])]
     write(tmp_path, {f"{number}.parquet": table for number, table in enumerate(tables)}, rows=70)
@@ -267,7 +276,7 @@ def test_columns_that_are_scattered_when_they_are_decoded_have_the_same_rows(
     monkeypatch.setattr(ScatteredColumns, "add_decoded", noted)
     found, total = [], order.batches()
     into = BufferPool() if in_worker else None
-    for _, batch in epoch_batches(loader, order, range(total), total, DecodeBudget(2), into):
+    for _, batch in epoch_batches(loader, order, range(total), total, DecodeBudget(2, keep_decoded), into):
         columns = batch.columns()
         found.append(pa.table({name: to_arrow(columns[name]) for name in expected.column_names}))
     assert scattered == set(range(len(loader.forms)))
