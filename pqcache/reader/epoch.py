@@ -66,11 +66,11 @@ def _read(
     if not indices:
         return
     if order.shuffle:
-        lanes = len(_first_batches(indices, order.lanes, total))
-        ahead = 0 if budget.threads == 1 else -(-budget.threads // max(1, lanes))
+        lanes = max(1, len(_first_batches(indices, order.lanes, total)))
+        ahead = 0 if budget.threads == 1 else -(-budget.threads // lanes)
         arenas = loader.arenas_for(budget.arena_slots)
     else:
-        ahead, arenas = max(1, budget.threads), {}
+        lanes, ahead, arenas = 1, max(1, budget.threads), {}
     memory, plan = into or loader.memory, loader.plan
     with (
         _wanting(loader, order, indices, total),
@@ -87,6 +87,7 @@ def _read(
             batches=memory,
             threads=threads,
             ahead=ahead,
+            lanes=lanes,
             row_group_bytes=budget.row_group_bytes,
             keep_decoded=budget.keep_decoded,
             arenas=arenas,

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, first_line, open_error
 from pqcache.parquet.misread_columns import check_read_right, doubtful_columns, may_be_doubtful
 from pqcache.parquet.pages.list_rows import RememberedRows
-from pqcache.reader.columns.coded_texts import BUFFER, decoded
+from pqcache.reader.columns.coded_texts import OPTIONS, decoded
 from pqcache.reader.columns.column_data import ColumnData, NotConstant, compact, compact_piece, cut, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm, storage_type
 from pqcache.reader.columns.decoded_together import decoded_together
@@ -355,13 +355,10 @@ class RowGroupReader:
         return column if fill is None else fill_nulls(column, fill, self._memory)
 
     def _open(self, file_number: int, path: Path) -> pq.ParquetFile:
-        """Open a file for one row group; its footer is parsed once.
-
-        With a small buffer what is decoded next is still in the processor's cache, and only that is in memory.
-        """
+        """Open a file for one row group; its footer is parsed once."""
         footer = self._footers.get(file_number)
         check_regular(path)
-        file = pq.ParquetFile(path, metadata=footer, pre_buffer=False, buffer_size=BUFFER)
+        file = pq.ParquetFile(path, metadata=footer, **OPTIONS)
         if footer is None:
             if len(self._footers) >= _FOOTERS:
                 log.debug("more than %d files are read: their footers are parsed again", _FOOTERS)

@@ -15,7 +15,7 @@ from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.torch.column_options import check_mask
 from pqcache.torch.ragged import RaggedKind, in_sequences
-from pqcache.torch.tensors import Nulls, is_binary, mask_name, packed_text, to_value
+from pqcache.torch.tensors import Nulls, is_binary, list_dtype, mask_name, packed_lists, packed_text, to_value
 
 
 class BatchValues:
@@ -32,6 +32,7 @@ class BatchValues:
         self._texts: dict[str, RaggedKind] = {
             name: "bytes" if is_binary(kind) else "str" for name, kind in types.items() if is_text(kind)
         }
+        self._items = {name: dtype for name, kind in types.items() if (dtype := list_dtype(kind)) is not None}
 
     def of(self, columns: FinishedBatch) -> dict[str, Any]:
         """Return the columns of a batch, in their order, with their masks behind them."""
@@ -47,8 +48,11 @@ class BatchValues:
     def _value(self, name: str, column: ColumnData) -> tuple[Any, torch.Tensor | None]:
         """Return a column as `to_value` does."""
         packed = column.values
-        if column.valid is None and isinstance(packed, PackedBytes) and (kind := self._texts.get(name)) is not None:
-            return packed_text(packed, kind), None
+        if column.valid is None and isinstance(packed, PackedBytes):
+            if (kind := self._texts.get(name)) is not None:
+                return packed_text(packed, kind), None
+            if (item := self._items.get(name)) is not None:
+                return packed_lists(packed, item), None
         return to_value(column, name, self._nulls)
 
     def _with_masks(self, columns: FinishedBatch, values: dict[str, Any]) -> dict[str, Any]:

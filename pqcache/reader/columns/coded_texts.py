@@ -8,10 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow.fs import LocalFileSystem
 
 from pqcache.system.disk import check_regular
 
-BUFFER = 1 << 16  # bytes through which a file is read
+# with a small buffer what is decoded next is still in the processor's cache, and only that is in memory
+OPTIONS: dict[str, Any] = {"filesystem": LocalFileSystem(), "pre_buffer": False, "buffer_size": 1 << 16}
 _LENGTH = 4  # bytes before each text that is in no dictionary
 _ENCODINGS = {"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"}
 
@@ -31,8 +33,7 @@ def decoded(file: pq.ParquetFile, path: Path, row_group: int, names: Sequence[st
     if not found:
         return table
     check_regular(path)
-    options: dict[str, Any] = {"pre_buffer": False, "buffer_size": BUFFER, "read_dictionary": found}
-    with pq.ParquetFile(path, metadata=file.metadata, **options) as again:
+    with pq.ParquetFile(path, metadata=file.metadata, read_dictionary=found, **OPTIONS) as again:
         texts = again.read_row_group(row_group, columns=found, use_threads=False)
     for name, column in zip(texts.column_names, texts.columns, strict=True):
         table = table.append_column(name, column)

@@ -38,6 +38,7 @@ _WORD = (1 << 64) - 1
 _LINE, _ROWS, _BLOCK = 0, 1, 2  # what a random stream is for
 _BATCHES = 8  # of a block, at least
 _MOST_BLOCKS = 64  # of a step
+_idle: list[np.random.Philox] = []
 
 
 def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item: int = 0) -> Ints:
@@ -49,7 +50,7 @@ def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item
     if n < 2:
         return np.zeros(n, np.int64)
     low = (1 << int(n - 1).bit_length()) - 1
-    keys: npt.NDArray[np.uint64] = stream(seed, epoch, purpose, lane, item).random_raw(n)
+    keys = random_words(n, seed, epoch, purpose, lane, item)
     keys &= np.uint64(_WORD ^ low)
     keys |= np.arange(n, dtype=np.uint64)
     keys.sort()
@@ -68,7 +69,7 @@ def scatter_order(n: int, seed: int, epoch: int, lane: int, item: int) -> Ints:
     if n < 2:
         return np.zeros(n, np.int64)
     low = (1 << int(n - 1).bit_length()) - 1
-    raw = stream(seed, epoch, _ROWS, lane, item).random_raw((n + 1) // 2)
+    raw = random_words((n + 1) // 2, seed, epoch, _ROWS, lane, item)
     keys: npt.NDArray[np.uint32] = raw.astype("<u8", copy=False).view("<u4")
     keys = keys[:n]
     keys &= np.uint32((1 << 32) - 1 ^ low)
@@ -78,12 +79,28 @@ def scatter_order(n: int, seed: int, epoch: int, lane: int, item: int) -> Ints:
     return keys.astype(np.int64)
 
 
-def stream(seed: int, epoch: int, purpose: int, lane: int, item: int) -> np.random.Philox:
-    """Return the random stream of one purpose, lane and item of an epoch."""
-    return np.random.Philox(
-        key=np.array([seed & _WORD, epoch & _WORD], np.uint64),
-        counter=np.array([0, item, lane, purpose], np.uint64),
-    )
+def random_words(n: int, seed: int, epoch: int, purpose: int, lane: int, item: int) -> npt.NDArray[np.uint64]:
+    """Return the first ``n`` words of the random stream of one purpose, lane and item of an epoch.
+
+    Generators are used again, each by one caller at a time: making one reads the system's random numbers.
+    """
+    counter = np.array([0, item, lane, purpose], np.uint64)
+    key = np.array([seed & _WORD, epoch & _WORD], np.uint64)
+    try:
+        generator = _idle.pop()
+    except IndexError:
+        generator = np.random.Philox(key=0)
+    generator.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": counter, "key": key},
+        "buffer": np.zeros(4, np.uint64),
+        "buffer_pos": 4,  # nothing is left in it
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    words: npt.NDArray[np.uint64] = generator.random_raw(n)
+    _idle.append(generator)
+    return words
 
 
 @dataclass(frozen=True, kw_only=True)

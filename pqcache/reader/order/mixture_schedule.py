@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.epoch_order import Ints, Order, stream
+from pqcache.reader.order.epoch_order import Ints, Order, random_words
 
 _MOST_BATCHES = 1 << 28  # of an epoch, each of which takes 8 bytes and more
 _ROTATION = 3  # what a random stream is for, after those of the order
@@ -175,7 +175,7 @@ class MixSchedule:
 
     @cached_property
     def _rotations(self) -> Ints:
-        raw = stream(self.seed, 0, _ROTATION, 0, 0).random_raw(-(-self.total // self.lanes))
+        raw = random_words(-(-self.total // self.lanes), self.seed, 0, _ROTATION, 0, 0)
         return np.asarray(raw % np.uint64(self.lanes), np.int64)
 
     def _rotated(self, positions: Ints, epochs: Ints | int, direction: int) -> Ints:

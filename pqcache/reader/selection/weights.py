@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from pqcache.errors import ParquetError, UsageError, first_line
 from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.order.epoch_order import Ints, scatter_order, stream
+from pqcache.reader.order.epoch_order import Ints, random_words, scatter_order
 from pqcache.reader.selection.chosen_column import ChosenColumn
 from pqcache.reader.selection.row_filter import SelectedRowGroups
 from pqcache.reader.selection.selection import Selection
@@ -235,7 +235,7 @@ class RowWeights:
                 f"{self._data.root}: the weights in {weigher.column.name!r} are all 0, so there are no batches",
                 stacklevel=2,
             )
-        start = int(stream(seed, epoch, _WEIGHTS, 1, 0).random_raw()) % ONE
+        start = int(random_words(1, seed, epoch, _WEIGHTS, 1, 0)[0]) % ONE
         if constant:
             start = _start_of_constant(start, int(rests.sum() & _REST))
         starts = (np.cumsum(rests) - rests + np.uint64(start)) & _REST  # modulo 2^64, which does not matter

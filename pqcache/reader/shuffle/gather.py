@@ -17,6 +17,7 @@ from pqcache.reader.columns.column_data import (
     as_typed,
     compact,
     cut,
+    cut_all,
     ends_of_views,
     has_bits_of_type,
     is_views,
@@ -124,11 +125,12 @@ def gather(
         parts = [bucket_column(context, bucket, position) for bucket in buckets]
         column = take(join(parts, context.forms[position]), order)
         column = _as_gathered(context, position, column, context.batches)
-        for first, part, of_part in _packed_together(column, of_batches, context.shared):
+        for first, part, of_part in _packed_together(context, column, of_batches):
             if context.low_memory:  # a batch that goes on in the next block would keep all of this one
                 part = compact(part)
-            for batches, first_row, start, stop in of_part:
-                batches.add(position, first_row, cut(part, start - first, stop - first))
+            pieces = cut_all(part, [of_part[0].start - first, *(rows.stop - first for rows in of_part)])
+            for (batches, first_row, _, _), piece in zip(of_part, pieces, strict=True):
+                batches.add(position, first_row, piece)
     for bucket in buckets:
         bucket.chunk.release_buckets(bucket.blocks, context.memory)
     return [batches for batches, _, start, stop in places if batches.filled(stop - start)]
@@ -144,17 +146,14 @@ def _take_buckets(lane: Lane, blocks: range, scattered: dict[int, Buckets]) -> t
     buckets: list[Bucket] = []
     for span, of_blocks in zip(spans, sizes, strict=True):
         of_span, first = scattered[span], lane.first_block(span)
-        joined: Bucket | None = None
-        for block in range(max(first, blocks.start), min(first + len(of_span), blocks.stop)):
-            bucket = of_span[block - first]
-            assert bucket is not None
-            of_span[block - first] = None
-            of_blocks[block - blocks.start] = bucket.stop - bucket.start
-            if joined is not None and joined.chunk is bucket.chunk:
-                joined = buckets[-1] = joined._replace(stop=bucket.stop, blocks=joined.blocks + 1)
-            else:
-                joined = bucket
-                buckets.append(bucket)
+        low, high = max(first, blocks.start), min(first + len(of_span), blocks.stop)
+        taken = [bucket for bucket in of_span[low - first : high - first] if bucket is not None]
+        of_span[low - first : high - first] = [None] * (high - low)
+        of_blocks[low - blocks.start : high - blocks.start] = [stop - start for _, start, stop, _ in taken]
+        chunk, begin, _, _ = taken[0]
+        if taken[-1].chunk is chunk:
+            taken = [Bucket(chunk, begin, taken[-1].stop, len(taken))]
+        buckets += taken
     rows = sizes.sum(axis=0).tolist()
     if len(blocks) == 1:
         return buckets, lane.block_order(blocks[0], rows[0])
@@ -169,18 +168,19 @@ def _take_buckets(lane: Lane, blocks: range, scattered: dict[int, Buckets]) -> t
 
 
 def _packed_together(
-    column: ColumnData, places: Sequence[BatchRows], shared: BufferPool | None
+    context: ReadContext[Any], column: ColumnData, places: Sequence[BatchRows]
 ) -> Iterator[tuple[int, ColumnData, Sequence[BatchRows]]]:
     """Yield (first row, rows, their places): views are packed for several complete batches by one call.
 
-    Many bytes are packed by several calls, so that some are free again earlier. What is packed into ``shared`` memory
-    is packed batch by batch where a batch has many: each is free again when its batch is.
+    Many bytes are packed by several calls, in workers or with little memory batch by batch, so that some are free again
+    earlier.
     """
     if not is_views(column):
         yield 0, column, places
         return
     ends = ends_of_views(column)
-    most = _PACKED if shared is None else NEAR
+    shared = context.shared
+    most = _PACKED if shared is None and context.keep_decoded else NEAR
     left = deque(places)
     while left:
         some = [left.popleft()]

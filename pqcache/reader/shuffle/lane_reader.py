@@ -23,8 +23,8 @@ from pqcache.reader.shuffle.scatter import Buckets, Done, ReadContext, scatter
 _STRETCHES = 3  # of blocks on their way: one being used, one ready (unless memory is low), one in the making
 _NOTED = 8  # of so many stretches, at one it is looked how many batches are made and not used
 _TOGETHER = 2 << 20  # bytes of blocks, as decoded, that are gathered at once: a processor's cache holds them
-_ROWS_TOGETHER = 1024  # that are gathered at once even where they have more bytes, unless memory is low
-_MOST_TOGETHER = 8 << 20  # bytes that so few rows may have
+_ROWS_TOGETHER = 1024  # that are gathered at once even where they have more bytes, if decoded rows are kept
+_MOST_TOGETHER = 8 << 20  # bytes that so few rows may have, of all lanes
 
 
 def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
@@ -32,14 +32,14 @@ def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
     if not lane.blocks:
         return 1
     rows = -(-lane.rows // lane.blocks)
+    size = context.row_group_bytes * len(lane.row_groups) // lane.blocks or _TOGETHER
     if all(form.kind == "fixed" for form in context.forms):
         size = context.decoded_layout.bytes(rows)
-    else:
-        size = context.row_group_bytes * len(lane.row_groups) // lane.blocks or _TOGETHER
     together = -(-_TOGETHER // max(1, size))
-    if context.low_memory:
+    if not context.keep_decoded:
         return together
-    return max(together, min(-(-_ROWS_TOGETHER // rows), _MOST_TOGETHER // max(1, size)))
+    fitting = _MOST_TOGETHER // context.lanes // max(1, size, context.layout.bytes(rows))
+    return max(together, min(-(-_ROWS_TOGETHER // rows), fitting))
 
 
 class LaneReader(Generic[Done]):

@@ -43,6 +43,7 @@ class ReadContext(Generic[Done]):
     ``finish``         makes batches of gathered columns, on a thread
     ``memory``         for what is decoded and scattered; ``batches`` for batches
     ``ahead``          row groups to decode ahead
+    ``lanes``          how many are read at once
     ``row_group_bytes``  what one has decoded, on average; 0 where that is not known
     ``keep_decoded``   whether long rows remain where they were decoded until the last row of their row group is used
     ``arenas``         by column, where ``load`` puts long rows of fixed width then, as far as it can
@@ -61,6 +62,7 @@ class ReadContext(Generic[Done]):
     batches: BufferPool
     threads: ForkSafeThreadPool
     ahead: int
+    lanes: int = 1
     row_group_bytes: int = 0
     keep_decoded: bool = False
     arenas: Mapping[str, Arena] = field(default_factory=dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -15,6 +17,7 @@ from pqcache.reader.columns.column_data import (
     bytes_of_views,
     compact,
     cut,
+    cut_all,
     from_arrow,
     join,
     pack_bytes,
@@ -160,3 +163,15 @@ def test_long_rows_are_packed(shared: BufferPool | None, monkeypatch: pytest.Mon
     assert bytes_of_views(again) == sum(map(len, values[5:]))
     end_to_end = ColumnData(column.form, pack_bytes(again, shared))
     assert to_arrow(cut(end_to_end, 20, 60)).equals(expected.slice(20, 40))
+
+
+@given(st.lists(st.integers(0, 40), max_size=30), st.lists(st.integers(0, 30), min_size=2, max_size=6), st.booleans())
+@settings(max_examples=examples(100), deadline=None)
+def test_ranges_are_cut_at_once_as_one_by_one(lengths: list[int], bounds: list[int], nulls: bool) -> None:
+    values = [None if nulls and i % 4 == 1 else bytes(range(n)) for i, n in enumerate(lengths)]
+    column = from_arrow(pa.array(values, pa.binary()), form_of(pa.field("b", pa.binary())))
+    bounds = sorted(min(bound, len(values)) for bound in bounds)
+    for rows in (column, ColumnData(column.form, pack_bytes(column), column.valid)):
+        ranges = [to_arrow(cut(rows, start, stop)) for start, stop in itertools.pairwise(bounds)]
+        assert [to_arrow(found) for found in cut_all(rows, bounds)] == ranges
+        assert [len(found) for found in cut_all(rows, bounds)] == [len(array) for array in ranges]

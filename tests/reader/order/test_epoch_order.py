@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.epoch_order import Lane, Order, permutation, scatter_order
+from pqcache.reader.order.epoch_order import Lane, Order, permutation, random_words, scatter_order
 from pqcache.reader.order.epoch_share import EpochShare, batches_by_lane
 from pqcache.reader.order.shuffle_quality import mixing
 from tests.examples import examples
@@ -314,6 +314,13 @@ def test_wrong_numbers_are_named() -> None:
         EpochShare(total=10, lanes=4, ranks=3, rank=0)
     with pytest.raises(UsageError, match="rank=3"):
         EpochShare(total=10, lanes=4, ranks=2, rank=3)
+
+
+def test_words_are_those_of_a_new_generator() -> None:
+    for number in range(20):
+        n, seed = 1 + number % 7, 2**63 + number
+        generator = np.random.Philox(key=np.array([seed, 5], np.uint64), counter=np.array([0, 3, 2, number], np.uint64))
+        assert random_words(n, seed, 5, number, 2, 3).tolist() == generator.random_raw(n).tolist()
 
 
 def test_permutation_is_uniform() -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 import pqcache
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.order.epoch_order import scatter_order, stream
+from pqcache.reader.order.epoch_order import random_words, scatter_order
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.selection import stored_counts, weights
 from pqcache.reader.selection.row_choice import RowChoice
@@ -64,7 +64,7 @@ def ids_of(batches: Any) -> list[int]:
 def slow_counts(groups: list[list[int]], weight: list[float], seed: int, epoch: int) -> Counter[int]:
     """Return how often each row comes: ``groups`` are the ids of each row group in the order of the index."""
     found: Counter[int] = Counter()
-    at = int(stream(seed, epoch, 4, 1, 0).random_raw()) % ONE
+    at = int(random_words(1, seed, epoch, 4, 1, 0)[0]) % ONE
     for number, ids in enumerate(groups):
         rests = [round(weight[i] * ONE) % ONE for i in ids]
         for row in scatter_order(len(ids), seed, epoch, 2**64 - 1, number).tolist() if any(rests) else ():
