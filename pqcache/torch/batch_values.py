@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.columns.column_data import ColumnData
-from pqcache.reader.columns.column_forms import storage_type
+from pqcache.reader.columns.column_forms import number_dtype, storage_type
 from pqcache.reader.columns.row_bytes import PackedBytes
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.torch.column_options import check_mask
 from pqcache.torch.ragged import RaggedKind, in_sequences
-from pqcache.torch.tensors import Nulls, is_binary, list_dtype, mask_name, packed_lists, packed_text, to_value
+from pqcache.torch.tensors import Nulls, is_binary, mask_name, packed_lists, packed_text, to_value
 
 
 class BatchValues:
@@ -32,7 +34,7 @@ class BatchValues:
         self._texts: dict[str, RaggedKind] = {
             name: "bytes" if is_binary(kind) else "str" for name, kind in types.items() if is_text(kind)
         }
-        self._items = {name: dtype for name, kind in types.items() if (dtype := list_dtype(kind)) is not None}
+        self._items = {name: dtype for name, kind in types.items() if (dtype := _list_dtype(kind)) is not None}
 
     def of(self, columns: FinishedBatch) -> dict[str, Any]:
         """Return the columns of a batch, in their order, with their masks behind them."""
@@ -73,3 +75,9 @@ class BatchValues:
                 check_mask(name, values)
                 ordered[mask_name(name)] = masks[name]
         return ordered
+
+
+def _list_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
+    """Return the dtype of the items of a list type of which the items are plain numbers; else None."""
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return number_dtype(kind.value_type) if lists else None

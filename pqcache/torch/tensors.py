@@ -320,12 +320,6 @@ def packed_text(rows: PackedBytes, kind: RaggedKind) -> Ragged:
     return Ragged(_bytes_tensor(rows.data), torch.from_numpy(rows.ends), kind)
 
 
-def list_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
-    """Return the dtype of the items of a list type of which the items are plain numbers; else None."""
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return number_dtype(kind.value_type) if lists else None
-
-
 def packed_lists(rows: PackedBytes, item: np.dtype[Any]) -> Ragged:
     """Return lists of plain numbers that lie end to end, none of them null."""
     return Ragged(_bytes_tensor(rows.data.view(item)), torch.from_numpy(rows.ends // item.itemsize))
