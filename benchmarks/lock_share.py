@@ -29,8 +29,11 @@ CORES = 16
 SIZES = (  # that decide about calls, in bytes: with fewer rows they are as much less
     (decoded_together, "_TOGETHER"),
     (lane_reader, "_TOGETHER"),
+    (lane_reader, "_ROWS_TOGETHER"),
+    (lane_reader, "_MOST_TOGETHER"),
     (scatter, "_SMALL"),
     (gather, "NEAR"),
+    (gather, "_PACKED"),
 )
 LEAST = {module.__name__ + name: getattr(module, name) for module, name in SIZES}
 
