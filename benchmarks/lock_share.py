@@ -26,7 +26,7 @@ from pqcache.reader.shuffle import gather, lane_reader, scatter
 from pqcache.torch import ParquetDataset
 
 CORES = 16
-SIZES = (  # that decide about calls, in bytes: with fewer rows they are as much less
+SIZES = (  # that decide about calls, in bytes or rows: with fewer rows they are as much less
     (decoded_together, "_TOGETHER"),
     (lane_reader, "_TOGETHER"),
     (lane_reader, "_ROWS_TOGETHER"),

@@ -38,7 +38,7 @@ _WORD = (1 << 64) - 1
 _LINE, _ROWS, _BLOCK = 0, 1, 2  # what a random stream is for
 _BATCHES = 8  # of a block, at least
 _MOST_BLOCKS = 64  # of a step
-_idle: list[np.random.Philox] = []
+_idle: list[np.random.Philox] = []  # generators that nobody uses
 
 
 def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item: int = 0) -> Ints:

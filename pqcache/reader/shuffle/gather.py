@@ -148,6 +148,7 @@ def _take_buckets(lane: Lane, blocks: range, scattered: dict[int, Buckets]) -> t
         of_span, first = scattered[span], lane.first_block(span)
         low, high = max(first, blocks.start), min(first + len(of_span), blocks.stop)
         taken = [bucket for bucket in of_span[low - first : high - first] if bucket is not None]
+        assert len(taken) == high - low
         of_span[low - first : high - first] = [None] * (high - low)
         of_blocks[low - blocks.start : high - blocks.start] = [stop - start for _, start, stop, _ in taken]
         chunk, begin, _, _ = taken[0]
