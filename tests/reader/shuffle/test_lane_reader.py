@@ -30,6 +30,7 @@ from pqcache.reader.record_batches import record_batches
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import UseColumn
 from pqcache.reader.shuffle import gather as gather_module
+from pqcache.reader.shuffle import lane_reader as lane_reader_module
 from pqcache.reader.shuffle import scatter as scatter_module
 from pqcache.reader.shuffle.scatter import ScatteredColumns
 from pqcache.system.buffer_pool import Arena, BufferPool
@@ -283,6 +284,32 @@ def test_columns_that_are_scattered_when_they_are_decoded_have_the_same_rows(
     assert plain(pa.concat_tables(found)).equals(plain(expected))
     written = plain(pa.concat_tables(tables, promote_options="default"))
     assert plain(expected).sort_by("id").equals(written.select(expected.column_names))
+
+
+@pytest.mark.parametrize("keep_decoded", [False, True])
+@pytest.mark.parametrize("lanes", [1, 2, 8])
+def test_more_is_gathered_at_once_only_where_all_lanes_have_memory_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_decoded: bool, lanes: int
+) -> None:
+    images = [bytes([number % 256]) * 1000 for number in range(4000)]
+    write(tmp_path, {"a.parquet": pa.table({"id": range(4000), "image": images})}, rows=250)
+    loader = loader_of(tmp_path)
+    order = Order(counts=loader.plan.counts, batch_size=4, lanes=lanes, window=4)
+    monkeypatch.setattr(lane_reader_module, "_TOGETHER", 40_000)
+    monkeypatch.setattr(lane_reader_module, "_MOST_TOGETHER", 160_000)
+    gathered, gather = [], lane_reader_module.gather
+
+    def noted(context: Any, lane: Lane, blocks: range, *others: Any) -> Any:
+        block = 1000 * lane.rows // lane.blocks
+        gathered.append((len(blocks) * block, block))
+        return gather(context, lane, blocks, *others)
+
+    monkeypatch.setattr(lane_reader_module, "gather", noted)
+    budget, total = DecodeBudget(1, keep_decoded=keep_decoded, row_group_bytes=250_000), order.batches()
+    assert sum(batch.rows for _, batch in epoch_batches(loader, order, range(total), total, budget)) == 4000
+    limit = max(40_000, 160_000 // lanes if keep_decoded else 0)
+    assert max(size - block for size, block in gathered) < limit
+    assert max(size for size, _ in gathered) > limit // 2
 
 
 def test_batches_are_freed_when_they_are_used(tmp_path: Path) -> None:
