@@ -102,7 +102,7 @@ class BufferPool:
         total = wanted + sum(self._sizes.values())
         idle = sum(size * len(self._free[size]) for size in list(self._free))
         self._peak = max(self._peak, total - idle)
-        return total - self._peak - min(_MAX_SLACK, self._peak // 8)
+        return total - self._peak - _MAX_SLACK
 
     def _free_idle(self, excess: int) -> None:
         """Free idle blocks, none larger than ``excess``: the next large request uses the others again."""

@@ -21,6 +21,7 @@ import mmap
 import os
 import threading
 import time
+from collections import defaultdict
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -36,6 +37,7 @@ _SMALLEST = 4096  # bytes of a slot
 _HEADER = 4096  # a page, so that what follows begins at one
 _TOKEN = 16
 _SENDS = slice(_TOKEN, 256)
+_NO_SENDS = bytes(256 - _TOKEN)
 _MAX_SLOTS = 256  # file descriptors that a worker may take for them
 _GONE = "a worker's shared memory is gone; has the worker been killed?"
 _ENDING = 5.0  # seconds that a process may take from closing its descriptors to its end
@@ -64,25 +66,22 @@ class Slot:
         mapped[:_TOKEN] = np.frombuffer(self.token, np.uint8)
         self.buffer: Buffer = mapped[_HEADER:]
         self.begin = int(self.buffer.ctypes.data)
+        self.end = self.begin + size
         self.borrowed = False
         self.retired = False  # a child of this process has arrays over it
 
     @property
     def free(self) -> bool:
         """Whether no process holds an array over it."""
-        return not self.borrowed and not self.retired and not self._sends()
+        return not self.borrowed and not self.retired and self._map[_SENDS] == _NO_SENDS
 
     @property
     def done(self) -> bool:
         """Whether it was retired, and neither this process nor a receiver will ask for it again."""
         if self.borrowed:
             return False
-        sends = self._sends()
+        sends = self._map[_SENDS]
         return (self.retired or _RETIRED in sends) and _SENT not in sends
-
-    def _sends(self) -> bytes:
-        """Return the bytes of the sends, without zeros at both ends."""
-        return self._map[_SENDS].strip(b"\0")
 
     def send(self) -> SlotReference | None:
         """Return what a receiver needs to find the slot, marked as sent; None where too many receivers hold it."""
@@ -105,6 +104,7 @@ class SharedPool(BufferPool):
         super().__init__()
         self._slots: list[Slot] = []  # by address
         self._begins: list[int] = []
+        self._of_size: defaultdict[int, list[Slot]] = defaultdict(list)  # the older ones first
         self._lock = threading.Lock()
 
     def borrow(self, size: int) -> Buffer:
@@ -122,11 +122,11 @@ class SharedPool(BufferPool):
         Sizes are powers of two, so that there are few. The first slots are used first, as what nobody has written to
         takes no memory. Twice the size is accepted because batches may be a little below and above a power of two.
         """
-        self._drop_retired()
         for size in (wanted, 2 * wanted):
-            for slot in self._slots:
-                if len(slot.buffer) == size and slot.free:
+            for slot in self._of_size[size]:
+                if slot.free:
                     return slot
+        self._drop_retired()
         if len(self._slots) >= _MAX_SLOTS:
             log.debug("private memory for a batch, which will be copied: all %d shared slots are in use", _MAX_SLOTS)
             return None
@@ -138,12 +138,14 @@ class SharedPool(BufferPool):
         number = bisect.bisect(self._begins, slot.begin)
         self._begins.insert(number, slot.begin)
         self._slots.insert(number, slot)
+        self._of_size[wanted].append(slot)
         return slot
 
     def _drop_retired(self) -> None:
         for slot in [slot for slot in self._slots if slot.done]:
             number = self._slots.index(slot)
             del self._slots[number], self._begins[number]
+            self._of_size[len(slot.buffer)].remove(slot)
             slot.close()
 
     def retire_borrowed(self) -> None:
@@ -158,7 +160,7 @@ class SharedPool(BufferPool):
             if number < 0:
                 return None
             slot = self._slots[number]
-        return slot if address + size <= slot.begin + len(slot.buffer) else None
+        return slot if address + size <= slot.end else None
 
 
 class _BorrowedSlot:

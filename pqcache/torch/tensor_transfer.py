@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from pqcache.system.buffer_pool import Buffer, aligned
+from pqcache.torch.host_tensors import array_of
 from pqcache.torch.ragged import Ragged, RaggedKind
 from pqcache.torch.shared_memory import Slot, SlotReference, received, shared_pool
 
@@ -111,31 +112,37 @@ class _Locator:
 
     def locate(self, value: Any) -> Any:
         """Return ``value`` with its tensors replaced by their locations."""
-        if isinstance(value, Ragged):
-            return RaggedLocation(self.locate(value.values), self.locate(value.offsets), value.kind)
-        if type(value) is dict:
-            return {name: self.locate(inner) for name, inner in value.items()}
         if type(value) is not torch.Tensor:
-            return value
-        if value.is_conj() or value.is_neg():  # which torch's pickling loses, and with it the values
-            value = value.resolve_conj().resolve_neg()
+            if isinstance(value, Ragged):
+                return RaggedLocation(self.locate(value.values), self.locate(value.offsets), value.kind)
+            return {name: self.locate(inner) for name, inner in value.items()} if type(value) is dict else value
         if not is_plain(value):
-            return value
-        size = value.numel() * value.element_size()
+            if not value.is_conj() and not value.is_neg():
+                return value
+            return self.locate(value.resolve_conj().resolve_neg())  # torch's pickling loses that, and the values
+        size, shape = value.nbytes, tuple(value.shape)
         if not size:
-            return TensorLocation(-1, value.dtype, tuple(value.shape), 0, 0)
-        slot = None
-        if self._pool is not None and value.is_contiguous():
-            slot = self._pool.slot_of(value.data_ptr(), size)
-        if slot is not None:
-            if slot not in self.slots:
-                self.slots.append(slot)
-            offset = value.data_ptr() - slot.begin
-            return TensorLocation(self.slots.index(slot), value.dtype, tuple(value.shape), offset, size)
+            return TensorLocation(-1, value.dtype, shape, 0, 0)
+        if value.is_contiguous():
+            address = value.data_ptr()
+            number = self._slot_of(address, size)
+            if number >= 0:
+                return TensorLocation(number, value.dtype, shape, address - self.slots[number].begin, size)
         offset = self._copied_bytes
         self._copies.append((value, offset))
         self._copied_bytes += aligned(size)
-        return TensorLocation(-1, value.dtype, tuple(value.shape), offset, size)
+        return TensorLocation(-1, value.dtype, shape, offset, size)
+
+    def _slot_of(self, address: int, size: int) -> int:
+        """Return the number among ``slots`` of the one in which so many bytes lie; -1 where they lie elsewhere."""
+        for number, slot in enumerate(self.slots):  # the tensors of a batch are in few
+            if slot.begin <= address <= slot.end - size:
+                return number
+        found = None if self._pool is None else self._pool.slot_of(address, size)
+        if found is None:
+            return -1
+        self.slots.append(found)
+        return len(self.slots) - 1
 
     def copy(self) -> SlotReference | bytearray | None:
         """Return the tensors that are not in shared memory, copied into one buffer; None where it cannot be sent."""
@@ -147,17 +154,19 @@ class _Locator:
             buffer = np.empty(size, np.uint8)
             if size > _INLINE:
                 log.debug("%d bytes of a batch go through the pipe: no shared memory is left for them", size)
-        tensors = torch.from_numpy(buffer)
         for tensor, offset in self._copies:
-            end = offset + tensor.numel() * tensor.element_size()
-            tensors[offset:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            place, array = buffer[offset : offset + tensor.nbytes], array_of(tensor)
+            if array is not None:  # most calls of torch give up the interpreter's lock, and wait for it
+                np.copyto(place.view(array.dtype).reshape(array.shape), array)
+            else:
+                torch.from_numpy(place).view(tensor.dtype).view(tensor.shape).copy_(tensor)
         return bytearray(buffer) if slot is None else slot.send()
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is no more than values in host memory, with a type, a shape and strides."""
     return (
-        tensor.device.type == "cpu"
+        tensor.is_cpu
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and not tensor.requires_grad
