@@ -15,7 +15,7 @@ import pqcache
 from pqcache.system.buffer_pool import Arena, Buffer, BufferPool
 from tests.test_docs import ROOT
 
-OVERHEAD, BATCHES = 300 << 20, 50  # as docs/loading.md says
+OVERHEAD, BATCHES = 300 << 20, 55  # as docs/loading.md says
 EPOCH = 16_000 * 8192
 
 
