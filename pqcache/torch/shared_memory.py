@@ -37,7 +37,7 @@ _SMALLEST = 4096  # bytes of a slot
 _HEADER = 4096  # a page, so that what follows begins at one
 _TOKEN = 16
 _SENDS = slice(_TOKEN, 256)
-_NO_SENDS = bytes(256 - _TOKEN)
+_NO_SENDS = bytes(_SENDS.stop - _SENDS.start)
 _MAX_SLOTS = 256  # file descriptors that a worker may take for them
 _GONE = "a worker's shared memory is gone; has the worker been killed?"
 _ENDING = 5.0  # seconds that a process may take from closing its descriptors to its end
@@ -82,6 +82,10 @@ class Slot:
             return False
         sends = self._map[_SENDS]
         return (self.retired or _RETIRED in sends) and _SENT not in sends
+
+    def holds(self, address: int, size: int) -> bool:
+        """Return whether ``size`` bytes at ``address`` lie in it."""
+        return self.begin <= address <= self.end - size
 
     def send(self) -> SlotReference | None:
         """Return what a receiver needs to find the slot, marked as sent; None where too many receivers hold it."""
@@ -160,7 +164,7 @@ class SharedPool(BufferPool):
             if number < 0:
                 return None
             slot = self._slots[number]
-        return slot if address + size <= slot.end else None
+        return slot if slot.holds(address, size) else None
 
 
 class _BorrowedSlot:

@@ -112,14 +112,20 @@ class _Locator:
 
     def locate(self, value: Any) -> Any:
         """Return ``value`` with its tensors replaced by their locations."""
-        if type(value) is not torch.Tensor:
-            if isinstance(value, Ragged):
-                return RaggedLocation(self.locate(value.values), self.locate(value.offsets), value.kind)
-            return {name: self.locate(inner) for name, inner in value.items()} if type(value) is dict else value
+        if type(value) is torch.Tensor:
+            return self._located(value)
+        if isinstance(value, Ragged):
+            return RaggedLocation(self.locate(value.values), self.locate(value.offsets), value.kind)
+        if type(value) is dict:
+            return {name: self.locate(inner) for name, inner in value.items()}
+        return value
+
+    def _located(self, value: torch.Tensor) -> TensorLocation | torch.Tensor:
+        """Return where a tensor lies or is copied to; one that is more than values as it is."""
         if not is_plain(value):
             if not value.is_conj() and not value.is_neg():
                 return value
-            return self.locate(value.resolve_conj().resolve_neg())  # torch's pickling loses that, and the values
+            return self._located(value.resolve_conj().resolve_neg())  # torch's pickling loses that, and the values
         size, shape = value.nbytes, tuple(value.shape)
         if not size:
             return TensorLocation(-1, value.dtype, shape, 0, 0)
@@ -136,7 +142,7 @@ class _Locator:
     def _slot_of(self, address: int, size: int) -> int:
         """Return the number among ``slots`` of the one in which so many bytes lie; -1 where they lie elsewhere."""
         for number, slot in enumerate(self.slots):  # the tensors of a batch are in few
-            if slot.begin <= address <= slot.end - size:
+            if slot.holds(address, size):
                 return number
         found = None if self._pool is None else self._pool.slot_of(address, size)
         if found is None:
