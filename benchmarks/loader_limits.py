@@ -1,7 +1,7 @@
-"""How soon the first batch comes from 10,000 row groups, and how much memory ten epochs take.
+"""How soon the first batch comes from 10,000 row groups, and how much memory epochs take.
 
     python benchmarks/loader_limits.py                          # both
-    python benchmarks/loader_limits.py --only memory --memory 256MB,1GB --workers 0,2,4
+    python benchmarks/loader_limits.py --only memory --memory 256MB,1GB --workers 0,2,4 --batch-size 64 --epochs 40
 
 Memory is the sum of the proportional set sizes (PSS) of the trainer and its workers, sampled all the time, so that
 what they share counts once; "idle" is the same before the first batch, with as many workers that have imported
@@ -94,13 +94,13 @@ def pss() -> int:
     return total
 
 
-def ten_epochs(path: str, workers: int, memory: str) -> None:
-    """Print the idle PSS and the highest of each of ten epochs."""
+def epochs_of(path: str, workers: int, memory: str, batch_size: int, epochs: int) -> None:
+    """Print the idle PSS and the highest of each epoch of a Loader."""
     from torch.utils.data import DataLoader
 
-    from pqcache.torch import ParquetDataset
+    from pqcache.torch import Loader, ParquetDataset
 
-    dataset = ParquetDataset(path, batch_size=256, memory=memory)
+    dataset = ParquetDataset(path, batch_size=batch_size, memory=memory)
     idle = iter(DataLoader(range(10**9), batch_size=1, num_workers=workers))  # type: ignore[arg-type]
     next(idle)
     before = pss()
@@ -113,10 +113,9 @@ def ten_epochs(path: str, workers: int, memory: str) -> None:
             highest[0] = max(highest[0], pss())
 
     threading.Thread(target=sample, daemon=True).start()
-    loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+    loader = Loader(dataset, num_workers=workers)
     rows = 0
-    for epoch in range(10):
-        dataset.set_epoch(epoch)
+    for _ in range(epochs):
         highest[0] = 0
         for batch in loader:
             rows += len(batch["id"])
@@ -139,13 +138,16 @@ def main() -> None:
     parser.add_argument("--only", choices=["start", "memory"])
     parser.add_argument("--workers", default="0,2")
     parser.add_argument("--memory", default="128MB,256MB,1GB")
+    parser.add_argument("--batch-size", default="64,256", help="rows of 8 KB")
+    parser.add_argument("--epochs", default=10, type=int)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         what, path, workers, *rest = options.child
         if what == "start":
             first_batch(path, int(workers))
-        ten_epochs(path, int(workers), rest[0])
+        memory, batch_size, epochs = rest
+        epochs_of(path, int(workers), memory, int(batch_size), int(epochs))
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         if options.only != "memory":
@@ -159,16 +161,16 @@ def main() -> None:
         if options.only != "start":
             for name in ("large", "fixed"):
                 large_rows(root / name, fixed=name == "fixed")
-            print("ten epochs of 40,000 rows of 8 KB: MB of PSS, idle, and highest in each epoch")
-            for name, memory in itertools.product(("large", "fixed"), options.memory.split(",")):
-                for workers in options.workers.split(","):
-                    found = run("--child", "memory", root / name, workers, memory)
-                    peaks = " ".join(str(peak >> 20) for peak in found["peaks"])
-                    over = (max(found["peaks"]) - found["idle"] - pqcache.parse_size(memory)) >> 20
-                    print(
-                        f"  {name} memory={memory:<6} workers {workers} window {found['window']:>2}: "
-                        f"idle {found['idle'] >> 20}, {peaks}; beyond idle + memory: {over}"
-                    )
+            print("40,000 rows of 8 KB: MB of PSS, idle, and highest in each epoch")
+            listed = (words.split(",") for words in (options.memory, options.workers, options.batch_size))
+            for name, memory, workers, batch_size in itertools.product(("large", "fixed"), *listed):
+                found = run("--child", "memory", root / name, workers, memory, batch_size, options.epochs)
+                peaks = " ".join(str(peak >> 20) for peak in found["peaks"])
+                over = (max(found["peaks"]) - found["idle"] - pqcache.parse_size(memory)) >> 20
+                print(
+                    f"  {name} memory={memory:<6} workers {workers} batches of {batch_size:>3} window "
+                    f"{found['window']:>2}: idle {found['idle'] >> 20}, {peaks}; beyond idle + memory: {over}"
+                )
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ import numpy.typing as npt
 Buffer = npt.NDArray[np.uint8]
 
 _MIN_BLOCK = 4096  # bytes
-_MIN_MAPPED = 1 << 18  # bytes of a block from which on it is a mapping of its own
+_MIN_MAPPED = 1 << 16  # bytes of a block from which on it is a mapping of its own
 _MAX_SLACK = 16 << 20  # bytes that a pool may have beyond the most that were in use
-_MAX_WASTED = 8 << 20  # bytes of a request for which a block may be twice as large
+_MAX_LOOSE = 8 << 20  # bytes of a request for which a block may be twice as large
 
 
 def buffer_size(size: int) -> int:
@@ -49,9 +49,9 @@ def _allocate(size: int) -> Buffer:
     return np.frombuffer(mapped, np.uint8)
 
 
-def _remove_entry(alive: dict[int, Any], sizes: dict[int, int], key: int, _: Any) -> None:
-    alive.pop(key, None)
-    sizes.pop(key, None)
+def _remove_entry(entries: tuple[dict[int, Any], ...], key: int, _: Any) -> None:
+    for entry in entries:
+        entry.pop(key, None)
 
 
 class BufferPool:
@@ -68,6 +68,7 @@ class BufferPool:
         self._free: defaultdict[int, deque[Buffer]] = defaultdict(deque)
         self._alive: dict[int, weakref.ref[Buffer]] = {}  # all blocks, by id
         self._sizes: dict[int, int] = {}  # their bytes
+        self._wasted: dict[int, int] = {}  # the bytes that requests for which one is much too large leave
         self._peak = 0  # bytes that were in use at one time
 
     @property
@@ -78,14 +79,18 @@ class BufferPool:
     def acquire(self, size: int) -> Buffer:
         """Return a block of at least ``size`` bytes, not cleared; ``release`` it afterwards."""
         wanted = buffer_size(size)
-        # a block much too large is better than new memory
-        buffer = self._idle(wanted, 2 * wanted if wanted <= _MAX_WASTED else wanted + wanted // 4)
+        buffer = self._idle(wanted, wanted + wanted // 4)
+        if buffer is None and wanted <= _MAX_LOOSE and sum(self._wasted.values()) <= _MAX_SLACK:
+            buffer = self._idle(wanted, 2 * wanted)  # better than new memory
+            if buffer is not None:
+                self._wasted[id(buffer)] = buffer.nbytes - wanted
         if buffer is None:
             if (excess := self._excess(wanted)) > 0:
                 self._free_idle(excess)
             buffer = _allocate(wanted)
             self._sizes[id(buffer)] = wanted
-            self._alive[id(buffer)] = weakref.ref(buffer, partial(_remove_entry, self._alive, self._sizes, id(buffer)))
+            entries = self._alive, self._sizes, self._wasted
+            self._alive[id(buffer)] = weakref.ref(buffer, partial(_remove_entry, entries, id(buffer)))
         return buffer
 
     def _idle(self, wanted: int, most: int) -> Buffer | None:
@@ -116,6 +121,7 @@ class BufferPool:
 
     def release(self, buffer: Buffer) -> None:
         """Give a block back to the pool; the caller must not use it any more."""
+        self._wasted.pop(id(buffer), None)
         self._free[buffer.nbytes].append(buffer)
 
     def borrow(self, size: int) -> Buffer:

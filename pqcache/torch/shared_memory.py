@@ -23,6 +23,7 @@ import threading
 import time
 from collections import defaultdict
 from multiprocessing.util import Finalize
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -38,6 +39,7 @@ _HEADER = 4096  # a page, so that what follows begins at one
 _TOKEN = 16
 _SENDS = slice(_TOKEN, 256)
 _NO_SENDS = bytes(_SENDS.stop - _SENDS.start)
+_MAX_SLACK = 16 << 20  # bytes that slots may take beyond the most that were in use
 _MAX_SLOTS = 256  # file descriptors that a worker may take for them
 _GONE = "a worker's shared memory is gone; has the worker been killed?"
 _ENDING = 5.0  # seconds that a process may take from closing its descriptors to its end
@@ -69,6 +71,7 @@ class Slot:
         self.end = self.begin + size
         self.borrowed = False
         self.retired = False  # a child of this process has arrays over it
+        self.touched = 0  # bytes that take memory
 
     @property
     def free(self) -> bool:
@@ -82,6 +85,15 @@ class Slot:
             return False
         sends = self._map[_SENDS]
         return (self.retired or _RETIRED in sends) and _SENT not in sends
+
+    def empty(self) -> None:
+        """Give its memory back to the system; it is still mapped, and takes memory when it is written to."""
+        try:
+            self._map.madvise(mmap.MADV_REMOVE, _HEADER, len(self.buffer))
+        except OSError as error:
+            log.debug("this system takes no part of shared memory back (%s)", error)
+        else:
+            self.touched = 0
 
     def holds(self, address: int, size: int) -> bool:
         """Return whether ``size`` bytes at ``address`` lie in it."""
@@ -102,10 +114,14 @@ class Slot:
 
 
 class SharedPool(BufferPool):
-    """A pool of slots; where no more can be made, of private memory."""
+    """A pool of slots; where no more can be made, of private memory.
+
+    All slots together take hardly more memory than was in use at one time, however their sizes change.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self._most = 0  # bytes of the slots that were in use at one time
         self._slots: list[Slot] = []  # by address
         self._begins: list[int] = []
         self._of_size: defaultdict[int, list[Slot]] = defaultdict(list)  # the older ones first
@@ -114,35 +130,57 @@ class SharedPool(BufferPool):
     def borrow(self, size: int) -> Buffer:
         """Return ``size`` bytes of a slot that is free again when no array of either process is over it."""
         with self._lock:  # batches are made on several threads, and pickled on one more
-            slot = self._slot(1 << (max(_SMALLEST, size) - 1).bit_length())
+            slot = self._slot(size)
             if slot is None:
                 return super().borrow(size)
-            slot.borrowed = True
+            slot.borrowed, slot.touched = True, max(slot.touched, size)
         return np.asarray(_BorrowedSlot(slot, size))
 
-    def _slot(self, wanted: int) -> Slot | None:
-        """Return a free slot of ``wanted`` bytes or twice as many, else a new one; None when there can be no more.
+    def _slot(self, size: int) -> Slot | None:
+        """Return a free slot for ``size`` bytes; None when there can be no more.
 
         Sizes are powers of two, so that there are few. The first slots are used first, as what nobody has written to
-        takes no memory. Twice the size is accepted because batches may be a little below and above a power of two.
+        takes no memory. A slot of up to eight times the size is better than new memory: batches are small at the
+        beginning of an epoch.
         """
-        for size in (wanted, 2 * wanted):
-            for slot in self._of_size[size]:
+        wanted = 1 << (max(_SMALLEST, size) - 1).bit_length()
+        empty = None
+        for larger in (wanted, 2 * wanted, 4 * wanted):
+            for slot in self._of_size[larger]:
                 if slot.free:
-                    return slot
+                    if slot.touched:
+                        return slot
+                    empty = empty or slot
         self._drop_retired()
+        self._empty_idle(size)
+        return empty or self._new(wanted)
+
+    def _empty_idle(self, wanted: int) -> None:
+        """Give memory of idle slots back if all would take much more than was in use, with ``wanted`` bytes more."""
+        idle = [slot for slot in self._slots if slot.touched and slot.free]
+        total = wanted + sum(slot.touched for slot in self._slots)
+        self._most = max(self._most, total - sum(slot.touched for slot in idle))
+        excess = total - self._most - _MAX_SLACK
+        for slot in sorted(idle, key=attrgetter("touched")):
+            if excess <= 0:
+                break
+            excess -= slot.touched
+            slot.empty()
+
+    def _new(self, size: int) -> Slot | None:
+        """Return a new slot of ``size`` bytes; None where that is not possible."""
         if len(self._slots) >= _MAX_SLOTS:
             log.debug("private memory for a batch, which will be copied: all %d shared slots are in use", _MAX_SLOTS)
             return None
         try:
-            slot = Slot(wanted)
+            slot = Slot(size)
         except OSError as error:
             log.debug("private memory for a batch, which will be copied: no shared memory (%s)", error)
             return None
         number = bisect.bisect(self._begins, slot.begin)
         self._begins.insert(number, slot.begin)
         self._slots.insert(number, slot)
-        self._of_size[wanted].append(slot)
+        self._of_size[size].append(slot)
         return slot
 
     def _drop_retired(self) -> None:
@@ -273,9 +311,9 @@ def received(sent: SlotReference) -> Buffer:
 
 def _map(sent: SlotReference) -> _MappedSlot:
     """Map a slot, and forget those of senders that have ended: workers come and go with epochs."""
-    mapped_now = list(_mapped.items())  # at once: other threads receive too
-    ended = {pid for pid in {slot.sender for _, slot in mapped_now} if not Path(f"/proc/{pid}").exists()}
-    for token, slot in mapped_now:
+    mapped_now = _mapped.copy()  # other threads receive too; unlike a copy, a list of items may begin a collection
+    ended = {pid for pid in {slot.sender for slot in mapped_now.values()} if not Path(f"/proc/{pid}").exists()}
+    for token, slot in mapped_now.items():
         if slot.sender in ended:
             _mapped.pop(token, None)
     try:

@@ -15,36 +15,40 @@ import pqcache
 from pqcache.system.buffer_pool import Arena, Buffer, BufferPool
 from tests.test_docs import ROOT
 
-OVERHEAD, BATCHES = 300 << 20, 55  # as docs/loading.md says
+OF_RANK, OF_WORKER = 200 << 20, 150 << 20  # as docs/loading.md says
 EPOCH = 16_000 * 8192
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="PSS is Linux's")
 @pytest.mark.parametrize(
-    ("workers", "fixed"),
-    [(0, True), *(pytest.param(*case, marks=pytest.mark.deep) for case in ((0, False), (2, False), (2, True)))],
+    ("workers", "fixed", "batch_size"),
+    [
+        (0, True, 256),
+        *(
+            pytest.param(*case, marks=pytest.mark.deep)
+            for case in ((0, False, 256), (2, False, 256), (2, True, 64), (4, True, 64), (4, True, 256))
+        ),
+    ],
 )
-def test_ten_epochs_within_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, fixed: bool
+def test_epochs_within_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, fixed: bool, batch_size: int
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import loader_limits
 
     loader_limits.large_rows(tmp_path / "large", 16_000, fixed)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    found = loader_limits.run("--child", "memory", tmp_path / "large", workers, "200MB")
+    found = loader_limits.run("--child", "memory", tmp_path / "large", workers, "200MB", batch_size, 10)
     assert found["rows"] == 160_000
     assert found["window"] > 1
     peaks = found["peaks"]
     assert len(peaks) == 10
-    batches = BATCHES * 256 * 8192 * max(1, workers) if fixed else 0
-    assert max(peaks) <= found["idle"] + pqcache.parse_size("200MB") + OVERHEAD + batches
+    assert max(peaks) <= found["idle"] + pqcache.parse_size("200MB") + OF_RANK + OF_WORKER * workers
     # keeping a quarter of each epoch would add more than an epoch's size from the first half to the second
     assert max(peaks[5:]) <= max(peaks[:5]) + EPOCH
-    promised = (ROOT / "docs" / "loading.md").read_text()
-    assert "at most 300 MB per rank" in promised
-    assert f"up to {BATCHES} of them" in promised
+    promised = " ".join((ROOT / "docs" / "loading.md").read_text().split())
+    assert "at most 200 MB for a rank and 150 MB for each of its workers" in promised
 
 
 def used(pool: BufferPool) -> int:

@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from pqcache.system import buffer_pool
@@ -105,6 +107,45 @@ def test_retired_memory_is_given_back() -> None:
     assert sender.exitcode == 0
     assert max(counts) <= 4, "of 30 slots, which all were retired"
     assert _mapped_and_open()[0] - mapped <= 4
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(1, 6_000_000), st.integers(0, 8), st.booleans()), min_size=1, max_size=60))
+def test_slots_take_hardly_more_than_was_in_use(steps: list[tuple[int, int, bool]]) -> None:
+    pool = SharedPool()
+    held: list[tuple[int, np.ndarray]] = []
+    most = 0
+    for number, (size, given_back, is_sent) in enumerate(steps):
+        memory = pool.borrow(size)
+        memory[:] = number % 251
+        slot = pool.slot_of(memory.ctypes.data, size)
+        assert slot is not None
+        if is_sent and (sent := slot.send()) is not None:
+            memory = received(sent)[:size]
+        held.append((number, memory))
+        taken = [(slot.free, os.fstat(slot.descriptor).st_blocks * 512) for slot in pool._slots]
+        most = max(most, sum(size for free, size in taken if not free))
+        assert sum(size for _, size in taken) <= most + (16 << 20) + size + 4096 * len(taken)
+        for _ in range(min(given_back, len(held))):
+            made, memory = held.pop(0)
+            assert (memory == made % 251).all()
+    del memory
+    held.clear()
+    assert all(slot.free for slot in pool._slots)
+    for slot in pool._slots:
+        slot.close()
+
+
+def test_a_small_batch_takes_memory_of_a_larger_one_rather_than_new_memory() -> None:
+    pool = SharedPool()
+    pool.borrow(8 << 20)[:] = 1
+    for size in (5 << 20, 1_100_000):
+        pool.borrow(size)
+        assert len(pool._slots) == 1
+    pool.borrow(1 << 19)
+    assert [len(slot.buffer) for slot in sorted(pool._slots, key=lambda slot: len(slot.buffer))] == [1 << 19, 8 << 20]
+    for slot in pool._slots:
+        slot.close()
 
 
 def test_a_fork_of_the_worker_keeps_what_the_worker_makes() -> None:

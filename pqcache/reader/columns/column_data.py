@@ -39,7 +39,7 @@ Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8
 
 NEAR = 1 << 20  # bytes that fit into the cache of a processor
-_MORE = 1.25  # times the bytes of a piece, that it may keep in memory
+MORE_KEPT = 1.25  # times the bytes of a piece, that it may keep in memory
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -181,7 +181,7 @@ def compact_piece(column: ColumnData) -> ColumnData:
     """Return the rows of a piece, compact where the pages that they point into hold much more than they do."""
     if not is_views(column):
         return column
-    return compact(column) if bytes_pointed_into(_views_of(column)) > _MORE * bytes_of_views(column) else column
+    return compact(column) if bytes_pointed_into(_views_of(column)) > MORE_KEPT * bytes_of_views(column) else column
 
 
 def join(columns: Sequence[ColumnData], form: ColumnForm) -> ColumnData:

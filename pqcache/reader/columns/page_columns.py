@@ -23,7 +23,7 @@ from pqcache.parquet.pages.row_ranges import PagedFile
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.batch_layout import LONG, is_long
 from pqcache.reader.columns.coded_texts import are_coded
-from pqcache.reader.columns.column_data import ColumnData, as_rows, cut, from_arrow
+from pqcache.reader.columns.column_data import MORE_KEPT, ColumnData, as_rows, cut, from_arrow
 from pqcache.reader.columns.column_forms import ColumnForm, storage_type
 from pqcache.system.buffer_pool import Arena, BufferPool
 from pqcache.system.disk import open_regular
@@ -132,7 +132,9 @@ class PageColumns:
         if of_lists and column is not None and len(column) != part.rows:
             log_decoded_by_arrow(part, "pages of other rows than were found")
             return None
-        return None if column is None or first + len(column) < high else cut(column, low - first, high - first)
+        if column is None or first + len(column) < high:
+            return None
+        return _cut_piece(column, low - first, high - first, self._reader.memory)
 
     def _column(
         self, descriptor: int, chunk: Chunk, form: ColumnForm, leaf: LeafColumn, into: Arena | None
@@ -194,6 +196,16 @@ def _are_long(form: ColumnForm, chunk: pq.ColumnChunkMetaData, rows: int) -> boo
     if _is_list(form):
         return bool(chunk.num_values >= _LONG_LIST * rows)
     return bool(chunk.total_uncompressed_size >= LONG * chunk.num_values)
+
+
+def _cut_piece(column: ColumnData, start: int, stop: int, memory: BufferPool) -> ColumnData:
+    """Return a range of rows; those of one width in ``memory`` where many more would remain in memory with them."""
+    piece = cut(column, start, stop)
+    if not isinstance(piece.values, np.ndarray) or len(column) <= MORE_KEPT * len(piece):
+        return piece
+    values = memory.borrow(piece.values.nbytes).view(piece.values.dtype).reshape(piece.values.shape)
+    np.copyto(values, piece.values)
+    return ColumnData(piece.form, values, piece.valid)
 
 
 def _as_arrow(lists: Lists, kind: pa.DataType) -> pa.Array | None:
