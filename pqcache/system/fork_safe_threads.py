@@ -144,7 +144,7 @@ def _run(future: Future[Any] | None, fn: Callable[[], Any]) -> None:
 
 
 def _ending() -> list[int]:
-    return [thread for thread, is_shutdown in list(_shutdown.items()) if is_shutdown.is_set()]
+    return [thread for thread, is_shutdown in _shutdown.copy().items() if is_shutdown.is_set()]
 
 
 def _exists(thread: int) -> bool:

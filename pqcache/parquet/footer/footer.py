@@ -29,7 +29,7 @@ def elements_in(data: bytes, name: str, known: dict[bytes, list[Struct]]) -> lis
 
     Files of one table differ after their schemas, and this codec is Python.
     """
-    for prefix, elements in list(known.items()):  # others may add to it
+    for prefix, elements in known.copy().items():  # others may add to it, also while a list of items is made
         if data.startswith(prefix):
             return elements
     fields, end = decode_first(data, name, until=2)
