@@ -173,15 +173,14 @@ def _packed_together(
 ) -> Iterator[tuple[int, ColumnData, Sequence[BatchRows]]]:
     """Yield (first row, rows, their places): views are packed for several complete batches by one call.
 
-    Many bytes are packed by several calls, in workers or with little memory batch by batch, so that some are free again
-    earlier.
+    Many bytes are packed by several calls, with little memory batch by batch, so that some are free again earlier.
     """
     if not is_views(column):
         yield 0, column, places
         return
     ends = ends_of_views(column)
     shared = context.shared
-    most = _PACKED if shared is None and context.keep_decoded else NEAR
+    most = _PACKED if context.keep_decoded else NEAR
     left = deque(places)
     while left:
         some = [left.popleft()]
