@@ -144,7 +144,8 @@ def _run(future: Future[Any] | None, fn: Callable[[], Any]) -> None:
 
 
 def _ending() -> list[int]:
-    return [thread for thread, is_shutdown in _shutdown.copy().items() if is_shutdown.is_set()]
+    known = ((thread, _shutdown.get(thread)) for thread in list(_shutdown))  # at once, as other threads begin and end
+    return [thread for thread, is_shutdown in known if is_shutdown is not None and is_shutdown.is_set()]
 
 
 def _exists(thread: int) -> bool:

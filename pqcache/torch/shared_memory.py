@@ -35,7 +35,7 @@ from pqcache.system.process_identity import has_ended
 log = logging.getLogger("pqcache.torch")
 
 _SMALLEST = 4096  # bytes of a slot
-_HEADER = 4096  # a page, so that what follows begins at one
+_HEADER = max(4096, mmap.PAGESIZE)  # a page, so that what follows begins at one
 _TOKEN = 16
 _SENDS = slice(_TOKEN, 256)
 _NO_SENDS = bytes(_SENDS.stop - _SENDS.start)
@@ -72,6 +72,7 @@ class Slot:
         self.borrowed = False
         self.retired = False  # a child of this process has arrays over it
         self.touched = 0  # bytes that take memory
+        self.asked = 0  # bytes that were borrowed last
 
     @property
     def free(self) -> bool:
@@ -108,6 +109,10 @@ class Slot:
         self._map[byte] = _SENT
         return SlotReference(os.getpid(), self.descriptor, self.token, len(self.buffer), byte)
 
+    def take_back(self, sent: SlotReference) -> None:
+        """Mark it as not sent: nobody will receive that reference."""
+        self._map[sent.byte] &= _RETIRED
+
     def close(self) -> None:
         """Close the descriptor; the memory is freed with the last array over it, in any process."""
         os.close(self.descriptor)
@@ -133,30 +138,38 @@ class SharedPool(BufferPool):
             slot = self._slot(size)
             if slot is None:
                 return super().borrow(size)
-            slot.borrowed, slot.touched = True, max(slot.touched, size)
+            slot.borrowed, slot.asked = True, size
+            if size > slot.touched:
+                self._empty_idle(size - slot.touched)
+                slot.touched = size
         return np.asarray(_BorrowedSlot(slot, size))
 
     def _slot(self, size: int) -> Slot | None:
         """Return a free slot for ``size`` bytes; None when there can be no more.
 
         Sizes are powers of two, so that there are few. The first slots are used first, as what nobody has written to
-        takes no memory. A slot of up to eight times the size is better than new memory: batches are small at the
-        beginning of an epoch.
+        takes no memory. Twice the size is accepted because batches may be a little below and above a power of two, and
+        four times the size while little is wasted: batches are small at the beginning of an epoch.
         """
         wanted = 1 << (max(_SMALLEST, size) - 1).bit_length()
         empty = None
-        for larger in (wanted, 2 * wanted, 4 * wanted):
-            for slot in self._of_size[larger]:
-                if slot.free:
-                    if slot.touched:
-                        return slot
-                    empty = empty or slot
+        for slot in (*self._of_size[wanted], *self._of_size[2 * wanted]):
+            if slot.free:
+                if slot.touched:
+                    return slot
+                empty = empty or slot
+        loose = next((slot for slot in self._of_size[4 * wanted] if slot.touched and slot.free), None)
+        if loose is not None and self._wasted_in_slots() <= _MAX_SLACK:
+            return loose
         self._drop_retired()
-        self._empty_idle(size)
         return empty or self._new(wanted)
 
+    def _wasted_in_slots(self) -> int:
+        """Return how many bytes slots that are in use take beyond what was asked for."""
+        return sum(slot.touched - slot.asked for slot in self._slots if not slot.free)
+
     def _empty_idle(self, wanted: int) -> None:
-        """Give memory of idle slots back if all would take much more than was in use, with ``wanted`` bytes more."""
+        """Give memory of idle slots back if all would take much more than was in use, ``wanted`` bytes among it."""
         idle = [slot for slot in self._slots if slot.touched and slot.free]
         total = wanted + sum(slot.touched for slot in self._slots)
         self._most = max(self._most, total - sum(slot.touched for slot in idle))
@@ -311,10 +324,10 @@ def received(sent: SlotReference) -> Buffer:
 
 def _map(sent: SlotReference) -> _MappedSlot:
     """Map a slot, and forget those of senders that have ended: workers come and go with epochs."""
-    mapped_now = _mapped.copy()  # other threads receive too; unlike a copy, a list of items may begin a collection
-    ended = {pid for pid in {slot.sender for slot in mapped_now.values()} if not Path(f"/proc/{pid}").exists()}
-    for token, slot in mapped_now.items():
-        if slot.sender in ended:
+    senders = {slot.sender for slot in list(_mapped.values())}  # at once, as other threads receive too
+    ended = {pid for pid in senders if not Path(f"/proc/{pid}").exists()}
+    for token in list(_mapped):
+        if (slot := _mapped.get(token)) is not None and slot.sender in ended:
             _mapped.pop(token, None)
     try:
         descriptor = os.open(f"/proc/{sent.pid}/fd/{sent.descriptor}", os.O_RDWR)

@@ -73,12 +73,15 @@ def pack(batches: Sequence[dict[str, Any]]) -> Packet | None:
     locator = _Locator()
     known: dict[Any, Any] = {}
     located = [_columns(locator.locate(columns), known) for columns in batches]
-    copied = locator.copy()
-    slots = [slot.send() for slot in locator.slots]
-    if copied is None or None in slots:
+    slots = [(slot, slot.send()) for slot in locator.slots]
+    sent = [(slot, reference) for slot, reference in slots if reference is not None]
+    copied = locator.copy() if len(sent) == len(slots) else None
+    if copied is None:
         log.debug("a batch is pickled, not sent by shared memory: its memory is on its way to too many receivers")
+        for slot, reference in sent:
+            slot.take_back(reference)
         return None
-    return Packet(located, [slot for slot in slots if slot is not None], copied)
+    return Packet(located, [reference for _, reference in sent], copied)
 
 
 def unpack(packet: Packet) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from pqcache.system import buffer_pool
 from pqcache.system.process_identity import is_running
 from pqcache.torch import Batch, ParquetDataset, shared_memory
 from pqcache.torch.shared_memory import SharedPool, Slot, received, worker_pool
+from pqcache.torch.tensor_transfer import pack
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no shared memory of this kind")
 
@@ -136,16 +137,64 @@ def test_slots_take_hardly_more_than_was_in_use(steps: list[tuple[int, int, bool
         slot.close()
 
 
+def _taken(pool: SharedPool) -> int:
+    """Return the bytes that the slots take, without their headers."""
+    return sum(os.fstat(slot.descriptor).st_blocks * 512 - 4096 for slot in pool._slots)
+
+
+def _borrow(pool: SharedPool, size: int, count: int = 1) -> list[np.ndarray]:
+    found = [pool.borrow(size) for _ in range(count)]
+    for memory in found:
+        memory[:] = 1
+    return found
+
+
 def test_a_small_batch_takes_memory_of_a_larger_one_rather_than_new_memory() -> None:
     pool = SharedPool()
-    pool.borrow(8 << 20)[:] = 1
-    for size in (5 << 20, 1_100_000):
-        pool.borrow(size)
+    for size in (8 << 20, 5 << 20, 1_100_000):
+        _borrow(pool, size)
         assert len(pool._slots) == 1
-    pool.borrow(1 << 19)
-    assert [len(slot.buffer) for slot in sorted(pool._slots, key=lambda slot: len(slot.buffer))] == [1 << 19, 8 << 20]
+    _borrow(pool, 1 << 19)
+    assert sorted(len(slot.buffer) for slot in pool._slots) == [1 << 19, 8 << 20]
     for slot in pool._slots:
         slot.close()
+
+
+def test_slots_that_were_emptied_and_grow_again_give_back_what_others_take() -> None:
+    pool = SharedPool()
+    for _ in range(2):
+        for size, count in ((6_000_000, 10), (1_000_000, 60), (1_100_000, 10), (6_000_000, 10)):
+            _borrow(pool, size, count)
+        assert _taken(pool) <= 10 * 6_000_000 + (16 << 20) + 6_000_000
+    for slot in pool._slots:
+        slot.close()
+
+
+def test_small_batches_that_are_kept_do_not_keep_large_slots() -> None:
+    pool, kept = SharedPool(), []
+    for _ in range(50):
+        _borrow(pool, 8 << 20)
+        kept += _borrow(pool, (1 << 20) + 1)
+    assert _taken(pool) <= (50 << 20) + (8 << 20) + 2 * (16 << 20)
+    kept.clear()
+    for slot in pool._slots:
+        slot.close()
+
+
+def test_slots_of_a_batch_that_could_not_be_sent_are_free_again() -> None:
+    shared = worker_pool()
+    assert isinstance(shared, SharedPool)
+    crowded, other = (torch.from_numpy(shared.borrow(100_000 + 200_000 * number)) for number in range(2))
+    slot, free = (shared.slot_of(tensor.data_ptr(), tensor.nbytes) for tensor in (crowded, other))
+    assert slot is not None
+    assert free is not None
+    sent = list(iter(slot.send, None))
+    assert pack([{"other": other, "crowded": crowded}]) is None
+    for reference in sent:
+        slot.take_back(reference)
+    del crowded, other
+    assert slot.free
+    assert free.free
 
 
 def test_a_fork_of_the_worker_keeps_what_the_worker_makes() -> None:

@@ -29,9 +29,9 @@ def elements_in(data: bytes, name: str, known: dict[bytes, list[Struct]]) -> lis
 
     Files of one table differ after their schemas, and this codec is Python.
     """
-    for prefix, elements in known.copy().items():  # others may add to it, also while a list of items is made
+    for prefix in list(known):  # at once, as others may add to it
         if data.startswith(prefix):
-            return elements
+            return known[prefix]
     fields, end = decode_first(data, name, until=2)
     known[data[:end]] = elements = schema_of(fields, name)
     return elements
