@@ -47,13 +47,14 @@ class Filling:
         self.cache, self.events, self.error = CacheDirectory(cache), list[Event](), None
         self.report: pqcache.SyncReport | None = None
         self.reads = reads
-        self._go = threading.Event()
+        self._go, self._holds = threading.Event(), threading.Event()
         reads.before = self._hold
         self._thread = threading.Thread(target=self._run, args=(source, cache), kwargs=how)
         self._thread.start()
 
     def _hold(self, *_: object) -> None:
         if find_arriving(self.cache) is not None:
+            self._holds.set()
             assert self._go.wait(WAIT)
 
     def _run(self, source: Path, cache: Path, **how: Any) -> None:
@@ -65,6 +66,11 @@ class Filling:
     def arriving(self) -> ArrivingSnapshot:
         """Wait for the arriving snapshot."""
         return wait_for(lambda: find_arriving(self.cache))
+
+    def at_first_range(self) -> ArrivingSnapshot:
+        """Wait until the run has prepared the arriving snapshot, and would read of a file."""
+        assert self._holds.wait(WAIT)
+        return self.arriving()
 
     def go_on(self) -> None:
         """Let the run read."""
