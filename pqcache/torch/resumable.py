@@ -30,7 +30,7 @@ from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_
 from pqcache.torch.iteration_meter import IterationMeter, NoIterationMeter, describe_reading, measured
 from pqcache.torch.lightning_loaders import check_fit, check_saving, restore_place
 from pqcache.torch.progress import IterationStart, Progress
-from pqcache.torch.shared_memory import end_with_trainer
+from pqcache.torch.shared_memory import begin_worker
 from pqcache.units import parse_count, parse_duration
 
 STALL_TIMEOUT = 60.0  # seconds
@@ -119,7 +119,7 @@ class ResumableDataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         if info is not None:
-            end_with_trainer()
+            begin_worker()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         ranks, _ = self._ranks()
         self._check_started()

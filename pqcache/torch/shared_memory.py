@@ -16,6 +16,7 @@ fork is retired: the slot is never used again, and its memory is freed when the 
 from __future__ import annotations
 
 import bisect
+import gc
 import logging
 import mmap
 import os
@@ -264,15 +265,20 @@ class _ReceivedSlot:
             self._bytes[self._byte] &= _RETIRED
 
 
-def end_with_trainer() -> None:
-    """Let this worker end once its trainer was killed, where it would wait for ever for its last batches to be read.
+def begin_worker() -> None:
+    """Prepare this process, a worker of a DataLoader.
 
-    A worker that ends waits for the thread that writes batches to the trainer's pipe. It holds the pipe's reading end
+    Python's garbage collector leaves alone what the trainer had made before the fork: it would write to all of it, so
+    that the worker would have a copy of its memory.
+
+    And the worker ends once its trainer was killed, where it would wait for ever for its last batches to be read: a
+    worker that ends waits for the thread that writes batches to the trainer's pipe. It holds the pipe's reading end
     too, so that thread gets no error where nobody else does.
     """
-    global _ending
-    if _ending != os.getpid():
-        _ending = os.getpid()
+    global _begun
+    if _begun != os.getpid():
+        _begun = os.getpid()
+        gc.freeze()
         Finalize(None, _end_if_alone, (os.getppid(),), exitpriority=0)  # before those threads are waited for, at -5
 
 
@@ -281,7 +287,7 @@ def _end_if_alone(trainer: int) -> None:
         os._exit(1)
 
 
-_ending = 0  # the process id of the worker that was set to end with its trainer
+_begun = 0  # the process id of the worker that was prepared
 _pool: tuple[int, SharedPool] | None = None  # of this process, by its id
 _mapped: dict[bytes, _MappedSlot] = {}  # by token
 
