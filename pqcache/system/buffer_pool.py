@@ -20,7 +20,7 @@ Buffer = npt.NDArray[np.uint8]
 
 _MIN_BLOCK = 4096  # bytes
 _MIN_MAPPED = 1 << 16  # bytes of a block from which on it is a mapping of its own
-_MAX_SLACK = 16 << 20  # bytes that a pool may have beyond the most that were in use
+MAX_SLACK = 16 << 20  # bytes that a pool may have beyond the most that were in use
 _MAX_LOOSE = 8 << 20  # bytes of a request for which a block may be twice as large
 
 
@@ -80,7 +80,7 @@ class BufferPool:
         """Return a block of at least ``size`` bytes, not cleared; ``release`` it afterwards."""
         wanted = buffer_size(size)
         buffer = self._idle(wanted, wanted + wanted // 4)
-        if buffer is None and wanted <= _MAX_LOOSE and sum(self._wasted.values()) <= _MAX_SLACK:
+        if buffer is None and wanted <= _MAX_LOOSE and sum(self._wasted.values()) <= MAX_SLACK:
             buffer = self._idle(wanted, 2 * wanted)  # better than new memory
             if buffer is not None:
                 self._wasted[id(buffer)] = buffer.nbytes - wanted
@@ -107,7 +107,7 @@ class BufferPool:
         total = wanted + sum(self._sizes.values())
         idle = sum(size * len(self._free[size]) for size in list(self._free))
         self._peak = max(self._peak, total - idle)
-        return total - self._peak - _MAX_SLACK
+        return total - self._peak - MAX_SLACK
 
     def _free_idle(self, excess: int) -> None:
         """Free idle blocks, none larger than ``excess``: the next large request uses the others again."""

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from pqcache.system.buffer_pool import Buffer, BufferPool
+from pqcache.system.buffer_pool import MAX_SLACK, Buffer, BufferPool
 from pqcache.system.process_identity import has_ended
 
 log = logging.getLogger("pqcache.torch")
@@ -40,7 +40,6 @@ _HEADER = max(4096, mmap.PAGESIZE)  # a page, so that what follows begins at one
 _TOKEN = 16
 _SENDS = slice(_TOKEN, 256)
 _NO_SENDS = bytes(_SENDS.stop - _SENDS.start)
-_MAX_SLACK = 16 << 20  # bytes that slots may take beyond the most that were in use
 _MAX_SLOTS = 256  # file descriptors that a worker may take for them
 _GONE = "a worker's shared memory is gone; has the worker been killed?"
 _ENDING = 5.0  # seconds that a process may take from closing its descriptors to its end
@@ -160,7 +159,7 @@ class SharedPool(BufferPool):
                     return slot
                 empty = empty or slot
         loose = next((slot for slot in self._of_size[4 * wanted] if slot.touched and slot.free), None)
-        if loose is not None and self._wasted_in_slots() <= _MAX_SLACK:
+        if loose is not None and self._wasted_in_slots() <= MAX_SLACK:
             return loose
         self._drop_retired()
         return empty or self._new(wanted)
@@ -174,7 +173,7 @@ class SharedPool(BufferPool):
         idle = [slot for slot in self._slots if slot.touched and slot.free]
         total = wanted + sum(slot.touched for slot in self._slots)
         self._most = max(self._most, total - sum(slot.touched for slot in idle))
-        excess = total - self._most - _MAX_SLACK
+        excess = total - self._most - MAX_SLACK
         for slot in sorted(idle, key=attrgetter("touched")):
             if excess <= 0:
                 break

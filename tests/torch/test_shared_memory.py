@@ -181,7 +181,8 @@ def test_small_batches_that_are_kept_do_not_keep_large_slots() -> None:
         slot.close()
 
 
-def test_slots_of_a_batch_that_could_not_be_sent_are_free_again() -> None:
+def test_slots_of_a_batch_that_could_not_be_sent_are_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_pool", None)  # this process is no worker afterwards
     shared = worker_pool()
     assert isinstance(shared, SharedPool)
     crowded, other = (torch.from_numpy(shared.borrow(100_000 + 200_000 * number)) for number in range(2))
