@@ -25,7 +25,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ OURS = {
     "pqcache-weights": ours_weights,
     "40-lines": forty_lines,
 }
-LOADERS: dict[str, Callable[[Path, str, int], Epochs]] = {
+LOADERS: dict[str, Callable[..., Epochs]] = {
     **LIMITS,
     **OURS,
     **{name: peer.epochs for name, peer in PEERS.items()},
@@ -209,18 +210,20 @@ def timed(epoch: Iterator[Any], cut_after: float | None, look: Callable[[Any], N
     return {"seconds": time.perf_counter() - start, "rows": rows, "cpu": cpu_seconds() - cpu}
 
 
-def child(loader: str, path: Path, kind: str, workers: int, epochs: int, seconds: float) -> None:
+def child(loader: str, dataset: str, workers: int, options: argparse.Namespace) -> None:
     """Read epochs and print what they took, as JSON."""
     import psutil
 
-    cut_after = seconds if loader in PEERS else None
+    path, kind = options.data / dataset, parts(dataset)[0]
+    cut_after = options.seconds if loader in PEERS else None
+    of_ours = {"memory": options.memory} if options.memory and loader in OURS else {}
     ways = decoders() if loader == "limit" else [""]
     first = FirstEpoch(path, kind)
     found: list[dict[str, Any]] = []
-    for epoch in LOADERS[loader](path, kind, workers):
+    for epoch in LOADERS[loader](path, kind, workers, **of_ours):
         look = first.look if not found else lambda batch: None
         found.append({**timed(epoch, cut_after, look), "decoder": ways[len(found) % len(ways)]})
-        if len(found) == epochs * len(ways):
+        if len(found) == options.epochs * len(ways):
             break
     print(json.dumps({"epochs": found, **first.result()}), flush=True)
     for process in psutil.Process().children(recursive=True):  # workers that wait to send would hold our output open
@@ -228,17 +231,20 @@ def child(loader: str, path: Path, kind: str, workers: int, epochs: int, seconds
     os._exit(0)  # some peers do not stop
 
 
-def run(case: Case, options: argparse.Namespace) -> Measurement | str:
-    """Measure once, in a process of its own; return its last words if it fails."""
+def run(case: Case, options: argparse.Namespace, cores: Sequence[int] = ()) -> Measurement | str:
+    """Measure once, in a process of its own that may use these processors; return its last words if it fails."""
     of_peers = case.loader in PEERS or case.loader in ("limit", "limit-polars", "limit-polars-copied")
     epochs = min(options.epochs, 2) if case.loader in PEERS and PEERS[case.loader].slow else options.epochs
     python = os.environ.get("PQCACHE_PEERS", sys.executable) if of_peers else sys.executable
     command = [python, __file__, "--data", str(options.data), "--epochs", str(epochs)]
     command += ["--seconds", str(options.seconds), "--child", case.loader, case.dataset, str(case.workers)]
+    if options.memory:
+        command += ["--memory", options.memory]
     environment = {**os.environ, **QUIET, "HF_DATASETS_CACHE": str(options.data / "huggingface")}
+    limit = partial(os.sched_setaffinity, 0, cores) if cores else None
     make_ready(2 << 30)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, preexec_fn=limit)
     except subprocess.TimeoutExpired:
         return "took more than 600 s"
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"epochs"')]
@@ -297,12 +303,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of an epoch of the other loaders")
     parser.add_argument("--minutes", type=float, default=25.0, help="after the first round, stop when they are over")
     parser.add_argument("--readme", action="store_true", help="everything that benchmarks/README.md shows")
+    parser.add_argument("--memory", help="of pqcache's dataset, if not its default")
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         loader, dataset, workers = options.child
-        child(loader, options.data / dataset, parts(dataset)[0], int(workers), options.epochs, options.seconds)
+        child(loader, dataset, int(workers), options)
     options.loaders = options.loaders or [*(dict.fromkeys([*QUICK, *PEERS]) if options.readme else QUICK)]
     options.row_groups = options.row_groups or (["8", "32", "128"] if options.readme else ["32"])
     options.writers = options.writers or (list(WRITERS) if options.readme else ["pyarrow"])

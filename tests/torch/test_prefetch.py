@@ -526,16 +526,3 @@ def test_the_order_of_calls_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = ["begin side stream", "event on side stream of cpu:0", "end side stream", "trainer waits for event"]
     assert api.calls == [*copied, *copied, *(["program waits for event", *copied] * 2)]
     assert used == ["trainer"] * 4
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is here")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_on_a_gpu(table: Path, workers: int) -> None:
-    """The trainer is kept behind by work, and reads each batch after all were made."""
-    expected = [content(batch) for batch in Loader(dataset(table), num_workers=workers)]
-    matrix, copies = torch.rand(2048, 2048, device="cuda"), []
-    for batch in Prefetch(Loader(dataset(table), num_workers=workers), "cuda"):
-        for _ in range(20):
-            matrix = (matrix @ matrix).clamp(0, 1)
-        copies.append(Batch({"id": batch["id"] + 0, "tokens": batch["tokens"]}, batch.position))
-    assert [content(batch.to("cpu")) for batch in copies] == expected

@@ -1,0 +1,139 @@
+"""How an epoch's speed grows with cores: pqcache with several numbers of workers, beside decoding alone.
+
+    python benchmarks/cores.py --data /tmp/bench --cores 2,4,8,16 --json cores.json
+
+Each measurement is a process that may use the first so many processors, with as many workers as cores, half as many,
+and none; the fastest counts. Beside it row groups are decoded, one on each core. Datasets are those of loader.py with
+``--times`` as many files, so that each core has row groups of its own, and ``--memory`` for all of them. Processors
+that share a core (hyper-threads) count as two: how much faster decoding alone is on more of them, which shares nothing,
+says what the machine can do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from pathlib import Path
+
+from _loader_data import SHAPES, make
+from _loader_report import Case, Measurement, best, lines_of, thousands
+from loader import run
+
+Found = dict[tuple[str, str, int, int], list[Measurement]]  # by dataset, loader, cores and workers
+
+
+def copied(root: Path, name: str, times: int) -> Path:
+    """Write a dataset once, and each of its files so many times under other names; return the directory."""
+    source, directory = make(root, name), root / f"{times}x" / name
+    if not (directory / "_done").exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        for file in source.glob("*.parquet"):
+            for number in range(times):
+                shutil.copyfile(file, directory / f"{file.stem}-{number}.parquet")
+        (directory / "_done").touch()
+    return directory
+
+
+def workers_of(cores: int) -> list[int]:
+    """Return numbers of workers that are worth a try on so many cores."""
+    return sorted({0, cores // 2 if cores > 2 else 0, cores})
+
+
+def measure(options: argparse.Namespace) -> Found:
+    """Measure in turns, round by round."""
+    found: Found = {}
+    begin, able = time.perf_counter(), sorted(os.sched_getaffinity(0))
+    cases = [
+        (name, loader, cores, workers)
+        for name in options.datasets
+        for cores in options.cores
+        for loader, numbers in (("limit-groups", [0]), ("pqcache", options.workers or workers_of(cores)))
+        for workers in numbers
+    ]
+    for number in range(options.rounds):
+        for case in cases:
+            spent = time.perf_counter() - begin
+            if spent > 60 * options.minutes:
+                return found
+            name, loader, cores, workers = case
+            print(f"{spent:6.0f} s  round {number + 1}  {name}, {cores} cores, {loader} {workers}", file=sys.stderr)
+            result = run(Case(name, loader, workers), options, able[:cores])
+            if isinstance(result, str):
+                print(f"failed: {result}", file=sys.stderr)
+                continue
+            found.setdefault(case, []).append(result)
+            if options.json:
+                options.json.write_text(json.dumps([[*c, *map(vars, runs)] for c, runs in found.items()]))
+    return found
+
+
+def curve(found: Found, datasets: list[str], cores: list[int]) -> str:
+    """Return a table for README.md: a row a number of cores, a column a dataset."""
+
+    def fastest(name: str, loader: str, count: int) -> tuple[float, int]:
+        rates = [(best(runs)[0], case[3]) for case, runs in found.items() if case[:3] == (name, loader, count)]
+        return max(rates, default=(0.0, 0))
+
+    rows = []
+    for count in cores:
+        cells = []
+        for name in datasets:
+            (rate, workers), (base, _) = fastest(name, "pqcache", count), fastest(name, "pqcache", cores[0])
+            limit, least = fastest(name, "limit-groups", count)[0], fastest(name, "limit-groups", cores[0])[0]
+            grown = f"{rate / base:.1f} x (decoding {limit / least:.1f} x)" if base and least else "-"
+            cells.append(f"{thousands(rate)}, {workers} workers: {grown}")
+        rows.append([str(count), *cells])
+    return lines_of(["cores", *datasets], rows)
+
+
+def everything(found: Found) -> str:
+    """Return a line for each measurement: thousands of rows per second, CPU time of a row, peak of PSS."""
+    lines = []
+    for (name, loader, cores, workers), runs in found.items():
+        rate, cpu, way = best(runs)
+        peak = statistics.median(run.peak for run in runs) / 1024
+        lines.append(
+            f"{name:<12}{cores:>3} cores  {loader:<14}{workers:>3} workers {thousands(rate):>9} thousand rows/s"
+            f"{cpu * 1e6:>8.2f} us of CPU a row, {peak:>7,.0f} MB {way}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    def numbers(text: str) -> list[int]:
+        return [int(number) for number in text.split(",")]
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=Path("/tmp/pqcache-bench"))
+    parser.add_argument("--datasets", type=lambda text: text.split(","), default=[*SHAPES, "dense"])
+    parser.add_argument("--cores", type=numbers, help="default: 2, 4, 8 and so on, up to all")
+    parser.add_argument("--workers", type=numbers, help="default: none, half as many as cores, and as many")
+    parser.add_argument("--times", type=int, default=4, help="how many copies of each file")
+    parser.add_argument("--memory", default="8GB", help="of the dataset")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=25.0)
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
+    options = parser.parse_args()
+    options.cores = options.cores or [n for n in (2**i for i in range(1, 12)) if n <= len(os.sched_getaffinity(0))]
+    kinds = [name for name in options.datasets if name != "dense"]
+    with ProcessPoolExecutor() as pool:  # dense rows are made of tokens
+        for names in (kinds, ["dense"] if "dense" in options.datasets else []):
+            list(pool.map(copied, repeat(options.data), names, repeat(options.times)))
+    options.data, options.seconds = options.data / f"{options.times}x", 0.0
+    found = measure(options)
+    print(everything(found))
+    print()
+    print(curve(found, options.datasets, options.cores))
+
+
+if __name__ == "__main__":
+    main()

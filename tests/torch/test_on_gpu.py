@@ -1,0 +1,219 @@
+"""Batches on a real GPU, where there is one: what a late device stands in for elsewhere.
+
+Work of the trainer keeps the GPU behind the program all the time, so that what is not waited for is seen.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Prefetch, Ragged
+from tests.torch.conftest import ids_of
+from tests.torch.test_prefetch import EVERY_ROW, SHAPES, content, dataset
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is here"),
+    pytest.mark.usefixtures("few_cores_are_fine"),
+]
+
+
+@pytest.fixture(scope="module")
+def columns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with columns of all kinds, of 4 KB to 400 KB a batch of 64."""
+    rng, rows = np.random.default_rng(0), 4000
+    lengths = rng.integers(0, 2000, rows)
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    values = rng.integers(0, 1000, ends[-1]).astype(np.int32)
+    table = {
+        "id": np.arange(rows),
+        "flag": np.arange(rows) % 3 > 0,
+        "small": pa.array([None if i % 7 == 0 else i % 100 for i in range(rows)], pa.int8()),
+        "half": rng.random(rows).astype(np.float16),
+        "text": [f"row {i} é" for i in range(rows)],
+        "vector": pa.FixedSizeListArray.from_arrays(pa.array(rng.random(16 * rows)), 16),
+        "tokens": pa.ListArray.from_arrays(pa.array(ends), pa.array(values)),
+        "nested": [[[i] * (i % 3)] * (i % 4) for i in range(rows)],
+        "empty": pa.array([[]] * rows, pa.list_(pa.int32())),
+    }
+    root = tmp_path_factory.mktemp("columns")
+    pq.write_table(pa.table(table), root / "a.parquet", row_group_size=250)
+    return root
+
+
+def kept_behind(batches: Any) -> Iterator[Any]:
+    """Yield batches, each after much work was given to the GPU: it is far behind when the program has all of them."""
+    matrix = torch.rand(1024, 1024, device="cuda")
+    for batch in batches:
+        for _ in range(20):
+            matrix = (matrix @ matrix).clamp(0, 1)
+        yield batch
+
+
+def changed(batch: Batch) -> Batch:
+    """Return a batch whose tensors the GPU makes from another one's, on the current stream, when its work comes."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, Ragged):
+            return Ragged(of(value.values), of(value.offsets), value.kind)
+        if isinstance(value, torch.Tensor):
+            assert value.is_cuda
+            return value.clone()
+        return value
+
+    return Batch({name: of(value) for name, value in batch.items()}, batch.position)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("memory", ["1GB", "1MB", "100KB"])
+def test_every_batch_arrives_whole(columns: Path, workers: int, memory: str) -> None:
+    """With enough pinned memory, with just enough for most batches, and with too little for any."""
+    read = {"batch_size": 64, "nulls": "mask", "seed": 1}
+    expected = [content(batch) for batch in Loader(ParquetDataset(columns, **read), num_workers=workers)]
+    loader = Prefetch(Loader(ParquetDataset(columns, **read), num_workers=workers), "cuda", memory=memory)
+    copies = [changed(batch) for batch in kept_behind(loader)]
+    assert [content(batch.to("cpu")) for batch in copies] == expected
+
+
+def test_batches_that_are_kept_stay_as_they_were(columns: Path) -> None:
+    read = {"batch_size": 64, "nulls": "mask", "seed": 1}
+    expected = [content(batch) for batch in Loader(ParquetDataset(columns, **read))]
+    kept = list(kept_behind(Prefetch(Loader(ParquetDataset(columns, **read)), "cuda")))
+    assert [content(batch.to("cpu")) for batch in kept] == expected
+
+
+def test_a_trainer_on_a_stream_of_its_own(columns: Path) -> None:
+    read = {"batch_size": 64, "nulls": "mask", "seed": 1}
+    expected = [content(batch) for batch in Loader(ParquetDataset(columns, **read))]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        loader = Prefetch(Loader(ParquetDataset(columns, **read)), "cuda", memory="1MB")
+        copies = [changed(batch) for batch in kept_behind(loader)]
+        assert [content(batch.to("cpu")) for batch in copies] == expected
+
+
+@pytest.mark.parametrize("memory", [1 << 20, 3 << 20, 1 << 30])
+def test_no_more_than_memory_is_pinned(columns: Path, memory: int) -> None:
+    gc.collect()  # what other tests pinned
+    torch.cuda.synchronize()
+    torch._C._host_emptyCache()
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    loader = Prefetch(Loader(ParquetDataset(columns, batch_size=64, nulls="mask")), "cuda", memory=memory)
+    most = 0
+    for _ in range(3):
+        for _ in kept_behind(loader):
+            most = max(most, torch.cuda.host_memory_stats()["allocated_bytes.current"] - before)
+    assert 0 < most <= min(memory, 4 << 20)  # a batch has less than 1 MB
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_that_moves_its_batches(columns: Path, workers: int, pinned: bool) -> None:
+    read = {"batch_size": 64, "nulls": "mask", "seed": 1}
+    expected = [content(batch) for batch in Loader(ParquetDataset(columns, **read), num_workers=workers)]
+    loader = Loader(ParquetDataset(columns, **read), num_workers=workers, device="cuda", pin_memory=pinned)
+    copies = [changed(batch) for batch in kept_behind(loader)]
+    assert [content(batch.to("cpu")) for batch in copies] == expected
+
+
+@pytest.mark.parametrize("shape", [name for name in SHAPES if name not in ("sparse", "with a gradient")])
+def test_what_transforms_return(table: Path, shape: str) -> None:
+    expected = [content(batch) for batch in Loader(dataset(table, batch_size=20, transform=SHAPES[shape]))]
+    found = list(kept_behind(Prefetch(Loader(dataset(table, batch_size=20, transform=SHAPES[shape])), "cuda")))
+    assert [content(batch) for batch in found] == expected
+
+
+def test_sparse_tensors_and_those_with_a_gradient_are_moved(table: Path) -> None:
+    made = dataset(table, transform=lambda b: {"ids": b["id"], "s": torch.eye(3).to_sparse(), "g": torch.ones(2)})
+    for batch in kept_behind(Prefetch(Loader(made), "cuda")):
+        assert {value.device.type for value in batch.values()} == {"cuda"}
+        assert batch["s"].to_dense().tolist() == torch.eye(3).tolist()
+
+
+def test_an_epoch_that_is_left_and_the_ones_after_it(table: Path) -> None:
+    loader = Prefetch(Loader(dataset(table), num_workers=2), "cuda")
+    first = [batch["id"].tolist() for _, batch in zip(range(5), kept_behind(loader), strict=False)]
+    state = loader.state_dict()
+    rest = Prefetch(Loader(dataset(table)), "cuda")
+    rest.load_state_dict(state)
+    assert sorted([*chain(*first), *ids_of(kept_behind(rest))]) == EVERY_ROW
+    assert sorted(ids_of(kept_behind(loader))) == EVERY_ROW
+
+
+def test_a_mix(table: Path) -> None:
+    mix = Mix({name: ParquetDataset(table, batch_size=32) for name in "ab"})
+    batches = list(kept_behind(Prefetch(Loader(mix), "cuda")))
+    assert {batch.source for batch in batches} == {"a", "b"}
+    assert {batch["id"].device.type for batch in batches} == {"cuda"}
+
+
+def test_a_model_learns_from_batches_that_are_copied_ahead(table: Path) -> None:
+    """The same losses as with batches that are moved in the loop."""
+
+    def losses(batches: Any) -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1, device="cuda")
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=1e-4), []
+        for batch in batches:
+            padded = batch["tokens"].to_padded(length=4).float()
+            loss = (model(padded)[:, 0] - batch["id"].float() / 500).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+        return [float(loss) for loss in found]
+
+    assert losses(Prefetch(Loader(dataset(table)), "cuda")) == losses(Loader(dataset(table), device="cuda"))
+
+
+def test_lightning(columns: Path) -> None:
+    """Lightning moves the batches of a Loader itself, and those of a Prefetch are there already."""
+    lightning = pytest.importorskip("lightning")
+
+    class Model(lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.seen = torch.nn.Linear(16, 1), []
+
+        def training_step(self, batch: Batch, _: int) -> torch.Tensor:
+            places = {batch["id"].device.type, batch["vector"].device.type, batch["tokens"].values.device.type}
+            assert places == {"cuda"}
+            self.seen.append(batch["id"].clone())
+            return self.layer(batch["vector"].float()).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+    for ahead in (False, True):
+        dataset = ParquetDataset(columns, columns=["id", "vector", "tokens"], batch_size=64)
+        loader: Any = Loader(dataset, num_workers=2)
+        if ahead:
+            loader = Prefetch(loader, "cuda")
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        model = Model()
+        lightning.Trainer(accelerator="gpu", devices=1, max_epochs=2, **quiet).fit(model, loader)
+        assert sorted(torch.cat(model.seen).tolist()) == sorted([*range(4000)] * 2)
+
+
+def test_accelerate(columns: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator()
+    layer = torch.nn.Linear(16, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
+    dataset = ParquetDataset(columns, columns=["id", "vector"], batch_size=64)
+    loader: Any = Loader(dataset, num_workers=2, device=accelerator.device)
+    layer, optimizer, loader = accelerator.prepare(layer, optimizer, loader)
+    seen = []
+    for batch in kept_behind(loader):
+        seen.append(batch["id"].clone())
+        accelerator.backward(layer(batch["vector"].float()).square().mean())
+        optimizer.step()
+    assert sorted(torch.cat(seen).tolist()) == [*range(4000)]
