@@ -6,10 +6,12 @@ Each is a function of (directory, dataset, workers) that yields epochs of row co
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,21 @@ def by_columns(path: Path, name: str, workers: int) -> Epochs:
 def by_row_groups(path: Path, name: str, workers: int) -> Epochs:
     """Decode as many row groups at once as there are cores, and drop them."""
     return decoded_by_groups(path, lambda table: None)
+
+
+def by_processes(path: Path, name: str, workers: int) -> Epochs:
+    """Decode row groups and drop them, one in each of as many processes as there are cores."""
+    groups = [(p, g) for p in sorted(path.glob("*.parquet")) for g in range(pq.read_metadata(p).num_row_groups)]
+    with multiprocessing.Pool(CORES) as pool:
+        while True:
+            yield pool.imap_unordered(_rows_of_group, groups)
+
+
+def _rows_of_group(group: tuple[Path, int]) -> int:
+    return int(_opened(group[0]).read_row_group(group[1], use_threads=False).num_rows)
+
+
+_opened = cache(pq.ParquetFile)
 
 
 def by_polars(path: Path, name: str, workers: int) -> Epochs:

@@ -3,10 +3,10 @@
     python benchmarks/cores.py --data /tmp/bench --cores 2,4,8,16 --json cores.json
 
 Each measurement is a process that may use the first so many processors, with as many workers as cores, half as many,
-and none; the fastest counts. Beside it row groups are decoded, one on each core. Datasets are those of loader.py with
-``--times`` as many files, so that each core has row groups of its own, and ``--memory`` for all of them. Processors
-that share a core (hyper-threads) count as two: how much faster decoding alone is on more of them, which shares nothing,
-says what the machine can do.
+and none; the fastest counts. Beside it row groups are decoded and dropped, on threads or in processes, one on each
+core: how much faster that is on more processors says what the machine can do, as some are two threads of one core.
+Datasets are those of loader.py with ``--times`` as many files, so that each core has row groups of its own, and
+``--memory`` for all of them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import shutil
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from pathlib import Path
@@ -26,6 +27,7 @@ from _loader_data import SHAPES, make
 from _loader_report import Case, Measurement, best, lines_of, thousands
 from loader import run
 
+LIMITS = ("limit-groups", "limit-processes")  # row groups decoded and dropped, on threads or in processes
 Found = dict[tuple[str, str, int, int], list[Measurement]]  # by dataset, loader, cores and workers
 
 
@@ -53,9 +55,9 @@ def measure(options: argparse.Namespace) -> Found:
     begin, able = time.perf_counter(), sorted(os.sched_getaffinity(0))
     cases = [
         (name, loader, cores, workers)
-        for name in options.datasets
         for cores in options.cores
-        for loader, numbers in (("limit-groups", [0]), ("pqcache", options.workers or workers_of(cores)))
+        for name in options.datasets
+        for loader, numbers in (*((limit, [0]) for limit in LIMITS), ("pqcache", options.workers or workers_of(cores)))
         for workers in numbers
     ]
     for number in range(options.rounds):
@@ -78,17 +80,24 @@ def measure(options: argparse.Namespace) -> Found:
 def curve(found: Found, datasets: list[str], cores: list[int]) -> str:
     """Return a table for README.md: a row a number of cores, a column a dataset."""
 
-    def fastest(name: str, loader: str, count: int) -> tuple[float, int]:
-        rates = [(best(runs)[0], case[3]) for case, runs in found.items() if case[:3] == (name, loader, count)]
+    def fastest(name: str, loaders: Sequence[str], count: int) -> tuple[float, int]:
+        rates = [
+            (best(runs)[0], workers)
+            for (dataset, loader, processors, workers), runs in found.items()
+            if (dataset, processors) == (name, count) and loader in loaders
+        ]
         return max(rates, default=(0.0, 0))
 
     rows = []
-    for count in cores:
+    for count in sorted(cores):
         cells = []
         for name in datasets:
-            (rate, workers), (base, _) = fastest(name, "pqcache", count), fastest(name, "pqcache", cores[0])
-            limit, least = fastest(name, "limit-groups", count)[0], fastest(name, "limit-groups", cores[0])[0]
-            grown = f"{rate / base:.1f} x (decoding {limit / least:.1f} x)" if base and least else "-"
+            rate, workers = fastest(name, ["pqcache"], count)
+            base, limit, least = (
+                fastest(name, loaders, number)[0]
+                for loaders, number in ((["pqcache"], min(cores)), (LIMITS, count), (LIMITS, min(cores)))
+            )
+            grown = f"{rate / base:.1f} x, decoding {limit / least:.1f} x" if base and least else "-"
             cells.append(f"{thousands(rate)}, {workers} workers: {grown}")
         rows.append([str(count), *cells])
     return lines_of(["cores", *datasets], rows)
@@ -101,7 +110,7 @@ def everything(found: Found) -> str:
         rate, cpu, way = best(runs)
         peak = statistics.median(run.peak for run in runs) / 1024
         lines.append(
-            f"{name:<12}{cores:>3} cores  {loader:<14}{workers:>3} workers {thousands(rate):>9} thousand rows/s"
+            f"{name:<12}{cores:>3} cores  {loader:<16}{workers:>3} workers {thousands(rate):>9} thousand rows/s"
             f"{cpu * 1e6:>8.2f} us of CPU a row, {peak:>7,.0f} MB {way}"
         )
     return "\n".join(lines)
@@ -128,7 +137,7 @@ def main() -> None:
     with ProcessPoolExecutor() as pool:  # dense rows are made of tokens
         for names in (kinds, ["dense"] if "dense" in options.datasets else []):
             list(pool.map(copied, repeat(options.data), names, repeat(options.times)))
-    options.data, options.seconds = options.data / f"{options.times}x", 0.0
+    options.data, options.seconds, options.no_rows = options.data / f"{options.times}x", 0.0, True
     found = measure(options)
     print(everything(found))
     print()

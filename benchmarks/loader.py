@@ -34,7 +34,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from _decode_limits import by_columns, by_polars, by_row_groups, decoders, fastest, limit_copied, limit_polars_copied
+from _decode_limits import (
+    by_columns,
+    by_polars,
+    by_processes,
+    by_row_groups,
+    decoders,
+    fastest,
+    limit_copied,
+    limit_polars_copied,
+)
 from _loader_data import NULLS, SHAPES, WRITERS, make, parts, row_numbers
 from _loader_peers import BATCH, PEERS, QUIET, Epochs
 from _loader_report import Case, Measurement, markdown, table
@@ -114,6 +123,7 @@ LIMITS = {
     "limit": fastest,
     "limit-columns": by_columns,
     "limit-groups": by_row_groups,
+    "limit-processes": by_processes,
     "limit-polars": by_polars,
     "limit-copied": limit_copied,
     "limit-polars-copied": limit_polars_copied,
@@ -166,9 +176,9 @@ def cpu_seconds() -> float:
 class FirstEpoch:
     """What is looked at in the first epoch; those that are timed are left alone."""
 
-    def __init__(self, path: Path, kind: str) -> None:
+    def __init__(self, path: Path, kind: str, looks_at_rows: bool) -> None:
         footers = [pq.read_metadata(file) for file in sorted(path.glob("*.parquet"))]
-        self.kind = kind
+        self.kind, self.looks_at_rows = kind, looks_at_rows
         self.columns = set(footers[0].schema.to_arrow_schema().names)
         self.ends = np.cumsum([f.row_group(g).num_rows for f in footers for g in range(f.num_row_groups)])
         self.began = self.sampled = time.perf_counter()
@@ -180,7 +190,7 @@ class FirstEpoch:
         now = time.perf_counter()
         if self.first_batch is None:
             self.first_batch = now - self.began
-        if not isinstance(batch, int):
+        if self.looks_at_rows and not isinstance(batch, int):
             assert self.columns <= set(batch), f"columns are missing: {self.columns - set(batch)}"
             self.seen.append(np.array(row_numbers(batch, self.kind)))  # a view would keep the batch
         if now - self.sampled > 0.2:
@@ -218,7 +228,7 @@ def child(loader: str, dataset: str, workers: int, options: argparse.Namespace) 
     cut_after = options.seconds if loader in PEERS else None
     of_ours = {"memory": options.memory} if options.memory and loader in OURS else {}
     ways = decoders() if loader == "limit" else [""]
-    first = FirstEpoch(path, kind)
+    first = FirstEpoch(path, kind, not options.no_rows)
     found: list[dict[str, Any]] = []
     for epoch in LOADERS[loader](path, kind, workers, **of_ours):
         look = first.look if not found else lambda batch: None
@@ -238,8 +248,8 @@ def run(case: Case, options: argparse.Namespace, cores: Sequence[int] = ()) -> M
     python = os.environ.get("PQCACHE_PEERS", sys.executable) if of_peers else sys.executable
     command = [python, __file__, "--data", str(options.data), "--epochs", str(epochs)]
     command += ["--seconds", str(options.seconds), "--child", case.loader, case.dataset, str(case.workers)]
-    if options.memory:
-        command += ["--memory", options.memory]
+    command += ["--memory", options.memory] if options.memory else []
+    command += ["--no-rows"] if options.no_rows else []
     environment = {**os.environ, **QUIET, "HF_DATASETS_CACHE": str(options.data / "huggingface")}
     limit = partial(os.sched_setaffinity, 0, cores) if cores else None
     make_ready(2 << 30)
@@ -304,6 +314,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=25.0, help="after the first round, stop when they are over")
     parser.add_argument("--readme", action="store_true", help="everything that benchmarks/README.md shows")
     parser.add_argument("--memory", help="of pqcache's dataset, if not its default")
+    parser.add_argument("--no-rows", action="store_true", help="do not look which rows the batches have")
     parser.add_argument("--json", type=Path, help="write all measurements to this file")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
