@@ -2,9 +2,10 @@
 
     python benchmarks/prefetch.py --data /tmp/bench --workers 4
 
-Each step multiplies matrices on the device for --step milliseconds and waits for the result, as a program does that
-prints its loss. The ways take turns in every round, on the data of loader.py. Read the medians, beside the step without
-data. Without a CUDA device there is nothing to measure, and the program says so and ends with code 2.
+Each step multiplies matrices on the device for --step milliseconds. Every --wait-every steps the result is waited for,
+as a program does that prints its loss. Each way takes its turn in every round, on the data of loader.py, and is
+measured after the first 60 steps of an epoch, in which workers are still decoding. Read the medians, beside the step
+without data. Without a CUDA device there is nothing to measure, and the program says so and ends with code 2.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from _loader_peers import BATCH
 from pqcache.torch import Loader, ParquetDataset, Prefetch
 
 SIDE = 2048  # of the matrices
+FIRST = 60  # steps of an epoch, which are not measured
 
 
 def ways(path: Path, name: str, workers: int) -> dict[str, Iterable[Any]]:
@@ -42,32 +44,39 @@ def ways(path: Path, name: str, workers: int) -> dict[str, Iterable[Any]]:
     }
 
 
-def work(milliseconds: float) -> Callable[[], None]:
-    """Return a step that takes about so long on the device, and is waited for."""
+def work(milliseconds: float, wait_every: int) -> Callable[[], None]:
+    """Return a step that takes about so long on the device; every so many of them are waited for."""
     matrix = torch.rand(SIDE, SIDE, device="cuda")
 
-    def step(times: int) -> float:
+    def multiply(times: int, waits: bool = True) -> float:
         began, result = time.perf_counter(), matrix
         for _ in range(times):
             result = torch.mm(matrix, result) * 1e-3
-        result[0, 0].item()
+        if waits:
+            result[0, 0].item()
         return (time.perf_counter() - began) * 1e3
 
-    step(50)
-    times = max(1, round(milliseconds / (min(step(50) for _ in range(5)) / 50)))
-    return lambda: step(times) and None
+    multiply(50)
+    times = max(1, round(milliseconds / (min(multiply(50) for _ in range(5)) / 50)))
+    steps = count(1)
+
+    def step() -> None:
+        multiply(times, next(steps) % wait_every == 0)
+
+    return step
 
 
 def seconds_of_steps(batches: Iterable[Any], step: Callable[[], None], steps: int) -> float:
     """Return how long a step takes, of so many after the first ones."""
     iterator = iter(batches)
-    for _ in islice(iterator, 5):
+    for _ in islice(iterator, FIRST):
         step()
-    began = time.perf_counter()
-    done = 0
+    torch.cuda.synchronize()
+    began, done = time.perf_counter(), 0
     for _ in islice(iterator, steps):
         step()
         done += 1
+    torch.cuda.synchronize()
     return (time.perf_counter() - began) / done
 
 
@@ -77,18 +86,19 @@ def main() -> None:
     parser.add_argument("--datasets", default="multimodal,tabular,tokens")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--step", type=float, default=5.0, help="milliseconds of work on the device")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--wait-every", type=int, default=1, help="of so many steps one is waited for")
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit(no_device())
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {options.workers} workers")
-    step = work(options.step)
+    step = work(options.step, options.wait_every)
     for name in options.datasets.split(","):
         found = ways(make(options.data, name), name, options.workers)
         taken: dict[str, list[float]] = {way: [] for way in ("no data", *found)}
         for _ in range(options.rounds):
-            taken["no data"].append(seconds_of_steps(range(options.steps + 5), step, options.steps))
+            taken["no data"].append(seconds_of_steps(range(options.steps + FIRST), step, options.steps))
             for way, batches in found.items():
                 taken[way].append(seconds_of_steps(batches, step, options.steps))
         base = statistics.median(taken["no data"])

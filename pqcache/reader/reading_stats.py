@@ -39,8 +39,8 @@ class ReadingStats:
         gather_seconds: for putting rows into their order, and into batches of tensors.
         transform_seconds: in the transform.
         send_seconds: for packing batches for the trainer, in workers, and for unpacking them there.
-        transfer_seconds: for moving batches to the ``device`` of a Loader, or for packing them for that of a Prefetch;
-            a copy that runs beside the training is not waited for.
+        transfer_seconds: for moving batches to the ``device`` of a Loader, or for waiting until a Prefetch has packed
+            them; a copy that runs beside the training is not waited for.
         worker_seconds: of workers while they were making batches.
         worker_idle_seconds: of workers while as many batches as they prepare in advance were made.
         row_groups: row groups (or pieces) that were decoded.

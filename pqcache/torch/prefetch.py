@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from pqcache.errors import UsageError
+from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 from pqcache.torch.device_copies import CopyStream, DeviceBlock, DeviceCopier, DeviceStream
 from pqcache.torch.loader import Loader, Timed
 from pqcache.torch.ragged import to_device
@@ -24,8 +26,8 @@ class Prefetch:
     """The batches of a loader on a device, copied there one batch ahead and beside the work of the trainer.
 
     A batch is packed into pinned memory, which is reused, and copied on a stream of its own with one call. When the
-    trainer asks for a batch, the next one is fetched from the loader, its copy begins, and the trainer gets the one
-    that was copied meanwhile. The device has up to three batches then.
+    trainer asks for a batch, the next one is fetched from the loader, and the trainer gets the one that was copied
+    meanwhile; a thread packs the next one while the trainer works. The device has up to three batches then.
 
     >>> from pqcache.torch import Loader, ParquetDataset, Prefetch
     >>> device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -143,29 +145,33 @@ def _state_or_error(loader: Any) -> Mapping[str, Any] | Exception:
 
 
 def _copied_ahead(batches: Iterator[Any], copier: DeviceCopier, timed: Timed) -> Generator[Any]:
-    """Yield the batches that a copier makes, each after it has begun with the next one; an error comes in its turn."""
-    begun: deque[tuple[Any, DeviceBlock | None]] = deque()  # a local variable would keep what the trainer is done with
+    """Yield the batches that a copier makes, each after a thread was given the next one; an error comes in its turn.
 
-    def begin() -> bool:
-        batch = next(batches, _END)
-        if batch is _END:
-            return False
-        with timed():
-            begun.append(copier.begin(batch))
-        return True
+    The thread packs a batch and begins its copy. In the trainer's thread that would be time in which the device has
+    nothing to do, as soon as a program waits for its result: a batch that another process made is not in the cache of
+    this processor, and takes longer to pack than to copy.
+    """
+    begun: deque[Future[tuple[Any, DeviceBlock | None]]] = deque()  # a local variable would keep what was used
+    with ForkSafeThreadPool(1) as thread:
 
-    def finish() -> Any:
-        with timed():
-            return copier.finish(*begun.popleft())
+        def begin() -> bool:
+            batch = next(batches, _END)
+            if batch is not _END:
+                begun.append(thread.submit(copier.begin, batch))
+            return batch is not _END
 
-    is_more, failure = True, None
-    while is_more:
-        try:
-            is_more = begin()
-        except Exception as error:  # noqa: BLE001 - raised below, after the batch before it
-            is_more, failure = False, error
-        if len(begun) > is_more:
-            yield finish()
+        def finish() -> Any:
+            with timed():
+                return copier.finish(*begun.popleft().result())
+
+        is_more, failure = True, None
+        while is_more:
+            try:
+                is_more = begin()
+            except Exception as error:  # noqa: BLE001 - raised below, after the batch before it
+                is_more, failure = False, error
+            if len(begun) > is_more:
+                yield finish()
     if failure is not None:
         try:
             raise failure

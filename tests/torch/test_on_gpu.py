@@ -84,7 +84,7 @@ def test_every_batch_arrives_whole(columns: Path, workers: int, memory: str) -> 
     assert [content(batch.to("cpu")) for batch in copies] == expected
 
 
-def test_batches_that_are_kept_stay_as_they_were(columns: Path) -> None:
+def test_batches_that_are_kept_are_not_written_to(columns: Path) -> None:
     read = {"batch_size": 64, "nulls": "mask", "seed": 1}
     expected = [content(batch) for batch in Loader(ParquetDataset(columns, **read))]
     kept = list(kept_behind(Prefetch(Loader(ParquetDataset(columns, **read)), "cuda")))
@@ -172,6 +172,21 @@ def test_a_model_learns_from_batches_that_are_copied_ahead(table: Path) -> None:
         return [float(loss) for loss in found]
 
     assert losses(Prefetch(Loader(dataset(table)), "cuda")) == losses(Loader(dataset(table), device="cuda"))
+
+
+def test_a_graph_that_is_captured_in_the_loop(columns: Path) -> None:
+    """Other threads may use the GPU meanwhile if the capture is of its own thread, as torch.compile's are."""
+    expected = [batch["vector"].sum() for batch in Loader(ParquetDataset(columns, columns=["vector"], batch_size=64))]
+    total, totals = torch.zeros((), dtype=torch.float64, device="cuda"), []
+    for batch in kept_behind(Prefetch(Loader(ParquetDataset(columns, columns=["vector"], batch_size=64)), "cuda")):
+        vector = batch["vector"]
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            total.copy_(vector.sum())
+        graph.replay()
+        totals.append(total.clone())
+    assert torch.allclose(torch.stack(totals).cpu(), torch.stack(expected))
 
 
 def test_lightning(columns: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import threading
+import time
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from pqcache.errors import UsageError
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Prefetch, Ragged, device_copies, prefetch
 from pqcache.torch.device_copies import DeviceBlock, DeviceCopier, DeviceStream, PinnedSlot
 from tests.torch.conftest import ROWS, ids_of
+from tests.waiting import becomes_true
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -204,10 +207,40 @@ def test_tensors_of_a_batch_may_be_changed_in_place(late: LateDevice, table: Pat
 
 
 def test_one_batch_is_copied_ahead(late: LateDevice, table: Path) -> None:
-    begun = []
-    for _ in Prefetch(Loader(dataset(table)), DEVICE):
-        begun.append(late.begun)
-    assert begun == [*range(2, 17), 16]
+    for number, _ in enumerate(Prefetch(Loader(dataset(table)), DEVICE), 1):
+        ahead = min(number + 1, 16)
+        assert becomes_true(lambda ahead=ahead: late.begun == ahead)
+        time.sleep(0.01)
+        assert late.begun == ahead
+    assert number == 16
+
+
+def test_the_trainer_does_not_wait_while_the_next_batch_is_packed(late: LateDevice, table: Path) -> None:
+    """The copy of a batch begins only after the trainer was given the one before."""
+    given, copy = [threading.Event() for _ in range(17)], late.copy
+
+    def copy_later(pieces: Sequence[torch.Tensor], size: int) -> DeviceBlock:
+        assert late.begun == 0 or given[late.begun].wait(30), "the trainer waits for the batch that it was not given"
+        return copy(pieces, size)
+
+    late.copy = copy_later  # type: ignore[method-assign]
+    for number, _ in enumerate(Prefetch(Loader(dataset(table)), DEVICE), 1):
+        given[number].set()
+    assert late.begun == number == 16
+
+
+def test_an_error_of_a_copy_comes_after_the_batches_before_it(late: LateDevice, table: Path) -> None:
+    copy, given = late.copy, []
+
+    def copy_or_fail(pieces: Sequence[torch.Tensor], size: int) -> DeviceBlock:
+        if late.begun == 5:
+            raise torch.OutOfMemoryError("out of memory")
+        return copy(pieces, size)
+
+    late.copy = copy_or_fail  # type: ignore[method-assign]
+    with pytest.raises(torch.OutOfMemoryError):
+        given.extend(batch.index for batch in Prefetch(Loader(dataset(table)), DEVICE))
+    assert given == [0, 1, 2, 3, 4]
 
 
 def test_no_more_is_pinned_than_memory(late: LateDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
