@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import nullcontext
+from queue import SimpleQueue
 from typing import Any
 
 import torch
 
 from pqcache.errors import UsageError
-from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 from pqcache.torch.device_copies import CopyStream, DeviceBlock, DeviceCopier, DeviceStream
 from pqcache.torch.loader import Loader, Timed
 from pqcache.torch.ragged import to_device
@@ -145,38 +145,79 @@ def _state_or_error(loader: Any) -> Mapping[str, Any] | Exception:
 
 
 def _copied_ahead(batches: Iterator[Any], copier: DeviceCopier, timed: Timed) -> Generator[Any]:
-    """Yield the batches that a copier makes, each after a thread was given the next one; an error comes in its turn.
+    """Yield the batches that a copier makes, each while a thread begins with the next one; an error comes in its turn.
 
-    The thread packs a batch and begins its copy. In the trainer's thread that would be time in which the device has
-    nothing to do, as soon as a program waits for its result: a batch that another process made is not in the cache of
-    this processor, and takes longer to pack than to copy.
+    The thread is given a batch last: it needs the interpreter's lock, for which the trainer would wait here.
     """
-    begun: deque[Future[tuple[Any, DeviceBlock | None]]] = deque()  # a local variable would keep what was used
-    with ForkSafeThreadPool(1) as thread:
-
-        def begin() -> bool:
-            batch = next(batches, _END)
-            if batch is not _END:
-                begun.append(thread.submit(copier.begin, batch))
-            return batch is not _END
-
-        def finish() -> Any:
-            with timed():
-                return copier.finish(*begun.popleft().result())
-
-        is_more, failure = True, None
+    with _Packing(copier) as packing:
+        is_more, has_begun, failure = True, False, None
         while is_more:
             try:
-                is_more = begin()
+                batch = next(batches, _END)
+                is_more = batch is not _END
             except Exception as error:  # noqa: BLE001 - raised below, after the batch before it
-                is_more, failure = False, error
-            if len(begun) > is_more:
-                yield finish()
+                is_more, failure, batch = False, error, _END
+            ready = []  # a local variable would keep what the trainer is done with
+            if has_begun:
+                with timed():
+                    ready.append(copier.finish(*packing.take()))
+            if is_more:
+                packing.give(batch)
+                has_begun = True
+            del batch
+            if ready:
+                yield ready.pop()
     if failure is not None:
         try:
             raise failure
         finally:
             del failure  # which refers to this frame
+
+
+class _Packing:
+    """A thread that packs batches and begins their copies, one after the other.
+
+    In the trainer's thread that would be time in which the device has nothing to do, as soon as a program waits for a
+    result: what another process made is not in the cache of this processor, and takes longer to pack than to copy.
+    """
+
+    def __init__(self, copier: DeviceCopier) -> None:
+        self._copier = copier
+        self._given: SimpleQueue[Any] = SimpleQueue()
+        self._begun: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        # a daemon, as it waits for ever if the program ends within an iteration
+        self._thread = threading.Thread(target=self._run, name="pqcache-prefetch", daemon=True)
+
+    def __enter__(self) -> _Packing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._given.put(_END)
+        self._thread.join()
+
+    def give(self, batch: Any) -> None:
+        """Let the thread begin with a batch."""
+        self._given.put(batch)
+
+    def take(self) -> tuple[Any, DeviceBlock | None]:
+        """Return the next batch that was begun, for the copier to finish; raise what went wrong with it."""
+        begun, error = self._begun.get()
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # which refers to this frame
+        found: tuple[Any, DeviceBlock | None] = begun
+        return found
+
+    def _run(self) -> None:
+        while (batch := self._given.get()) is not _END:
+            try:
+                self._begun.put((self._copier.begin(batch), None))
+            except BaseException as error:  # noqa: BLE001 - raised where the batch is taken
+                self._begun.put((None, error))
+            del batch
 
 
 def copy_stream(device: torch.device) -> CopyStream | None:

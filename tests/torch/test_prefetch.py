@@ -241,6 +241,7 @@ def test_an_error_of_a_copy_comes_after_the_batches_before_it(late: LateDevice, 
     with pytest.raises(torch.OutOfMemoryError):
         given.extend(batch.index for batch in Prefetch(Loader(dataset(table)), DEVICE))
     assert given == [0, 1, 2, 3, 4]
+    assert "pqcache-prefetch" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_no_more_is_pinned_than_memory(late: LateDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
