@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,9 +61,14 @@ class PieceReader:
         piece = PagedRows(known, low, high)
         return self._pages.read(group.file, group.file_number, group.path, group.number, {}, piece)
 
-    def table(self, group: RowGroupOfFile, names: list[str], low: int, high: int) -> pa.Table:
-        """Return rows ``low <= row < high`` of the columns ``names``; fewer where the row group has fewer."""
-        columns = self._from_pages(group, names, low, high)
+    def table(
+        self, group: RowGroupOfFile, names: list[str], low: int, high: int, coded: Collection[str] = ()
+    ) -> pa.Table:
+        """Return rows ``low <= row < high`` of the columns ``names``; fewer where the row group has fewer.
+
+        Texts that are ``coded`` may be positions in their dictionaries.
+        """
+        columns = self._from_pages(group, names, low, high, coded)
         if left := [name for name in names if name not in columns]:
             rest = self._from_beginning(group, left, low, high)
             if rest.num_rows != high - low:
@@ -104,14 +109,16 @@ class PieceReader:
                 break
         return pa.Table.from_batches(found, schema=None if found else pa.schema([]))
 
-    def _from_pages(self, group: RowGroupOfFile, names: list[str], low: int, high: int) -> dict[str, Any]:
+    def _from_pages(
+        self, group: RowGroupOfFile, names: list[str], low: int, high: int, coded: Collection[str] = ()
+    ) -> dict[str, Any]:
         """Return rows of those of the columns of which it is known where their pages lie."""
         known = self._file(group)
         if known is None or not names:
             return {}
         descriptor = open_regular(group.path)
         try:
-            return known.read(descriptor, group.number, names, low, high, self._memory)
+            return known.read(descriptor, group.number, names, low, high, self._memory, coded)
         finally:
             os.close(descriptor)
 

@@ -137,12 +137,12 @@ class RowGroupReader:
             wanted = [name for name in wanted if name not in found]
             for name in [name for name in found if self._path_value(number, name) is not None]:
                 found.pop(name)
-            coded = () if self._pieces else self._pages.coded_texts(file, group.file_number, path, row_group)
+            coded = self._pages.coded_texts(file, group.file_number, path, row_group)
             one_by_one = use is not None and self._pieces is None
             for part in decoded_together(self.forms, wanted, rows) if one_by_one else [range(len(columns))]:
                 now = [names[position] for position in part if names[position] in wanted]
                 if self._pieces is not None:
-                    table = self._pieces.table(group, now, low, high)
+                    table = self._pieces.table(group, now, low, high, coded)
                 else:
                     table = decoded(file, path, row_group, now, coded)
                 if now and table.num_rows != rows:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ log = logging.getLogger("pqcache.parquet")
 
 _TOGETHER = 4 << 20  # bytes of pages that are decoded by one call
 _SCHEMA = b"ARROW:schema"
+_TEXTS = (pa.string(), pa.binary())  # types that are read as positions in a dictionary where that is asked for
 _NO_PAGE = np.zeros(0, np.uint8)
 
 
@@ -122,12 +123,20 @@ class PagedFile:
         self._pages = PageFinder(path, metadata, OffsetIndexes.of(tail.footer, metadata.num_columns), counting)
 
     def read(
-        self, file: int, group: int, names: Sequence[str], low: int, high: int, memory: BufferPool
+        self,
+        file: int,
+        group: int,
+        names: Sequence[str],
+        low: int,
+        high: int,
+        memory: BufferPool,
+        coded: Collection[str] = (),
     ) -> dict[str, pa.ChunkedArray]:
         """Return rows ``low <= row < high`` of columns of a row group, by name, without those that have to be decoded
         from their beginning.
 
-        ``file`` is the open file, and ``memory`` takes its pages meanwhile.
+        ``file`` is the open file, and ``memory`` takes its pages meanwhile. Texts that are ``coded`` are returned as
+        positions in their dictionaries.
         """
         parts: dict[tuple[int, int], list[_Part]] = {}
         for name in names:
@@ -137,7 +146,7 @@ class PagedFile:
         found = {}
         for together in (some for alike in parts.values() for some in _bunches(alike)):
             try:
-                table = self._decoded(file, together, memory)
+                table = self._decoded(file, together, memory, coded)
             except UNREADABLE as error:
                 for part in together:
                     log_decoded_by_arrow(part.leaves[0].chunk, f"all of it, as its pages cannot be read alone: {error}")
@@ -210,7 +219,7 @@ class PagedFile:
             found.append(_Leaf(leaf, row_group.column(leaf), pages, first, past))
         return _Part(name, begin, end, found)
 
-    def _decoded(self, file: int, parts: Sequence[_Part], memory: BufferPool) -> pa.Table:
+    def _decoded(self, file: int, parts: Sequence[_Part], memory: BufferPool, coded: Collection[str]) -> pa.Table:
         """Return all rows of the pages of columns, which are the same rows of each."""
         leaves = [leaf for part in parts for leaf in part.leaves]
         begun = {leaf.number: self._begun_with_row(file, leaf, memory) for leaf in leaves if leaf.within}
@@ -230,9 +239,12 @@ class PagedFile:
             chunks.append(self._chunk_at(leaf, at, end - begin, values, uncompressed))
             at = end
         metadata = self._metadata([part.name for part in parts], chunks, rows + 1)  # so that one too many is seen
-        with pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), metadata=metadata, pre_buffer=False) as alone:
-            expected = [self.schema.field(part.name).type for part in parts]
-            if alone.schema_arrow.types != expected:
+        types = [self.schema.field(part.name).type for part in parts]
+        texts = [part.name for part, kind in zip(parts, types, strict=True) if part.name in coded and kind in _TEXTS]
+        reader = pa.BufferReader(pa.py_buffer(data))
+        with pq.ParquetFile(reader, metadata=metadata, read_dictionary=texts or None, pre_buffer=False) as alone:
+            found = [f.type.value_type if f.name in texts else f.type for f in alone.schema_arrow]
+            if found != types:
                 raise NotRead("columns of other types")
             table = alone.read_row_group(0, use_threads=False)
         if table.num_rows != rows:

@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import os
 import random
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,14 @@ def table() -> pa.Table:
 SMALL: dict[str, Any] = {"data_page_size": 700, "write_batch_size": 32, "dictionary_pagesize_limit": 4000}
 
 
-def read(path: Path, group: int, names: list[str], low: int, high: int) -> dict[str, pa.ChunkedArray]:
+def read(
+    path: Path, group: int, names: list[str], low: int, high: int, coded: Collection[str] = ()
+) -> dict[str, pa.ChunkedArray]:
     file = pq.ParquetFile(path)
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return PagedFile(path, file.metadata, file.schema_arrow).read(descriptor, group, names, low, high, BufferPool())
+        paged = PagedFile(path, file.metadata, file.schema_arrow)
+        return paged.read(descriptor, group, names, low, high, BufferPool(), coded)
     finally:
         os.close(descriptor)
 
@@ -97,6 +101,17 @@ def test_without_an_offset_index_headers_and_levels_say_the_rows(
     assert set(found) == set(rows.column_names) - (set() if read_alone else {"map"})  # of two leaves
     for name, values in found.items():
         assert values.to_pylist() == rows[name].slice(700, 700).to_pylist(), name
+
+
+def test_texts_come_as_positions_in_their_dictionaries_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = pa.array([None if i % 7 == 0 else f"k{i % 50}" for i in range(ROWS)])
+    rows = pa.table({"text": texts, "large": texts.cast(pa.large_string()), "id": range(ROWS)})
+    pq.write_table(rows, path, write_page_index=True, **SMALL)
+    for low, high in ((0, 10), (0, ROWS), (1234, 2345)):
+        found = read(path, 0, rows.column_names, low, high, ["text", "large"])
+        assert pa.types.is_dictionary(found["text"].type)
+        assert pa.table(found).cast(rows.schema).equals(rows.slice(low, high - low))
 
 
 def test_only_the_pages_of_a_range_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
