@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -155,6 +156,7 @@ class DeviceCopier:
     def __init__(self, stream: CopyStream, memory: int) -> None:
         self._stream = stream
         self._slots = [PinnedSlot(stream, memory // _SLOTS) for _ in range(_SLOTS)]
+        self._lock = threading.Lock()  # each iteration has a thread of its own
         self._has_warned = False  # of a batch that does not fit
 
     @property
@@ -181,10 +183,12 @@ class DeviceCopier:
             size += aligned(tensor.numel() * tensor.element_size())
         if not size:
             return batch, None
-        self._slots.reverse()
-        block = self._slots[0].copy([_bytes_of(tensor) for tensor in tensors], begins, size)
+        with self._lock:
+            self._slots.reverse()
+            slot = self._slots[0]
+            block = slot.copy([_bytes_of(tensor) for tensor in tensors], begins, size)
         if block is None:
-            self._warn(size, self._slots[0].limit)
+            self._warn(size, slot.limit)
             return batch, None
         pairs = zip(tensors, begins, strict=True)
         return _change_plain(batch, lambda tensor: _like(*next(pairs), block.bytes)), block

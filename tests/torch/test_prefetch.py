@@ -244,6 +244,25 @@ def test_an_error_of_a_copy_comes_after_the_batches_before_it(late: LateDevice, 
     assert "pqcache-prefetch" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_two_iterations_at_once(late: LateDevice) -> None:
+    """Their threads do not pack into the same pinned memory."""
+    copy, inside = late.copy, []
+
+    def copy_slowly(pieces: Sequence[torch.Tensor], size: int) -> DeviceBlock:
+        inside.append(threading.get_ident())
+        time.sleep(0.002)
+        assert inside.pop() == threading.get_ident()
+        assert not inside
+        return copy(pieces, size)
+
+    late.copy = copy_slowly  # type: ignore[method-assign]
+    loader = Prefetch([torch.full((1000,), i) for i in range(30)], DEVICE)
+    for one, other in zip(loader, loader, strict=True):
+        late.work(lambda pair=(one, other): [int(tensor.sum()) for tensor in pair])
+    assert late.results() == [[1000 * i] * 2 for i in range(30)]
+    assert late.begun == 60
+
+
 def test_no_more_is_pinned_than_memory(late: LateDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lengths = [10, 900, 20, 400_000, 3000, 120_000, 50, 400_000, 5]
     table = pa.table({"id": range(9), "tokens": pa.array([[7] * length for length in lengths], pa.list_(pa.int32()))})
