@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections import deque
@@ -185,14 +186,20 @@ class _Packing:
         self._copier = copier
         self._given: SimpleQueue[Any] = SimpleQueue()
         self._begun: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        # a daemon, as it waits for ever if the program ends within an iteration
+        # a daemon, which the program's end stops: it does not wait for other threads of an iteration that is not closed
         self._thread = threading.Thread(target=self._run, name="pqcache-prefetch", daemon=True)
 
     def __enter__(self) -> _Packing:
         self._thread.start()
+        atexit.register(self._stop)
         return self
 
     def __exit__(self, *_: object) -> None:
+        atexit.unregister(self._stop)
+        self._stop()
+
+    def _stop(self) -> None:
+        """End the thread; one that is in torch's code when Python ends would abort the process."""
         self._given.put(_END)
         self._thread.join()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections import UserDict, deque
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +28,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from pqcache.errors import UsageError
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Prefetch, Ragged, device_copies, prefetch
 from pqcache.torch.device_copies import DeviceBlock, DeviceCopier, DeviceStream, PinnedSlot
+from tests import ROOT
 from tests.torch.conftest import ROWS, ids_of
 from tests.waiting import becomes_true
 
@@ -261,6 +265,28 @@ def test_two_iterations_at_once(late: LateDevice) -> None:
         late.work(lambda pair=(one, other): [int(tensor.sum()) for tensor in pair])
     assert late.results() == [[1000 * i] * 2 for i in range(30)]
     assert late.begun == 60
+
+
+def test_the_program_ends_within_an_iteration() -> None:
+    """Its thread is waited for: Python would end it within torch's code, which aborts the process."""
+    script = """
+        import time
+        from pqcache.torch import Prefetch, prefetch
+        from tests.torch.test_prefetch import DEVICE, LateDevice
+        import torch
+
+        class Slow(LateDevice):
+            def copy(self, pieces, size):
+                time.sleep(0.5 if self.begun else 0)
+                print("copied", flush=True)
+                return super().copy(pieces, size)
+
+        prefetch.copy_stream = lambda _: Slow()
+        batches = iter(Prefetch([torch.ones(10)] * 5, DEVICE))
+        next(batches)
+        """
+    done = subprocess.run([sys.executable, "-c", dedent(script)], capture_output=True, text=True, cwd=ROOT, timeout=100)
+    assert (done.stdout, done.returncode) == ("copied\ncopied\n", 0), done.stderr
 
 
 def test_no_more_is_pinned_than_memory(late: LateDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
