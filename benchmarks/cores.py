@@ -24,10 +24,11 @@ from itertools import repeat
 from pathlib import Path
 
 from _loader_data import SHAPES, make
-from _loader_report import Case, Measurement, best, lines_of, thousands
+from _loader_report import Case, Measurement, best, lines_of, share, thousands
 from loader import run
 
 LIMITS = ("limit-groups", "limit-processes")  # row groups decoded and dropped, on threads or in processes
+OURS = ("pqcache",)
 Found = dict[tuple[str, str, int, int], list[Measurement]]  # by dataset, loader, cores and workers
 
 
@@ -78,28 +79,24 @@ def measure(options: argparse.Namespace) -> Found:
 
 
 def curve(found: Found, datasets: list[str], cores: list[int]) -> str:
-    """Return a table for README.md: a row a number of cores, a column a dataset."""
+    """Return the table of README.md: a column for each dataset, speed and its share of the decode limit by cores."""
 
-    def fastest(name: str, loaders: Sequence[str], count: int) -> tuple[float, int]:
-        rates = [
-            (best(runs)[0], workers)
-            for (dataset, loader, processors, workers), runs in found.items()
-            if (dataset, processors) == (name, count) and loader in loaders
-        ]
-        return max(rates, default=(0.0, 0))
+    def fastest(loaders: Sequence[str], name: str, count: int) -> float:
+        cases = [case for case in found if (case[0], case[2]) == (name, count) and case[1] in loaders]
+        return max((best(found[case])[0] for case in cases), default=0.0)
+
+    def growth(loaders: Sequence[str], name: str) -> str:
+        least, most = (fastest(loaders, name, number) for number in (min(cores), max(cores)))
+        return f"{most / least:.1f}" if least and most else "-"
 
     rows = []
     for count in sorted(cores):
-        cells = []
-        for name in datasets:
-            rate, workers = fastest(name, ["pqcache"], count)
-            base, limit, least = (
-                fastest(name, loaders, number)[0]
-                for loaders, number in ((["pqcache"], min(cores)), (LIMITS, count), (LIMITS, min(cores)))
-            )
-            grown = f"{rate / base:.1f} x, decoding {limit / least:.1f} x" if base and least else "-"
-            cells.append(f"{thousands(rate)}, {workers} workers: {grown}")
-        rows.append([str(count), *cells])
+        speeds = [(fastest(OURS, name, count), fastest(LIMITS, name, count)) for name in datasets]
+        rows.append(
+            [str(count), *(f"{thousands(rate)} ({share(rate, limit)})" if rate else "-" for rate, limit in speeds)]
+        )
+    rows.append(["times as fast", *(growth(OURS, name) for name in datasets)])
+    rows.append(["decoding alone", *(growth(LIMITS, name) for name in datasets)])
     return lines_of(["cores", *datasets], rows)
 
 
