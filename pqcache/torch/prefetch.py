@@ -185,7 +185,7 @@ class _Packing:
     def __init__(self, copier: DeviceCopier) -> None:
         self._copier = copier
         self._given: SimpleQueue[Any] = SimpleQueue()
-        self._begun: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._begun: SimpleQueue[Any] = SimpleQueue()  # what the copier returned, or its error
         # a daemon, which the program's end stops: it does not wait for other threads of an iteration that is not closed
         self._thread = threading.Thread(target=self._run, name="pqcache-prefetch", daemon=True)
 
@@ -209,21 +209,21 @@ class _Packing:
 
     def take(self) -> tuple[Any, DeviceBlock | None]:
         """Return the next batch that was begun, for the copier to finish; raise what went wrong with it."""
-        begun, error = self._begun.get()
+        begun = self._begun.get()
         try:
-            if error is not None:
-                raise error
+            if isinstance(begun, BaseException):
+                raise begun
+            found: tuple[Any, DeviceBlock | None] = begun
+            return found
         finally:
-            del error  # which refers to this frame
-        found: tuple[Any, DeviceBlock | None] = begun
-        return found
+            del begun  # an error refers to this frame
 
     def _run(self) -> None:
         while (batch := self._given.get()) is not _END:
             try:
-                self._begun.put((self._copier.begin(batch), None))
+                self._begun.put(self._copier.begin(batch))
             except BaseException as error:  # noqa: BLE001 - raised where the batch is taken
-                self._begun.put((None, error))
+                self._begun.put(error)
             del batch
 
 
