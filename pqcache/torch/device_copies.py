@@ -68,7 +68,7 @@ class DeviceStream:
 
     def copy(self, pieces: Sequence[torch.Tensor], size: int) -> DeviceBlock:
         """Begin to copy pinned pieces to a new block, which torch's allocator gives to this stream."""
-        with self._api.stream(self._stream):
+        with self._api.device(self._device), self._api.stream(self._stream):  # a thread has a device of its own
             block, begin = torch.empty(size, dtype=torch.uint8, device=self._device), 0
             for piece in pieces:
                 block[begin : begin + len(piece)].copy_(piece, non_blocking=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
@@ -21,6 +22,7 @@ from pqcache.units import parse_size
 
 log = logging.getLogger("pqcache.torch")
 _END = object()
+_THREAD = "pqcache-prefetch"
 
 
 class Prefetch:
@@ -28,7 +30,8 @@ class Prefetch:
 
     A batch is packed into pinned memory, which is reused, and copied on a stream of its own with one call. When the
     trainer asks for a batch, the next one is fetched from the loader, and the trainer gets the one that was copied
-    meanwhile; a thread packs the next one while the trainer works. The device has up to three batches then.
+    meanwhile; a thread packs the next one while the trainer works. The device has up to three batches then. A loader
+    may write into the memory of a batch once it is asked for the next one; nobody else may while the loop runs.
 
     >>> from pqcache.torch import Loader, ParquetDataset, Prefetch
     >>> device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -148,20 +151,24 @@ def _state_or_error(loader: Any) -> Mapping[str, Any] | Exception:
 def _copied_ahead(batches: Iterator[Any], copier: DeviceCopier, timed: Timed) -> Generator[Any]:
     """Yield the batches that a copier makes, each while a thread begins with the next one; an error comes in its turn.
 
+    A batch has been packed when the loader is asked for the next one, as a loader may write that into the same memory.
     The thread is given a batch last: it needs the interpreter's lock, for which the trainer would wait here.
     """
     with _Packing(copier) as packing:
         is_more, has_begun, failure = True, False, None
         while is_more:
+            ready = []  # a local variable would keep what the trainer is done with
+            if has_begun:
+                with timed():
+                    ready.append(packing.take())
             try:
                 batch = next(batches, _END)
                 is_more = batch is not _END
             except Exception as error:  # noqa: BLE001 - raised below, after the batch before it
                 is_more, failure, batch = False, error, _END
-            ready = []  # a local variable would keep what the trainer is done with
-            if has_begun:
+            if ready:
                 with timed():
-                    ready.append(copier.finish(*packing.take()))
+                    ready.append(copier.finish(*ready.pop()))
             if is_more:
                 packing.give(batch)
                 has_begun = True
@@ -186,8 +193,9 @@ class _Packing:
         self._copier = copier
         self._given: SimpleQueue[Any] = SimpleQueue()
         self._begun: SimpleQueue[Any] = SimpleQueue()  # what the copier returned, or its error
+        self._process = os.getpid()
         # a daemon, which the program's end stops: it does not wait for other threads of an iteration that is not closed
-        self._thread = threading.Thread(target=self._run, name="pqcache-prefetch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
 
     def __enter__(self) -> _Packing:
         self._thread.start()
@@ -195,6 +203,9 @@ class _Packing:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if threading.current_thread().name == _THREAD:  # it collects an iteration that nobody refers to
+            self._given.put(_END)
+            return
         atexit.unregister(self._stop)
         self._stop()
 
@@ -209,6 +220,8 @@ class _Packing:
 
     def take(self) -> tuple[Any, DeviceBlock | None]:
         """Return the next batch that was begun, for the copier to finish; raise what went wrong with it."""
+        if os.getpid() != self._process:  # which has no such thread
+            raise UsageError("Prefetch", "its iteration was begun before a fork", "iterate anew in the child process")
         begun = self._begun.get()
         try:
             if isinstance(begun, BaseException):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import logging
 import subprocess
@@ -265,6 +266,78 @@ def test_two_iterations_at_once(late: LateDevice) -> None:
         late.work(lambda pair=(one, other): [int(tensor.sum()) for tensor in pair])
     assert late.results() == [[1000 * i] * 2 for i in range(30)]
     assert late.begun == 60
+
+
+def test_a_loader_may_write_each_batch_into_the_same_memory(late: LateDevice) -> None:
+    class Reusing:
+        """Like a DataLoader whose ``collate_fn`` fills one tensor."""
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            batch = torch.empty(1 << 20)
+            for number in range(20):
+                yield batch.fill_(number)
+
+    for batch in Prefetch(Reusing(), DEVICE):
+        late.work(lambda batch=batch: (float(batch.min()), float(batch.max())))
+    assert late.results() == [(number, number) for number in range(20)]
+
+
+def test_an_iteration_that_its_own_thread_collects(late: LateDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector runs in any thread, and closes the iterations that nobody refers to."""
+    copy, is_left, closed_in, problems = late.copy, threading.Event(), list[str](), list[Any]()
+
+    def copy_and_collect(pieces: Sequence[torch.Tensor], size: int) -> DeviceBlock:
+        if late.begun == 1:
+            assert is_left.wait(30)
+            gc.collect()
+        return copy(pieces, size)
+
+    class Batches:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            try:
+                yield from [torch.ones(10)] * 10
+            finally:
+                closed_in.append(threading.current_thread().name)
+
+    late.copy = copy_and_collect  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "unraisablehook", problems.append)
+    holder: dict[str, Any] = {"iterator": iter(Prefetch(Batches(), DEVICE))}
+    holder["cycle"] = holder
+    gc.disable()
+    try:
+        next(holder["iterator"])
+        del holder
+        is_left.set()
+        assert becomes_true(lambda: "pqcache-prefetch" not in {thread.name for thread in threading.enumerate()})
+    finally:
+        gc.enable()
+    assert (closed_in, problems) == (["pqcache-prefetch"], [])
+
+
+def test_an_iteration_that_was_begun_before_a_fork() -> None:
+    script = """
+        import os
+        import torch
+        from pqcache.errors import UsageError
+        from pqcache.torch import Prefetch, prefetch
+        from tests.torch.test_prefetch import DEVICE, LateDevice
+
+        prefetch.copy_stream = lambda _: LateDevice()
+        batches = iter(Prefetch([torch.ones(10)] * 5, DEVICE))
+        next(batches)
+        child = os.fork()
+        if not child:
+            try:
+                next(batches)
+            except UsageError as error:
+                print(error, flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(len(list(batches)))
+        """
+    done = subprocess.run([sys.executable, "-c", dedent(script)], capture_output=True, text=True, cwd=ROOT, timeout=100)
+    refused = "Prefetch: its iteration was begun before a fork; iterate anew in the child process"
+    assert (done.stdout, done.returncode) == (f"{refused}\n4\n", 0), done.stderr
 
 
 def test_the_program_ends_within_an_iteration() -> None:
@@ -569,6 +642,12 @@ class Recorded:
         return self._Named(self.calls, "trainer")
 
     @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        self.calls.append(f"begin on {device}")
+        yield
+        self.calls.append("end on the device")
+
+    @contextmanager
     def stream(self, stream: str) -> Iterator[None]:
         self.calls.append("begin side stream")
         yield
@@ -602,6 +681,7 @@ def test_the_order_of_calls_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     copier = DeviceCopier(stream, 1 << 20)
     batches = [{"a": torch.arange(3) + i, "b": torch.ones(2) * i} for i in range(4)]
     assert [content(copier.finish(*copier.begin(batch))) for batch in batches] == [content(b) for b in batches]
-    copied = ["begin side stream", "event on side stream of cpu:0", "end side stream", "trainer waits for event"]
+    on_stream = ["begin side stream", "event on side stream of cpu:0", "end side stream"]
+    copied = ["begin on cpu:0", *on_stream, "end on the device", "trainer waits for event"]
     assert api.calls == [*copied, *copied, *(["program waits for event", *copied] * 2)]
     assert used == ["trainer"] * 4
