@@ -148,3 +148,16 @@ def test_a_piece_does_not_keep_the_other_rows_of_its_pages(tmp_path: Path, dicti
             assert len(column) == 100
             held = sum(buffer.size for buffer in column.values.buffers() if buffer is not None)
             assert held <= 1.25 * sum(map(len, table[column.form.name].to_pylist()[:100])) * column.form.width + 1_600
+
+
+@pytest.mark.parametrize("words", [10, 400])
+def test_a_piece_does_not_keep_a_dictionary_that_is_larger_than_its_texts(tmp_path: Path, words: int) -> None:
+    texts = [f"{i:03d}{'w' * 60}" if 0 < i < words else "" for i in range(10_000)]  # nearly all in the first piece
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", **PAGES)
+    loader = loader_of(tmp_path).split(2_000)
+    for piece in range(5):
+        (column,) = loader.load(piece, 0, 2_000)
+        found = column.values.cast(pa.string()).to_pylist()
+        assert found == texts[2_000 * piece : 2_000 * (piece + 1)]
+        held = sum(buffer.size for buffer in column.values.buffers()[1:])
+        assert held <= 1.25 * (16 * 2_000 + sum(map(len, found)))

@@ -24,6 +24,7 @@ from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.column_forms import ColumnForm, dense_dtype, fixed_width, storage_type, typed_form
 from pqcache.reader.columns.row_bytes import PackedBytes, ViewEnds, ViewLists
 from pqcache.reader.columns.row_views import (
+    VIEW,
     bytes_pointed_into,
     copied_views,
     lengths_of_views,
@@ -178,10 +179,19 @@ def compact(column: ColumnData) -> ColumnData:
 
 
 def compact_piece(column: ColumnData) -> ColumnData:
-    """Return the rows of a piece, compact where the pages that they point into hold much more than they do."""
+    """Return the rows of a piece, their bytes copied where pages or dictionaries that they point into are much more.
+
+    A dictionary, too, is in memory once for each piece.
+    """
     if not is_views(column):
         return column
-    return compact(column) if bytes_pointed_into(_views_of(column)) > MORE_KEPT * bytes_of_views(column) else column
+    views = _views_of(column)
+    own = VIEW * len(views)
+    if own + bytes_pointed_into(views) <= MORE_KEPT * (own + bytes_of_views(column)):
+        return column
+    copied = copied_views(views)
+    values = ViewLists(column.values.ends, copied) if isinstance(column.values, ViewLists) else copied
+    return ColumnData(column.form, values, column.valid)
 
 
 def join(columns: Sequence[ColumnData], form: ColumnForm) -> ColumnData:
