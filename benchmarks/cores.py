@@ -6,7 +6,7 @@ Each measurement is a process that may use the first so many processors, with as
 and none; the fastest counts. Beside it row groups are decoded and dropped, on threads or in processes, one on each
 core: how much faster that is on more processors says what the machine can do, as some are two threads of one core.
 Datasets are those of loader.py with ``--times`` as many files, so that each core has row groups of its own, and
-``--memory`` for all of them.
+``--memory-per-core`` for each. The table has a place for what was measured whole.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ from _loader_data import SHAPES, make
 from _loader_report import Case, Measurement, best, lines_of, share, thousands
 from loader import run
 
+from pqcache.units import parse_size
+
 LIMITS = ("limit-groups", "limit-processes")  # row groups decoded and dropped, on threads or in processes
 OURS = ("pqcache",)
-Found = dict[tuple[str, str, int, int], list[Measurement]]  # by dataset, loader, cores and workers
+CoresCase = tuple[str, str, int, int]  # dataset, loader, cores and workers
+Found = dict[CoresCase, list[Measurement]]
 
 
 def copied(root: Path, name: str, times: int) -> Path:
@@ -50,24 +53,32 @@ def workers_of(cores: int) -> list[int]:
     return sorted({0, cores // 2 if cores > 2 else 0, cores})
 
 
-def measure(options: argparse.Namespace) -> Found:
-    """Measure in turns, round by round."""
-    found: Found = {}
-    begin, able = time.perf_counter(), sorted(os.sched_getaffinity(0))
-    cases = [
+def cases_of(options: argparse.Namespace) -> list[CoresCase]:
+    """Return what is measured, in order."""
+    return [
         (name, loader, cores, workers)
         for cores in options.cores
         for name in options.datasets
         for loader, numbers in (*((limit, [0]) for limit in LIMITS), ("pqcache", options.workers or workers_of(cores)))
         for workers in numbers
     ]
+
+
+def measure(options: argparse.Namespace, cases: Sequence[CoresCase]) -> Found:
+    """Measure in turns, round by round, as long as ``options.minutes`` allow."""
+    found: Found = {}
+    begin, able = time.perf_counter(), sorted(os.sched_getaffinity(0))
     for number in range(options.rounds):
         for case in cases:
             spent = time.perf_counter() - begin
             if spent > 60 * options.minutes:
+                print(
+                    f"stopped after {options.minutes:g} minutes, in round {number + 1}, before {case}", file=sys.stderr
+                )
                 return found
             name, loader, cores, workers = case
             print(f"{spent:6.0f} s  round {number + 1}  {name}, {cores} cores, {loader} {workers}", file=sys.stderr)
+            options.memory = str(cores * parse_size(options.memory_per_core))
             result = run(Case(name, loader, workers), options, able[:cores])
             if isinstance(result, str):
                 print(f"failed: {result}", file=sys.stderr)
@@ -78,23 +89,22 @@ def measure(options: argparse.Namespace) -> Found:
     return found
 
 
-def curve(found: Found, datasets: list[str], cores: list[int]) -> str:
+def curve(found: Found, cases: Sequence[CoresCase], datasets: list[str], cores: list[int]) -> str:
     """Return the table of README.md: a column for each dataset, speed and its share of the decode limit by cores."""
 
     def fastest(loaders: Sequence[str], name: str, count: int) -> float:
-        cases = [case for case in found if (case[0], case[2]) == (name, count) and case[1] in loaders]
-        return max((best(found[case])[0] for case in cases), default=0.0)
+        wanted = [case for case in cases if (case[0], case[2]) == (name, count) and case[1] in loaders]
+        return max(best(found[case])[0] for case in wanted) if all(case in found for case in wanted) else 0.0
 
     def growth(loaders: Sequence[str], name: str) -> str:
         least, most = (fastest(loaders, name, number) for number in (min(cores), max(cores)))
         return f"{most / least:.1f}" if least and most else "-"
 
-    rows = []
-    for count in sorted(cores):
-        speeds = [(fastest(OURS, name, count), fastest(LIMITS, name, count)) for name in datasets]
-        rows.append(
-            [str(count), *(f"{thousands(rate)} ({share(rate, limit)})" if rate else "-" for rate, limit in speeds)]
-        )
+    def cell(name: str, count: int) -> str:
+        rate, limit = fastest(OURS, name, count), fastest(LIMITS, name, count)
+        return f"{thousands(rate)} ({share(rate, limit)})" if rate and limit else "-"
+
+    rows = [[str(count), *(cell(name, count) for name in datasets)] for count in sorted(cores)]
     rows.append(["times as fast", *(growth(OURS, name) for name in datasets)])
     rows.append(["decoding alone", *(growth(LIMITS, name) for name in datasets)])
     return lines_of(["cores", *datasets], rows)
@@ -123,7 +133,7 @@ def main() -> None:
     parser.add_argument("--cores", type=numbers, help="default: 2, 4, 8 and so on, up to all")
     parser.add_argument("--workers", type=numbers, help="default: none, half as many as cores, and as many")
     parser.add_argument("--times", type=int, default=4, help="how many copies of each file")
-    parser.add_argument("--memory", default="8GB", help="of the dataset")
+    parser.add_argument("--memory-per-core", default="1GB", help="of the dataset, for each core")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=25.0)
@@ -135,10 +145,11 @@ def main() -> None:
         for names in (kinds, ["dense"] if "dense" in options.datasets else []):
             list(pool.map(copied, repeat(options.data), names, repeat(options.times)))
     options.data, options.seconds, options.no_rows = options.data / f"{options.times}x", 0.0, True
-    found = measure(options)
+    cases = cases_of(options)
+    found = measure(options, cases)
     print(everything(found))
     print()
-    print(curve(found, options.datasets, options.cores))
+    print(curve(found, cases, options.datasets, options.cores))
 
 
 if __name__ == "__main__":

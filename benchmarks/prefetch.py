@@ -77,6 +77,8 @@ def seconds_of_steps(batches: Iterable[Any], step: Callable[[], None], steps: in
         step()
         done += 1
     torch.cuda.synchronize()
+    if not done:
+        raise SystemExit(f"an epoch has no more than {FIRST} batches: take more rows")
     return (time.perf_counter() - began) / done
 
 
