@@ -11,6 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.few_values import few_values_are_many
+
+__all__ = ["few_values_are_many"]
+
 multiprocessing.set_forkserver_preload(["pqcache.torch", "tests.torch.ranks"])
 
 ROWS = 500

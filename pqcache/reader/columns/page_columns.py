@@ -174,6 +174,7 @@ class PageColumns:
 
 
 _LONG_LIST = 16  # values; the levels of shorter lists cost more than the rest
+MANY_VALUES = 100_000  # of a column chunk of lists; what is done once for fewer takes longer than to decode them
 _PAGES = "its pages have an encoding, a codec or nulls that are not read here"
 
 
@@ -192,9 +193,9 @@ def _is_list(form: ColumnForm) -> bool:
 
 
 def _are_long(form: ColumnForm, chunk: pq.ColumnChunkMetaData, rows: int) -> bool:
-    """Return whether texts or lists are long enough on average to be read faster from their pages."""
+    """Return whether texts or lists are long enough on average, and lists many, to be read faster from their pages."""
     if _is_list(form):
-        return bool(chunk.num_values >= _LONG_LIST * rows)
+        return bool(chunk.num_values >= max(MANY_VALUES, _LONG_LIST * rows))
     return bool(chunk.total_uncompressed_size >= LONG * chunk.num_values)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from pqcache import Pack
 from pqcache.reader import row_group_reader
+from pqcache.reader.columns import page_columns
 from pqcache.torch import ParquetDataset
 
 ROWS = 600
@@ -78,6 +79,16 @@ def test_short_or_empty_lists_are_decoded_by_pyarrow(
     assert found == dict(enumerate(rows))
     assert fast == (None if row else 0.0)  # of short lists nobody says that they could be read so
     assert ("nulls, or empty lists" in caplog.text) == (not row)
+
+
+def test_lists_of_few_values_are_decoded_by_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done once for each column chunk would take longer than to decode them."""
+    monkeypatch.setattr(page_columns, "MANY_VALUES", 3_300)
+    table = pa.table({"id": np.arange(ROWS), "tokens": tokens(16 + np.arange(ROWS) % 2, pa.list_(pa.int32()))})
+    for row_group_size, share in ((200, 1.0), (199, None)):
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=row_group_size)
+        found, fast = read(tmp_path, shuffle=True)
+        assert (found, fast) == (dict(enumerate(table["tokens"].to_pylist())), share)
 
 
 TEXTS: dict[str, list[str | None]] = {

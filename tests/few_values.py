@@ -1,0 +1,13 @@
+"""A fixture for directories whose tables are small: their lists are read as those of large ones are."""
+
+from __future__ import annotations
+
+import pytest
+
+from pqcache.reader.columns import page_columns
+
+
+@pytest.fixture(autouse=True)
+def few_values_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pages of lists read as such however few values a row group has, except for processes that are spawned."""
+    monkeypatch.setattr(page_columns, "MANY_VALUES", 0)
