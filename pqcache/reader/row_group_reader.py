@@ -270,9 +270,7 @@ class RowGroupReader:
     def _present(self, file: pq.ParquetFile, number: int, path: Path, names: Sequence[str]) -> list[str]:
         """Return which of the columns are in the file; the kernel reads ahead if these are all columns it has."""
         file_number = int(self.file[number])
-        present = self._names.get(file_number)
-        if present is None:
-            present = self._names[file_number] = file.schema_arrow.names
+        present = self._names[file_number] = self._names.get(file_number) or file.schema_arrow.names
         wanted = [name for name in names if name in present]
         self._check_read_right(file, number, path, wanted)
         if len(wanted) == len(present) and not self.piece_rows:

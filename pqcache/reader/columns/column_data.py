@@ -179,10 +179,7 @@ def compact(column: ColumnData) -> ColumnData:
 
 
 def compact_piece(column: ColumnData) -> ColumnData:
-    """Return the rows of a piece, their bytes copied where pages or dictionaries that they point into are much more.
-
-    A dictionary, too, is in memory once for each piece.
-    """
+    """Return the rows of a piece, their bytes copied where the pages or dictionary they point into are much more."""
     if not is_views(column):
         return column
     views = _views_of(column)
