@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -196,6 +197,7 @@ class _Packing:
         self._process = os.getpid()
         # a daemon, which the program's end stops: it does not wait for other threads of an iteration that is not closed
         self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
+        self._stop = partial(_stop, self._given, self._thread)
 
     def __enter__(self) -> _Packing:
         self._thread.start()
@@ -208,11 +210,6 @@ class _Packing:
             return
         atexit.unregister(self._stop)
         self._stop()
-
-    def _stop(self) -> None:
-        """End the thread; one that is in torch's code when Python ends would abort the process."""
-        self._given.put(_END)
-        self._thread.join()
 
     def give(self, batch: Any) -> None:
         """Let the thread begin with a batch."""
@@ -238,6 +235,12 @@ class _Packing:
             except BaseException as error:  # noqa: BLE001 - raised where the batch is taken
                 self._begun.put(error)
             del batch
+
+
+def _stop(given: SimpleQueue[Any], thread: threading.Thread) -> None:
+    """End the thread of a `_Packing`; one that is in torch's code when Python ends would abort the process."""
+    given.put(_END)
+    thread.join()
 
 
 def copy_stream(device: torch.device) -> CopyStream | None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -301,17 +302,22 @@ def test_an_iteration_that_its_own_thread_collects(late: LateDevice, monkeypatch
 
     late.copy = copy_and_collect  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "unraisablehook", problems.append)
-    holder: dict[str, Any] = {"iterator": iter(Prefetch(Batches(), DEVICE))}
+    loader = Prefetch(Batches(), DEVICE)
+    holder: dict[str, Any] = {"iterator": iter(loader)}
     holder["cycle"] = holder
     gc.disable()
     try:
         next(holder["iterator"])
-        del holder
+        assert loader._copier is not None
+        copier = weakref.ref(loader._copier)
+        del holder, loader
         is_left.set()
         assert becomes_true(lambda: "pqcache-prefetch" not in {thread.name for thread in threading.enumerate()})
     finally:
         gc.enable()
     assert (closed_in, problems) == (["pqcache-prefetch"], [])
+    gc.collect()
+    assert copier() is None, "pinned memory is held"
 
 
 def test_an_iteration_that_was_begun_before_a_fork() -> None:
