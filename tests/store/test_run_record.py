@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import pqcache
 from pqcache.console.line_prefix import name_lines
 from pqcache.console.log_text import print_history
 from pqcache.events import Event, Started
-from pqcache.store import history, run_record
+from pqcache.store import gc, history, run_record
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.history import read_history
@@ -100,6 +101,31 @@ def test_gc_index_and_repair_have_records(cache: Path, shop: Path) -> None:
     path.unlink()
     repaired = pqcache.verify(cache, repair=True).repaired
     assert (last(cache)["command"], last(cache)["result"], last(cache)["snapshot"]) == ("repair", "done", repaired)
+
+
+def test_a_run_that_cannot_remove_what_is_old_is_done(cache: Path, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = last(cache)["snapshot"]
+    write_day(shop, "2026-11-09", files=1, rows=20)
+    remove_tree = gc.remove_tree
+
+    def remove_or_fail(path: Path) -> None:
+        if first in path.name:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        remove_tree(path)
+
+    monkeypatch.setattr(gc, "remove_tree", remove_or_fail)
+    with pytest.raises(pqcache.PqcacheError) as error:
+        pqcache.sync(cache, keep=1)
+    found = last(cache)
+    reason = "what is no longer needed was not removed: Operation not permitted"
+    assert f"{reason}; {found['snapshot']} is current all the same; check the cache's disk" in str(error.value)
+    assert (found["command"], found["result"], found["published"], found["added"]) == ("sync", "done", True, 1)
+    assert found["error"] == str(error.value)
+    assert [run["result"] for run in pqcache.log(cache)] == ["done", "done"]
+    assert (cache / "current").resolve().name == found["snapshot"] != first
+    monkeypatch.undo()
+    pqcache.sync(cache)
+    assert not list((cache / "tmp").iterdir())
 
 
 def test_changes_of_source_and_options(cache: Path, shop: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.snapshot_job import BuiltFile, Origin, SnapshotJob, keys_of
 from pqcache.store.sync.table_schema import SchemaSet, TableSchema, local_table_schema, uniform_table_schema
 from pqcache.store.tmp_directory import make_workdir, take_over_or_remove
-from pqcache.system.disk import fsync_path, limit_mode, limit_modes, link_or_copy, remove_tree, tree_size
+from pqcache.system.disk import fsync_path, limit_mode, limit_modes, link_or_copy, tree_size
 from pqcache.units import format_count
 
 log = logging.getLogger("pqcache.sync")
@@ -92,7 +92,6 @@ def build_snapshot(
         manifest = write_metadata(job, target, entries)
         snapshot = publish(cache, target, job.previous)
     job.on_event(Published(snapshot.id))
-    remove_tree(job.workdir)
     return RunResult(plan=plan, published=snapshot, totals=manifest.totals)
 
 

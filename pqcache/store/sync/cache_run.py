@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from pqcache.errors import PartitionsSkipped, UsageError
+from pqcache.errors import PartitionsSkipped, PqcacheError, UsageError, disk_error
 from pqcache.events import Advanced, Collected, Event, OnEvent, Reused, Started, ignore
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
@@ -191,23 +193,34 @@ class SyncReport:
 
 
 def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
-    """Return what the run did; remove old snapshots and what dead runs left, and write it into the history.
+    """Return what the run did; remove old snapshots and what runs left, and write it into the history.
 
-    A dry run changes nothing.
+    A dry run changes nothing. What cannot be removed raises PqcacheError; the history has what the run did.
     """
     report = _report(run, result)
     if run.record is None:
         return report
-    cache = run.cache
-    removed = remove_old_snapshots(cache, run.config.keep)
-    for snapshot in removed:
-        run.options.on_event(Collected(snapshot.id))
-    for left in cache.tmp_dir.iterdir():
-        discard(left)
-    collected = {"collected": [snapshot.id for snapshot in removed]} if removed else {}
     done = {name: value for name, value in report.to_dict().items() if name != "touched"}
-    run.record.end({**done, **collected}, run.config)
+    try:
+        removed = _clean(run)
+    except OSError as error:
+        left = disk_error(Path(os.fsdecode(error.filename or run.cache.path)), error)
+        reason = f"what is no longer needed was not removed: {left.reason}; {report.snapshot} is current all the same"
+        left = PqcacheError(left.subject, reason, left.advice)
+        run.record.end({**done, "error": str(left)}, run.config)
+        raise left from error
+    run.record.end({**done, **({"collected": removed} if removed else {})}, run.config)
     return report
+
+
+def _clean(run: CacheRun) -> list[str]:
+    """Remove old snapshots, and all that runs have left in ``tmp/``; return the snapshots."""
+    removed = [snapshot.id for snapshot in remove_old_snapshots(run.cache, run.config.keep)]
+    for snapshot in removed:
+        run.options.on_event(Collected(snapshot))
+    for left in run.cache.tmp_dir.iterdir():
+        discard(left)
+    return removed
 
 
 def _report(run: CacheRun, result: RunResult) -> SyncReport:

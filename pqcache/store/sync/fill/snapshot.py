@@ -35,7 +35,7 @@ from pqcache.store.sync.plan import Plan, plan_sync
 from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.snapshot_job import Origin, SnapshotJob, keys_of
 from pqcache.store.tmp_directory import make_workdir, take_over_or_remove
-from pqcache.system.disk import fsync_path, open_plain, remove_tree
+from pqcache.system.disk import fsync_path, open_plain
 from pqcache.system.locks import lock_as_writer, try_lock, unlock_as_writer
 from pqcache.units import format_size
 
@@ -90,7 +90,6 @@ def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Or
         manifest = _complete(job, files)
         snapshot = publish_arriving(cache, files.snapshot)
     job.on_event(Published(snapshot.id))
-    remove_tree(job.workdir)
     return RunResult(plan=job.plan, published=snapshot, totals=manifest.totals)
 
 
