@@ -91,7 +91,8 @@ imported = builtins.__import__
 def slowly(name, *rest):
     if name == "pqcache.cli":
         print(flush=True)
-        time.sleep(60)
+        for _ in range(600):  # a signal just before a sleep does not end it
+            time.sleep(0.1)
     return imported(name, *rest)
 builtins.__import__ = slowly
 entry.main()
