@@ -177,10 +177,15 @@ def disk_error(path: Path, error: OSError) -> PqcacheError:
     return PqcacheError(path, f"{error.strerror or error}", "check the cache's disk and its permissions")
 
 
+def error_below(cache: Path, error: OSError) -> PqcacheError:
+    """Return the error for what the file system of the cache refuses, about the file that ``error`` names, if any."""
+    return disk_error(Path(os.fsdecode(error.filename)) if error.filename else cache, error)
+
+
 @contextmanager
 def disk_errors(cache: Path) -> Iterator[None]:
     """Turn what the file system of the cache refuses into errors with advice."""
     try:
         yield
     except OSError as error:
-        raise disk_error(Path(os.fsdecode(error.filename)) if error.filename else cache, error) from error
+        raise error_below(cache, error) from error

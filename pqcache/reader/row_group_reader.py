@@ -94,7 +94,6 @@ class RowGroupReader:
         self.file = index.numbers("file")[row_groups]  # number of its file in the index
         self.row_group = index.numbers("row_group")[row_groups]  # its number in the file
         self._footers: dict[int, pq.FileMetaData] = {}  # without a lock, as the process may fork
-        self._names: dict[int, list[str]] = {}  # of its columns, by file
         self._doubtful: dict[int, frozenset[str]] = {}  # columns that may be misread, by file
         self._index_row = row_groups
         self._read_right = read_right or checked_columns(data)  # 1 for those that are not, by row group of the index
@@ -269,8 +268,7 @@ class RowGroupReader:
 
     def _present(self, file: pq.ParquetFile, number: int, path: Path, names: Sequence[str]) -> list[str]:
         """Return which of the columns are in the file; the kernel reads ahead if these are all columns it has."""
-        file_number = int(self.file[number])
-        present = self._names[file_number] = self._names.get(file_number) or file.schema_arrow.names
+        present = file.schema_arrow.names
         wanted = [name for name in names if name in present]
         self._check_read_right(file, number, path, wanted)
         if len(wanted) == len(present) and not self.piece_rows:
@@ -365,7 +363,6 @@ class RowGroupReader:
             if len(self._footers) >= _FOOTERS:
                 log.debug("more than %d files are read: their footers are parsed again", _FOOTERS)
                 self._footers.clear()
-                self._names.clear()
                 self._doubtful.clear()
                 self._pages.clear()
                 if self._pieces is not None:

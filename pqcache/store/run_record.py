@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pqcache.errors import DISK_FULL, CacheError, CacheLocked, Interrupted, PqcacheError, disk_error, first_line
+from pqcache.errors import DISK_FULL, CacheError, CacheLocked, Interrupted, PqcacheError, error_below, first_line
 from pqcache.events import OnEvent, Warned, ignore
 from pqcache.store.arriving.publish_arriving import finish_publishing
 from pqcache.store.cache_directory import CacheDirectory
@@ -97,7 +97,7 @@ class RunRecord:
 
     def _failure(self, error: BaseException) -> dict[str, Any]:
         if isinstance(error, OSError):
-            error = disk_error(Path(os.fsdecode(error.filename or self._cache.path)), error)
+            error = error_below(self._cache.path, error)
         result, code = FAILED, getattr(error, "exit_code", 1)
         if isinstance(error, KeyboardInterrupt | Interrupted):
             result, code = INTERRUPTED, Interrupted.exit_code

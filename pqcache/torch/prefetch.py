@@ -161,15 +161,12 @@ def _copied_ahead(batches: Iterator[Any], copier: DeviceCopier, timed: Timed) ->
             ready = []  # a local variable would keep what the trainer is done with
             if has_begun:
                 with timed():
-                    ready.append(packing.take())
+                    ready.append(copier.finish(*packing.take()))
             try:
                 batch = next(batches, _END)
                 is_more = batch is not _END
             except Exception as error:  # noqa: BLE001 - raised below, after the batch before it
                 is_more, failure, batch = False, error, _END
-            if ready:
-                with timed():
-                    ready.append(copier.finish(*ready.pop()))
             if is_more:
                 packing.give(batch)
                 has_begun = True

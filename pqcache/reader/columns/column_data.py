@@ -169,13 +169,9 @@ def compact(column: ColumnData) -> ColumnData:
 
     Those that point to little, as to a dictionary, are returned as they are.
     """
-    if not is_views(column):
+    if not is_views(column) or (not isinstance(column.values, ViewLists) and point_to_little(column.values)):
         return column
-    if isinstance(column.values, ViewLists):
-        return ColumnData(column.form, ViewLists(column.values.ends, copied_views(column.values.views)))
-    if point_to_little(column.values):
-        return column
-    return ColumnData(column.form, copied_views(column.values), column.valid)
+    return _with_own_bytes(column)
 
 
 def compact_piece(column: ColumnData) -> ColumnData:
@@ -186,7 +182,12 @@ def compact_piece(column: ColumnData) -> ColumnData:
     own = VIEW * len(views)
     if own + bytes_pointed_into(views) <= MORE_KEPT * (own + bytes_of_views(column)):
         return column
-    copied = copied_views(views)
+    return _with_own_bytes(column)
+
+
+def _with_own_bytes(column: ColumnData) -> ColumnData:
+    """Return a column of views with the bytes copied that they point to."""
+    copied = copied_views(_views_of(column))
     values = ViewLists(column.values.ends, copied) if isinstance(column.values, ViewLists) else copied
     return ColumnData(column.form, values, column.valid)
 

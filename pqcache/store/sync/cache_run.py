@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from pqcache.errors import PartitionsSkipped, PqcacheError, UsageError, disk_error
+from pqcache.errors import PartitionsSkipped, PqcacheError, UsageError, error_below
 from pqcache.events import Advanced, Collected, Event, OnEvent, Reused, Started, ignore
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
@@ -204,7 +202,7 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     try:
         removed = _clean(run)
     except OSError as error:
-        left = disk_error(Path(os.fsdecode(error.filename or run.cache.path)), error)
+        left = error_below(run.cache.path, error)
         reason = f"what is no longer needed was not removed: {left.reason}; {report.snapshot} is current all the same"
         left = PqcacheError(left.subject, reason, left.advice)
         run.record.end({**done, "error": str(left)}, run.config)
