@@ -89,6 +89,7 @@ def _read(
             ahead=ahead,
             lanes=lanes,
             row_group_bytes=budget.row_group_bytes,
+            stretch_bytes=budget.stretch_bytes if arrivals is None else 0,  # batches do not wait for later row groups
             keep_decoded=budget.keep_decoded,
             arenas=arenas,
             arrivals=arrivals,

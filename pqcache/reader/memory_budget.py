@@ -25,6 +25,9 @@ _WINDOWS_OF_PIECES = (16, 8, 4)
 _LEAST_PIECE = 4 << 20  # bytes of a decoded piece, below which the fixed cost of each shows
 _UNFORESEEN = 8  # parts of a lane's memory: a row group that was not looked at may take one
 _MOST_PIECES = 64  # pieces of a row group, at most
+STRETCHES = 3  # of blocks that a lane has on their way: one being used, one ready, one in the making
+_STRETCH = 32 << 20  # bytes of one, at most: a batch that somebody keeps may keep as many
+_OF_STRETCHES = 8  # times one, that fit into memory: those on their way, decoded and gathered, and what is used
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,21 @@ class Window(NamedTuple):
     piece_rows: int = 0
 
 
-class DecodeBudget(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class DecodeBudget:
     """What memory allows a process: ``threads`` row groups decoded at once, by as many threads.
 
     With ``keep_decoded`` long rows remain where they were decoded until the last row of their row group is used, which
     saves copying them into buckets. ``arena_slots`` is how many row groups of the largest size fit into memory then;
     0 if not all that are needed. ``row_group_bytes`` are what one has on average; 0 where that is not known.
+    ``stretch_bytes`` are what blocks may have that a lane gathers at once, where there is memory for more than a few.
     """
 
     threads: int
     keep_decoded: bool = False
     arena_slots: int = 0
     row_group_bytes: int = 0
+    stretch_bytes: int = 0
 
 
 def even(number: int) -> float:
@@ -292,7 +298,7 @@ def _number_of_pieces(sizes: RowGroupSizes, memory: int, at_once: int, pieces: P
 def budget_in_file_order(sizes: RowGroupSizes, memory: float, threads: int) -> DecodeBudget:
     """Return how many of ``threads`` threads may decode ahead within ``memory`` bytes when nothing is mixed."""
     fitting = int(memory / max(1, int(sizes.decoded.max(initial=0))))
-    return DecodeBudget(max(1, min(threads, fitting - _IN_FILE_ORDER + 1)))
+    return DecodeBudget(threads=max(1, min(threads, fitting - _IN_FILE_ORDER + 1)))
 
 
 def decode_budget(
@@ -306,18 +312,22 @@ def decode_budget(
     twice, decoded and scattered.
     """
     if not len(sizes):
-        return DecodeBudget(1)
+        return DecodeBudget(threads=1)
     largest = int(sizes.decoded.max())
     spare = memory - lanes * (window_bytes(sizes, window) + 2 * largest)
     used = int(max(1, min(threads, spare / max(1, 2 * largest))))
     kept = np.minimum(sizes.decoded, 2 * sizes.selected)  # of filtered rows, where they are less than half only those
     windows = int(_largest(kept, lanes * window).sum())
     read = int(kept.sum()) * lanes // all_lanes + lanes * largest  # by these lanes; they may begin in the middle
-    keep = min(windows, read) + 2 * (lanes + used) * largest <= memory
-    slots = lanes * min(window, -(-len(sizes) // all_lanes) + 1) + 2 * (lanes + used)
-    slots = slots if keep and slots * largest <= memory else 0
-    if not keep:
+    left = memory - min(windows, read) - 2 * (lanes + used) * largest
+    if left < 0:
         log.debug("long rows are copied into buckets: decoded row groups do not fit into %s", format_size(memory))
-    elif not slots:
+        return DecodeBudget(threads=used, row_group_bytes=int(sizes.selected.mean()))
+    mean = max(1, int(sizes.selected.mean()))
+    stretch = int(min(_STRETCH, left / (_OF_STRETCHES * lanes)))
+    more = STRETCHES * (stretch // mean - 1) if stretch >= 2 * mean else 0  # row groups, each as large as the largest
+    slots = lanes * (min(window + more, -(-len(sizes) // all_lanes) + 1)) + 2 * (lanes + used)
+    if slots * largest > memory:
         log.debug("long rows are gathered bucket by bucket: an arena does not fit into %s", format_size(memory))
-    return DecodeBudget(used, keep, slots, int(sizes.selected.mean()))
+        slots = 0
+    return DecodeBudget(threads=used, keep_decoded=True, arena_slots=slots, row_group_bytes=mean, stretch_bytes=stretch)

@@ -15,31 +15,26 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Generic
 
+from pqcache.reader.memory_budget import STRETCHES
 from pqcache.reader.meter import GATHER
 from pqcache.reader.order.epoch_order import Lane
 from pqcache.reader.shuffle.gather import BatchBuilder, BatchRows, gather
 from pqcache.reader.shuffle.scatter import Buckets, Done, ReadContext, scatter
 
-_STRETCHES = 3  # of blocks on their way: one being used, one ready (unless memory is low), one in the making
 _NOTED = 8  # of so many stretches, at one it is looked how many batches are made and not used
-_TOGETHER = 2 << 20  # bytes of blocks, as decoded, that are gathered at once: a processor's cache holds them
-_ROWS_TOGETHER = 1024  # that are gathered at once even where they have more bytes, if decoded rows are kept
-_MOST_TOGETHER = 8 << 20  # bytes that so few rows may have, of all lanes
+_TOGETHER = 2 << 20  # bytes of blocks, as decoded, that are gathered at once where memory is short
 
 
 def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
-    """Return how many blocks of a step are gathered at once: several where they are small, as each call takes time."""
+    """Return how many blocks are gathered at once: as many as there is memory for, as each call takes time."""
     if not lane.blocks:
         return 1
     rows = -(-lane.rows // lane.blocks)
     size = context.row_group_bytes * len(lane.row_groups) // lane.blocks or _TOGETHER
     if all(form.kind == "fixed" for form in context.forms):
         size = context.decoded_layout.bytes(rows)
-    together = -(-_TOGETHER // max(1, size))
-    if not context.keep_decoded:
-        return together
-    fitting = _MOST_TOGETHER // context.lanes // max(1, size, context.layout.bytes(rows))
-    return max(together, min(-(-_ROWS_TOGETHER // rows), fitting))
+    fitting = context.stretch_bytes // max(1, size, context.layout.bytes(rows))
+    return max(min(-(-_TOGETHER // max(1, size)), lane.blocks_per_step), fitting)
 
 
 class LaneReader(Generic[Done]):
@@ -94,7 +89,7 @@ class LaneReader(Generic[Done]):
     def _top_up(self) -> None:
         """Keep some stretches of blocks coming, and ``ahead`` row groups beyond them."""
         lane = self._lane
-        while len(self._begun) < _STRETCHES - self._context.low_memory and self._block < lane.blocks:
+        while len(self._begun) < STRETCHES - self._context.low_memory and self._block < lane.blocks:
             self._submit_stretch()
         if self._block:
             self._scatter_until(lane.spans(min(self._block, lane.blocks) - 1).stop + self._context.ahead)
@@ -104,9 +99,11 @@ class LaneReader(Generic[Done]):
         lane = self._lane
         if self._block >= lane.blocks:
             return
-        first = self._block
-        step = lane.blocks_per_step
-        last = min(first + self._together, (first // step + 1) * step, lane.blocks)
+        first, step = self._block, lane.blocks_per_step
+        last = first + min(self._together, max(1, first - self._first_block))  # the first batches wait for few blocks
+        if self._together < 2 * step:  # part of the next step would only need its row group earlier
+            last = min(last, (first // step + 1) * step)
+        last = min(last, lane.blocks)
         before, self._rows_before = self._rows_before, lane.rows_before(last)
         while last < lane.blocks and self._rows_before < self._row + self._batch_size:
             last += 1  # tiny row groups: a batch takes many blocks

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from pqcache.reader.shuffle.scatter import ScatteredColumns
 from pqcache.system.buffer_pool import Arena, BufferPool
 from tests.reader.reading import everything, loader_of, long_rows, plain, read, read_table, write
 
-KEPT = DecodeBudget(2, keep_decoded=True)
+KEPT = DecodeBudget(threads=2, keep_decoded=True)
 
 
 class Watched(RowGroupLoader):
@@ -108,7 +109,9 @@ def test_long_rows_of_fixed_width_are_the_same_in_an_arena(tmp_path: Path, slots
     for arena in arenas.values():
         arena.buffer[:] = 0
     for _ in range(2):
-        assert read_table(loader, order, KEPT._replace(arena_slots=slots)).equals(copied)
+        assert read_table(loader, order, replace(KEPT, arena_slots=slots)).equals(copied)
+    at_once = replace(KEPT, arena_slots=slots, row_group_bytes=70_000, stretch_bytes=200_000)
+    assert read_table(loader, order, at_once).equals(copied), "blocks of several steps are gathered by one call"
     assert plain(copied).sort_by("id").equals(plain(pq.read_table(tmp_path)).sort_by("id"))
     assert all(arena.buffer.any() for arena in arenas.values()), "rows were decoded into it"
     assert all(map(all_slots_are_free, arenas.values()))
@@ -121,7 +124,7 @@ def test_an_epoch_that_is_stopped_early_frees_its_memory(tmp_path: Path) -> None
     gc.disable()  # it must not be needed for that
     try:
         for stop in range(12):
-            batches = record_batches(loader, order, range(100), 100, KEPT._replace(arena_slots=12))
+            batches = record_batches(loader, order, range(100), 100, replace(KEPT, arena_slots=12))
             for _ in range(stop % 4 + 1):
                 next(batches)
             batches.close()
@@ -142,7 +145,7 @@ def test_epochs_that_are_stopped_early_close_their_files(tmp_path: Path) -> None
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     for _ in range(5):
         batches = record_batches(
-            loader, Order(counts=loader.plan.counts, batch_size=10), range(100), 100, DecodeBudget(2)
+            loader, Order(counts=loader.plan.counts, batch_size=10), range(100), 100, DecodeBudget(threads=2)
         )
         next(batches)
         batches.close()
@@ -175,7 +178,10 @@ _STORED = {  # the type of a list's numbers, the most of them, and how they are 
 
 @pytest.mark.parametrize("kind", _STORED)
 @pytest.mark.parametrize("nulls", [False, True])
-@pytest.mark.parametrize("budget", [DecodeBudget(2), KEPT, KEPT._replace(arena_slots=2), KEPT._replace(arena_slots=40)])
+@pytest.mark.parametrize(
+    "budget",
+    [DecodeBudget(threads=2), KEPT, replace(KEPT, arena_slots=2), replace(KEPT, arena_slots=40, stretch_bytes=1 << 20)],
+)
 def test_dense_rows_become_numbers_of_their_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, nulls: bool, budget: DecodeBudget
 ) -> None:
@@ -244,7 +250,7 @@ def test_strings_are_packed_alike_for_one_batch_or_many_at_once(
     order = Order(counts=loader.plan.counts, batch_size=batch_size, window=3)
     total = order.batches()
     into = BufferPool() if in_worker else None
-    budget, seen = DecodeBudget(1, keep_decoded=kept > 0, row_group_bytes=row_group_bytes), []
+    budget, seen = DecodeBudget(threads=1, keep_decoded=kept > 0, row_group_bytes=row_group_bytes), []
     for index, batch in epoch_batches(loader, order, range(total), total, budget, into):
         row_groups, rows = order.batch(index)
         ids = (row_groups * 100 + rows).tolist()
@@ -277,7 +283,9 @@ def test_columns_that_are_scattered_when_they_are_decoded_have_the_same_rows(
     monkeypatch.setattr(ScatteredColumns, "add_decoded", noted)
     found, total = [], order.batches()
     into = BufferPool() if in_worker else None
-    for _, batch in epoch_batches(loader, order, range(total), total, DecodeBudget(2, keep_decoded), into):
+    for _, batch in epoch_batches(
+        loader, order, range(total), total, DecodeBudget(threads=2, keep_decoded=keep_decoded), into
+    ):
         columns = batch.columns()
         found.append(pa.table({name: to_arrow(columns[name]) for name in expected.column_names}))
     assert scattered == set(range(len(loader.forms)))
@@ -286,37 +294,63 @@ def test_columns_that_are_scattered_when_they_are_decoded_have_the_same_rows(
     assert plain(expected).sort_by("id").equals(written.select(expected.column_names))
 
 
-@pytest.mark.parametrize("keep_decoded", [False, True])
-@pytest.mark.parametrize("lanes", [1, 2, 8])
-def test_more_is_gathered_at_once_only_where_all_lanes_have_memory_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_decoded: bool, lanes: int
-) -> None:
+Gathered = list[tuple[range, int]]  # the blocks of each call, and the rows of one
+
+
+def gathered_blocks(monkeypatch: pytest.MonkeyPatch, path: Path, stretch_bytes: int, **order: int) -> Gathered:
+    """Return which blocks are gathered at once in an epoch of 4,000 images of 1,000 bytes, in row groups of 250."""
     images = [bytes([number % 256]) * 1000 for number in range(4000)]
-    write(tmp_path, {"a.parquet": pa.table({"id": range(4000), "image": images})}, rows=250)
-    loader = loader_of(tmp_path)
-    order = Order(counts=loader.plan.counts, batch_size=4, lanes=lanes, window=4)
+    write(path, {"a.parquet": pa.table({"id": range(4000), "image": images})}, rows=250)
+    loader = loader_of(path)
+    read_in = Order(counts=loader.plan.counts, batch_size=4, **order)
     monkeypatch.setattr(lane_reader_module, "_TOGETHER", 40_000)
-    monkeypatch.setattr(lane_reader_module, "_MOST_TOGETHER", 160_000)
     gathered, gather = [], lane_reader_module.gather
 
     def noted(context: Any, lane: Lane, blocks: range, *others: Any) -> Any:
-        block = 1000 * lane.rows // lane.blocks
-        gathered.append((len(blocks) * block, block))
+        gathered.append((blocks, lane.rows // lane.blocks))
         return gather(context, lane, blocks, *others)
 
     monkeypatch.setattr(lane_reader_module, "gather", noted)
-    budget, total = DecodeBudget(1, keep_decoded=keep_decoded, row_group_bytes=250_000), order.batches()
-    assert sum(batch.rows for _, batch in epoch_batches(loader, order, range(total), total, budget)) == 4000
-    limit = max(40_000, 160_000 // lanes if keep_decoded else 0)
-    assert max(size - block for size, block in gathered) < limit
-    assert max(size for size, _ in gathered) > limit // 2
+    budget = DecodeBudget(threads=1, keep_decoded=True, row_group_bytes=250_000, stretch_bytes=stretch_bytes)
+    total, seen = read_in.batches(), []
+    for index, batch in epoch_batches(loader, read_in, range(total), total, budget):
+        row_groups, rows = read_in.batch(index)
+        expected = (row_groups * 250 + rows).tolist()
+        assert to_arrow(batch.columns()["id"]).to_pylist() == expected
+        assert to_arrow(batch.columns()["image"]).to_pylist() == [images[number] for number in expected]
+        seen += expected
+    assert sorted(seen) == list(range(4000))
+    return gathered
+
+
+@pytest.mark.parametrize("stretch_bytes", [0, 60_000, 160_000, 1_000_000])
+@pytest.mark.parametrize("lanes", [1, 2, 8])
+def test_as_much_is_gathered_at_once_as_there_is_memory_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stretch_bytes: int, lanes: int
+) -> None:
+    gathered = gathered_blocks(monkeypatch, tmp_path, stretch_bytes, lanes=lanes, window=4)
+    limit = max(40_000, stretch_bytes)
+    assert max((len(blocks) - 1) * 1000 * rows for blocks, rows in gathered) < limit
+    if lanes == 1:
+        assert max(len(blocks) * 1000 * rows for blocks, rows in gathered) > limit // 2
+
+
+def test_small_row_groups_are_gathered_several_at_once_but_not_at_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered = gathered_blocks(monkeypatch, tmp_path, 1_000_000, window=4)
+    step = gathered[0][0].stop * 250 // 250
+    counts = [len(blocks) for blocks, _ in gathered]
+    assert counts[0] == 1, "the first batch waits for as few row groups as it can"
+    assert all(count <= max(1, blocks.start) for count, (blocks, _) in zip(counts, gathered, strict=True))
+    assert max(counts) > 2 * step, "a call for each row group would take as long as its rows"
 
 
 def test_batches_are_freed_when_they_are_used(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": range(4000), "s": ["x" * 30] * 4000}), tmp_path / "a.parquet", row_group_size=200)
     loader = Watched(loader_of(tmp_path), delay=0.02)  # so that batches wait for row groups
     order = Order(counts=loader.plan.counts, batch_size=10, window=4)
-    found = epoch_batches(loader, order, range(order.batches()), order.batches(), DecodeBudget(1))
+    found = epoch_batches(loader, order, range(order.batches()), order.batches(), DecodeBudget(threads=1))
     used: list[weakref.ref[Any]] = []
     for _, batch in found:
         used.append(weakref.ref(batch))
@@ -345,7 +379,7 @@ def test_the_first_batch_waits_for_one_row_group(tmp_path: Path, threads: int, l
     loader = Held(loader_of(tmp_path))
     loader.free = threads  # so many are decoded at once
     order = Order(counts=loader.plan.counts, batch_size=20, lanes=lanes, window=16)
-    batches = epoch_batches(loader, order, range(order.batches()), order.batches(), DecodeBudget(threads))
+    batches = epoch_batches(loader, order, range(order.batches()), order.batches(), DecodeBudget(threads=threads))
     index, _ = next(batches)
     assert (index, loader.released.is_set()) == (0, False)
     loader.released.set()
@@ -359,7 +393,7 @@ def test_no_more_is_decoded_ahead_than_the_window_and_the_threads_need(tmp_path:
     order = Order(counts=loader.plan.counts, batch_size=8, window=4)
     ahead = 0 if threads == 1 else threads
     most = 4 + ahead  # three stretches of a block, and what is ahead
-    batches = record_batches(loader, order, range(order.batches()), order.batches(), DecodeBudget(threads))
+    batches = record_batches(loader, order, range(order.batches()), order.batches(), DecodeBudget(threads=threads))
     for number, _ in batches:
         assert loader.loads <= most + (number + 1) * 8 / 10 + 1
         if number == 100:
@@ -378,7 +412,7 @@ def test_workers_take_less_memory_where_it_is_scarce(tmp_path: Path) -> None:
     rows, held = [], []
     for into in (None, BufferPool()):
         before = pa.total_allocated_bytes()
-        found = epoch_batches(loader, order, range(total), total, DecodeBudget(1), into)
+        found = epoch_batches(loader, order, range(total), total, DecodeBudget(threads=1), into)
         columns = [next(found)[1].columns() for _ in range(total // 2)][-1]
         time.sleep(0.3)  # until nothing more is made ahead
         held.append(pa.total_allocated_bytes() - before)
