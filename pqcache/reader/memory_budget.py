@@ -323,8 +323,8 @@ def decode_budget(
     if left < 0:
         log.debug("long rows are copied into buckets: decoded row groups do not fit into %s", format_size(memory))
         return DecodeBudget(threads=used, row_group_bytes=int(sizes.selected.mean()))
-    mean = max(1, int(sizes.selected.mean()))
-    stretch = int(min(_STRETCH, left / (_OF_STRETCHES * lanes)))
+    mean, most = (max(1, int(each)) for each in (sizes.selected.mean(), sizes.selected.max()))
+    stretch = int(min(_STRETCH, left / (_OF_STRETCHES * lanes))) * mean // most  # less where some are larger
     more = STRETCHES * (stretch // mean - 1) if stretch >= 2 * mean else 0  # row groups, each as large as the largest
     slots = lanes * (min(window + more, -(-len(sizes) // all_lanes) + 1)) + 2 * (lanes + used)
     if slots * largest > memory:

@@ -87,6 +87,21 @@ def test_what_the_window_leaves_goes_to_decoding(tmp_path: Path) -> None:
     assert not budget(enough).keep_decoded
 
 
+def test_what_is_gathered_at_once_is_counted_in_memory() -> None:
+    def stretch(memory: int, lanes: int, *sizes: int) -> int:
+        return decode_budget(
+            sizes_of(*sizes), memory << 20, lanes=lanes, all_lanes=lanes, window=16, threads=2
+        ).stretch_bytes
+
+    even = [8 << 20] * 500
+    assert stretch(4096, 1, *even) == stretch(1024, 1, *even) == 32 << 20
+    assert 0 < stretch(256, 1, *even) <= (256 - 16 * 8) << 17, "an eighth of what the window leaves"
+    assert stretch(1024, 4, *even) < stretch(1024, 2, *even)
+    assert stretch(64, 1, *even) == 0
+    uneven = [*even, 64 << 20]
+    assert 0 < stretch(4096, 1, *uneven) // 8 <= 4 << 20, "large row groups may follow one another"
+
+
 def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
     write(tmp_path, {"a.parquet": table.slice(0, 9_000), "b.parquet": table.slice(9_000)}, 9_000)
