@@ -6,12 +6,13 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
-from pqcache.reader.arriving.arrival_queue import arrival_queue
+from pqcache.reader.arriving.arrival_queue import ArrivalQueue, arrival_queue
 from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes, without_repeats
 from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.memory_budget import DecodeBudget
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import batches_by_lane
+from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import release_unused
 from pqcache.reader.sequential import in_file_order
@@ -89,7 +90,7 @@ def _read(
             ahead=ahead,
             lanes=lanes,
             row_group_bytes=budget.row_group_bytes,
-            stretch_bytes=budget.stretch_bytes if arrivals is None else 0,  # batches do not wait for later row groups
+            stretch_bytes=_stretch_bytes(budget, plan, arrivals),
             keep_decoded=budget.keep_decoded,
             arenas=arenas,
             arrivals=arrivals,
@@ -152,6 +153,14 @@ def _wanting(loader: RowGroupLoader, order: Order, indices: Sequence[int], total
     else:
         wanted = row_groups_of_batches(order, [index % total for index in indices])
     return arrivals.wanting(without_repeats(plan.row_groups[wanted]), plan.columns_read)
+
+
+def _stretch_bytes(budget: DecodeBudget, plan: ReadPlan, arrivals: ArrivalQueue | None) -> int:
+    """Return the bytes of blocks that are gathered at once; 0 for a few only.
+
+    Batches do not wait for later row groups that are still arriving; and of packed rows more is made than is counted.
+    """
+    return budget.stretch_bytes if arrivals is None and plan.packs is None else 0
 
 
 @contextmanager

@@ -26,8 +26,10 @@ _LEAST_PIECE = 4 << 20  # bytes of a decoded piece, below which the fixed cost o
 _UNFORESEEN = 8  # parts of a lane's memory: a row group that was not looked at may take one
 _MOST_PIECES = 64  # pieces of a row group, at most
 STRETCHES = 3  # of blocks that a lane has on their way: one being used, one ready, one in the making
-_STRETCH = 32 << 20  # bytes of one, at most: a batch that somebody keeps may keep as many
-_OF_STRETCHES = 8  # times one, that fit into memory: those on their way, decoded and gathered, and what is used
+_STRETCH = 32 << 20  # bytes of one, about, at most: a batch that somebody keeps may keep as many
+_PARTS = (
+    8  # of a lane's memory, of which a stretch is one: those on their way are decoded and gathered, and one is used
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class DecodeBudget:
     With ``keep_decoded`` long rows remain where they were decoded until the last row of their row group is used, which
     saves copying them into buckets. ``arena_slots`` is how many row groups of the largest size fit into memory then;
     0 if not all that are needed. ``row_group_bytes`` are what one has on average; 0 where that is not known.
-    ``stretch_bytes`` are what blocks may have that a lane gathers at once, where there is memory for more than a few.
+    ``stretch_bytes`` are about what blocks may have that a lane gathers at once; 0 where memory allows few only.
     """
 
     threads: int
@@ -323,11 +325,15 @@ def decode_budget(
     if left < 0:
         log.debug("long rows are copied into buckets: decoded row groups do not fit into %s", format_size(memory))
         return DecodeBudget(threads=used, row_group_bytes=int(sizes.selected.mean()))
-    mean, most = (max(1, int(each)) for each in (sizes.selected.mean(), sizes.selected.max()))
-    stretch = int(min(_STRETCH, left / (_OF_STRETCHES * lanes))) * mean // most  # less where some are larger
-    more = STRETCHES * (stretch // mean - 1) if stretch >= 2 * mean else 0  # row groups, each as large as the largest
-    slots = lanes * (min(window + more, -(-len(sizes) // all_lanes) + 1)) + 2 * (lanes + used)
-    if slots * largest > memory:
+    largest_selected, mean = max(1, int(sizes.selected.max())), max(1, int(sizes.selected.mean()))
+    stretch = int(min(_STRETCH, left / (_PARTS * lanes))) * mean // largest_selected  # less where some are larger
+    of_lane = -(-len(sizes) // all_lanes) + 1
+    slots, fitting = lanes * min(window, of_lane) + 2 * (lanes + used), int(memory / max(1, largest))
+    if slots > fitting:
         log.debug("long rows are gathered bucket by bucket: an arena does not fit into %s", format_size(memory))
         slots = 0
+    else:
+        stretch = min(stretch, mean * (1 + (fitting - slots) // (STRETCHES * lanes)))
+        more = STRETCHES * max(0, stretch // mean - 1)  # row groups of a lane, where stretches are of several
+        slots += lanes * (min(window + more, of_lane) - min(window, of_lane))
     return DecodeBudget(threads=used, keep_decoded=True, arena_slots=slots, row_group_bytes=mean, stretch_bytes=stretch)

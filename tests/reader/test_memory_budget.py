@@ -99,7 +99,27 @@ def test_what_is_gathered_at_once_is_counted_in_memory() -> None:
     assert stretch(1024, 4, *even) < stretch(1024, 2, *even)
     assert stretch(64, 1, *even) == 0
     uneven = [*even, 64 << 20]
-    assert 0 < stretch(4096, 1, *uneven) // 8 <= 4 << 20, "large row groups may follow one another"
+    assert 0 < stretch(4096, 1, *uneven) <= (32 << 20) // 7, "large row groups may follow one another"
+    assert stretch(1024, 1, *[64 << 20] * 9) <= 32 << 20
+
+
+@given(
+    st.lists(st.integers(1, 64), min_size=1, max_size=99), st.integers(1, 4096), st.integers(1, 4), st.integers(1, 5)
+)
+@settings(max_examples=examples(100))
+def test_stretches_of_blocks_do_not_cost_an_arena(
+    megabytes: list[int], memory: int, lanes: int, of_selected: int
+) -> None:
+    decoded = np.array(megabytes, np.int64) << 20
+    sizes = RowGroupSizes(decoded // of_selected, decoded, decoded)
+    found = decode_budget(sizes, memory << 20, lanes=lanes, all_lanes=lanes, window=16, threads=2)
+    largest, of_lane = int(decoded.max()), -(-len(sizes) // lanes) + 1
+    slots = lanes * min(16, of_lane) + 2 * (lanes + found.threads)
+    assert bool(found.arena_slots) == (found.keep_decoded and slots * largest <= memory << 20)
+    steps = found.stretch_bytes // max(1, found.row_group_bytes)
+    if found.arena_slots:
+        assert found.arena_slots * largest <= memory << 20
+        assert found.arena_slots - 2 * (lanes + found.threads) >= lanes * min(16 + 3 * max(0, steps - 1), of_lane)
 
 
 def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,8 +21,9 @@ from pqcache.reader.order.epoch_order import Lane
 from pqcache.reader.shuffle.gather import BatchBuilder, BatchRows, gather
 from pqcache.reader.shuffle.scatter import Buckets, Done, ReadContext, scatter
 
-_NOTED = 8  # of so many stretches, at one it is looked how many batches are made and not used
+_NOTED = 2  # of so many stretches, at one it is looked how many batches are made and not used
 _TOGETHER = 2 << 20  # bytes of blocks, as decoded, that are gathered at once where memory is short
+_ROWS_TOGETHER = 1 << 17  # where it is not: where each row is and goes to takes some numbers
 
 
 def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
@@ -33,7 +34,7 @@ def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
     size = context.row_group_bytes * len(lane.row_groups) // lane.blocks or _TOGETHER
     if all(form.kind == "fixed" for form in context.forms):
         size = context.decoded_layout.bytes(rows)
-    fitting = context.stretch_bytes // max(1, size, context.layout.bytes(rows))
+    fitting = min(context.stretch_bytes // max(1, size, context.layout.bytes(rows)), _ROWS_TOGETHER // rows)
     return max(min(-(-_TOGETHER // max(1, size)), lane.blocks_per_step), fitting)
 
 

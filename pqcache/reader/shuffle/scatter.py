@@ -45,7 +45,7 @@ class ReadContext(Generic[Done]):
     ``ahead``          row groups to decode ahead
     ``lanes``          how many are read at once
     ``row_group_bytes``  what one has decoded, on average; 0 where that is not known
-    ``stretch_bytes``  what blocks may have that are gathered at once, where that is more than a little
+    ``stretch_bytes``  what blocks may have that are gathered at once; 0: a little, of one step
     ``keep_decoded``   whether long rows remain where they were decoded until the last row of their row group is used
     ``arenas``         by column, where ``load`` puts long rows of fixed width then, as far as it can
     ``arrivals``       where row groups are still arriving: starts what reads one when it is there

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
+from pqcache.reader import epoch as epoch_module
 from pqcache.reader.columns import column_data as columns_module
 from pqcache.reader.columns import decoded_together as together_module
 from pqcache.reader.columns.batch_layout import FinishedBatch, GatheredBatches
@@ -27,6 +28,8 @@ from pqcache.reader.columns.column_data import ColumnData, to_arrow
 from pqcache.reader.epoch import batches as epoch_batches
 from pqcache.reader.memory_budget import DecodeBudget
 from pqcache.reader.order.epoch_order import Ints, Lane, Order
+from pqcache.reader.packed_plan import pack_plan
+from pqcache.reader.packing.pack import Pack
 from pqcache.reader.record_batches import record_batches
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import UseColumn
@@ -339,11 +342,28 @@ def test_small_row_groups_are_gathered_several_at_once_but_not_at_the_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gathered = gathered_blocks(monkeypatch, tmp_path, 1_000_000, window=4)
-    step = gathered[0][0].stop * 250 // 250
+    step = Order(counts=np.full(16, 250), batch_size=4, window=4).blocks_per_step
     counts = [len(blocks) for blocks, _ in gathered]
     assert counts[0] == 1, "the first batch waits for as few row groups as it can"
     assert all(count <= max(1, blocks.start) for count, (blocks, _) in zip(counts, gathered, strict=True))
-    assert max(counts) > 2 * step, "a call for each row group would take as long as its rows"
+    assert max(counts) > 2 * step > 10, "a call for each row group would take as long as its rows"
+
+
+def test_only_what_is_there_and_counted_is_gathered_many_at_once(tmp_path: Path) -> None:
+    write(tmp_path, {"a.parquet": pa.table({"tokens": [[1, 2]] * 100})}, rows=100)
+    plan, budget = loader_of(tmp_path).plan, DecodeBudget(threads=1, stretch_bytes=1000)
+    packed = pack_plan(plan, Pack("tokens", length=8))
+    arriving: Any = object()
+    stretch_bytes = epoch_module._stretch_bytes
+    assert stretch_bytes(budget, plan, None) == 1000
+    assert stretch_bytes(budget, plan, arriving) == 0, "batches do not wait for what is not there yet"
+    assert stretch_bytes(budget, packed, None) == 0, "ids and padding are made beside what is counted"
+
+
+def test_of_narrow_rows_not_too_many_are_gathered_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_reader_module, "_ROWS_TOGETHER", 900)
+    gathered = gathered_blocks(monkeypatch, tmp_path, 1 << 30, window=4)
+    assert 450 < max(len(blocks) * rows for blocks, rows in gathered) <= 900
 
 
 def test_batches_are_freed_when_they_are_used(tmp_path: Path) -> None:
