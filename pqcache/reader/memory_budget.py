@@ -306,7 +306,7 @@ def budget_in_file_order(sizes: RowGroupSizes, memory: float, threads: int) -> D
 def decode_budget(
     sizes: RowGroupSizes, memory: float, *, lanes: int, all_lanes: int, window: int, threads: int
 ) -> DecodeBudget:
-    """Return how many threads and arena slots ``memory`` bytes allow.
+    """Return how many threads and arena slots ``memory`` bytes allow, and how much is gathered at once.
 
     The process reads ``lanes`` of ``all_lanes`` lanes.
 
@@ -325,15 +325,19 @@ def decode_budget(
     if left < 0:
         log.debug("long rows are copied into buckets: decoded row groups do not fit into %s", format_size(memory))
         return DecodeBudget(threads=used, row_group_bytes=int(sizes.selected.mean()))
+
+    def slots(row_groups: int) -> int:
+        return lanes * min(row_groups, -(-len(sizes) // all_lanes) + 1) + 2 * (lanes + used)
+
     largest_selected, mean = max(1, int(sizes.selected.max())), max(1, int(sizes.selected.mean()))
     stretch = int(min(_STRETCH, left / (_PARTS * lanes))) * mean // largest_selected  # less where some are larger
-    of_lane = -(-len(sizes) // all_lanes) + 1
-    slots, fitting = lanes * min(window, of_lane) + 2 * (lanes + used), int(memory / max(1, largest))
-    if slots > fitting:
+    free = int(memory / max(1, largest)) - slots(window)
+    if free < 0:
         log.debug("long rows are gathered bucket by bucket: an arena does not fit into %s", format_size(memory))
-        slots = 0
+        arena_slots = 0
     else:
-        stretch = min(stretch, mean * (1 + (fitting - slots) // (STRETCHES * lanes)))
-        more = STRETCHES * max(0, stretch // mean - 1)  # row groups of a lane, where stretches are of several
-        slots += lanes * (min(window + more, of_lane) - min(window, of_lane))
-    return DecodeBudget(threads=used, keep_decoded=True, arena_slots=slots, row_group_bytes=mean, stretch_bytes=stretch)
+        stretch = min(stretch, mean * (1 + free // (STRETCHES * lanes)))
+        arena_slots = slots(window + STRETCHES * max(0, stretch // mean - 1))
+    return DecodeBudget(
+        threads=used, keep_decoded=True, arena_slots=arena_slots, row_group_bytes=mean, stretch_bytes=stretch
+    )

@@ -1,10 +1,10 @@
 """Reads a lane: decodes row groups ahead on threads, scatters them into buckets, gathers blocks into batches.
 
 What is copied when: a row group is decoded and its rows are scattered into buckets, in chunks with memory of their own
-that is reused when their buckets are gathered. A block joins its buckets, some columns at a time, in a scratch that
-fits into the processor's cache, and takes the rows in their order from there; its batches are parts of the block, whose
+that is reused when their buckets are gathered. Blocks that are gathered together, a stretch, join their buckets, some
+columns at a time, and take the rows in their order from there; their batches are parts of what comes of that, whose
 memory is reused when the last of them is freed. Strings and lists move as 16-byte views until their bytes are packed,
-for several batches of a block at once, or in workers into the memory that a batch is sent in.
+for several batches at once, or in workers into the memory that a batch is sent in.
 """
 
 from __future__ import annotations
