@@ -97,22 +97,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
 
 
-def run_under_torchrun(words: list[str], directory: Path, ranks: int) -> subprocess.CompletedProcess[str]:
-    """Run a script in so many processes; again where it was torch's own threads that aborted one as it ended.
-
-    Those of gloo outlive ``destroy_process_group``, and one that is late to let go of a tensor finds Python ending,
-    which aborts the process (pytorch's issue 38228; with these threads slowed, 5 of 48 processes that did nothing but
-    train a DistributedDataParallel model).
-    """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *words]
-    for _ in range(2):
-        done = subprocess.run(command, cwd=directory, env=environment(), capture_output=True, text=True, timeout=300)
-        if done.returncode == 0 or "terminate called without an active exception" not in done.stderr:
-            break
-        (directory / "ddp.json").unlink(missing_ok=True)
-    return done
-
-
 def run_block(block: Block, directory: Path, stand_ins: Mapping[str, str]) -> None:
     """Run one block in ``directory``, with what stands in for the hosts and paths that it names."""
     text = block.text

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from tests.datasets import write_shop
-from tests.scripts import run_ranks, run_script
-from tests.test_docs import ROOT, blocks_of, environment, run_under_torchrun
+from tests.scripts import run_ranks, run_script, run_under_torchrun
+from tests.test_docs import ROOT, blocks_of, environment
 
 EXAMPLES = ROOT / "examples"
 
@@ -45,7 +45,7 @@ def test_training_on_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_training_under_torchrun(tmp_path: Path, ranks: int) -> None:
     shop = write_shop(tmp_path / "shop", days=2, files=2, rows=265)
-    done = run_under_torchrun([str(EXAMPLES / "train_ddp.py"), str(shop)], tmp_path, ranks)
+    done = run_under_torchrun([str(EXAMPLES / "train_ddp.py"), str(shop)], ranks, tmp_path, environment())
     assert done.returncode == 0, done.stderr[-3000:]
     check_training(tmp_path, ranks, done.stdout)
 

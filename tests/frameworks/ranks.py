@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pqcache.errors import UsageError
+from tests.scripts import run_under_torchrun
 from tests.test_docs import environment
 
 
@@ -23,8 +24,9 @@ def run_ranks(script: Path, directory: Path, ranks: int, **options: Any) -> list
     for old in out.iterdir():
         old.unlink()
     (directory / "options.json").write_text(json.dumps({**options, "out": str(out)}, default=str))
-    command = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
-    run_python([*command, str(script), str(directory / "options.json")], directory, timeout=280)
+    words = [str(script), str(directory / "options.json")]
+    done = run_under_torchrun(words, ranks, directory, environment(), timeout=280)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
 

@@ -14,8 +14,8 @@ from tests.datasets import write_shop
 from tests.frameworks import with_accelerate
 from tests.frameworks.conftest import ROWS
 from tests.frameworks.forked_ranks import Found, run_scenes
-from tests.scripts import run_script
-from tests.test_docs import ROOT, environment, run_under_torchrun
+from tests.scripts import run_script, run_under_torchrun
+from tests.test_docs import ROOT, environment
 
 EVERY_ROW = list(range(ROWS))
 BATCHES = 99  # of 64 rows; the last has 28
@@ -119,7 +119,7 @@ def test_the_example_goes_on_with_fewer_processes(tmp_path: Path) -> None:
     """4,400 rows in 69 batches; 40 of epoch 1 are consumed when the last checkpoint is written."""
     shop = write_shop(tmp_path / "shop", rows=600)
     script = str(ROOT / "examples" / "train_accelerate.py")
-    first = run_under_torchrun([script, str(shop), "checkpoint", "25"], tmp_path, 2)
+    first = run_under_torchrun([script, str(shop), "checkpoint", "25"], 2, tmp_path, environment())
     assert first.stdout.splitlines() == ["epoch 0: 4480 rows, evaluated on 1000"], first.stderr[-3000:]
     again = run_script(Path(script), str(shop), "checkpoint", cwd=tmp_path, env=environment())
     assert again.stdout.splitlines() == ["epoch 1: 1840 rows, evaluated on 1000"], again.stderr[-3000:]

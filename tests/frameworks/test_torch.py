@@ -13,7 +13,8 @@ from tests import ROOT
 from tests.datasets import write_shop
 from tests.frameworks.conftest import ROWS
 from tests.frameworks.ranks import run_ranks
-from tests.test_docs import blocks_of, run_under_torchrun
+from tests.scripts import run_under_torchrun
+from tests.test_docs import blocks_of, environment
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torchdata") is None, reason="torchdata is not installed")
 
@@ -116,6 +117,6 @@ def test_the_page_runs_under_torchrun(tmp_path: Path) -> None:
     texts = [block.text for block in blocks_of(ROOT / "docs" / "frameworks" / "torch.md")]
     (program,) = [text for text in texts if text.startswith("# torchrun ")]
     (tmp_path / "program.py").write_text(program)
-    done = run_under_torchrun([str(tmp_path / "program.py")], tmp_path, 2)
+    done = run_under_torchrun([str(tmp_path / "program.py")], 2, tmp_path, environment())
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "checkpoint" / ".metadata").exists()
