@@ -68,10 +68,10 @@ def _read(
         return
     if order.shuffle:
         lanes = max(1, len(_first_batches(indices, order.lanes, total)))
-        ahead = 0 if budget.threads == 1 else -(-budget.threads // lanes)
+        ahead = 0 if budget.threads == 1 else -(-budget.decoding // lanes)
         arenas = loader.arenas_for(budget.arena_slots)
     else:
-        lanes, ahead, arenas = 1, max(1, budget.threads), {}
+        lanes, ahead, arenas = 1, max(1, budget.decoding), {}
     memory, plan = into or loader.memory, loader.plan
     with (
         _wanting(loader, order, indices, total),
@@ -170,7 +170,7 @@ def _decoding_threads(budget: DecodeBudget) -> Iterator[ForkSafeThreadPool]:
     What they leave behind in Arrow's allocator goes back to the system, unless decoded rows are kept: the next epoch
     will want as much, and fresh memory costs it more than anything it does with it.
     """
-    threads = ForkSafeThreadPool(budget.threads)
+    threads = ForkSafeThreadPool(budget.threads, budget.decoding)
     try:
         yield threads
     finally:

@@ -58,7 +58,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeBudget:
-    """What memory allows a process: ``threads`` row groups decoded at once, by as many threads.
+    """What memory allows a process: ``decoding`` row groups decoded at once, by ``threads`` threads, which also gather.
 
     With ``keep_decoded`` long rows remain where they were decoded until the last row of their row group is used, which
     saves copying them into buckets. ``arena_slots`` is how many row groups of the largest size fit into memory then;
@@ -67,6 +67,7 @@ class DecodeBudget:
     """
 
     threads: int
+    decoding: int
     keep_decoded: bool = False
     arena_slots: int = 0
     row_group_bytes: int = 0
@@ -300,23 +301,23 @@ def _number_of_pieces(sizes: RowGroupSizes, memory: int, at_once: int, pieces: P
 def budget_in_file_order(sizes: RowGroupSizes, memory: float, threads: int) -> DecodeBudget:
     """Return how many of ``threads`` threads may decode ahead within ``memory`` bytes when nothing is mixed."""
     fitting = int(memory / max(1, int(sizes.decoded.max(initial=0))))
-    return DecodeBudget(threads=max(1, min(threads, fitting - _IN_FILE_ORDER + 1)))
+    decoding = max(1, min(threads, fitting - _IN_FILE_ORDER + 1))
+    return DecodeBudget(threads=decoding, decoding=decoding)
 
 
 def decode_budget(
     sizes: RowGroupSizes, memory: float, *, lanes: int, all_lanes: int, window: int, threads: int
 ) -> DecodeBudget:
-    """Return how many threads and arena slots ``memory`` bytes allow, and how much is gathered at once.
+    """Return how much ``threads`` threads may decode and gather at once within ``memory`` bytes, and the arena slots.
 
     The process reads ``lanes`` of ``all_lanes`` lanes.
 
-    What the windows leave of ``memory`` goes to decoding, on at most ``threads`` threads: each takes its row group
-    twice, decoded and scattered.
+    What the windows leave of ``memory`` goes to decoding: who decodes takes a row group twice, decoded and scattered.
     """
     if not len(sizes):
-        return DecodeBudget(threads=1)
-    largest = int(sizes.decoded.max())
-    spare = memory - lanes * (window_bytes(sizes, window) + 2 * largest)
+        return DecodeBudget(threads=1, decoding=1)
+    mixed, largest = min(window, -(-len(sizes) // all_lanes)), int(sizes.decoded.max())
+    spare = memory - lanes * (window_bytes(sizes, mixed) + 2 * largest)
     used = int(max(1, min(threads, spare / max(1, 2 * largest))))
     kept = np.minimum(sizes.decoded, 2 * sizes.selected)  # of filtered rows, where they are less than half only those
     windows = int(_largest(kept, lanes * window).sum())
@@ -324,7 +325,7 @@ def decode_budget(
     left = memory - min(windows, read) - 2 * (lanes + used) * largest
     if left < 0:
         log.debug("long rows are copied into buckets: decoded row groups do not fit into %s", format_size(memory))
-        return DecodeBudget(threads=used, row_group_bytes=int(sizes.selected.mean()))
+        return DecodeBudget(threads=threads, decoding=used, row_group_bytes=int(sizes.selected.mean()))
 
     def slots(row_groups: int) -> int:
         return lanes * min(row_groups, -(-len(sizes) // all_lanes) + 1) + 2 * (lanes + used)
@@ -339,5 +340,10 @@ def decode_budget(
         stretch = min(stretch, mean * (1 + free // (STRETCHES * lanes)))
         arena_slots = slots(window + STRETCHES * max(0, stretch // mean - 1))
     return DecodeBudget(
-        threads=used, keep_decoded=True, arena_slots=arena_slots, row_group_bytes=mean, stretch_bytes=stretch
+        threads=threads,
+        decoding=used,
+        keep_decoded=True,
+        arena_slots=arena_slots,
+        row_group_bytes=mean,
+        stretch_bytes=stretch,
     )

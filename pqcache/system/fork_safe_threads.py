@@ -42,12 +42,18 @@ _interrupted = False  # by Ctrl-C, while a fork waited
 
 
 class ForkSafeThreadPool(ThreadPoolExecutor):
-    """A thread pool for jobs that use Arrow and do not wait for other threads."""
+    """A thread pool for jobs that use Arrow and do not wait for other threads.
 
-    def __init__(self, count: int) -> None:
+    Of those that `submit` is given, ``at_once`` run at once; those of `submit_first` on any of the ``count`` threads.
+    """
+
+    def __init__(self, count: int, at_once: int | None = None) -> None:
         self._is_shutdown = threading.Event()
         self._first: deque[Job] = deque()
         self._jobs: deque[Job] = deque()
+        self._at_once = count if at_once is None else at_once
+        self._running = 0  # of ``_jobs``
+        self._postponed = 0  # of ``_jobs``, until one of those that run is done
         super().__init__(count, "pqcache", initializer=_register, initargs=(self._is_shutdown,))
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -61,24 +67,60 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
     def _submit(self, queue: deque[Job], fn: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
         queue.append((future, fn))
-        super().submit(_run_outside_forks, self._next).add_done_callback(self._cancel_with)
+        super().submit(self._run_jobs).add_done_callback(self._cancel_with)
         return future
+
+    def _run_jobs(self) -> None:
+        """Run a job: there is one for each call. One that has to wait is run by the thread that makes way for it."""
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Run the next job, unless it has to wait; return whether there is another that has waited for this one."""
+        gate, thread = _gate, threading.get_native_id()
+        with gate.changed:
+            gate.waiting.add(thread)
+            gate.changed.wait_for(lambda: not gate.forking, _MAX_WAIT)
+            gate.waiting.discard(thread)
+            limited = not self._first
+            if limited and self._running == self._at_once:
+                self._postponed += 1
+                return False
+            future, fn = self._take()
+            self._running += limited
+            gate.running.add(thread)
+        try:
+            if future.set_running_or_notify_cancel():
+                _run(future, fn)
+            del future, fn  # and what they refer to
+        finally:
+            with gate.changed:
+                self._running -= limited
+                goes_on = limited and self._postponed > 0
+                self._postponed -= goes_on
+                gate.running.discard(thread)
+                gate.changed.notify_all()
+        return goes_on
+
+    def _take(self) -> Job:
+        return (self._first or self._jobs).popleft()
 
     def _cancel_with(self, call: Future[None]) -> None:
         if call.cancelled():
-            self._next()[0].cancel()
-
-    def _next(self) -> Job:
-        """Return the job that is run, or cancelled, next: there is one for each call that was submitted."""
-        try:
-            return self._first.popleft()
-        except IndexError:
-            return self._jobs.popleft()
+            with _gate.changed:
+                future, _ = self._take()
+            future.cancel()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads once the submitted jobs are done; the rest is as for ThreadPoolExecutor."""
         self._is_shutdown.set()
-        super().shutdown(wait, cancel_futures=cancel_futures)
+        super().shutdown(wait and not cancel_futures, cancel_futures=cancel_futures)
+        if cancel_futures:
+            with _gate.changed:
+                left, self._postponed = [self._take() for _ in range(self._postponed)], 0
+            for future, _ in left:
+                future.cancel()
+            super().shutdown(wait)
         for thread in _ending():
             if not _exists(thread):
                 _shutdown.pop(thread, None)
@@ -112,24 +154,6 @@ def is_shut_down() -> bool:
 
 def _register(is_shutdown: threading.Event) -> None:
     _shutdown[threading.get_native_id()] = is_shutdown
-
-
-def _run_outside_forks(next_job: Callable[[], Job]) -> None:
-    future, fn = next_job()
-    gate, thread = _gate, threading.get_native_id()
-    with gate.changed:
-        gate.waiting.add(thread)
-        gate.changed.wait_for(lambda: not gate.forking, _MAX_WAIT)
-        gate.waiting.discard(thread)
-        gate.running.add(thread)
-    try:
-        if future.set_running_or_notify_cancel():
-            _run(future, fn)
-        del future, fn  # and what they refer to
-    finally:
-        with gate.changed:
-            gate.running.discard(thread)
-            gate.changed.notify_all()
 
 
 def _run(future: Future[Any] | None, fn: Callable[[], Any]) -> None:

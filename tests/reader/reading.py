@@ -23,7 +23,7 @@ from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.record_batches import record_batches
 from pqcache.reader.row_group_loader import RowGroupLoader
 
-TWO_THREADS = DecodeBudget(threads=2)
+TWO_THREADS = DecodeBudget(threads=2, decoding=2)
 
 
 def everything(first: int, rows: int) -> pa.Table:

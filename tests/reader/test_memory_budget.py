@@ -74,7 +74,7 @@ def test_what_the_window_leaves_goes_to_decoding(tmp_path: Path) -> None:
     found = budget(15 * size, threads=2)
     assert (found.threads, found.keep_decoded, found.arena_slots, found.row_group_bytes) == (2, True, 8, size)
     assert found.stretch_bytes == size, "of 15, one or two are the dataset and six are decoded: an eighth is left"
-    assert budget(5 * size, threads=2) == DecodeBudget(threads=1, keep_decoded=True, row_group_bytes=size)
+    assert budget(5 * size, threads=2) == DecodeBudget(threads=2, decoding=1, keep_decoded=True, row_group_bytes=size)
     assert not budget(5 * size - 1, threads=2).keep_decoded
     assert budget(6 * size).arena_slots == 6
     assert not budget(6 * size - 1).arena_slots
@@ -85,6 +85,18 @@ def test_what_the_window_leaves_goes_to_decoding(tmp_path: Path) -> None:
     assert budget(enough, all_lanes=2).keep_decoded
     assert not budget(enough - 1, all_lanes=2).keep_decoded
     assert not budget(enough).keep_decoded
+
+
+def test_memory_limits_what_is_decoded_at_once_and_not_what_is_gathered() -> None:
+    def budget(memory: int, all_lanes: int = 1, row_groups: int = 100) -> DecodeBudget:
+        sizes = sizes_of(*[10 << 20] * row_groups)
+        return decode_budget(sizes, memory << 20, lanes=1, all_lanes=all_lanes, window=16, threads=8)
+
+    # a window of 16 holds 9 row groups, one is ahead and one comes; who decodes one has it twice
+    assert [budget(memory).decoding for memory in (100, 130, 149, 150, 170, 1000)] == [1, 1, 1, 2, 3, 8]
+    assert {budget(memory).threads for memory in (100, 130, 150, 1000)} == {8}
+    assert budget(110, row_groups=8).decoding == 2, "there are 8 to mix"
+    assert budget(110, row_groups=16, all_lanes=2).decoding == 2, "of which a lane has half"
 
 
 def test_what_is_gathered_at_once_is_counted_in_memory() -> None:
@@ -114,7 +126,7 @@ def test_stretches_of_blocks_do_not_cost_an_arena(
     sizes = RowGroupSizes(decoded // of_selected, decoded, decoded)
     found = decode_budget(sizes, memory << 20, lanes=lanes, all_lanes=lanes, window=16, threads=2)
     largest, of_lane = int(decoded.max()), -(-len(sizes) // lanes) + 1
-    slots = lanes * min(16, of_lane) + 2 * (lanes + found.threads)
+    slots = lanes * min(16, of_lane) + 2 * (lanes + found.decoding)
     assert bool(found.arena_slots) == (found.keep_decoded and slots * largest <= memory << 20)
     steps = found.stretch_bytes // max(1, found.row_group_bytes)
     if found.arena_slots:

@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import BatchOptions
@@ -22,6 +24,7 @@ from pqcache.reader.record_batches import read_record_batches
 from pqcache.store.row_group_index import build_index
 from pqcache.system import fork_safe_threads
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
+from tests.examples import examples
 from tests.waiting import becomes_true
 
 
@@ -280,3 +283,68 @@ def test_all_jobs_that_no_thread_has_begun_are_cancelled() -> None:
     assert all(job.cancelled() for job in jobs)
     go_on.set()
     first.result(10)
+
+
+def test_so_many_jobs_run_at_once_and_others_beside_them() -> None:
+    go_on, running, most = threading.Event(), list[int](), list[int]()
+
+    def job(number: int) -> int:
+        running.append(number)
+        most.append(len(running))
+        assert go_on.wait(60)
+        running.remove(number)
+        return number
+
+    with ForkSafeThreadPool(3, at_once=1) as pool:
+        jobs = [pool.submit(job, number) for number in range(5)]
+        assert [pool.submit_first(lambda: 7).result(10) for _ in range(4)] == [7] * 4
+        assert not any(future.done() for future in jobs)
+        go_on.set()
+        assert [future.result(10) for future in jobs] == list(range(5))
+        assert pool.submit(lambda: 8).result(10) == 8
+    assert max(most) == 1
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+def test_jobs_that_wait_for_another_are_cancelled_or_run_when_a_pool_is_shut_down(cancel: bool) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    pool = ForkSafeThreadPool(2, at_once=1)
+    first = pool.submit(wait)
+    assert begun.wait(60)
+    jobs = [pool.submit(int) for _ in range(3)]
+    assert becomes_true(lambda: pool._postponed == 3)
+    pool.shutdown(wait=False, cancel_futures=cancel)
+    assert all(job.cancelled() == cancel for job in jobs)
+    go_on.set()
+    first.result(10)
+    if not cancel:
+        assert [job.result(10) for job in jobs] == [0, 0, 0]
+    pool.shutdown()
+    assert all(job.done() for job in jobs)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.lists(st.booleans(), max_size=40), st.booleans(), st.integers(0, 20))
+def test_every_job_ends(count: int, at_once: int, kinds: list[bool], cancel: bool, later: int) -> None:
+    running, most, lock = [0], [0], threading.Lock()
+
+    def job() -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.0002)
+        with lock:
+            running[0] -= 1
+
+    pool = ForkSafeThreadPool(count, at_once)
+    jobs = [pool.submit_first(int) if first else pool.submit(job) for first in kinds]
+    time.sleep(0.0001 * later)
+    pool.shutdown(cancel_futures=cancel)
+    assert all(job.done() for job in jobs)
+    assert cancel or not any(job.cancelled() for job in jobs)
+    assert most[0] <= at_once

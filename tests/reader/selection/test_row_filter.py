@@ -166,7 +166,9 @@ def ids_of_ranks(loader: RowGroupLoader, order: Order, ranks: int, workers: int)
     for rank in range(ranks):
         for worker in range(workers):
             part = EpochShare(total=total, lanes=order.lanes, ranks=ranks, rank=rank, workers=workers, worker=worker)
-            for index, batch in record_batches(loader, order, part.indices(), total, DecodeBudget(threads=2)):
+            for index, batch in record_batches(
+                loader, order, part.indices(), total, DecodeBudget(threads=2, decoding=2)
+            ):
                 if index < total:
                     found += batch["id"].to_pylist()
     return found

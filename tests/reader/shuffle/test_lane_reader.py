@@ -40,7 +40,7 @@ from pqcache.reader.shuffle.scatter import ScatteredColumns
 from pqcache.system.buffer_pool import Arena, BufferPool
 from tests.reader.reading import everything, loader_of, long_rows, plain, read, read_table, write
 
-KEPT = DecodeBudget(threads=2, keep_decoded=True)
+KEPT = DecodeBudget(threads=2, decoding=2, keep_decoded=True)
 
 
 class Watched(RowGroupLoader):
@@ -148,7 +148,11 @@ def test_epochs_that_are_stopped_early_close_their_files(tmp_path: Path) -> None
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     for _ in range(5):
         batches = record_batches(
-            loader, Order(counts=loader.plan.counts, batch_size=10), range(100), 100, DecodeBudget(threads=2)
+            loader,
+            Order(counts=loader.plan.counts, batch_size=10),
+            range(100),
+            100,
+            DecodeBudget(threads=2, decoding=2),
         )
         next(batches)
         batches.close()
@@ -183,7 +187,12 @@ _STORED = {  # the type of a list's numbers, the most of them, and how they are 
 @pytest.mark.parametrize("nulls", [False, True])
 @pytest.mark.parametrize(
     "budget",
-    [DecodeBudget(threads=2), KEPT, replace(KEPT, arena_slots=2), replace(KEPT, arena_slots=40, stretch_bytes=1 << 20)],
+    [
+        DecodeBudget(threads=2, decoding=2),
+        KEPT,
+        replace(KEPT, arena_slots=2),
+        replace(KEPT, arena_slots=40, stretch_bytes=1 << 20),
+    ],
 )
 def test_dense_rows_become_numbers_of_their_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, nulls: bool, budget: DecodeBudget
@@ -253,7 +262,7 @@ def test_strings_are_packed_alike_for_one_batch_or_many_at_once(
     order = Order(counts=loader.plan.counts, batch_size=batch_size, window=3)
     total = order.batches()
     into = BufferPool() if in_worker else None
-    budget, seen = DecodeBudget(threads=1, keep_decoded=kept > 0, row_group_bytes=row_group_bytes), []
+    budget, seen = DecodeBudget(threads=1, decoding=1, keep_decoded=kept > 0, row_group_bytes=row_group_bytes), []
     for index, batch in epoch_batches(loader, order, range(total), total, budget, into):
         row_groups, rows = order.batch(index)
         ids = (row_groups * 100 + rows).tolist()
@@ -287,7 +296,7 @@ def test_columns_that_are_scattered_when_they_are_decoded_have_the_same_rows(
     found, total = [], order.batches()
     into = BufferPool() if in_worker else None
     for _, batch in epoch_batches(
-        loader, order, range(total), total, DecodeBudget(threads=2, keep_decoded=keep_decoded), into
+        loader, order, range(total), total, DecodeBudget(threads=2, decoding=2, keep_decoded=keep_decoded), into
     ):
         columns = batch.columns()
         found.append(pa.table({name: to_arrow(columns[name]) for name in expected.column_names}))
@@ -314,7 +323,9 @@ def gathered_blocks(monkeypatch: pytest.MonkeyPatch, path: Path, stretch_bytes: 
         return gather(context, lane, blocks, *others)
 
     monkeypatch.setattr(lane_reader_module, "gather", noted)
-    budget = DecodeBudget(threads=1, keep_decoded=True, row_group_bytes=250_000, stretch_bytes=stretch_bytes)
+    budget = DecodeBudget(
+        threads=1, decoding=1, keep_decoded=True, row_group_bytes=250_000, stretch_bytes=stretch_bytes
+    )
     total, seen = read_in.batches(), []
     for index, batch in epoch_batches(loader, read_in, range(total), total, budget):
         row_groups, rows = read_in.batch(index)
@@ -351,7 +362,7 @@ def test_small_row_groups_are_gathered_several_at_once_but_not_at_the_beginning(
 
 def test_only_what_is_there_and_counted_is_gathered_many_at_once(tmp_path: Path) -> None:
     write(tmp_path, {"a.parquet": pa.table({"tokens": [[1, 2]] * 100})}, rows=100)
-    plan, budget = loader_of(tmp_path).plan, DecodeBudget(threads=1, stretch_bytes=1000)
+    plan, budget = loader_of(tmp_path).plan, DecodeBudget(threads=1, decoding=1, stretch_bytes=1000)
     packed = pack_plan(plan, Pack("tokens", length=8))
     arriving: Any = object()
     stretch_bytes = epoch_module._stretch_bytes
@@ -370,13 +381,45 @@ def test_batches_are_freed_when_they_are_used(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": range(4000), "s": ["x" * 30] * 4000}), tmp_path / "a.parquet", row_group_size=200)
     loader = Watched(loader_of(tmp_path), delay=0.02)  # so that batches wait for row groups
     order = Order(counts=loader.plan.counts, batch_size=10, window=4)
-    found = epoch_batches(loader, order, range(order.batches()), order.batches(), DecodeBudget(threads=1))
+    found = epoch_batches(loader, order, range(order.batches()), order.batches(), DecodeBudget(threads=1, decoding=1))
     used: list[weakref.ref[Any]] = []
     for _, batch in found:
         used.append(weakref.ref(batch))
         del batch
         assert sum(other() is not None for other in used) <= 10  # of the block that is being made
     assert len(used) == 400
+
+
+def test_blocks_are_gathered_beside_the_one_row_group_that_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {f"{n}.parquet": pa.table({"x": list(range(1000))}) for n in range(6)}, 100)
+    loader, decoding, beside = Watched(loader_of(tmp_path), delay=0.005), [0], list[int]()
+    load, gather = loader.load_around, gather_module.gather
+
+    def noted(*args: Any, **options: Any) -> Any:
+        decoding[0] += 1
+        assert decoding[0] == 1
+        try:
+            return load(*args, **options)
+        finally:
+            decoding[0] -= 1
+
+    def gathered(*args: Any) -> Any:
+        time.sleep(0.005)
+        beside.append(decoding[0])
+        return gather(*args)
+
+    monkeypatch.setattr(loader, "load_around", noted)
+    monkeypatch.setattr(lane_reader_module, "gather", gathered)
+    order = Order(counts=loader.plan.counts, batch_size=20, window=8)
+    total = order.batches()
+    rows = [
+        batch.rows
+        for _, batch in epoch_batches(loader, order, range(total), total, DecodeBudget(threads=2, decoding=1))
+    ]
+    assert sum(rows) == 6000
+    assert any(beside)
 
 
 class Held(Watched):
@@ -399,7 +442,9 @@ def test_the_first_batch_waits_for_one_row_group(tmp_path: Path, threads: int, l
     loader = Held(loader_of(tmp_path))
     loader.free = threads  # so many are decoded at once
     order = Order(counts=loader.plan.counts, batch_size=20, lanes=lanes, window=16)
-    batches = epoch_batches(loader, order, range(order.batches()), order.batches(), DecodeBudget(threads=threads))
+    batches = epoch_batches(
+        loader, order, range(order.batches()), order.batches(), DecodeBudget(threads=threads, decoding=threads)
+    )
     index, _ = next(batches)
     assert (index, loader.released.is_set()) == (0, False)
     loader.released.set()
@@ -413,7 +458,9 @@ def test_no_more_is_decoded_ahead_than_the_window_and_the_threads_need(tmp_path:
     order = Order(counts=loader.plan.counts, batch_size=8, window=4)
     ahead = 0 if threads == 1 else threads
     most = 4 + ahead  # three stretches of a block, and what is ahead
-    batches = record_batches(loader, order, range(order.batches()), order.batches(), DecodeBudget(threads=threads))
+    batches = record_batches(
+        loader, order, range(order.batches()), order.batches(), DecodeBudget(threads=threads, decoding=threads)
+    )
     for number, _ in batches:
         assert loader.loads <= most + (number + 1) * 8 / 10 + 1
         if number == 100:
@@ -432,7 +479,7 @@ def test_workers_take_less_memory_where_it_is_scarce(tmp_path: Path) -> None:
     rows, held = [], []
     for into in (None, BufferPool()):
         before = pa.total_allocated_bytes()
-        found = epoch_batches(loader, order, range(total), total, DecodeBudget(threads=1), into)
+        found = epoch_batches(loader, order, range(total), total, DecodeBudget(threads=1, decoding=1), into)
         columns = [next(found)[1].columns() for _ in range(total // 2)][-1]
         time.sleep(0.3)  # until nothing more is made ahead
         held.append(pa.total_allocated_bytes() - before)
