@@ -316,29 +316,37 @@ def decode_budget(
     """
     if not len(sizes):
         return DecodeBudget(threads=1, decoding=1)
-    mixed, largest = min(window, -(-len(sizes) // all_lanes)), int(sizes.decoded.max())
+    mixed, largest = min(window, -(-len(sizes) // all_lanes)), max(1, int(sizes.decoded.max()))
     spare = memory - lanes * (window_bytes(sizes, mixed) + 2 * largest)
-    used = int(max(1, min(threads, spare / max(1, 2 * largest))))
+    used = int(max(1, min(threads, spare / (2 * largest))))
     kept = np.minimum(sizes.decoded, 2 * sizes.selected)  # of filtered rows, where they are less than half only those
     windows = int(_largest(kept, lanes * window).sum())
     read = int(kept.sum()) * lanes // all_lanes + lanes * largest  # by these lanes; they may begin in the middle
-    left = memory - min(windows, read) - 2 * (lanes + used) * largest
-    if left < 0:
-        log.debug("long rows are copied into buckets: decoded row groups do not fit into %s", format_size(memory))
-        return DecodeBudget(threads=threads, decoding=used, row_group_bytes=int(sizes.selected.mean()))
 
-    def slots(row_groups: int) -> int:
+    def left(used: int) -> float:
+        return memory - min(windows, read) - 2 * (lanes + used) * largest
+
+    def slots(row_groups: int, used: int) -> int:
         return lanes * min(row_groups, -(-len(sizes) // all_lanes) + 1) + 2 * (lanes + used)
 
-    largest_selected, mean = max(1, int(sizes.selected.max())), max(1, int(sizes.selected.mean()))
-    stretch = int(min(_STRETCH, left / (_PARTS * lanes))) * mean // largest_selected  # less where some are larger
-    free = int(memory / max(1, largest)) - slots(window)
+    in_arena = int(memory / largest)
+    fewer = range(used, max(1, min(used, 2), used // 2) - 1, -1)  # rows that are kept are worth some of them
+    used = next((n for n in fewer if left(n) >= 0 and slots(window, n) <= in_arena), used)
+    used = next((n for n in fewer if n <= used and left(n) >= 0), used)
+    mean = int(sizes.selected.mean())
+    if left(used) < 0:
+        log.debug("long rows are copied into buckets: decoded row groups do not fit into %s", format_size(memory))
+        return DecodeBudget(threads=threads, decoding=used, row_group_bytes=mean)
+
+    largest_selected, mean = max(1, int(sizes.selected.max())), max(1, mean)
+    stretch = int(min(_STRETCH, left(used) / (_PARTS * lanes))) * mean // largest_selected  # less where some are larger
+    free = in_arena - slots(window, used)
     if free < 0:
         log.debug("long rows are gathered bucket by bucket: an arena does not fit into %s", format_size(memory))
         arena_slots = 0
     else:
         stretch = min(stretch, mean * (1 + free // (STRETCHES * lanes)))
-        arena_slots = slots(window + STRETCHES * max(0, stretch // mean - 1))
+        arena_slots = slots(window + STRETCHES * max(0, stretch // mean - 1), used)
     return DecodeBudget(
         threads=threads,
         decoding=used,

@@ -99,6 +99,18 @@ def test_memory_limits_what_is_decoded_at_once_and_not_what_is_gathered() -> Non
     assert budget(110, row_groups=16, all_lanes=2).decoding == 2, "of which a lane has half"
 
 
+def test_up_to_half_of_what_could_be_decoded_at_once_gives_way_to_rows_that_are_kept() -> None:
+    def budget(memory: int, threads: int) -> DecodeBudget:
+        return decode_budget(sizes_of(*[50 << 20] * 16), memory << 20, lanes=1, all_lanes=1, window=16, threads=threads)
+
+    for memory, decoding, keeps in ((2048, 11, True), (1500, 6, True), (1100, 2, True), (1000, 4, False)):
+        found = budget(memory, 16)
+        assert (found.decoding, found.keep_decoded, found.threads) == (decoding, keeps, 16)
+        assert bool(found.arena_slots) == keeps
+        assert budget(memory, 2).decoding == 2
+    assert budget(2048, 8).decoding == 8
+
+
 def test_what_is_gathered_at_once_is_counted_in_memory() -> None:
     def stretch(memory: int, lanes: int, *sizes: int) -> int:
         return decode_budget(
