@@ -670,7 +670,7 @@ def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
     largest = int(few.sizes.decoded.max())
     assert all(size > 160_000 + 40 * 20_000 for size in few.sizes.decoded)
     assert fit_window(few.sizes, 5 * largest, 1) == Window(16)  # the selected rows are few
-    assert decode_budget(few.sizes, 5 * largest, lanes=1, all_lanes=1, window=16, threads=8).threads == 1
+    assert decode_budget(few.sizes, 5 * largest, lanes=1, all_lanes=1, window=16, threads=8).decoding == 1
     with pytest.warns(UserWarning, match="read in"):
         window, piece_rows = fit_window(few.sizes, 3 * largest, 1)
     assert piece_rows < 20_000
