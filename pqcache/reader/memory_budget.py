@@ -308,15 +308,15 @@ def budget_in_file_order(sizes: RowGroupSizes, memory: float, threads: int) -> D
 def decode_budget(
     sizes: RowGroupSizes, memory: float, *, lanes: int, all_lanes: int, window: int, threads: int
 ) -> DecodeBudget:
-    """Return how much ``threads`` threads may decode and gather at once within ``memory`` bytes, and the arena slots.
+    """Return what ``memory`` bytes allow a process of ``threads`` threads that reads ``lanes`` of ``all_lanes`` lanes.
 
-    The process reads ``lanes`` of ``all_lanes`` lanes.
-
-    What the windows leave of ``memory`` goes to decoding: who decodes takes a row group twice, decoded and scattered.
+    Who decodes takes a row group twice, decoded and scattered. Up to half of those for whom the windows leave memory
+    give way, but for two, if decoded rows can be kept then.
     """
     if not len(sizes):
         return DecodeBudget(threads=1, decoding=1)
-    mixed, largest = min(window, -(-len(sizes) // all_lanes)), max(1, int(sizes.decoded.max()))
+    of_lane, largest = -(-len(sizes) // all_lanes), max(1, int(sizes.decoded.max()))
+    mixed = min(window, of_lane) if window <= WINDOW else window
     spare = memory - lanes * (window_bytes(sizes, mixed) + 2 * largest)
     used = int(max(1, min(threads, spare / (2 * largest))))
     kept = np.minimum(sizes.decoded, 2 * sizes.selected)  # of filtered rows, where they are less than half only those
@@ -326,27 +326,24 @@ def decode_budget(
     def left(used: int) -> float:
         return memory - min(windows, read) - 2 * (lanes + used) * largest
 
-    def slots(row_groups: int, used: int) -> int:
-        return lanes * min(row_groups, -(-len(sizes) // all_lanes) + 1) + 2 * (lanes + used)
-
-    in_arena = int(memory / largest)
-    fewer = range(used, max(1, min(used, 2), used // 2) - 1, -1)  # rows that are kept are worth some of them
-    used = next((n for n in fewer if left(n) >= 0 and slots(window, n) <= in_arena), used)
-    used = next((n for n in fewer if n <= used and left(n) >= 0), used)
+    used = next((n for n in range(used, max(min(used, 2), used // 2) - 1, -1) if left(n) >= 0), used)
     mean = int(sizes.selected.mean())
     if left(used) < 0:
         log.debug("long rows are copied into buckets: decoded row groups do not fit into %s", format_size(memory))
         return DecodeBudget(threads=threads, decoding=used, row_group_bytes=mean)
 
+    def slots(row_groups: int) -> int:
+        return lanes * min(row_groups, of_lane + 1) + 2 * (lanes + used)
+
     largest_selected, mean = max(1, int(sizes.selected.max())), max(1, mean)
     stretch = int(min(_STRETCH, left(used) / (_PARTS * lanes))) * mean // largest_selected  # less where some are larger
-    free = in_arena - slots(window, used)
+    free = int(memory / largest) - slots(window)
     if free < 0:
         log.debug("long rows are gathered bucket by bucket: an arena does not fit into %s", format_size(memory))
         arena_slots = 0
     else:
         stretch = min(stretch, mean * (1 + free // (STRETCHES * lanes)))
-        arena_slots = slots(window + STRETCHES * max(0, stretch // mean - 1), used)
+        arena_slots = slots(window + STRETCHES * max(0, stretch // mean - 1))
     return DecodeBudget(
         threads=threads,
         decoding=used,

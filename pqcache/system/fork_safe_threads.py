@@ -44,17 +44,18 @@ _interrupted = False  # by Ctrl-C, while a fork waited
 class ForkSafeThreadPool(ThreadPoolExecutor):
     """A thread pool for jobs that use Arrow and do not wait for other threads.
 
-    Of those that `submit` is given, ``at_once`` run at once; those of `submit_first` on any of the ``count`` threads.
+    What `submit` is given runs on ``at_once`` of the ``count`` threads (None: on all), as each thread keeps some of the
+    memory that Arrow takes there. What `submit_first` is given runs on any of them.
     """
 
     def __init__(self, count: int, at_once: int | None = None) -> None:
         self._is_shutdown = threading.Event()
         self._first: deque[Job] = deque()
         self._jobs: deque[Job] = deque()
-        self._at_once = count if at_once is None else at_once
-        self._running = 0  # of ``_jobs``
-        self._postponed = 0  # of ``_jobs``, until one of those that run is done
-        super().__init__(count, "pqcache", initializer=_register, initargs=(self._is_shutdown,))
+        self._idle = max(0, count - at_once) if at_once else 0  # of those threads that run ``_first`` alone
+        name, ended = "pqcache", (self._is_shutdown,)
+        self._others = ThreadPoolExecutor(self._idle, name, _register, ended) if self._idle else None
+        super().__init__(count - self._idle, name, _register, ended)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn`` on a thread; callbacks of the future count as a part of the job."""
@@ -65,29 +66,36 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
         return self._submit(self._first, fn)
 
     def _submit(self, queue: deque[Job], fn: Callable[[], T]) -> Future[T]:
-        future: Future[T] = Future()
-        queue.append((future, fn))
-        super().submit(self._run_jobs).add_done_callback(self._cancel_with)
-        return future
+        job: tuple[Future[T], Callable[[], T]] = Future(), fn
+        queue.append(job)
+        try:
+            super().submit(self._run_jobs)
+            if self._others is not None and queue is self._first:
+                self._others.submit(self._run_jobs, True)
+        except RuntimeError:  # shut down
+            with _gate.changed:
+                if job in queue:
+                    queue.remove(job)
+                    raise
+        return job[0]
 
-    def _run_jobs(self) -> None:
-        """Run a job: there is one for each call. One that has to wait is run by the thread that makes way for it."""
-        while self._run_next():
+    def _run_jobs(self, only_first: bool = False) -> None:
+        """Run jobs until there are none: so a thread that finds none has not lost one."""
+        while self._run_next(only_first):
             pass
 
-    def _run_next(self) -> bool:
-        """Run the next job, unless it has to wait; return whether there is another that has waited for this one."""
+    def _run_next(self, only_first: bool) -> bool:
+        """Run the next job; return whether there was one."""
         gate, thread = _gate, threading.get_native_id()
         with gate.changed:
             gate.waiting.add(thread)
             gate.changed.wait_for(lambda: not gate.forking, _MAX_WAIT)
             gate.waiting.discard(thread)
-            limited = not self._first
-            if limited and self._running == self._at_once:
-                self._postponed += 1
+            queue = self._next_queue(only_first)
+            if not queue:
                 return False
-            future, fn = self._take()
-            self._running += limited
+            future, fn = queue.popleft()
+            self._idle -= only_first
             gate.running.add(thread)
         try:
             if future.set_running_or_notify_cancel():
@@ -95,32 +103,30 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
             del future, fn  # and what they refer to
         finally:
             with gate.changed:
-                self._running -= limited
-                goes_on = limited and self._postponed > 0
-                self._postponed -= goes_on
+                self._idle += only_first
                 gate.running.discard(thread)
                 gate.changed.notify_all()
-        return goes_on
+        return True
 
-    def _take(self) -> Job:
-        return (self._first or self._jobs).popleft()
-
-    def _cancel_with(self, call: Future[None]) -> None:
-        if call.cancelled():
-            with _gate.changed:
-                future, _ = self._take()
-            future.cancel()
+    def _next_queue(self, only_first: bool) -> deque[Job]:
+        """Return where the next job of a thread is, if there is one: first ones are left to threads without others."""
+        return self._first if only_first or len(self._first) > self._idle else self._jobs
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads once the submitted jobs are done; the rest is as for ThreadPoolExecutor."""
         self._is_shutdown.set()
-        super().shutdown(wait and not cancel_futures, cancel_futures=cancel_futures)
+        shutdowns = [super().shutdown, *([self._others.shutdown] if self._others else [])]
+        for shutdown in shutdowns:  # all of them at once, as a fork waits until threads that are to end have ended
+            shutdown(wait=False, cancel_futures=cancel_futures)
         if cancel_futures:
             with _gate.changed:
-                left, self._postponed = [self._take() for _ in range(self._postponed)], 0
+                left = [*self._first, *self._jobs]
+                self._first.clear()
+                self._jobs.clear()
             for future, _ in left:
                 future.cancel()
-            super().shutdown(wait)
+        for shutdown in shutdowns:
+            shutdown(wait)
         for thread in _ending():
             if not _exists(thread):
                 _shutdown.pop(thread, None)

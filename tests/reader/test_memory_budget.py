@@ -103,7 +103,13 @@ def test_up_to_half_of_what_could_be_decoded_at_once_gives_way_to_rows_that_are_
     def budget(memory: int, threads: int) -> DecodeBudget:
         return decode_budget(sizes_of(*[50 << 20] * 16), memory << 20, lanes=1, all_lanes=1, window=16, threads=threads)
 
-    for memory, decoding, keeps in ((2048, 11, True), (1500, 6, True), (1100, 2, True), (1000, 4, False)):
+    for memory, decoding, keeps in (
+        (2048, 11, True),
+        (1500, 6, True),
+        (1150, 6, False),
+        (1100, 2, True),
+        (1000, 4, False),
+    ):
         found = budget(memory, 16)
         assert (found.decoding, found.keep_decoded, found.threads) == (decoding, keeps, 16)
         assert bool(found.arena_slots) == keeps
@@ -143,7 +149,7 @@ def test_stretches_of_blocks_do_not_cost_an_arena(
     steps = found.stretch_bytes // max(1, found.row_group_bytes)
     if found.arena_slots:
         assert found.arena_slots * largest <= memory << 20
-        assert found.arena_slots - 2 * (lanes + found.threads) >= lanes * min(16 + 3 * max(0, steps - 1), of_lane)
+        assert found.arena_slots - 2 * (lanes + found.decoding) >= lanes * min(16 + 3 * max(0, steps - 1), of_lane)
 
 
 def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

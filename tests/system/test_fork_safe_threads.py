@@ -291,6 +291,7 @@ def test_so_many_jobs_run_at_once_and_others_beside_them() -> None:
     def job(number: int) -> int:
         running.append(number)
         most.append(len(running))
+        assert len(running) == 1
         assert go_on.wait(60)
         running.remove(number)
         return number
@@ -317,7 +318,6 @@ def test_jobs_that_wait_for_another_are_cancelled_or_run_when_a_pool_is_shut_dow
     first = pool.submit(wait)
     assert begun.wait(60)
     jobs = [pool.submit(int) for _ in range(3)]
-    assert becomes_true(lambda: pool._postponed == 3)
     pool.shutdown(wait=False, cancel_futures=cancel)
     assert all(job.cancelled() == cancel for job in jobs)
     go_on.set()
@@ -348,3 +348,47 @@ def test_every_job_ends(count: int, at_once: int, kinds: list[bool], cancel: boo
     assert all(job.done() for job in jobs)
     assert cancel or not any(job.cancelled() for job in jobs)
     assert most[0] <= at_once
+
+
+def test_a_job_that_is_refused_costs_no_other() -> None:
+    """As a pool does not take jobs while the interpreter ends, whose running jobs go on."""
+    begun, go_on, refused = threading.Event(), threading.Event(), list[bool]()
+    pool = ForkSafeThreadPool(2, at_once=1)
+
+    def submit(_: object) -> None:
+        try:
+            pool.submit_first(int)
+        except RuntimeError:
+            refused.append(True)
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    first = pool.submit(wait)
+    assert begun.wait(60)
+    first.add_done_callback(submit)
+    jobs = [pool.submit(int) for _ in range(4)]
+    pool.shutdown(wait=False)
+    go_on.set()
+    pool.shutdown()
+    assert refused == [True]
+    assert [job.result(0) for job in jobs] == [0] * 4
+
+
+def test_threads_that_others_do_not_use_take_first_jobs() -> None:
+    """A thread that has decoded decodes again, in memory that it has, while another gathers what came of it."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> int:
+        begun.set()
+        assert go_on.wait(60)
+        return threading.get_native_id()
+
+    with ForkSafeThreadPool(4, at_once=1) as pool:
+        held = pool.submit_first(wait)
+        assert begun.wait(60)
+        deciding = {pool.submit(threading.get_native_id).result(10) for _ in range(20)}
+        assert len(deciding) == 1
+        go_on.set()
+        assert held.result(10) not in deciding

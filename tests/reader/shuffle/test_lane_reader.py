@@ -422,6 +422,19 @@ def test_blocks_are_gathered_beside_the_one_row_group_that_is_decoded(
     assert any(beside)
 
 
+@pytest.mark.parametrize(("threads", "decoding", "lanes", "ahead"), [(1, 1, 1, 0), (2, 1, 1, 1), (4, 3, 2, 2)])
+def test_row_groups_are_decoded_ahead_where_another_thread_gathers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, decoding: int, lanes: int, ahead: int
+) -> None:
+    write(tmp_path, {f"{n}.parquet": pa.table({"x": list(range(100))}) for n in range(6)}, 100)
+    loader, seen, context = loader_of(tmp_path), [], epoch_module.ReadContext
+    monkeypatch.setattr(epoch_module, "ReadContext", lambda **how: seen.append(how["ahead"]) or context(**how))
+    order = Order(counts=loader.plan.counts, batch_size=20, lanes=lanes)
+    budget = DecodeBudget(threads=threads, decoding=decoding)
+    rows = [batch.rows for _, batch in epoch_batches(loader, order, range(30), 30, budget)]
+    assert (sum(rows), seen) == (600, [ahead])
+
+
 class Held(Watched):
     """A loader that decodes no more than ``free`` row groups until it is released."""
 
