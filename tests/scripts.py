@@ -18,6 +18,10 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["pqcache.torch", "pyarrow.dataset", "pyarrow.parquet", "torch", "torch.utils.data"])
 
 
+# ranks find one another on this machine alone
+LOCAL_RANKS = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
 def run_script(
     script: Path, *words: str, cwd: Path, env: Mapping[str, str], timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
@@ -64,10 +68,11 @@ def run_under_torchrun(
     train a DistributedDataParallel model).
     """
     launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
-    env = {**env, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     for _ in range(2):
         command = [sys.executable, *launcher, *words]
-        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(
+            command, cwd=cwd, env={**env, **LOCAL_RANKS}, capture_output=True, text=True, timeout=timeout
+        )
         if done.returncode == 0 or "terminate called without an active exception" not in done.stderr:
             break
         (cwd / "ddp.json").unlink(missing_ok=True)  # the state from which train_ddp.py would go on

@@ -318,25 +318,27 @@ def decode_budget(
     of_lane, largest = -(-len(sizes) // all_lanes), max(1, int(sizes.decoded.max()))
     mixed = min(window, of_lane) if window <= WINDOW else window
     spare = memory - lanes * (window_bytes(sizes, mixed) + 2 * largest)
-    used = int(max(1, min(threads, spare / (2 * largest))))
+    decoding = int(max(1, min(threads, spare / (2 * largest))))
     kept = np.minimum(sizes.decoded, 2 * sizes.selected)  # of filtered rows, where they are less than half only those
     windows = int(_largest(kept, lanes * window).sum())
     read = int(kept.sum()) * lanes // all_lanes + lanes * largest  # by these lanes; they may begin in the middle
 
-    def left(used: int) -> float:
-        return memory - min(windows, read) - 2 * (lanes + used) * largest
+    def left(decoding: int) -> float:
+        return memory - min(windows, read) - 2 * (lanes + decoding) * largest
 
-    used = next((n for n in range(used, max(min(used, 2), used // 2) - 1, -1) if left(n) >= 0), used)
+    least = max(min(decoding, 2), decoding // 2)
+    decoding = next((fewer for fewer in range(decoding, least - 1, -1) if left(fewer) >= 0), decoding)
     mean = int(sizes.selected.mean())
-    if left(used) < 0:
+    if left(decoding) < 0:
         log.debug("long rows are copied into buckets: decoded row groups do not fit into %s", format_size(memory))
-        return DecodeBudget(threads=threads, decoding=used, row_group_bytes=mean)
+        return DecodeBudget(threads=threads, decoding=decoding, row_group_bytes=mean)
 
     def slots(row_groups: int) -> int:
-        return lanes * min(row_groups, of_lane + 1) + 2 * (lanes + used)
+        return lanes * min(row_groups, of_lane + 1) + 2 * (lanes + decoding)
 
     largest_selected, mean = max(1, int(sizes.selected.max())), max(1, mean)
-    stretch = int(min(_STRETCH, left(used) / (_PARTS * lanes))) * mean // largest_selected  # less where some are larger
+    # less where some are larger
+    stretch = int(min(_STRETCH, left(decoding) / (_PARTS * lanes))) * mean // largest_selected
     free = int(memory / largest) - slots(window)
     if free < 0:
         log.debug("long rows are gathered bucket by bucket: an arena does not fit into %s", format_size(memory))
@@ -346,7 +348,7 @@ def decode_budget(
         arena_slots = slots(window + STRETCHES * max(0, stretch // mean - 1))
     return DecodeBudget(
         threads=threads,
-        decoding=used,
+        decoding=decoding,
         keep_decoded=True,
         arena_slots=arena_slots,
         row_group_bytes=mean,

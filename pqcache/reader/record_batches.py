@@ -190,8 +190,12 @@ def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: Batch
     elif options.rows is None:
         budget = budget_in_file_order(loader.sizes, memory, cpu_count())
     else:
-        budget = DecodeBudget(threads=cpu_count(), decoding=cpu_count())
+        budget = _all_cores()
     return _Epoch(loader=loader, order=order, share=share, budget=budget)
+
+
+def _all_cores() -> DecodeBudget:
+    return DecodeBudget(threads=cpu_count(), decoding=cpu_count())
 
 
 def record_batches(
@@ -202,9 +206,7 @@ def record_batches(
     axes, schema = _axes(plan), _schema_of(plan)
     packs = plan.packs.spec if isinstance(plan.packs, PackedRows) else None
     names = plan.columns if packs is None else schema.names
-    with closing(
-        batches(loader, order, indices, total, budget or DecodeBudget(threads=cpu_count(), decoding=cpu_count()))
-    ) as found:
+    with closing(batches(loader, order, indices, total, budget or _all_cores())) as found:
         for index, batch in found:
             columns = batch.columns()
             arrays = {name: to_arrow(columns[name]) for name in names}

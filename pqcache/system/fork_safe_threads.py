@@ -52,7 +52,7 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
         self._is_shutdown = threading.Event()
         self._first: deque[Job] = deque()
         self._jobs: deque[Job] = deque()
-        self._idle = max(0, count - at_once) if at_once else 0  # of those threads that run ``_first`` alone
+        self._idle = max(0, count - (at_once or count))  # of those threads that run ``_first`` alone
         name, ended = "pqcache", (self._is_shutdown,)
         self._others = ThreadPoolExecutor(self._idle, name, _register, ended) if self._idle else None
         super().__init__(count - self._idle, name, _register, ended)
@@ -72,7 +72,7 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
             super().submit(self._run_jobs)
             if self._others is not None and queue is self._first:
                 self._others.submit(self._run_jobs, True)
-        except RuntimeError:  # shut down
+        except RuntimeError:  # shut down; a thread that is at work may have taken the job
             with _gate.changed:
                 if job in queue:
                     queue.remove(job)
@@ -109,7 +109,7 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
         return True
 
     def _next_queue(self, only_first: bool) -> deque[Job]:
-        """Return where the next job of a thread is, if there is one: first ones are left to threads without others."""
+        """Return where a thread's next job is, if any: first jobs are left to idle threads that run no others."""
         return self._first if only_first or len(self._first) > self._idle else self._jobs
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -125,8 +125,9 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
                 self._jobs.clear()
             for future, _ in left:
                 future.cancel()
-        for shutdown in shutdowns:
-            shutdown(wait)
+        if wait:
+            for shutdown in shutdowns:
+                shutdown()
         for thread in _ending():
             if not _exists(thread):
                 _shutdown.pop(thread, None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pqcache.errors import UsageError
-from tests.scripts import run_under_torchrun
+from tests.scripts import LOCAL_RANKS, run_under_torchrun
 from tests.test_docs import environment
 
 
@@ -32,7 +32,7 @@ def run_ranks(script: Path, directory: Path, ranks: int, **options: Any) -> list
 
 def run_python(words: list[str], directory: Path, timeout: float = 500) -> None:
     """Run ``python WORDS...`` in a directory, so that its ranks find one another on this machine alone."""
-    env = {**environment(), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    env = {**environment(), **LOCAL_RANKS}
     command = [sys.executable, *words]
     done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"

@@ -251,37 +251,39 @@ def test_a_fork_does_not_wait_for_a_job_that_waits() -> None:
         assert not fork_safe_threads.is_shut_down()  # this is no thread of a pool
 
 
+class Waiting:
+    """A job that runs until it is let go, and returns the id of its thread."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self) -> int:
+        self.begun.set()
+        assert self.go_on.wait(60)
+        return threading.get_native_id()
+
+
 def test_some_jobs_come_before_others() -> None:
-    begun, go_on, order = threading.Event(), threading.Event(), list[int]()
-
-    def wait() -> None:
-        begun.set()
-        assert go_on.wait(60)
-
+    wait, order = Waiting(), list[int]()
     with ForkSafeThreadPool(1) as pool:
         pool.submit(wait)
-        assert begun.wait(60)
+        assert wait.begun.wait(60)
         jobs = [submit(partial(order.append, n)) for n, submit in enumerate([pool.submit, pool.submit_first] * 3)]
-        go_on.set()
+        wait.go_on.set()
         for job in jobs:
             job.result(10)
     assert order == [1, 3, 5, 0, 2, 4]
 
 
 def test_all_jobs_that_no_thread_has_begun_are_cancelled() -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        assert go_on.wait(60)
-
+    wait = Waiting()
     pool = ForkSafeThreadPool(1)
     first = pool.submit(wait)
-    assert begun.wait(60)
+    assert wait.begun.wait(60)
     jobs = [submit(int) for submit in (pool.submit, pool.submit_first, pool.submit)]
     pool.shutdown(wait=False, cancel_futures=True)
     assert all(job.cancelled() for job in jobs)
-    go_on.set()
+    wait.go_on.set()
     first.result(10)
 
 
@@ -308,19 +310,14 @@ def test_so_many_jobs_run_at_once_and_others_beside_them() -> None:
 
 @pytest.mark.parametrize("cancel", [False, True])
 def test_jobs_that_wait_for_another_are_cancelled_or_run_when_a_pool_is_shut_down(cancel: bool) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        assert go_on.wait(60)
-
+    wait = Waiting()
     pool = ForkSafeThreadPool(2, at_once=1)
     first = pool.submit(wait)
-    assert begun.wait(60)
+    assert wait.begun.wait(60)
     jobs = [pool.submit(int) for _ in range(3)]
     pool.shutdown(wait=False, cancel_futures=cancel)
     assert all(job.cancelled() == cancel for job in jobs)
-    go_on.set()
+    wait.go_on.set()
     first.result(10)
     if not cancel:
         assert [job.result(10) for job in jobs] == [0, 0, 0]
@@ -352,7 +349,7 @@ def test_every_job_ends(count: int, at_once: int, kinds: list[bool], cancel: boo
 
 def test_a_job_that_is_refused_costs_no_other() -> None:
     """As a pool does not take jobs while the interpreter ends, whose running jobs go on."""
-    begun, go_on, refused = threading.Event(), threading.Event(), list[bool]()
+    wait, refused = Waiting(), list[bool]()
     pool = ForkSafeThreadPool(2, at_once=1)
 
     def submit(_: object) -> None:
@@ -361,16 +358,12 @@ def test_a_job_that_is_refused_costs_no_other() -> None:
         except RuntimeError:
             refused.append(True)
 
-    def wait() -> None:
-        begun.set()
-        assert go_on.wait(60)
-
     first = pool.submit(wait)
-    assert begun.wait(60)
+    assert wait.begun.wait(60)
     first.add_done_callback(submit)
     jobs = [pool.submit(int) for _ in range(4)]
     pool.shutdown(wait=False)
-    go_on.set()
+    wait.go_on.set()
     pool.shutdown()
     assert refused == [True]
     assert [job.result(0) for job in jobs] == [0] * 4
@@ -378,17 +371,11 @@ def test_a_job_that_is_refused_costs_no_other() -> None:
 
 def test_threads_that_others_do_not_use_take_first_jobs() -> None:
     """A thread that has decoded decodes again, in memory that it has, while another gathers what came of it."""
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait() -> int:
-        begun.set()
-        assert go_on.wait(60)
-        return threading.get_native_id()
-
+    wait = Waiting()
     with ForkSafeThreadPool(4, at_once=1) as pool:
         held = pool.submit_first(wait)
-        assert begun.wait(60)
-        deciding = {pool.submit(threading.get_native_id).result(10) for _ in range(20)}
-        assert len(deciding) == 1
-        go_on.set()
-        assert held.result(10) not in deciding
+        assert wait.begun.wait(60)
+        decoding = {pool.submit(threading.get_native_id).result(10) for _ in range(20)}
+        assert len(decoding) == 1
+        wait.go_on.set()
+        assert held.result(10) not in decoding
