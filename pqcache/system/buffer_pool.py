@@ -11,7 +11,8 @@ import weakref
 from collections import defaultdict, deque
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,6 @@ Buffer = npt.NDArray[np.uint8]
 _MIN_BLOCK = 4096  # bytes
 _MIN_MAPPED = 1 << 16  # bytes of a block from which on it is a mapping of its own
 MAX_SLACK = 16 << 20  # bytes that a pool may have beyond the most that were in use
-_MAX_LOOSE = 8 << 20  # bytes of a request for which a block may be twice as large
 
 
 def buffer_size(size: int) -> int:
@@ -54,18 +54,26 @@ def _remove_entry(entries: tuple[dict[int, Any], ...], key: int, _: Any) -> None
         entry.pop(key, None)
 
 
+class _Idle(NamedTuple):
+    """A block that was released; those with a smaller ``number`` were released before it."""
+
+    number: int
+    buffer: Buffer
+
+
 class BufferPool:
     """Blocks of memory to acquire and release, or to borrow; all methods may be called from any thread.
 
     Released blocks are kept until the pool is freed. All blocks together are hardly more bytes than were in use at one
-    time.
+    time: where a new one would make them more, those that were idle for the longest time are freed.
 
     There is no lock: arrays are freed anywhere, also in the middle of ``acquire``, and a fork may come. The operations
     of a deque are atomic.
     """
 
     def __init__(self) -> None:
-        self._free: defaultdict[int, deque[Buffer]] = defaultdict(deque)
+        self._free: defaultdict[int, deque[_Idle]] = defaultdict(deque)  # by size, that released last at the end
+        self._released = count()
         self._alive: dict[int, weakref.ref[Buffer]] = {}  # all blocks, by id
         self._sizes: dict[int, int] = {}  # their bytes
         self._wasted: dict[int, int] = {}  # the bytes that requests for which one is much too large leave
@@ -80,8 +88,9 @@ class BufferPool:
         """Return a block of at least ``size`` bytes, not cleared; ``release`` it afterwards."""
         wanted = buffer_size(size)
         buffer = self._idle(wanted, wanted + wanted // 4)
-        if buffer is None and wanted <= _MAX_LOOSE and sum(self._wasted.values()) <= MAX_SLACK:
-            buffer = self._idle(wanted, 2 * wanted)  # better than new memory
+        if buffer is None:  # better too large a block than new memory, while not much is wasted
+            slack = MAX_SLACK - sum(self._wasted.values())
+            buffer = self._idle(wanted, wanted + min(wanted, slack))
             if buffer is not None:
                 self._wasted[id(buffer)] = buffer.nbytes - wanted
         if buffer is None:
@@ -97,7 +106,7 @@ class BufferPool:
         """Return the smallest idle block of ``wanted`` to ``most`` bytes."""
         while wanted <= most:
             try:
-                return self._free[wanted].pop()
+                return self._free[wanted].pop().buffer
             except IndexError:
                 wanted = buffer_size(wanted + 1)
         return None
@@ -110,19 +119,20 @@ class BufferPool:
         return total - self._peak - MAX_SLACK
 
     def _free_idle(self, excess: int) -> None:
-        """Free idle blocks, none larger than ``excess``: the next large request uses the others again."""
-        for size in sorted(self._free, reverse=True):
-            while size <= excess:
-                try:
-                    self._free[size].pop()
-                except IndexError:  # no more of this size
-                    break
+        """Free at least ``excess`` bytes of the blocks that were idle for the longest time, as far as there are any."""
+        while excess > 0:
+            with suppress(IndexError):  # another thread took the last one of this size
+                oldest = {blocks[0].number: size for size, blocks in list(self._free.items()) if blocks}
+                if not oldest:
+                    return
+                size = oldest[min(oldest)]
+                self._free[size].popleft()
                 excess -= size
 
     def release(self, buffer: Buffer) -> None:
         """Give a block back to the pool; the caller must not use it any more."""
         self._wasted.pop(id(buffer), None)
-        self._free[buffer.nbytes].append(buffer)
+        self._free[buffer.nbytes].append(_Idle(next(self._released), buffer))
 
     def borrow(self, size: int) -> Buffer:
         """Return ``size`` bytes, which are released when the last array over them is freed."""

@@ -67,7 +67,7 @@ def test_a_pool_keeps_hardly_more_than_was_in_use(steps: list[tuple[int, int]]) 
         assert not any(np.shares_memory(buffer, other) for other in held)
         held.append(buffer)
         most = max(most, sum(map(len, held)))
-        largest = max(map(len, [*held, *(b for buffers in pool._free.values() for b in buffers)]))
+        largest = max(map(len, [*held, *(idle.buffer for blocks in pool._free.values() for idle in blocks)]))
         assert sum(map(len, held)) <= used(pool) <= most + (16 << 20) + largest
         for _ in range(min(given_back, len(held))):
             pool.release(held.pop(0))
@@ -85,6 +85,31 @@ def test_a_small_block_does_not_cost_a_large_one() -> None:
     several = [pool.acquire(5000) for _ in range(3)]
     assert pool.acquire(8 << 20).ctypes.data == place
     assert len({buffer.ctypes.data for buffer in (*several, small)}) == 4
+
+
+def test_blocks_that_were_idle_for_the_longest_time_are_freed_first() -> None:
+    """What an epoch uses all the time is kept, whatever sizes are asked for once."""
+    pool = BufferPool()
+    regular = [pool.acquire(3 << 20) for _ in range(8)]
+    places = {block.ctypes.data for block in regular}
+    for size in range(50, 150):  # each of another size
+        for block in regular:
+            pool.release(block)
+        pool.release(pool.acquire(size * (100 << 10)))
+        regular = [pool.acquire(3 << 20) for _ in range(8)]
+        assert {block.ctypes.data for block in regular} == places
+
+
+def test_much_too_large_blocks_are_lent_while_little_is_wasted() -> None:
+    pool = BufferPool()
+    for block in [pool.acquire(20 << 20) for _ in range(3)]:
+        pool.release(block)
+    lent = [pool.acquire(12 << 20) for _ in range(3)]
+    assert [block.nbytes >> 20 for block in lent] == [20, 20, 12]
+    for block in lent:
+        pool.release(block)
+    assert pool.acquire(9 << 20).nbytes >> 20 == 12
+    assert pool.acquire(9 << 20).nbytes >> 20 == 9, "of 20 MB more than half would be wasted"
 
 
 def test_a_block_of_some_megabytes_serves_requests_of_other_sizes() -> None:
