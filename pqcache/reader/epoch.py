@@ -91,6 +91,7 @@ def _read(
             lanes=lanes,
             row_group_bytes=budget.row_group_bytes,
             stretch_bytes=_stretch_bytes(budget, plan, arrivals),
+            stretches=budget.stretches,
             keep_decoded=budget.keep_decoded,
             arenas=arenas,
             arrivals=arrivals,

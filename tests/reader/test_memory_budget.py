@@ -133,23 +133,40 @@ def test_what_is_gathered_at_once_is_counted_in_memory() -> None:
     assert stretch(1024, 1, *[64 << 20] * 9) <= 32 << 20
 
 
+def test_a_lane_has_as_many_stretches_on_their_way_as_threads_gather() -> None:
+    def stretches(threads: int, memory: int = 8192, lanes: int = 1) -> tuple[int, int]:
+        sizes = sizes_of(*[8 << 20] * 500)
+        found = decode_budget(sizes, memory << 20, lanes=lanes, all_lanes=lanes, window=16, threads=threads)
+        return found.stretches, found.stretch_bytes >> 20
+
+    assert [stretches(threads) for threads in (1, 2, 4, 8, 64)] == [(3, 32), (3, 32), (5, 32), (9, 32), (9, 32)]
+    assert stretches(8, lanes=4) == (3, 32), "those of all lanes are gathered"
+    assert stretches(8, memory=512)[0] == 9
+    assert stretches(8, memory=400) == (7, 8), "fewer where each would be small"
+    assert stretches(8, memory=300)[0] == 3
+
+
 @given(
-    st.lists(st.integers(1, 64), min_size=1, max_size=99), st.integers(1, 4096), st.integers(1, 4), st.integers(1, 5)
+    st.lists(st.integers(1, 64), min_size=1, max_size=99),
+    st.integers(1, 4096),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.integers(1, 20),
 )
 @settings(max_examples=examples(100))
 def test_stretches_of_blocks_do_not_cost_an_arena(
-    megabytes: list[int], memory: int, lanes: int, of_selected: int
+    megabytes: list[int], memory: int, lanes: int, of_selected: int, threads: int
 ) -> None:
     decoded = np.array(megabytes, np.int64) << 20
     sizes = RowGroupSizes(decoded // of_selected, decoded, decoded)
-    found = decode_budget(sizes, memory << 20, lanes=lanes, all_lanes=lanes, window=16, threads=2)
+    found = decode_budget(sizes, memory << 20, lanes=lanes, all_lanes=lanes, window=16, threads=threads)
     largest, of_lane = int(decoded.max()), -(-len(sizes) // lanes) + 1
     slots = lanes * min(16, of_lane) + 2 * (lanes + found.decoding)
     assert bool(found.arena_slots) == (found.keep_decoded and slots * largest <= memory << 20)
-    steps = found.stretch_bytes // max(1, found.row_group_bytes)
+    further = -(-found.stretches * found.stretch_bytes // max(1, found.row_group_bytes)) - 3
     if found.arena_slots:
         assert found.arena_slots * largest <= memory << 20
-        assert found.arena_slots - 2 * (lanes + found.decoding) >= lanes * min(16 + 3 * max(0, steps - 1), of_lane)
+        assert found.arena_slots - 2 * (lanes + found.decoding) >= lanes * min(16 + max(0, further), of_lane)
 
 
 def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,6 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Generic
 
-from pqcache.reader.memory_budget import STRETCHES
 from pqcache.reader.meter import GATHER
 from pqcache.reader.order.epoch_order import Lane
 from pqcache.reader.shuffle.gather import BatchBuilder, BatchRows, gather
@@ -35,7 +34,10 @@ def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
     if all(form.kind == "fixed" for form in context.forms):
         size = context.decoded_layout.bytes(rows)
     fitting = min(context.stretch_bytes // max(1, size, context.layout.bytes(rows)), _ROWS_TOGETHER // rows)
-    return max(min(-(-_TOGETHER // max(1, size)), lane.blocks_per_step), fitting)
+    together, step = max(min(-(-_TOGETHER // max(1, size)), lane.blocks_per_step), fitting), lane.blocks_per_step
+    if together < 2 * step:  # part of the next step would only need its row group earlier
+        together = -(-step // -(-step // together))  # parts of about one size, as several threads gather them
+    return together
 
 
 class LaneReader(Generic[Done]):
@@ -57,7 +59,7 @@ class LaneReader(Generic[Done]):
         self._coming: deque[tuple[Future[list[Done]], int]] = deque()  # batches that are made together, and how many
         self._made: deque[Done] = deque()  # those of them that come next
         self._used = 0  # stretches
-        self._begun: deque[int] = deque()  # jobs of ``_coming`` that begin in each stretch on its way, and are not used
+        self._ending: deque[int] = deque()  # jobs of ``_coming`` that end in each stretch on its way, and are not used
         self._submit_stretch()  # other lanes begin before this one reads further ahead
 
     def __iter__(self) -> LaneReader[Done]:
@@ -74,14 +76,14 @@ class LaneReader(Generic[Done]):
             self._made.extend(made)
         found = self._made.popleft()
         if not self._made:
-            self._begun[0] -= 1
-            while self._begun and self._begun[0] <= 0:
+            self._ending[0] -= 1
+            while self._ending and self._ending[0] <= 0:
                 self._end_stretch()
         return found
 
     def _end_stretch(self) -> None:
         """Note that the batches of a stretch are used."""
-        self._begun.popleft()
+        self._ending.popleft()
         if self._used % _NOTED == 0 and self._context.shared is None:  # of a worker those count that it has sent
             self._context.meter.note_ready(sum(count for future, count in self._coming if future.done()))
         self._used += 1
@@ -90,7 +92,7 @@ class LaneReader(Generic[Done]):
     def _top_up(self) -> None:
         """Keep some stretches of blocks coming, and ``ahead`` row groups beyond them."""
         lane = self._lane
-        while len(self._begun) < STRETCHES - self._context.low_memory and self._block < lane.blocks:
+        while len(self._ending) < self._context.stretches - self._context.low_memory and self._block < lane.blocks:
             self._submit_stretch()
         if self._block:
             self._scatter_until(lane.spans(min(self._block, lane.blocks) - 1).stop + self._context.ahead)
@@ -111,36 +113,37 @@ class LaneReader(Generic[Done]):
             self._rows_before = lane.rows_before(last)
         spans = range(lane.spans(first).start, lane.spans(last - 1).stop)
         self._scatter_until(spans.stop)
-        places, results, begun = self._assign_rows(before, self._rows_before)
+        places, results, ending = self._assign_rows(before, self._rows_before)
         scattered = {span: self._scattered[span] for span in spans}
         self._gather_when_scattered(range(first, last), scattered, places, results)
-        self._begun.append(begun)
+        self._ending.append(ending)
         self._block = last
         for span in spans:
             if lane.first_block(span) + lane.bucket_count(span) <= last:
                 del self._scattered[span]
 
     def _assign_rows(self, before: int, end: int) -> tuple[list[BatchRows], dict[int, Future[list[Done]]], int]:
-        """Return which of rows ``before`` to ``end`` of the lane go to which batches, and how many futures begin there.
+        """Return which of rows ``before`` to ``end`` of the lane go to which batches, and how many futures end there.
 
         In between are the batches' futures, by the builder's id.
         """
         places: list[BatchRows] = []
         results: dict[int, Future[list[Done]]] = {}
-        begun = 0
+        ending = 0
         while self._row < end:
             if self._open is None:
                 sizes, complete = self._sizes_until(end)
                 self._open = BatchBuilder(self._context, sizes, complete), Future(), 0
                 self._coming.append((self._open[1], len(sizes)))
-                begun += 1
             batches, future, filled = self._open
             count = min(batches.rows - filled, end - self._row)
             places.append(BatchRows(batches, filled, self._row - before, self._row - before + count))
             results[id(batches)] = future
             self._row += count
-            self._open = (batches, future, filled + count) if filled + count < batches.rows else None
-        return places, results, begun
+            ends = filled + count == batches.rows
+            ending += ends
+            self._open = None if ends else (batches, future, filled + count)
+        return places, results, ending
 
     def _sizes_until(self, end: int) -> tuple[list[int], bool]:
         """Return the rows of the next batches that end by row ``end``, and True; or those of one that does not."""

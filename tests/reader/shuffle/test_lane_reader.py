@@ -360,6 +360,37 @@ def test_small_row_groups_are_gathered_several_at_once_but_not_at_the_beginning(
     assert max(counts) > 2 * step > 10, "a call for each row group would take as long as its rows"
 
 
+def test_parts_of_a_step_that_are_gathered_by_several_threads_have_about_one_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Order(counts=np.full(16, 250), batch_size=4, window=4).blocks_per_step
+    size = 250_000 // step  # of a block
+    gathered = gathered_blocks(monkeypatch, tmp_path, (3 * step // 4) * size + 1, window=4)
+    counts = {len(blocks) for blocks, _ in gathered if blocks.start >= step and blocks.stop < gathered[-1][0].stop}
+    assert counts <= {step // 2, -(-step // 2)}, "not three quarters and a quarter"
+
+
+def test_three_stretches_are_gathered_while_the_first_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a batch of the stretch before goes on in the first."""
+    write(tmp_path, {"a.parquet": pa.table({"x": list(range(1000))})}, 100)
+    loader = loader_of(tmp_path)
+    order = Order(counts=loader.plan.counts, batch_size=7, window=4)
+    together, gather = threading.Barrier(3), lane_reader_module.gather
+
+    def meeting(context: Any, lane: Lane, blocks: range, *others: Any) -> Any:
+        if 4 <= blocks.start < 7:
+            together.wait(10)
+        return gather(context, lane, blocks, *others)
+
+    monkeypatch.setattr(lane_reader_module, "gather", meeting)
+    monkeypatch.setattr(lane_reader_module, "_TOGETHER", 1)
+    batches = record_batches(loader, order, range(143), 143, DecodeBudget(threads=3, decoding=3))
+    assert sorted(row for _, batch in batches for row in batch["x"].to_pylist()) == list(range(1000))
+    assert not together.broken
+
+
 def test_only_what_is_there_and_counted_is_gathered_many_at_once(tmp_path: Path) -> None:
     write(tmp_path, {"a.parquet": pa.table({"tokens": [[1, 2]] * 100})}, rows=100)
     plan, budget = loader_of(tmp_path).plan, DecodeBudget(threads=1, decoding=1, stretch_bytes=1000)
@@ -470,7 +501,7 @@ def test_no_more_is_decoded_ahead_than_the_window_and_the_threads_need(tmp_path:
     loader = Watched(loader_of(tmp_path))
     order = Order(counts=loader.plan.counts, batch_size=8, window=4)
     ahead = 0 if threads == 1 else threads
-    most = 4 + ahead  # three stretches of a block, and what is ahead
+    most = 5 + ahead  # a batch that goes on in the next of three stretches of a block, and what is ahead
     batches = record_batches(
         loader, order, range(order.batches()), order.batches(), DecodeBudget(threads=threads, decoding=threads)
     )
