@@ -25,7 +25,7 @@ _WINDOWS_OF_PIECES = (16, 8, 4)
 _LEAST_PIECE = 4 << 20  # bytes of a decoded piece, below which the fixed cost of each shows
 _UNFORESEEN = 8  # parts of a lane's memory: a row group that was not looked at may take one
 _MOST_PIECES = 64  # pieces of a row group, at most
-_STRETCHES = 3  # of blocks that a lane has on their way, at least: one being used, one ready, one in the making
+STRETCHES = 3  # of blocks that a lane has on their way, at least: one being used, one ready, one in the making
 _MOST_STRETCHES = 9  # more threads than one process has work for otherwise would have to wait for others
 _STRETCH = 32 << 20  # bytes of one, about, at most: a batch that somebody keeps may keep as many
 _SMALL_STRETCH = 8 << 20  # bytes of one, below which fewer of them take less time
@@ -63,7 +63,7 @@ class DecodeBudget:
     saves copying them into buckets. ``arena_slots`` is how many row groups of the largest size fit into memory then;
     0 if not all that are needed. ``row_group_bytes`` are what one has on average; 0 where that is not known.
     ``stretch_bytes`` are about what blocks may have that a lane gathers at once; 0 where memory allows few only.
-    ``stretches`` of blocks are on their way in each lane.
+    At most ``stretches`` of blocks are on their way in each lane, and three where blocks or batches are larger.
     """
 
     threads: int
@@ -72,7 +72,7 @@ class DecodeBudget:
     arena_slots: int = 0
     row_group_bytes: int = 0
     stretch_bytes: int = 0
-    stretches: int = _STRETCHES
+    stretches: int = STRETCHES
 
 
 def even(number: int) -> float:
@@ -338,15 +338,15 @@ def decode_budget(
         return lanes * min(row_groups, of_lane + 1) + 2 * (lanes + decoding)
 
     largest_selected, mean = max(1, int(sizes.selected.max())), max(1, mean)
-    stretches, stretch = _stretches(left(decoding) / lanes, min(_MOST_STRETCHES, 1 + -(-threads // lanes)))
-    stretch = stretch * mean // largest_selected  # less where some are larger
+    most = min(_MOST_STRETCHES, 1 + -(-threads // lanes))
+    stretches, stretch = _stretches(left(decoding) / lanes, most, mean / largest_selected)
     free = int(memory / largest) - slots(window)
     if free < 0:
         log.debug("long rows are gathered bucket by bucket: an arena does not fit into %s", format_size(memory))
         arena_slots = 0
     else:  # those that come after the first three are of row groups beyond the window
-        stretch = min(stretch, mean * (_STRETCHES + free // lanes) // stretches)
-        arena_slots = slots(window + max(0, -(-stretches * stretch // mean) - _STRETCHES))
+        stretch = min(stretch, mean * (STRETCHES + free // lanes) // stretches)
+        arena_slots = slots(window + max(0, -(-stretches * stretch // mean) - STRETCHES))
     return DecodeBudget(
         threads=threads,
         decoding=decoding,
@@ -358,11 +358,15 @@ def decode_budget(
     )
 
 
-def _stretches(memory: float, most: int) -> tuple[int, int]:
+def _stretches(memory: float, most: int, share: float) -> tuple[int, int]:
     """Return how many stretches of blocks a lane has on their way, and their bytes, where ``memory`` bytes are left.
 
-    Each is there decoded and gathered, and one is used: of ``n`` stretches one takes 1/(2n + 2) of memory.
+    Each is there decoded and gathered, and one is used: of ``n`` stretches one takes 1/(2n + 2) of memory, and only a
+    ``share`` of that where some row groups are larger than the average.
     """
-    least = _STRETCHES
-    number = next((n for n in range(most, least, -1) if memory / (2 * n + 2) >= _SMALL_STRETCH), least)
-    return number, int(min(_STRETCH, memory / (2 * number + 2)))
+
+    def size(number: int) -> int:
+        return int(min(_STRETCH, memory / (2 * number + 2)) * share)
+
+    number = next((n for n in range(most, STRETCHES, -1) if size(n) >= _SMALL_STRETCH), STRETCHES)
+    return number, size(number)

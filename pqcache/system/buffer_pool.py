@@ -21,7 +21,7 @@ Buffer = npt.NDArray[np.uint8]
 
 _MIN_BLOCK = 4096  # bytes
 _MIN_MAPPED = 1 << 16  # bytes of a block from which on it is a mapping of its own
-MAX_SLACK = 16 << 20  # bytes that a pool may have beyond the most that were in use
+MAX_SLACK = 16 << 20  # bytes, about, that a pool may have beyond the most that were in use
 
 
 def buffer_size(size: int) -> int:
@@ -122,7 +122,7 @@ class BufferPool:
         """Free at least ``excess`` bytes of the blocks that were idle for the longest time, as far as there are any."""
         while excess > 0:
             with suppress(IndexError):  # another thread took the last one of this size
-                oldest = {blocks[0].number: size for size, blocks in list(self._free.items()) if blocks}
+                oldest = {blocks[0].number: size for size in list(self._free) if (blocks := self._free[size])}
                 if not oldest:
                     return
                 size = oldest[min(oldest)]

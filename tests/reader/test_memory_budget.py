@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
@@ -153,6 +153,7 @@ def test_a_lane_has_as_many_stretches_on_their_way_as_threads_gather() -> None:
     st.integers(1, 5),
     st.integers(1, 20),
 )
+@example([2, 2, 3, 1, 3, 2, 3, 3, 1, 3, 2, 1, 2, 2, 1, 2], 84, 1, 4, 5)
 @settings(max_examples=examples(100))
 def test_stretches_of_blocks_do_not_cost_an_arena(
     megabytes: list[int], memory: int, lanes: int, of_selected: int, threads: int

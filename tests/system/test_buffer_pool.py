@@ -100,6 +100,53 @@ def test_blocks_that_were_idle_for_the_longest_time_are_freed_first() -> None:
         assert {block.ctypes.data for block in regular} == places
 
 
+def test_so_many_idle_blocks_are_freed_that_a_new_one_fits() -> None:
+    pool = BufferPool()
+    for block in [pool.acquire(1 << 20) for _ in range(64)]:
+        pool.release(block)
+    del block
+    large = pool.acquire(60 << 20)
+    assert len(large) == 60 << 20
+    assert used(pool) == pool.size <= (64 + 16) << 20
+    pool = BufferPool()
+    first, second = pool.acquire(10 << 20), pool.acquire(10 << 20)
+    place = second.ctypes.data
+    pool.release(first)
+    pool.release(second)
+    del first, second
+    large = pool.acquire(30 << 20)
+    assert used(pool) == len(large) + (10 << 20)
+    assert pool.acquire(10 << 20).ctypes.data == place, "of one size, too, that idle for the longest time"
+
+
+def test_a_collection_while_blocks_are_freed_does_not_disturb_that() -> None:
+    """Before Python 3.12 it may begin at any allocation, and what runs then may ask for a size never seen before."""
+    pool = BufferPool()
+    for size in range(200):
+        pool._free[size << 16].clear()
+    sizes = iter(range(1, 1000))
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            assert not pool._free[next(sizes)]
+
+    threshold = gc.get_threshold()
+    pairs = [(number, object()) for number in range(3000)]  # so that none is left to be used again
+    try:
+        for later in range(0, 400, 10):
+            gc.collect()
+            Cycle()
+            gc.set_threshold(gc.get_count()[0] + later, 1000, 1000)
+            pool._free_idle(1)
+            gc.set_threshold(*threshold)
+    finally:
+        gc.set_threshold(*threshold)
+    assert len(pairs) == 3000
+
+
 def test_much_too_large_blocks_are_lent_while_little_is_wasted() -> None:
     pool = BufferPool()
     for block in [pool.acquire(20 << 20) for _ in range(3)]:

@@ -15,6 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Generic
 
+from pqcache.reader.memory_budget import STRETCHES
 from pqcache.reader.meter import GATHER
 from pqcache.reader.order.epoch_order import Lane
 from pqcache.reader.shuffle.gather import BatchBuilder, BatchRows, gather
@@ -40,6 +41,13 @@ def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
     return together
 
 
+def _stretches(context: ReadContext[Any], lane: Lane, rows: int) -> int:
+    """Return how many stretches of ``rows`` rows are on their way: more than three only within their memory."""
+    size = context.row_group_bytes * len(lane.row_groups) * rows // max(1, lane.rows)
+    fitting = context.stretches * context.stretch_bytes // max(1, size, context.layout.bytes(rows))
+    return max(STRETCHES, min(context.stretches, fitting)) - context.low_memory
+
+
 class LaneReader(Generic[Done]):
     """Yields a lane's rows in order from the ``first`` on, ``batch_size`` at a time.
 
@@ -50,6 +58,8 @@ class LaneReader(Generic[Done]):
         self._context, self._lane, self._batch_size = context, lane, batch_size
         self._first_block = lane.block_at(first)
         self._together = _blocks_together(context, lane)
+        rows = max(batch_size, self._together * -(-lane.rows // max(1, lane.blocks)))  # of a stretch
+        self._stretches = _stretches(context, lane, rows)
         self._block = self._first_block  # next block to gather
         self._row = first  # next row to assign to a batch
         self._span = lane.spans(self._block).start if self._block < lane.blocks else 0  # next span to scatter
@@ -92,7 +102,7 @@ class LaneReader(Generic[Done]):
     def _top_up(self) -> None:
         """Keep some stretches of blocks coming, and ``ahead`` row groups beyond them."""
         lane = self._lane
-        while len(self._ending) < self._context.stretches - self._context.low_memory and self._block < lane.blocks:
+        while len(self._ending) < self._stretches and self._block < lane.blocks:
             self._submit_stretch()
         if self._block:
             self._scatter_until(lane.spans(min(self._block, lane.blocks) - 1).stop + self._context.ahead)

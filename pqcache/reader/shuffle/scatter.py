@@ -46,7 +46,7 @@ class ReadContext(Generic[Done]):
     ``lanes``          how many are read at once
     ``row_group_bytes``  what one has decoded, on average; 0 where that is not known
     ``stretch_bytes``  what blocks may have that are gathered at once; 0: a little, of one step
-    ``stretches``      of blocks that each lane has on their way
+    ``stretches``      of blocks that each lane has on their way, at most
     ``keep_decoded``   whether long rows remain where they were decoded until the last row of their row group is used
     ``arenas``         by column, where ``load`` puts long rows of fixed width then, as far as it can
     ``arrivals``       where row groups are still arriving: starts what reads one when it is there
@@ -64,10 +64,10 @@ class ReadContext(Generic[Done]):
     batches: BufferPool
     threads: ForkSafeThreadPool
     ahead: int
+    stretches: int
     lanes: int = 1
     row_group_bytes: int = 0
     stretch_bytes: int = 0
-    stretches: int = 3
     keep_decoded: bool = False
     arenas: Mapping[str, Arena] = field(default_factory=dict)
     arrivals: ArrivalQueue | None = None

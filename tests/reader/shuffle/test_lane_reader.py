@@ -370,25 +370,60 @@ def test_parts_of_a_step_that_are_gathered_by_several_threads_have_about_one_siz
     assert counts <= {step // 2, -(-step // 2)}, "not three quarters and a quarter"
 
 
-def test_three_stretches_are_gathered_while_the_first_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stretches", [3, 9])
+def test_stretches_are_gathered_while_the_first_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stretches: int
 ) -> None:
     """Also where a batch of the stretch before goes on in the first."""
-    write(tmp_path, {"a.parquet": pa.table({"x": list(range(1000))})}, 100)
+    write(tmp_path, {"a.parquet": pa.table({"x": list(range(3000))})}, 100)
     loader = loader_of(tmp_path)
     order = Order(counts=loader.plan.counts, batch_size=7, window=4)
-    together, gather = threading.Barrier(3), lane_reader_module.gather
+    together, gather, met = threading.Barrier(stretches), lane_reader_module.gather, set()
 
     def meeting(context: Any, lane: Lane, blocks: range, *others: Any) -> Any:
-        if 4 <= blocks.start < 7:
-            together.wait(10)
+        if stretches <= blocks.start < 2 * stretches:
+            met.add(blocks)
+            together.wait(20)
         return gather(context, lane, blocks, *others)
 
     monkeypatch.setattr(lane_reader_module, "gather", meeting)
     monkeypatch.setattr(lane_reader_module, "_TOGETHER", 1)
-    batches = record_batches(loader, order, range(143), 143, DecodeBudget(threads=3, decoding=3))
-    assert sorted(row for _, batch in batches for row in batch["x"].to_pylist()) == list(range(1000))
+    monkeypatch.setattr(lane_reader_module, "_ROWS_TOGETHER", 1)
+    budget = DecodeBudget(threads=stretches, decoding=stretches, stretches=stretches, stretch_bytes=1 << 20)
+    total = order.batches()
+    batches = record_batches(loader, order, range(total), total, budget)
+    assert sorted(row for _, batch in batches for row in batch["x"].to_pylist()) == list(range(3000))
     assert not together.broken
+    assert met == {range(block, block + 1) for block in range(stretches, 2 * stretches)}
+
+
+@pytest.mark.parametrize(("batch_size", "stretch_bytes"), [(64, 100_000), (4, 1000), (4, 0)])
+def test_no_more_than_three_stretches_are_on_their_way_where_they_are_larger_than_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int, stretch_bytes: int
+) -> None:
+    """A stretch has a batch, and a block, however large these are."""
+    images = [bytes([number % 256]) * 10_000 for number in range(1000)]
+    write(tmp_path, {"a.parquet": pa.table({"image": images})}, rows=50)
+    loader = loader_of(tmp_path)
+    order = Order(counts=loader.plan.counts, batch_size=batch_size, window=4)
+    most, submit = [0], lane_reader_module.LaneReader._submit_stretch
+
+    def noted(self: lane_reader_module.LaneReader[Any]) -> None:
+        submit(self)
+        most.append(len(self._ending))
+
+    monkeypatch.setattr(lane_reader_module.LaneReader, "_submit_stretch", noted)
+    budget = DecodeBudget(
+        threads=16,
+        decoding=16,
+        keep_decoded=True,
+        row_group_bytes=500_000,
+        stretch_bytes=stretch_bytes,
+        stretches=9,
+    )
+    for _ in epoch_batches(loader, order, range(order.batches()), order.batches(), budget):
+        pass
+    assert max(most) == 3
 
 
 def test_only_what_is_there_and_counted_is_gathered_many_at_once(tmp_path: Path) -> None:
