@@ -32,6 +32,7 @@ SIZES = (  # that decide about calls, in bytes or rows: with fewer rows they are
     (lane_reader, "_TOGETHER"),
     (lane_reader, "_ROWS_TOGETHER"),
     (memory_budget, "_STRETCH"),
+    (memory_budget, "_SMALL_STRETCH"),
     (scatter, "_SMALL"),
     (gather, "NEAR"),
     (gather, "_PACKED"),

@@ -26,7 +26,7 @@ _LEAST_PIECE = 4 << 20  # bytes of a decoded piece, below which the fixed cost o
 _UNFORESEEN = 8  # parts of a lane's memory: a row group that was not looked at may take one
 _MOST_PIECES = 64  # pieces of a row group, at most
 STRETCHES = 3  # of blocks that a lane has on their way, at least: one being used, one ready, one in the making
-_MOST_STRETCHES = 9  # more threads than one process has work for otherwise would have to wait for others
+_MOST_STRETCHES = 9  # more would wait for the interpreter's lock and for the thread that uses the batches
 _STRETCH = 32 << 20  # bytes of one, about, at most: a batch that somebody keeps may keep as many
 _SMALL_STRETCH = 8 << 20  # bytes of one, below which fewer of them take less time
 
@@ -338,8 +338,7 @@ def decode_budget(
         return lanes * min(row_groups, of_lane + 1) + 2 * (lanes + decoding)
 
     largest_selected, mean = max(1, int(sizes.selected.max())), max(1, mean)
-    most = min(_MOST_STRETCHES, 1 + -(-threads // lanes))
-    stretches, stretch = _stretches(left(decoding) / lanes, most, mean / largest_selected)
+    stretches, stretch = _stretches(left(decoding) / lanes, -(-threads // lanes), mean / largest_selected)
     free = int(memory / largest) - slots(window)
     if free < 0:
         log.debug("long rows are gathered bucket by bucket: an arena does not fit into %s", format_size(memory))
@@ -358,15 +357,16 @@ def decode_budget(
     )
 
 
-def _stretches(memory: float, most: int, share: float) -> tuple[int, int]:
-    """Return how many stretches of blocks a lane has on their way, and their bytes, where ``memory`` bytes are left.
+def _stretches(memory: float, threads: int, share: float) -> tuple[int, int]:
+    """Return how many stretches of blocks a lane of so many ``threads`` has on their way, and the bytes of one.
 
-    Each is there decoded and gathered, and one is used: of ``n`` stretches one takes 1/(2n + 2) of memory, and only a
-    ``share`` of that where some row groups are larger than the average.
+    Each is there decoded and gathered, and one is used: of ``n`` stretches one takes 1/(2n + 2) of the ``memory`` that
+    is left, and only a ``share`` of that where some row groups are larger than the average.
     """
 
     def size(number: int) -> int:
         return int(min(_STRETCH, memory / (2 * number + 2)) * share)
 
-    number = next((n for n in range(most, STRETCHES, -1) if size(n) >= _SMALL_STRETCH), STRETCHES)
+    numbers = range(min(_MOST_STRETCHES, 1 + threads), STRETCHES, -1)
+    number = next((n for n in numbers if size(n) >= _SMALL_STRETCH), STRETCHES)
     return number, size(number)

@@ -122,10 +122,10 @@ class BufferPool:
         """Free at least ``excess`` bytes of the blocks that were idle for the longest time, as far as there are any."""
         while excess > 0:
             with suppress(IndexError):  # another thread took the last one of this size
-                oldest = {blocks[0].number: size for size in list(self._free) if (blocks := self._free[size])}
-                if not oldest:
+                idle = [(blocks[0].number, size) for size in list(self._free) if (blocks := self._free[size])]
+                if not idle:
                     return
-                size = oldest[min(oldest)]
+                _, size = min(idle)
                 self._free[size].popleft()
                 excess -= size
 

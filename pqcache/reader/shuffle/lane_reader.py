@@ -26,25 +26,30 @@ _TOGETHER = 2 << 20  # bytes of blocks, as decoded, that are gathered at once wh
 _ROWS_TOGETHER = 1 << 17  # where it is not: where each row is and goes to takes some numbers
 
 
+def _decoded_bytes(context: ReadContext[Any], lane: Lane, rows: int) -> int:
+    """Return about how many bytes so many rows of a lane have as decoded."""
+    if all(form.kind == "fixed" for form in context.forms):
+        return context.decoded_layout.bytes(rows)
+    return context.row_group_bytes * len(lane.row_groups) * rows // lane.rows or _TOGETHER
+
+
 def _blocks_together(context: ReadContext[Any], lane: Lane) -> int:
     """Return how many blocks are gathered at once: as many as there is memory for, as each call takes time."""
     if not lane.blocks:
         return 1
-    rows = -(-lane.rows // lane.blocks)
-    size = context.row_group_bytes * len(lane.row_groups) // lane.blocks or _TOGETHER
-    if all(form.kind == "fixed" for form in context.forms):
-        size = context.decoded_layout.bytes(rows)
-    fitting = min(context.stretch_bytes // max(1, size, context.layout.bytes(rows)), _ROWS_TOGETHER // rows)
-    together, step = max(min(-(-_TOGETHER // max(1, size)), lane.blocks_per_step), fitting), lane.blocks_per_step
-    if together < 2 * step:  # part of the next step would only need its row group earlier
-        together = -(-step // -(-step // together))  # parts of about one size, as several threads gather them
-    return together
+    rows, step = -(-lane.rows // lane.blocks), lane.blocks_per_step
+    size = max(1, _decoded_bytes(context, lane, rows))
+    fitting = min(context.stretch_bytes // max(size, context.layout.bytes(rows)), _ROWS_TOGETHER // rows)
+    together = max(min(-(-_TOGETHER // size), step), fitting)
+    if together >= 2 * step:
+        return together
+    return -(-step // -(-step // together))  # parts of a step have about one size, as several threads gather them
 
 
-def _stretches(context: ReadContext[Any], lane: Lane, rows: int) -> int:
+def _stretches_on_way(context: ReadContext[Any], lane: Lane, rows: int) -> int:
     """Return how many stretches of ``rows`` rows are on their way: more than three only within their memory."""
-    size = context.row_group_bytes * len(lane.row_groups) * rows // max(1, lane.rows)
-    fitting = context.stretches * context.stretch_bytes // max(1, size, context.layout.bytes(rows))
+    size = max(1, _decoded_bytes(context, lane, rows), context.layout.bytes(rows))
+    fitting = context.stretches * context.stretch_bytes // size
     return max(STRETCHES, min(context.stretches, fitting)) - context.low_memory
 
 
@@ -58,8 +63,8 @@ class LaneReader(Generic[Done]):
         self._context, self._lane, self._batch_size = context, lane, batch_size
         self._first_block = lane.block_at(first)
         self._together = _blocks_together(context, lane)
-        rows = max(batch_size, self._together * -(-lane.rows // max(1, lane.blocks)))  # of a stretch
-        self._stretches = _stretches(context, lane, rows)
+        rows = max(batch_size, self._together * -(-lane.rows // max(1, lane.blocks)))
+        self._stretches = _stretches_on_way(context, lane, rows) if lane.rows else 0
         self._block = self._first_block  # next block to gather
         self._row = first  # next row to assign to a batch
         self._span = lane.spans(self._block).start if self._block < lane.blocks else 0  # next span to scatter
@@ -114,7 +119,7 @@ class LaneReader(Generic[Done]):
             return
         first, step = self._block, lane.blocks_per_step
         last = first + min(self._together, max(1, first - self._first_block))  # the first batches wait for few blocks
-        if self._together < 2 * step:  # part of the next step would only need its row group earlier
+        if self._together <= step:  # part of the next step would only need its row group earlier
             last = min(last, (first // step + 1) * step)
         last = min(last, lane.blocks)
         before, self._rows_before = self._rows_before, lane.rows_before(last)
