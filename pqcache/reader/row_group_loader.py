@@ -313,9 +313,12 @@ class RowGroupLoader:
                 continue
             others.difference_update(group.positions)
             together = {forms[position].name: forms[position] for position in group.positions}
+            if together.pop(_FILE.name, None) is not None:  # the last one, which no batch has
+                array = array[:-1]
             length = forms[group.positions[0]].dense
             shape = (len(together), batch.rows, length) if length else (len(together), batch.rows)
-            numbers.append(NumberColumns(together, array.view(group.dtype).reshape(shape)))
+            if together:
+                numbers.append(NumberColumns(together, array.view(group.dtype).reshape(shape)))
         return numbers, others
 
     def _partition_columns(self, files: npt.NDArray[Any]) -> dict[str, ColumnData]:

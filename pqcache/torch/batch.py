@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -16,6 +16,7 @@ from pqcache.torch.batch_groups import BatchGroup
 from pqcache.torch.batch_origins import meter_of, rows_at
 from pqcache.torch.ragged import pin_tensors, to_device
 from pqcache.torch.tensor_transfer import Packet, pack, unpack
+from pqcache.torch.unmade_batch import UnmadeBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,22 +103,26 @@ class Batch(dict[str, Any]):
         return Batch, (dict(self), self.position)
 
 
-def _reduce(batch: Batch) -> tuple[Any, ...]:
-    """Return how multiprocessing pickles a batch."""
-    return _packed([batch]) or batch.__reduce__()
+def _reduce(batch: Batch | UnmadeBatch) -> tuple[Any, ...]:
+    """Return how multiprocessing pickles a batch, which is a Batch where it arrives."""
+    return _packed([batch]) or _made(batch).__reduce__()
 
 
 def _reduce_group(group: BatchGroup) -> tuple[Any, ...]:
     """Return how multiprocessing pickles a group: its batches together, if it has nothing else."""
-    batches = [item for item in group if type(item) is Batch]
+    batches = [item for item in group if type(item) in (Batch, UnmadeBatch)]
     packed = _packed(batches) if batches and len(batches) == len(group) else None
     return group.__reduce__() if packed is None else (_unpacked_group, (*packed[1], group.worker, group.wanted))
 
 
-def _packed(batches: list[Batch]) -> tuple[Any, ...] | None:
+def _made(batch: Batch | UnmadeBatch) -> Batch:
+    return Batch(batch.columns(), batch.position) if isinstance(batch, UnmadeBatch) else batch
+
+
+def _packed(batches: Sequence[Batch | UnmadeBatch]) -> tuple[Any, ...] | None:
     """Return what makes the first of these batches in another process, and ``_unpacked_group`` all of them."""
     with meter_of(batches[0].position).timed(SEND):
-        packet = pack([dict(batch) for batch in batches])
+        packet = pack([batch if isinstance(batch, UnmadeBatch) else dict(batch) for batch in batches])
     return None if packet is None else (_unpacked, (packet, [batch.position for batch in batches]))
 
 
@@ -135,4 +140,5 @@ def _all_unpacked(packet: Packet, positions: list[Position]) -> list[Batch]:
 
 
 ForkingPickler.register(Batch, _reduce)
+ForkingPickler.register(UnmadeBatch, _reduce)
 ForkingPickler.register(BatchGroup, _reduce_group)

@@ -19,6 +19,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
 from pqcache.torch.ragged import Ragged
+from pqcache.torch.unmade_batch import UnmadeBatch
 from pqcache.torch.worker_memory import WorkerMemory
 
 MOST_BATCHES = 16  # of a message
@@ -156,6 +157,8 @@ def bytes_of(value: Any) -> int:
         return int(value.nbytes)
     if isinstance(value, Ragged):
         return bytes_of(value.values) + bytes_of(value.offsets)
+    if isinstance(value, UnmadeBatch):  # of which PackedArrays are tuples
+        return sum(numbers.nbytes for _, numbers in value.numbers) + bytes_of(value.others)
     if isinstance(value, Mapping):
         return sum(map(bytes_of, value.values()))
     if isinstance(value, list | tuple):

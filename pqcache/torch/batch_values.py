@@ -1,4 +1,4 @@
-"""The columns of a finished batch as tensors, in the order of the plan, with their masks."""
+"""The columns of a finished batch, in the order of the plan, with their masks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.torch.column_options import check_mask
 from pqcache.torch.ragged import RaggedKind, in_sequences
-from pqcache.torch.tensors import Nulls, is_binary, mask_name, packed_lists, packed_text, to_value
+from pqcache.torch.tensors import Nulls, is_binary, mask_name, to_value
+from pqcache.torch.unmade_batch import PackedArrays, UnmadeBatch
 
 
 class BatchValues:
@@ -36,45 +37,46 @@ class BatchValues:
         }
         self._items = {name: dtype for name, kind in types.items() if (dtype := _list_dtype(kind)) is not None}
 
-    def of(self, columns: FinishedBatch) -> dict[str, Any]:
+    def of(self, columns: FinishedBatch) -> UnmadeBatch:
         """Return the columns of a batch, in their order, with their masks behind them."""
-        values: dict[str, Any] = {}
-        for forms, numbers in columns.numbers:  # separate tensors: views of one could not be changed in place
-            values.update(zip(forms, map(torch.from_numpy, numbers)))  # noqa: B905 - it takes longer with ``strict``
         if not self._plain:
-            return self._with_masks(columns, values)
-        for name, column in columns.others.items():
-            values[name] = self._value(name, column)[0]
-        return {name: values[name] for name in self._names}
+            return self._with_masks(columns)
+        others = {name: self._value(name, column)[0] for name, column in columns.others.items()}
+        return UnmadeBatch(self._names, columns.numbers, others)
 
     def _value(self, name: str, column: ColumnData) -> tuple[Any, torch.Tensor | None]:
-        """Return a column as `to_value` does."""
+        """Return a column as `to_value` does, texts and lists without nulls as arrays."""
         packed = column.values
         if column.valid is None and isinstance(packed, PackedBytes):
             if (kind := self._texts.get(name)) is not None:
-                return packed_text(packed, kind), None
+                return PackedArrays(packed.data, packed.ends, kind), None
             if (item := self._items.get(name)) is not None:
-                return packed_lists(packed, item), None
+                return PackedArrays(packed.data.view(item), packed.ends // item.itemsize, "list"), None
         return to_value(column, name, self._nulls)
 
-    def _with_masks(self, columns: FinishedBatch, values: dict[str, Any]) -> dict[str, Any]:
-        """Return all columns, of which ``values`` are numbers without nulls, with masks; rows of sequences together."""
+    def _with_masks(self, columns: FinishedBatch) -> UnmadeBatch:
+        """Return all columns with masks; rows of sequences together."""
         plan, masked = self._plan, self._masked
-        masks = {name: torch.ones(columns.rows, dtype=torch.bool) for name in masked & values.keys()}
+        numbers = [name for forms, _ in columns.numbers for name in forms]  # without nulls
+        masks = {name: torch.ones(columns.rows, dtype=torch.bool) for name in numbers if name in masked}
+        values: dict[str, Any] = {}
         for name, column in columns.others.items():
             value, mask = self._value(name, column)
             mask = torch.ones(len(column), dtype=torch.bool) if mask is None and name in masked else mask
             axis = plan.axis(name)
-            values[name] = value if axis is None else in_sequences(value, axis)
+            if axis is not None:
+                value = in_sequences(value.ragged() if isinstance(value, PackedArrays) else value, axis)
+            values[name] = value
             if mask is not None:
                 masks[name] = mask if axis is None else in_sequences(mask, axis)
-        ordered: dict[str, Any] = {}
+        names: list[str] = []
         for name in self._names:
-            ordered[name] = values[name]
+            names.append(name)
             if name in masked or (self._nulls.mask and name in masks):  # nulls that no footer tells of
-                check_mask(name, values)
-                ordered[mask_name(name)] = masks[name]
-        return ordered
+                check_mask(name, self._names)
+                names.append(mask_name(name))
+                values[mask_name(name)] = masks[name]
+        return UnmadeBatch(names, columns.numbers, values)
 
 
 def _list_dtype(kind: pa.DataType) -> np.dtype[Any] | None:

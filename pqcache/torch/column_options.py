@@ -1,4 +1,4 @@
-"""Checks that the options of a dataset fit its columns: masks, fills and ``ragged``."""
+"""Checks that the options of a dataset fit its columns: masks, fills, nulls and ``ragged``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Container
 
 from pqcache.errors import UsageError
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.torch.tensors import Nulls, check_type, mask_name, paths_in
+from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, paths_in
 
 
 def masked_columns(plan: ReadPlan, nulls: Nulls, ragged: tuple[str, ...]) -> frozenset[str]:
@@ -31,3 +31,13 @@ def check_mask(name: str, columns: Container[str]) -> None:
     """Raise UsageError if the mask of a column has the name of another column."""
     if mask_name(name) in columns:
         raise UsageError("nulls='mask'", f"it would add {mask_name(name)!r}, which is a column already")
+
+
+def check_nulls(plan: ReadPlan, nulls: Nulls) -> None:
+    """Raise ParquetError where the files say that columns without a fill hold nulls, which get no mask."""
+    if nulls.mask:
+        return
+    filled = {name for name, _ in nulls.fill}
+    for name in plan.columns:
+        if name not in filled and (count := plan.nulls(name)):
+            raise null_error(name, count, "the dataset", nulls)

@@ -333,4 +333,4 @@ class ParquetDataset(ResumableDataset):
         self._reader.check_nulls()
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        return self._reader.read(share, indices, epoch)
+        return self._reader.read(share, indices, epoch, are_sent=self.groups is not None)

@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from torch.utils.data import get_worker_info
@@ -49,7 +50,7 @@ from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_origins import register
 from pqcache.torch.batch_values import BatchValues
 from pqcache.torch.checkpoint import Place, State, check_options, check_rows_of_state
-from pqcache.torch.column_options import masked_columns
+from pqcache.torch.column_options import check_nulls, masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.ragged import item
@@ -57,9 +58,19 @@ from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.shared_memory import worker_pool
 from pqcache.torch.shared_meter import new_meter
 from pqcache.torch.streams import merged
-from pqcache.torch.tensors import fills_when_decoded, null_error
+from pqcache.torch.tensors import fills_when_decoded
 from pqcache.torch.transform_errors import BatchOrigin
 from pqcache.torch.transforms import Item, TransformRunner
+
+_Batches = Generator[tuple[Position, Any]]
+
+
+class _Pass(NamedTuple):
+    """What reads one pass, in which order and within what memory."""
+
+    loader: RowGroupLoader
+    order: Order
+    budget: DecodeBudget
 
 
 class DatasetReader:
@@ -141,46 +152,45 @@ class DatasetReader:
 
     def check_nulls(self) -> None:
         """Raise ParquetError before anything is decoded, where the files say that columns without a fill hold nulls."""
-        if self.options.nulls.mask:
-            return
-        filled = {name for name, _ in self.options.nulls.fill}
-        for name in self._plan.columns:
-            if name not in filled and (count := self._plan.nulls(name)):
-                raise null_error(name, count, "the dataset", self.options.nulls)
+        check_nulls(self._plan, self.options.nulls)
 
-    def read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        """Yield (place, transformed batch) for ``indices``, the places of a share; rows without a batch size."""
-        loader, order, budget = self._prepare(share, epoch)
-        make = self._batches if self.options.batch_size is not None else self._rows
-        batches, total = share.batches(indices), order.batches(self.options.drop_last)
+    def read(self, share: EpochShare, indices: range, epoch: int, are_sent: bool = False) -> Generator[tuple[int, Any]]:
+        """Yield (place, transformed batch) for ``indices``, the places of a share; rows without a batch size.
+
+        Batches that ``are_sent`` to another process as they are come as `UnmadeBatch`, unless there is a transform.
+        """
+        this = self._prepare(share, epoch)
+        make: Callable[..., _Batches] = self._rows
+        if self.options.batch_size is not None:
+            make = partial(self._batches, are_sent=are_sent and self.options.transform.function is None)
+        batches, total = share.batches(indices), this.order.batches(self.options.drop_last)
 
         def read(index: int) -> Any:
-            with closing(make(loader, order, [index], total, budget)) as found:
+            with closing(make(this, [index], total)) as found:
                 return next(found)[1]
 
-        with closing(make(loader, order, batches, total, budget)) as found:
+        with closing(make(this, batches, total)) as found:
             if self.options.transform.function is None:
                 yield from zip(indices, (batch for _, batch in found), strict=True)
                 return
             items = (Item(value=batch, position=at, place=at.index, numbers=(epoch, at.index)) for at, batch in found)
-            runner = self.transforms(self._origin(loader, order))
-            with closing(runner.run(items, batches, order.lanes, total, read)) as results:
+            runner = self.transforms(self._origin(this))
+            with closing(runner.run(items, batches, this.order.lanes, total, read)) as results:
                 yield from zip(indices, results, strict=True)
 
     def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[BatchOrigin, Batch]]:
         """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
-        loader, order, budget = self._prepare(share, reading.number, of_mix=True)
-        order = reading.order_of(order)
+        this = self._prepare(share, reading.number, of_mix=True)
+        this = this._replace(order=reading.order_of(this.order))
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
         streams = reading.lanes * 0 if reading.readers is None else reading.readers
-        total = int(indices.max()) + 1
 
-        def read(stream: int) -> Generator[tuple[Position, Batch]]:
-            return self._batches(loader, order, indices[streams == stream].tolist(), total, budget)
+        def read(stream: int) -> _Batches:
+            return self._batches(this, indices[streams == stream].tolist(), int(indices.max()) + 1)
 
         with closing(merged(streams.tolist(), read)) as found:
             for _, batch in found:
-                yield self._origin(loader, order), batch
+                yield self._origin(this), batch
 
     def transforms(self, origin: BatchOrigin) -> TransformRunner:
         """Return what calls the transform for batches of one pass."""
@@ -243,9 +253,7 @@ class DatasetReader:
             )
         return state.snapshot if self.nodes is None else snapshot_of(self._data.cache, state.snapshot)
 
-    def _prepare(
-        self, share: EpochShare, epoch: int, of_mix: bool = False
-    ) -> tuple[RowGroupLoader, Order, DecodeBudget]:
+    def _prepare(self, share: EpochShare, epoch: int, of_mix: bool = False) -> _Pass:
         window, piece_rows = self._shape(share.lanes, share.ranks)
         loader = self._loaders.at(epoch, of_mix).split(piece_rows)
         loader.meter = self.meter
@@ -254,51 +262,47 @@ class DatasetReader:
         order = self._order(loader.plan, epoch, share.lanes, window)
         processes = share.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         threads = max(1, cpu_count() // processes)
-        lanes = share.worker_lanes
-        memory = self.options.memory / share.workers
+        lanes, memory = share.worker_lanes, self.options.memory / share.workers
         loader.most = most_decoded(loader.sizes, memory, lanes if order.shuffle else 1)
         if not self.options.shuffle:
-            return loader, order, budget_in_file_order(loader.sizes, memory, threads)
+            return _Pass(loader, order, budget_in_file_order(loader.sizes, memory, threads))
         if self.options.window is not None and share.worker == 0:
             warn_of_window(loader.sizes, window, int(memory), lanes, self.options.path)
         budget = decode_budget(loader.sizes, memory, lanes=lanes, all_lanes=share.lanes, window=window, threads=threads)
-        return loader, order, budget
+        return _Pass(loader, order, budget)
 
-    def _batches(
-        self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
-    ) -> Generator[tuple[Position, Batch]]:
+    def _batches(self, this: _Pass, indices: Sequence[int], total: int, are_sent: bool = False) -> _Batches:
         memory = worker_pool() if get_worker_info() is not None else None
         values = BatchValues(self._plan, self.options.nulls, self._masked)
-        with closing(batches(loader, order, indices, total, budget, memory)) as found:
+        with closing(batches(this.loader, this.order, indices, total, this.budget, memory)) as found:
             for index, columns in found:
-                position = self._position(loader.plan.piece_rows, order, index)
                 begun = time.monotonic_ns()
-                tensors = values.of(columns)
+                batch = values.of(columns)
+                batch.position = position = self._position(this, index)
+                made = batch if are_sent else Batch(batch.columns(), position)
                 self.meter.made_tensors(columns.rows, columns.bytes, begun)
-                yield position, Batch(tensors, position)
+                yield position, made
 
-    def _rows(
-        self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
-    ) -> Generator[tuple[Position, dict[str, Any]]]:
+    def _rows(self, this: _Pass, indices: Sequence[int], total: int) -> _Batches:
         columns_of_lane: dict[int, dict[str, Any]] = {}
         values = BatchValues(self._plan, self.options.nulls, self._masked)
-        with closing(samples(loader, order, indices, total, budget)) as found:
+        with closing(samples(this.loader, this.order, indices, total, this.budget)) as found:
             for index, columns, row in found:
-                lane = index % total % order.lanes
+                lane = index % total % this.order.lanes
                 if row == 0:
                     with self.meter.timed(TENSORS):
-                        columns_of_lane[lane] = values.of(columns)
-                position = self._position(loader.plan.piece_rows, order, index)
-                yield position, {name: item(value, row) for name, value in columns_of_lane[lane].items()}
+                        columns_of_lane[lane] = values.of(columns).columns()
+                yield self._position(this, index), {name: item(v, row) for name, v in columns_of_lane[lane].items()}
 
-    def _position(self, piece_rows: int, order: Order, index: int) -> Position:
+    def _position(self, this: _Pass, index: int) -> Position:
+        order, piece = this.order, this.loader.plan.piece_rows
         return Position(
-            epoch=order.epoch, index=index, lanes=order.lanes, window=order.window, piece=piece_rows, dataset=self.token
+            epoch=order.epoch, index=index, lanes=order.lanes, window=order.window, piece=piece, dataset=self.token
         )
 
-    def _origin(self, loader: RowGroupLoader, order: Order) -> BatchOrigin:
+    def _origin(self, this: _Pass) -> BatchOrigin:
         dataset = f"{self.options.path} ({self._data.snapshot})"
-        return BatchOrigin(dataset, loader.plan, order, self.options.batch_size is not None)
+        return BatchOrigin(dataset, this.loader.plan, this.order, self.options.batch_size is not None)
 
     def _order(self, plan: ReadPlan, epoch: int, lanes: int, window: int) -> Order:
         return Order(

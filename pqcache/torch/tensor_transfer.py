@@ -8,16 +8,17 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pqcache.system.buffer_pool import Buffer, aligned
-from pqcache.torch.host_tensors import array_of
+from pqcache.torch.host_tensors import AnyArray, array_of
 from pqcache.torch.ragged import Ragged, RaggedKind
 from pqcache.torch.shared_memory import Slot, SlotReference, received, shared_pool
+from pqcache.torch.unmade_batch import PackedArrays, UnmadeBatch
 
 log = logging.getLogger("pqcache.torch")
 
@@ -28,7 +29,10 @@ _NUMPY: dict[torch.dtype, np.dtype[Any]] = {
         *("float16", "float32", "float64", "bool"),
     )
 }
+_TORCH = {dtype: kind for kind, dtype in _NUMPY.items()}
 _INLINE = 64 * 1024  # bytes; fewer are cheaper through the pipe than by shared memory
+_SMALL = 16 * 1024  # bytes of an array from which on a call of its own is worth its time
+_PADDING = bytes(64)
 
 
 class TensorLocation(NamedTuple):
@@ -53,7 +57,8 @@ class RaggedLocation(NamedTuple):
 Fields = tuple[Any, ...]  # of a TensorLocation
 Names = tuple[str, ...]
 Strided = tuple[Names, Fields, int]  # tensors like the first, each so many bytes behind the one before
-Columns = tuple[Names, list[tuple[str, Fields]], list[Strided], dict[str, Any]]  # in order; tensors; these; all others
+Packed = tuple[str, Fields, Fields, RaggedKind]  # a Ragged of two tensors
+Columns = tuple[Names, list[tuple[str, Fields]], list[Strided], list[Packed], dict[str, Any]]  # the names of all first
 
 
 class Packet(NamedTuple):
@@ -68,11 +73,11 @@ class Packet(NamedTuple):
     copied: SlotReference | bytearray
 
 
-def pack(batches: Sequence[dict[str, Any]]) -> Packet | None:
+def pack(batches: Sequence[dict[str, Any] | UnmadeBatch]) -> Packet | None:
     """Return the columns for another process; None where too many receivers hold the memory that they lie in."""
     locator = _Locator()
     known: dict[Any, Any] = {}
-    located = [_columns(locator.locate(columns), known) for columns in batches]
+    located = [_of_batch(batch, locator, known) for batch in batches]
     slots = [(slot, slot.send()) for slot in locator.slots]
     sent = [(slot, reference) for slot, reference in slots if reference is not None]
     copied = locator.copy() if len(sent) == len(slots) else None
@@ -92,12 +97,14 @@ def unpack(packet: Packet) -> list[dict[str, Any]]:
     elif packet.copied:
         buffers.append(np.frombuffer(packet.copied, np.uint8))
     found = []
-    for names, plain, strided, others in packet.batches:
+    for names, plain, strided, packed, others in packet.batches:
         restored: dict[str, Any] = dict.fromkeys(names)
         for name, location in plain:
             restored[name] = _tensor(location, buffers)
         for alike in strided:
             restored.update(_restored_strided(alike, buffers))
+        for name, values, offsets, kind in packed:
+            restored[name] = Ragged(_tensor(values, buffers), _tensor(offsets, buffers), kind)
         for name, located in others.items():
             restored[name] = _restored(located, buffers)
         found.append(restored)
@@ -109,7 +116,7 @@ class _Locator:
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
-        self._copies: list[tuple[torch.Tensor, int]] = []  # with the offset in their buffer
+        self._copies: list[tuple[AnyArray | torch.Tensor, int, int]] = []  # with their bytes and offset in their buffer
         self._copied_bytes = 0
         self._pool = shared_pool()
 
@@ -119,9 +126,27 @@ class _Locator:
             return self._located(value)
         if isinstance(value, Ragged):
             return RaggedLocation(self.locate(value.values), self.locate(value.offsets), value.kind)
+        if type(value) is PackedArrays:
+            return RaggedLocation(self._located_array(value.values), self._located_array(value.offsets), value.kind)
         if type(value) is dict:
             return {name: self.locate(inner) for name, inner in value.items()}
         return value
+
+    def locate_rows(self, rows: AnyArray) -> tuple[Fields, int]:
+        """Return where the first of an array's rows is, as a tensor, and how many bytes the next ones are apart."""
+        stride, size = rows.strides[0], rows[0].nbytes
+        address, dtype = rows.__array_interface__["data"][0], _TORCH[rows.dtype]
+        number, offset = self._found(address, stride * (len(rows) - 1) + size)
+        if number < 0:
+            offset, stride = self._reserved(np.ascontiguousarray(rows), rows.nbytes), size
+        return (number, dtype, rows.shape[1:], offset, size), stride
+
+    def _located_array(self, array: AnyArray) -> TensorLocation:
+        size = array.nbytes
+        number, offset = self._found(array.__array_interface__["data"][0], size) if size else (-1, 0)
+        if number < 0 < size:
+            offset = self._reserved(array, size)
+        return TensorLocation(number, _TORCH[array.dtype], array.shape, offset, size)
 
     def _located(self, value: torch.Tensor) -> TensorLocation | torch.Tensor:
         """Return where a tensor lies or is copied to; one that is more than values as it is."""
@@ -129,29 +154,30 @@ class _Locator:
             if not value.is_conj() and not value.is_neg():
                 return value
             return self._located(value.resolve_conj().resolve_neg())  # torch's pickling loses that, and the values
-        size, shape = value.nbytes, tuple(value.shape)
-        if not size:
-            return TensorLocation(-1, value.dtype, shape, 0, 0)
-        if value.is_contiguous():
-            address = value.data_ptr()
-            number = self._slot_of(address, size)
-            if number >= 0:
-                return TensorLocation(number, value.dtype, shape, address - self.slots[number].begin, size)
-        offset = self._copied_bytes
-        self._copies.append((value, offset))
-        self._copied_bytes += aligned(size)
-        return TensorLocation(-1, value.dtype, shape, offset, size)
+        size = value.nbytes
+        number, offset = self._found(value.data_ptr(), size) if size and value.is_contiguous() else (-1, 0)
+        if number < 0 < size:
+            array = array_of(value)
+            offset = self._reserved(value if array is None else array, size)
+        return TensorLocation(number, value.dtype, tuple(value.shape), offset, size)
 
-    def _slot_of(self, address: int, size: int) -> int:
-        """Return the number among ``slots`` of the one in which so many bytes lie; -1 where they lie elsewhere."""
+    def _found(self, address: int, size: int) -> tuple[int, int]:
+        """Return in which of ``slots`` so many bytes lie, and from which offset on; -1 where they lie elsewhere."""
         for number, slot in enumerate(self.slots):  # the tensors of a batch are in few
             if slot.holds(address, size):
-                return number
+                return number, address - slot.begin
         found = None if self._pool is None else self._pool.slot_of(address, size)
         if found is None:
-            return -1
+            return -1, 0
         self.slots.append(found)
-        return len(self.slots) - 1
+        return len(self.slots) - 1, address - found.begin
+
+    def _reserved(self, source: AnyArray | torch.Tensor, size: int) -> int:
+        """Return the offset in the buffer of copies at which ``source`` will be."""
+        offset = self._copied_bytes
+        self._copies.append((source, size, offset))
+        self._copied_bytes += aligned(size)
+        return offset
 
     def copy(self) -> SlotReference | bytearray | None:
         """Return the tensors that are not in shared memory, copied into one buffer; None where it cannot be sent."""
@@ -163,13 +189,34 @@ class _Locator:
             buffer = np.empty(size, np.uint8)
             if size > _INLINE:
                 log.debug("%d bytes of a batch go through the pipe: no shared memory is left for them", size)
-        for tensor, offset in self._copies:
-            place, array = buffer[offset : offset + tensor.nbytes], array_of(tensor)
-            if array is not None:  # most calls of torch give up the interpreter's lock, and wait for it
-                np.copyto(place.view(array.dtype).reshape(array.shape), array)
-            else:
-                torch.from_numpy(place).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        for small, group in groupby(self._copies, _is_small):
+            if small:
+                _copy_joined(list(group), buffer)
+                continue
+            for source, length, offset in group:
+                _copy(source, buffer[offset : offset + length])
         return bytearray(buffer) if slot is None else slot.send()
+
+
+def _is_small(copied: tuple[AnyArray | torch.Tensor, int, int]) -> bool:
+    return isinstance(copied[0], np.ndarray) and copied[1] <= _SMALL
+
+
+def _copy_joined(copies: Sequence[tuple[Any, int, int]], buffer: Buffer) -> None:
+    """Copy arrays to their places one behind the other, by one call: one for each takes several times as long."""
+    parts: list[Any] = []
+    for array, size, _ in copies:
+        parts += (np.ascontiguousarray(array), _PADDING[: aligned(size) - size])
+    joined = np.frombuffer(b"".join(parts), np.uint8)
+    begin = copies[0][2]
+    np.copyto(buffer[begin : begin + len(joined)], joined)
+
+
+def _copy(source: AnyArray | torch.Tensor, place: Buffer) -> None:
+    if isinstance(source, np.ndarray):  # most calls of torch give up the interpreter's lock, and wait for it
+        np.copyto(place.view(source.dtype).reshape(source.shape), source)
+    else:
+        torch.from_numpy(place).view(source.dtype).view(source.shape).copy_(source)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -185,22 +232,28 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _columns(located: dict[str, Any], known: dict[Any, Any]) -> Columns:
-    """Return the locations of a batch, sorted into those of tensors, of tensors that are equally spaced, and others.
+def _of_batch(batch: dict[str, Any] | UnmadeBatch, locator: _Locator, known: dict[Any, Any]) -> Columns:
+    """Return the locations of a batch's columns, sorted by what they are of.
 
     Names that are ``known`` of another batch are the same objects, which are pickled once.
     """
-    strided = list(_strided(located))
-    found = {name for names, _, _ in strided for name in names}
-    tensors, others = [], {}
-    for name, location in located.items():
-        if type(location) is not TensorLocation:
-            others[name] = location
+    if isinstance(batch, UnmadeBatch):
+        names, located = tuple(batch.names), locator.locate(batch.others)
+        strided = [(tuple(forms), *locator.locate_rows(numbers)) for forms, numbers in batch.numbers]
+    else:
+        names, located, strided = tuple(batch), locator.locate(batch), []
+    strided += _strided(located)
+    found = {name for alike, _, _ in strided for name in alike}
+    tensors, packed, others = [], [], {}
+    for name, at in located.items():
+        if type(at) is RaggedLocation and type(at.values) is type(at.offsets) is TensorLocation:
+            packed.append((name, tuple(at.values), tuple(at.offsets), at.kind))
+        elif type(at) is not TensorLocation:
+            others[name] = at
         elif name not in found:
-            tensors.append((name, tuple(location)))
-    alike = [(known.setdefault(names, names), first, stride) for names, first, stride in strided]
-    names = tuple(located)
-    return known.setdefault(names, names), tensors, alike, others
+            tensors.append((name, tuple(at)))
+    strided = [(known.setdefault(alike, alike), first, stride) for alike, first, stride in strided]
+    return known.setdefault(names, names), tensors, strided, packed, others
 
 
 def _strided(located: dict[str, Any]) -> Iterator[Strided]:

@@ -49,7 +49,8 @@ from pqcache.reader.columns.column_data import (
 from pqcache.reader.columns.column_forms import ColumnForm, form_of, number_dtype, storage_type
 from pqcache.reader.columns.fill_nulls import Fill
 from pqcache.reader.columns.row_bytes import PackedBytes
-from pqcache.torch.ragged import Ragged, RaggedKind
+from pqcache.torch.ragged import Ragged
+from pqcache.torch.unmade_batch import PackedArrays
 
 Value = torch.Tensor | Ragged | dict[str, Any]
 _INT64_DIGITS = 18
@@ -312,17 +313,8 @@ def _text(column: ColumnData, valid: Bools | None, name: str, fill: Any, bytes_:
             array = to_arrow(ColumnData(column.form, column.values, valid)).fill_null(fill)
             column = from_arrow(array, column.form)
             valid = None
-    return packed_text(pack_bytes(_without(column, valid)), "bytes" if bytes_ else "str")
-
-
-def packed_text(rows: PackedBytes, kind: RaggedKind) -> Ragged:
-    """Return texts that lie end to end, none of them null."""
-    return Ragged(_bytes_tensor(rows.data), torch.from_numpy(rows.ends), kind)
-
-
-def packed_lists(rows: PackedBytes, item: np.dtype[Any]) -> Ragged:
-    """Return lists of plain numbers that lie end to end, none of them null."""
-    return Ragged(_bytes_tensor(rows.data.view(item)), torch.from_numpy(rows.ends // item.itemsize))
+    packed = pack_bytes(_without(column, valid))
+    return PackedArrays(packed.data, packed.ends, "bytes" if bytes_ else "str").ragged()
 
 
 def _without(column: ColumnData, valid: Bools | None) -> ColumnData:
@@ -384,10 +376,6 @@ def _of_fixed_size(array: pa.Array, kind: pa.DataType, items: torch.Tensor, fill
 
 def _value(array: pa.Array, name: str, nulls: Nulls) -> Value:
     return to_value(from_arrow(array, form_of(pa.field(name, array.type))), name, nulls)[0]
-
-
-def _bytes_tensor(data: Any) -> torch.Tensor:
-    return torch.from_numpy(data if data.flags.writeable else data.copy())
 
 
 def is_binary(kind: pa.DataType) -> bool:
