@@ -38,7 +38,8 @@ class ReadingStats:
         decode_blocked_seconds: of these, without computing: waiting for a disk, a core or the interpreter.
         gather_seconds: for putting rows into their order, and into batches of tensors.
         transform_seconds: in the transform.
-        send_seconds: for packing batches for the trainer, in workers, and for unpacking them there.
+        send_seconds: for packing batches for the trainer, in workers, and for unpacking them there, which makes the
+            tensors if there is no transform.
         transfer_seconds: for moving batches to the ``device`` of a Loader, or for waiting until a Prefetch has packed
             them; a copy that runs beside the training is not waited for.
         worker_seconds: of workers while they were making batches.

@@ -103,9 +103,14 @@ class Batch(dict[str, Any]):
         return Batch, (dict(self), self.position)
 
 
-def _reduce(batch: Batch | UnmadeBatch) -> tuple[Any, ...]:
-    """Return how multiprocessing pickles a batch, which is a Batch where it arrives."""
-    return _packed([batch]) or _made(batch).__reduce__()
+def _reduce(batch: Batch) -> tuple[Any, ...]:
+    """Return how multiprocessing pickles a batch."""
+    return _packed([batch]) or batch.__reduce__()
+
+
+def _reduce_unmade(batch: UnmadeBatch) -> tuple[Any, ...]:
+    """Return how multiprocessing pickles a batch that is a Batch where it arrives."""
+    return _packed([batch]) or (Batch, (batch.columns(), batch.position))
 
 
 def _reduce_group(group: BatchGroup) -> tuple[Any, ...]:
@@ -113,10 +118,6 @@ def _reduce_group(group: BatchGroup) -> tuple[Any, ...]:
     batches = [item for item in group if type(item) in (Batch, UnmadeBatch)]
     packed = _packed(batches) if batches and len(batches) == len(group) else None
     return group.__reduce__() if packed is None else (_unpacked_group, (*packed[1], group.worker, group.wanted))
-
-
-def _made(batch: Batch | UnmadeBatch) -> Batch:
-    return Batch(batch.columns(), batch.position) if isinstance(batch, UnmadeBatch) else batch
 
 
 def _packed(batches: Sequence[Batch | UnmadeBatch]) -> tuple[Any, ...] | None:
@@ -140,5 +141,5 @@ def _all_unpacked(packet: Packet, positions: list[Position]) -> list[Batch]:
 
 
 ForkingPickler.register(Batch, _reduce)
-ForkingPickler.register(UnmadeBatch, _reduce)
+ForkingPickler.register(UnmadeBatch, _reduce_unmade)
 ForkingPickler.register(BatchGroup, _reduce_group)

@@ -22,7 +22,7 @@ from pqcache.torch.unmade_batch import PackedArrays, UnmadeBatch
 
 
 class BatchValues:
-    """Makes the columns of a plan's batches into tensors, with masks of those that are ``masked``.
+    """Makes the columns of a plan's batches what a batch has, with masks of those that are ``masked``.
 
     What is the same for all batches is found out once.
     """
@@ -37,12 +37,12 @@ class BatchValues:
         }
         self._items = {name: dtype for name, kind in types.items() if (dtype := _list_dtype(kind)) is not None}
 
-    def of(self, columns: FinishedBatch) -> UnmadeBatch:
-        """Return the columns of a batch, in their order, with their masks behind them."""
+    def of(self, columns: FinishedBatch, position: Any) -> UnmadeBatch:
+        """Return a batch with its columns in their order, and their masks behind them."""
         if not self._plain:
-            return self._with_masks(columns)
+            return self._with_masks(columns, position)
         others = {name: self._value(name, column)[0] for name, column in columns.others.items()}
-        return UnmadeBatch(self._names, columns.numbers, others)
+        return UnmadeBatch(self._names, columns.numbers, others, position)
 
     def _value(self, name: str, column: ColumnData) -> tuple[Any, torch.Tensor | None]:
         """Return a column as `to_value` does, texts and lists without nulls as arrays."""
@@ -54,7 +54,7 @@ class BatchValues:
                 return PackedArrays(packed.data.view(item), packed.ends // item.itemsize, "list"), None
         return to_value(column, name, self._nulls)
 
-    def _with_masks(self, columns: FinishedBatch) -> UnmadeBatch:
+    def _with_masks(self, columns: FinishedBatch, position: Any) -> UnmadeBatch:
         """Return all columns with masks; rows of sequences together."""
         plan, masked = self._plan, self._masked
         numbers = [name for forms, _ in columns.numbers for name in forms]  # without nulls
@@ -76,7 +76,7 @@ class BatchValues:
                 check_mask(name, self._names)
                 names.append(mask_name(name))
                 values[mask_name(name)] = masks[name]
-        return UnmadeBatch(names, columns.numbers, values)
+        return UnmadeBatch(names, columns.numbers, values, position)
 
 
 def _list_dtype(kind: pa.DataType) -> np.dtype[Any] | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces
@@ -333,4 +334,5 @@ class ParquetDataset(ResumableDataset):
         self._reader.check_nulls()
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        return self._reader.read(share, indices, epoch, are_sent=self.groups is not None)
+        are_sent = self.groups is not None and get_worker_info() is not None  # not in what reads while a loader begins
+        return self._reader.read(share, indices, epoch, are_sent)

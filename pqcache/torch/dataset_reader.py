@@ -277,8 +277,8 @@ class DatasetReader:
         with closing(batches(this.loader, this.order, indices, total, this.budget, memory)) as found:
             for index, columns in found:
                 begun = time.monotonic_ns()
-                batch = values.of(columns)
-                batch.position = position = self._position(this, index)
+                position = self._position(this, index)
+                batch = values.of(columns, position)
                 made = batch if are_sent else Batch(batch.columns(), position)
                 self.meter.made_tensors(columns.rows, columns.bytes, begun)
                 yield position, made
@@ -291,7 +291,7 @@ class DatasetReader:
                 lane = index % total % this.order.lanes
                 if row == 0:
                     with self.meter.timed(TENSORS):
-                        columns_of_lane[lane] = values.of(columns).columns()
+                        columns_of_lane[lane] = values.of(columns, None).columns()
                 yield self._position(this, index), {name: item(v, row) for name, v in columns_of_lane[lane].items()}
 
     def _position(self, this: _Pass, index: int) -> Position:

@@ -111,7 +111,7 @@ class Loader(DataLoader[Any]):
         self._held_back = 0  # the batches that a wrapper has taken and not yielded
         self._iteration, self._iterates = object(), False
         together = MOST_BATCHES if prefetch_factor is None else max(1, min(MOST_BATCHES, prefetch_factor // 2))
-        self._groups = GroupSizes(together) if num_workers and together > 1 and collate_fn is None else None
+        self._groups = GroupSizes(together) if num_workers and collate_fn is None else None
         messages = prefetch_factor if self._groups is None or prefetch_factor is None else prefetch_factor // together
         super().__init__(
             dataset,

@@ -32,7 +32,7 @@ _NUMPY: dict[torch.dtype, np.dtype[Any]] = {
 _TORCH = {dtype: kind for kind, dtype in _NUMPY.items()}
 _INLINE = 64 * 1024  # bytes; fewer are cheaper through the pipe than by shared memory
 _SMALL = 16 * 1024  # bytes of an array from which on a call of its own is worth its time
-_PADDING = bytes(64)
+_PADDING = bytes(aligned(1))
 
 
 class TensorLocation(NamedTuple):
@@ -133,15 +133,19 @@ class _Locator:
         return value
 
     def locate_rows(self, rows: AnyArray) -> tuple[Fields, int]:
-        """Return where the first of an array's rows is, as a tensor, and how many bytes the next ones are apart."""
+        """Return where the first of an array's rows is, as a tensor, and how many bytes the next ones are apart.
+
+        Each row is contiguous.
+        """
         stride, size = rows.strides[0], rows[0].nbytes
         address, dtype = rows.__array_interface__["data"][0], _TORCH[rows.dtype]
         number, offset = self._found(address, stride * (len(rows) - 1) + size)
         if number < 0:
-            offset, stride = self._reserved(np.ascontiguousarray(rows), rows.nbytes), size
+            offset, stride = self._reserved(rows, rows.nbytes), size
         return (number, dtype, rows.shape[1:], offset, size), stride
 
     def _located_array(self, array: AnyArray) -> TensorLocation:
+        """Return where a contiguous array lies or is copied to."""
         size = array.nbytes
         number, offset = self._found(array.__array_interface__["data"][0], size) if size else (-1, 0)
         if number < 0 < size:

@@ -40,7 +40,7 @@ class UnmadeBatch:
     names: Sequence[str]
     numbers: list[NumberColumns]
     others: dict[str, Any]
-    position: Any = None
+    position: Any
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of the batch, all made into tensors."""

@@ -15,8 +15,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from pqcache.reader.columns.batch_layout import NumberColumns
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Ragged, batch_groups
+from pqcache.torch.batch import Position
 from pqcache.torch.batch_groups import BatchGroup, GroupSizes, bytes_of, ungrouped
+from pqcache.torch.unmade_batch import UnmadeBatch
 from tests.torch.conftest import ids_of
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
@@ -160,6 +163,13 @@ def test_what_is_large_or_of_unknown_size_comes_alone(
     assert {size for _, size in sent} == {1}
 
 
+def test_large_batches_without_a_transform_come_alone(tmp_path: Path, sent: list[tuple[int, int]]) -> None:
+    images = pa.array([bytes(60_000)] * 800, pa.binary(60_000))
+    pq.write_table(pa.table({"id": range(800), "image": images}), tmp_path / "t.parquet", row_group_size=200)
+    assert len(ids_of(Loader(dataset(tmp_path, batch_size=100), num_workers=2))) == 800
+    assert {size for _, size in sent} == {1}
+
+
 def _slow(batch: Batch) -> Any:
     time.sleep(0.02)
     return batch
@@ -225,3 +235,5 @@ def test_bytes_of_batches() -> None:
     ragged = Ragged(torch.zeros(5, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), "str")
     batch = {"a": torch.zeros(4), "b": ragged, "c": {"d": [b"abc", 1]}, "e": np.zeros(2)}
     assert bytes_of(batch) == 16 + 5 + 24 + 3 + 16 + 16
+    unmade = UnmadeBatch(["a", "b", "c"], [NumberColumns({}, np.zeros((2, 10)))], {"c": torch.zeros(4)}, Position())
+    assert bytes_of(unmade) == 160 + 16

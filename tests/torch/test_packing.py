@@ -351,6 +351,7 @@ def test_options_that_do_not_fit(root: Path, options: dict[str, Any], message: s
         ({"length": 8, "fields": "labels"}, "fields='labels'"),
         ({"length": 8, "fields": ["tokens"]}, "a column is there twice"),
         ({"length": 8, "ids": True}, "ids=True: give a list of names"),
+        ({"length": 8, "ids": iter(["cu_seqlens"])}, "ids=.*: give a list of names"),
         ({"length": 8, "ids": ["segment_ids"]}, "ids names 'segment_ids'"),
         ({"length": 8, "fields": ["document_ids"]}, "'document_ids' is a column and one of ids"),
         ({"length": 8, "padding": {"other": 1}}, "padding names 'other'"),

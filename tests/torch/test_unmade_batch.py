@@ -14,9 +14,12 @@ import pytest
 import torch
 
 from pqcache.errors import ParquetError
+from pqcache.reader.columns.batch_layout import NumberColumns
 from pqcache.reader.packing.pack import Pack
 from pqcache.system.buffer_pool import BufferPool
-from pqcache.torch import Batch, Loader, ParquetDataset, Ragged, Sequence
+from pqcache.torch import Batch, Loader, ParquetDataset, Ragged, Sequence, tensor_transfer
+from pqcache.torch.batch import Position, _reduce_group, _unpacked_group
+from pqcache.torch.batch_groups import BatchGroup, GroupSizes
 from pqcache.torch.shared_memory import Slot
 from pqcache.torch.tensor_transfer import pack, unpack
 from pqcache.torch.unmade_batch import PackedArrays, UnmadeBatch
@@ -162,14 +165,59 @@ def test_an_error_comes_behind_the_batches_before_it(tmp_path: Path) -> None:
     assert found
 
 
+def test_long_texts_and_lists_are_sent_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    ids = range(4_000)
+    texts = [f"{i} " * size for i, size in zip(ids, rng.integers(0, 800, len(ids)), strict=True)]
+    lists = [[i] * size for i, size in zip(ids, rng.integers(0, 500, len(ids)), strict=True)]
+    columns = {"text": texts, "bytes": [text.encode() for text in texts], "list": pa.array(lists, pa.list_(pa.int64()))}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=1_000)
+    reserved = tensor_transfer._Locator._reserved
+
+    def of_few_bytes(locator: Any, source: Any, size: int) -> int:
+        assert size < 10_000, "long ones are copied"
+        return reserved(locator, source, size)
+
+    expected = columns_of(read(tmp_path, 0, batch_size=1_000))
+    monkeypatch.setattr(tensor_transfer._Locator, "_reserved", of_few_bytes)
+    assert columns_of(read(tmp_path, 2, batch_size=1_000)) == expected
+
+
+@pytest.mark.parametrize("factor", [1, 2, 3, 9])
+def test_however_many_batches_are_prepared(all_kinds: Path, factor: int, request: pytest.FixtureRequest) -> None:
+    options = {"batch_size": 100, "columns": ["id", "name"]}
+    expected = columns_of(read(all_kinds, 0, **options))
+    request.getfixturevalue("in_workers")
+    dataset = ParquetDataset(all_kinds, seed=3, lanes=2, **options)
+    assert columns_of(iter(Loader(dataset, num_workers=2, prefetch_factor=factor))) == expected
+
+
+def test_what_reads_while_a_loader_begins_gets_batches(all_kinds: Path) -> None:
+    dataset = ParquetDataset(all_kinds, batch_size=100, columns=["id"])
+    dataset.groups = GroupSizes(4)  # as in a thread beside that loader, or in a copy that was pickled meanwhile
+    assert {type(batch) for batch in dataset} == {Batch}
+
+
+def test_a_group_is_packed_at_once() -> None:
+    numbers = NumberColumns({"a": None}, np.zeros((1, 3)))  # type: ignore[dict-item]
+    unmade = UnmadeBatch(["a"], [numbers], {}, Position())
+    packed = _reduce_group(BatchGroup([unmade, Batch({"a": torch.zeros(2)})], 3, 5))
+    assert packed[0] is _unpacked_group
+    assert [batch["a"].tolist() for batch in _unpacked_group(*packed[1])] == [[0, 0, 0], [0, 0]]
+
+
 def test_arrays_that_are_not_in_shared_memory_are_copied() -> None:
     numbers = np.arange(12.0).reshape(2, 6)[:, 1:4]
     texts = PackedArrays(np.frombuffer(b"abc", np.uint8), np.array([0, 1, 1, 3]), "str")
-    packet = pack([UnmadeBatch(("b", "text", "a"), [({"a": None, "b": None}, numbers)], {"text": texts})])  # type: ignore[list-item]
+    columns = NumberColumns({"a": None, "b": None}, numbers)  # type: ignore[dict-item]
+    unmade = UnmadeBatch(["b", "text", "a"], [columns], {"text": texts}, Position())
+    packet = pack([unmade])
     assert packet is not None
     (found,) = unpack(packet)
     assert list(found) == ["b", "text", "a"]
     assert found["a"].tolist() == [1, 2, 3]
     assert found["b"].tolist() == [7, 8, 9]
     assert found["text"].to_list() == ["a", "", "bc"]
-    found["text"].values.fill_(0)
+    for ragged in (found["text"], unmade.columns()["text"]):
+        ragged.values.fill_(0)
+    assert texts.values.tobytes() == b"abc"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -57,7 +57,7 @@ class Pack:
             raise UsageError("pack", f"strategy={self.strategy!r}: choose 'concat' or 'best_fit'")
         for name in ("fields", "ids"):
             value = getattr(self, name)
-            is_list = isinstance(value, Iterable) and not isinstance(value, str)
+            is_list = isinstance(value, Collection) and not isinstance(value, str)
             if not is_list or not all(isinstance(item, str) for item in value):
                 raise UsageError("pack", f"{name}={value!r}: give a list of names")
             object.__setattr__(self, name, tuple(value))
