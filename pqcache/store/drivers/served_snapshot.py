@@ -155,9 +155,15 @@ class ServedSource:
             name = about.get("snapshot")
             if not isinstance(name, str):
                 raise ValueError("no snapshot is named")
-        with self._get(f"snapshots/{quote(name, safe='')}/manifest") as response:
-            data = response.read(MAX_ANSWER + 1)
-            tag = response.headers.get("ETag", "").strip('"')
+        try:
+            with self._get(f"snapshots/{quote(name, safe='')}/manifest") as response:
+                data = response.read(MAX_ANSWER + 1)
+                tag = response.headers.get("ETag", "").strip('"')
+        except _SnapshotGone as gone:
+            if self._fixed:
+                raise
+            reason = f"snapshot {printable(name)} was current and went before it was read"
+            raise SourceUnavailable(self.url, reason, "sync again") from gone
         seen = new_checksum()
         seen.update(data)
         if len(data) > MAX_ANSWER or checksum_text(seen) != tag:

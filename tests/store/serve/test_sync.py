@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from pqcache.errors import (
     SourceUnavailable,
     UsageError,
 )
-from pqcache.events import Event, Fetched, Listed
+from pqcache.events import Event, Fetched, Listed, Retried
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.drivers.base import read_range
@@ -174,6 +175,31 @@ def test_a_snapshot_that_is_gone_nevertheless(lake: Path, shop: Path, tmp_path: 
         gone = f"{server.urls['shop']}/snapshots/20200101T000000Z-0001"
         with closing(open_source(gone)) as source, pytest.raises(SourceNotFound, match="not kept any more"):
             list(source.list())
+
+
+def test_a_snapshot_that_goes_before_it_is_read(
+    shop: Path, lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one is current by then, and is copied."""
+    get, asked = ServedSource._get, list[str]()
+
+    def publishing(source: ServedSource, resource: str, *rest: Any) -> Any:
+        asked.append(resource)
+        if resource.endswith("/manifest") and len(asked) == 2:  # the first was "current"
+            old = CacheDirectory(shop).snapshot()
+            write_day(lake, "2026-11-03", first=200_000, files=2, rows=20, seed=5)
+            pqcache.sync(shop)
+            old.path.rename(tmp_path / "gone")
+        return get(source, resource, *rest)
+
+    monkeypatch.setattr(ServedSource, "_get", publishing)
+    retried: list[Event] = []
+    with served(shop) as server:
+        report = pqcache.sync(server.urls["shop"], tmp_path / "copy", on_event=retried.append)
+    assert report.published
+    assert asked[:4:2] == ["current", "current"]
+    assert "was current and went before it was read" in next(e.error for e in retried if isinstance(e, Retried))
+    assert rows_of(tmp_path / "copy" / "current") == rows_of(lake)
 
 
 def test_what_is_damaged_is_not_copied(shop: Path, tmp_path: Path) -> None:
