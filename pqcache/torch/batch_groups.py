@@ -83,6 +83,14 @@ class GroupSizes:
             self._set(size, number + prepared + 2, found)
 
 
+def sizes_in_worker(sizes: GroupSizes | None) -> GroupSizes | None:
+    """Return the sizes of a dataset whose batches this process, a worker, sends in groups; None elsewhere.
+
+    What reads the dataset in another thread or process while a loader begins may see the sizes too.
+    """
+    return None if get_worker_info() is None else sizes
+
+
 def grouped(batches: Generator[Any], sizes: GroupSizes) -> Generator[BatchGroup]:
     """Yield the batches of this worker in groups; an error comes behind the batches before it."""
     info = get_worker_info()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces
@@ -25,6 +24,7 @@ from pqcache.store.arriving.start_run import fill_request
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch
+from pqcache.torch.batch_groups import sizes_in_worker
 from pqcache.torch.checkpoint import Place, State, check_lanes, check_options, check_worker
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.failed_rows import FailedRow
@@ -334,5 +334,4 @@ class ParquetDataset(ResumableDataset):
         self._reader.check_nulls()
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        are_sent = self.groups is not None and get_worker_info() is not None  # not in what reads while a loader begins
-        return self._reader.read(share, indices, epoch, are_sent)
+        return self._reader.read(share, indices, epoch, are_sent=sizes_in_worker(self.groups) is not None)

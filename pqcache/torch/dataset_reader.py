@@ -62,8 +62,6 @@ from pqcache.torch.tensors import fills_when_decoded
 from pqcache.torch.transform_errors import BatchOrigin
 from pqcache.torch.transforms import Item, TransformRunner
 
-_Batches = Generator[tuple[Position, Any]]
-
 
 class _Pass(NamedTuple):
     """What reads one pass, in which order and within what memory."""
@@ -160,9 +158,9 @@ class DatasetReader:
         Batches that ``are_sent`` to another process as they are come as `UnmadeBatch`, unless there is a transform.
         """
         this = self._prepare(share, epoch)
-        make: Callable[..., _Batches] = self._rows
+        make: Callable[..., Generator[tuple[Position, Any]]] = self._rows
         if self.options.batch_size is not None:
-            make = partial(self._batches, are_sent=are_sent and self.options.transform.function is None)
+            make = partial(self._batches, sent=are_sent and self.options.transform.function is None)
         batches, total = share.batches(indices), this.order.batches(self.options.drop_last)
 
         def read(index: int) -> Any:
@@ -184,9 +182,10 @@ class DatasetReader:
         this = this._replace(order=reading.order_of(this.order))
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
         streams = reading.lanes * 0 if reading.readers is None else reading.readers
+        total = int(indices.max()) + 1
 
-        def read(stream: int) -> _Batches:
-            return self._batches(this, indices[streams == stream].tolist(), int(indices.max()) + 1)
+        def read(stream: int) -> Generator[tuple[Position, Any]]:
+            return self._batches(this, indices[streams == stream].tolist(), total, sent=False)
 
         with closing(merged(streams.tolist(), read)) as found:
             for _, batch in found:
@@ -271,7 +270,7 @@ class DatasetReader:
         budget = decode_budget(loader.sizes, memory, lanes=lanes, all_lanes=share.lanes, window=window, threads=threads)
         return _Pass(loader, order, budget)
 
-    def _batches(self, this: _Pass, indices: Sequence[int], total: int, are_sent: bool = False) -> _Batches:
+    def _batches(self, this: _Pass, indices: Sequence[int], total: int, sent: bool) -> Generator[tuple[Position, Any]]:
         memory = worker_pool() if get_worker_info() is not None else None
         values = BatchValues(self._plan, self.options.nulls, self._masked)
         with closing(batches(this.loader, this.order, indices, total, this.budget, memory)) as found:
@@ -279,11 +278,11 @@ class DatasetReader:
                 begun = time.monotonic_ns()
                 position = self._position(this, index)
                 batch = values.of(columns, position)
-                made = batch if are_sent else Batch(batch.columns(), position)
+                made = batch if sent else Batch(batch.columns(), position)
                 self.meter.made_tensors(columns.rows, columns.bytes, begun)
                 yield position, made
 
-    def _rows(self, this: _Pass, indices: Sequence[int], total: int) -> _Batches:
+    def _rows(self, this: _Pass, indices: Sequence[int], total: int) -> Generator[tuple[Position, Any]]:
         columns_of_lane: dict[int, dict[str, Any]] = {}
         values = BatchValues(self._plan, self.options.nulls, self._masked)
         with closing(samples(this.loader, this.order, indices, total, this.budget)) as found:

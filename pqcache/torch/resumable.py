@@ -22,7 +22,7 @@ from pqcache.reader.order.division import Division, next_divisions
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.torch.batch import Batch
-from pqcache.torch.batch_groups import GroupSizes, grouped
+from pqcache.torch.batch_groups import GroupSizes, grouped, sizes_in_worker
 from pqcache.torch.checkpoint import MixState, Place, State, divisions_in
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.distributed import ranks_and_rank, started_as_one_of
@@ -137,7 +137,7 @@ class ResumableDataset(IterableDataset[Batch]):
         indices = share.indices(begin.next)
         self._progress.next = indices[0] if indices else share.end
         batches = self._iterate(share, indices, begin.epoch, in_worker=info is not None)
-        return batches if info is None or self.groups is None else grouped(batches, self.groups)
+        return batches if (sizes := sizes_in_worker(self.groups)) is None else grouped(batches, sizes)
 
     def _iterate(self, share: EpochShare, indices: range, epoch: int, in_worker: bool) -> Generator[Any]:
         with self._measured(epoch) as meter, closing(self._read(share, indices, epoch)) as batches:

@@ -146,11 +146,8 @@ class _Locator:
 
     def _located_array(self, array: AnyArray) -> TensorLocation:
         """Return where a contiguous array lies or is copied to."""
-        size = array.nbytes
-        number, offset = self._found(array.__array_interface__["data"][0], size) if size else (-1, 0)
-        if number < 0 < size:
-            offset = self._reserved(array, size)
-        return TensorLocation(number, _TORCH[array.dtype], array.shape, offset, size)
+        number, offset = self._placed(array, array.__array_interface__["data"][0], array.nbytes)
+        return TensorLocation(number, _TORCH[array.dtype], array.shape, offset, array.nbytes)
 
     def _located(self, value: torch.Tensor) -> TensorLocation | torch.Tensor:
         """Return where a tensor lies or is copied to; one that is more than values as it is."""
@@ -158,12 +155,13 @@ class _Locator:
             if not value.is_conj() and not value.is_neg():
                 return value
             return self._located(value.resolve_conj().resolve_neg())  # torch's pickling loses that, and the values
-        size = value.nbytes
-        number, offset = self._found(value.data_ptr(), size) if size and value.is_contiguous() else (-1, 0)
-        if number < 0 < size:
-            array = array_of(value)
-            offset = self._reserved(value if array is None else array, size)
-        return TensorLocation(number, value.dtype, tuple(value.shape), offset, size)
+        number, offset = self._placed(value, value.data_ptr() if value.is_contiguous() else None, value.nbytes)
+        return TensorLocation(number, value.dtype, tuple(value.shape), offset, value.nbytes)
+
+    def _placed(self, source: AnyArray | torch.Tensor, address: int | None, size: int) -> tuple[int, int]:
+        """Return the buffer and the offset in it where ``source`` lies, from its address on, or is copied to."""
+        number, offset = self._found(address, size) if size and address is not None else (-1, 0)
+        return (number, offset) if number >= 0 or not size else (-1, self._reserved(source, size))
 
     def _found(self, address: int, size: int) -> tuple[int, int]:
         """Return in which of ``slots`` so many bytes lie, and from which offset on; -1 where they lie elsewhere."""
@@ -179,7 +177,8 @@ class _Locator:
     def _reserved(self, source: AnyArray | torch.Tensor, size: int) -> int:
         """Return the offset in the buffer of copies at which ``source`` will be."""
         offset = self._copied_bytes
-        self._copies.append((source, size, offset))
+        array = array_of(source) if isinstance(source, torch.Tensor) else source
+        self._copies.append((source if array is None else array, size, offset))
         self._copied_bytes += aligned(size)
         return offset
 
