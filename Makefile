@@ -41,8 +41,6 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
-	$(BIN)/python tools/words.py
-	$(BIN)/python tools/house.py
 
 types: $(READY)
 	$(BIN)/mypy
