@@ -37,9 +37,17 @@ class Answers:
     caches: Mapping[str, ServedCache]
     token: str
 
+    def check_client(self, request: HttpRequest) -> None:
+        """Raise RequestRefused unless the client may ask: it has the token, or names this machine."""
+        if self.token:
+            kind, _, given = request.headers.get("authorization", "").partition(" ")
+            if kind.lower() != "bearer" or not is_same_token(given.strip(), self.token):
+                raise RequestRefused(401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"})
+        elif not is_loopback(_hostname(request.headers["host"])):  # a page in a browser that names this machine so
+            raise RequestRefused(403, "without a token the host of a URL has to be 127.0.0.1, [::1] or localhost")
+
     def answer(self, request: HttpRequest, stack: ExitStack) -> HttpAnswer:
         """Return the answer to a request; ``stack`` holds what it needs until it is sent. Raises RequestRefused."""
-        self._check_client(request)
         name, *rest = request.segments
         cache = self.caches.get(name)
         if cache is None:
@@ -57,14 +65,6 @@ class Answers:
         except PqcacheError as error:
             raise RequestRefused(503 if isinstance(error, CacheLocked) else 500, error.reason) from None
         raise RequestRefused(404, "there is no such file")
-
-    def _check_client(self, request: HttpRequest) -> None:
-        if self.token:
-            kind, _, given = request.headers.get("authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not is_same_token(given.strip(), self.token):
-                raise RequestRefused(401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"})
-        elif not is_loopback(_hostname(request.headers["host"])):  # a page in a browser that names this machine so
-            raise RequestRefused(403, "without a token the host of a URL has to be 127.0.0.1, [::1] or localhost")
 
 
 def is_loopback(host: str) -> bool:

@@ -101,7 +101,7 @@ class CacheServer:
         self.urls = {name: f"{SCHEME}://{place}/{name}" for name in self._caches}
         self._began = time.monotonic()
         _all.add(self)
-        self._connections = Connections(listener, Answers(self._caches, token).answer, limits, self._tick)
+        self._connections = Connections(listener, Answers(self._caches, token), limits, self._tick)
 
     @property
     def counts(self) -> Counts:

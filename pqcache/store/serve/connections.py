@@ -19,17 +19,17 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from pqcache.store.drivers.time_limits import TooSlow
+from pqcache.store.serve.answers import Answers
 from pqcache.store.serve.http_messages import HttpAnswer, HttpRequest, RequestRefused, parse_request, refusal
 from pqcache.store.serve.sending import end_politely, receive_head, send_answer
 
 CONNECTIONS = 256
+_NO_TOKEN = 401
 _TICK = 1.0  # seconds between looks at what has expired
 _REFUSED_KEPT = 64  # sockets of refused clients that are not closed at once, so that they get the answer
 _END_SECONDS = 2.0  # for the threads to end
 
 log = logging.getLogger("pqcache.serve")
-
-Answerer = Callable[[HttpRequest, ExitStack], HttpAnswer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +63,12 @@ class Connections:
     """The connections to one listening socket, until ``close``."""
 
     def __init__(
-        self, listener: socket.socket, answer: Answerer, limits: ServeLimits, tick: Callable[[], None]
+        self, listener: socket.socket, answers: Answers, limits: ServeLimits, tick: Callable[[], None]
     ) -> None:
         self.counts = Counts()
-        self._listener, self._answer, self._limits, self._tick = listener, answer, limits, tick
+        self._listener, self._answers, self._limits, self._tick = listener, answers, limits, tick
         self._open: dict[socket.socket, threading.Thread] = {}
+        self._admitted: set[socket.socket] = set()  # those of clients that have shown the token
         self._refused: list[tuple[float, socket.socket]] = []
         self._lock = threading.Lock()
         self._ending = False
@@ -135,7 +136,7 @@ class Connections:
             return
         thread = threading.Thread(target=self._serve, args=(client, address[0]), daemon=True)
         with self._lock:
-            is_free = len(self._open) < self._limits.connections
+            is_free = len(self._open) < self._limits.connections or self._drop_stranger()
             if is_free:
                 self._open[client] = thread
         try:
@@ -146,6 +147,16 @@ class Connections:
             log.debug("no thread can be started: %s", error)
             del self._open[client]
         self._refuse(client)
+
+    def _drop_stranger(self) -> bool:
+        """End the oldest connection that has not shown the token yet, so that nobody without it can take them all."""
+        stranger = next((client for client in self._open if client not in self._admitted), None)
+        if stranger is None:
+            return False
+        del self._open[stranger]
+        with suppress(OSError):
+            stranger.shutdown(socket.SHUT_RDWR)
+        return True
 
     def _refuse(self, client: socket.socket) -> None:
         """Ask a client to come again; it is sent what fits into the socket's buffer, and never waited for."""
@@ -188,16 +199,20 @@ class Connections:
         finally:
             with self._lock:
                 self._open.pop(client, None)
-            client.close()
+                self._admitted.discard(client)
+                client.close()
 
     def _answer_one(self, client: socket.socket, address: str, request: HttpRequest) -> bool:
         """Answer a request; return whether the connection ends then."""
         with ExitStack() as stack:
             try:
-                answer = self._answer(request, stack)
+                self._answers.check_client(request)
+                with self._lock:
+                    self._admitted.add(client)
+                answer = self._answers.answer(request, stack)
             except RequestRefused as refused:
                 answer = refusal(refused)
-            is_last = request.is_last or self._ending
+            is_last = request.is_last or self._ending or answer.status == _NO_TOKEN
             head = answer.head(is_last)
             if request.method == "HEAD":
                 answer = HttpAnswer(status=answer.status)

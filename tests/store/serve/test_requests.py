@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -225,6 +225,26 @@ def test_too_many_connections(shop: Path) -> None:
         while ask(server, "/shop/current").status != 200:
             assert time.monotonic() < deadline
         assert pqcache.sync(server.urls["shop"], shop.parent / "waits", options={"token": TOKEN}).published
+
+
+def test_clients_without_a_token_keep_nobody_out(shop: Path) -> None:
+    with ExitStack() as stack, pqcache.serve([shop], port=0, token_file=token_of(shop), connections=3) as server:
+        for number in range(8):
+            stranger = stack.enter_context(connect(server))
+            stranger.sendall(
+                (b"", b"GET /shop/current HTTP/1.1\r\n", CURRENT.replace(TOKEN.encode(), b"x"))[number % 3]
+            )
+            if number % 3 == 2:
+                assert b" 401 " in stranger.recv(100)
+        report = pqcache.sync(server.urls["shop"], shop.parent / "crowd", options={"token": TOKEN}, retries=0)
+        assert report.published
+
+
+def token_of(shop: Path) -> Path:
+    file = shop.parent / "token"
+    file.touch(0o600)
+    file.write_text(TOKEN)
+    return file
 
 
 def test_without_a_token(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
