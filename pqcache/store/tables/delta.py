@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_NUMBER = re.compile(r"-?[0-9]+")
+_DIGITS = 20  # of a version in the names of a log
 _TRIES = 3  # of a log that is cleaned up while it is read
 _THREADS = 8
 _CHECK = "check the table with the engine that wrote it"
@@ -134,9 +137,13 @@ class _Delta:
         if newest is None:
             raise SourceNotFound(self.url, "its log has no version", _CHECK)
         if rule.version is not None:
-            if not (rule.version.isascii() and rule.version.isdigit()):
-                raise UsageError(f"--version {rule.version}", "is no version of a Delta table, which is a number")
-            return self._available(log, int(rule.version), f"--version {rule.version}")
+            given = f"--version {rule.version}"
+            if not _NUMBER.fullmatch(rule.version):
+                raise UsageError(
+                    given, "invalid version of a Delta table: expected a number", f"the newest is {newest}"
+                )
+            number = int(rule.version) if len(rule.version) <= _DIGITS else None
+            return self._available(log, number, given)
         if rule.as_of is None:
             return newest
         version = self._version_at(log, _nanoseconds(rule.as_of))
@@ -144,13 +151,13 @@ class _Delta:
 
     def _available(self, log: DeltaLog, version: int | None, given: str) -> int:
         """Return ``version`` where the log can have it; ``given`` asks for it."""
-        if version is not None and log.files_of(version) is not None:
+        first, last = log.oldest(), log.newest()
+        if version is not None and (log.files_of(version) is not None or version in log.commits):
             return version
-        known = [number for number in sorted({*log.commits, *log.checkpoints}) if log.files_of(number) is not None]
         have = "it has none"
-        if known:
-            times = [_iso(self._time_of(log, number, in_log=True)) for number in (known[0], known[-1])]
-            have = f"it has {known[0]} of {times[0]} to {known[-1]} of {times[1]}"
+        if first is not None and last is not None:
+            times = [_iso(self._time_of(log, number, in_log=True)) for number in (first, last)]
+            have = f"it has {first} of {times[0]} to {last} of {times[1]}"
         reason = f"the log of {self.url} does not have that version: {have}"
         raise SourceNotFound(given, reason, "name one of these, or '' for the newest")
 

@@ -45,11 +45,10 @@ class DeltaLog:
     def files_of(self, version: int) -> list[SourceFile] | None:
         """Return the files that make a version, without sidecars; None where one of them is not there."""
         after = max((known for known in self.checkpoints if known <= version), default=-1)
-        commits = [self.commits.get(number) for number in range(after + 1, version + 1)]
-        if after < 0 and not commits:
+        commits = sorted(number for number in self.commits if after < number <= version)
+        if len(commits) != version - after or version < 0:
             return None
-        found = [*self.checkpoints.get(after, ()), *(commit for commit in commits if commit is not None)]
-        return found if all(commit is not None for commit in commits) else None
+        return [*self.checkpoints.get(after, ()), *(self.commits[number] for number in commits)]
 
     def version_at(self, time_ns: int, times: Mapping[int, int]) -> int | None:
         """Return the version that was the newest at a time; None before the oldest.

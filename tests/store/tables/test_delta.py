@@ -91,7 +91,10 @@ def test_versions_and_times(table: Path, cache: Path, tmp_path: Path) -> None:
     for options, text in (
         ({"version": 3}, r"--version 3: .* it has 0 of 1970-01-01T00:16:40.000\+00:00 to 2 of 1970-01-01T00:50:00"),
         ({"as_of": "1970-01-01T00:16:39"}, r"--as-of 1970-01-01T00:16:39: .* it has 0 of 1970-01-01T00:16:40"),
-        ({"version": "x"}, "--version x: is no version of a Delta table"),
+        ({"version": 20261101040000}, r"--version 20261101040000: .* to 2 of 1970-01-01T00:50:00"),
+        ({"version": "9" * 5000}, r"--version 9+: .* to 2 of 1970-01-01T00:50:00"),
+        ({"version": -1}, r"--version -1: .* to 2 of 1970-01-01T00:50:00"),
+        ({"version": "x"}, "--version x: invalid version of a Delta table: expected a number; the newest is 2"),
         ({"as_of": "soon"}, "--as-of soon: is no time in ISO 8601"),
     ):
         with pytest.raises((SourceNotFound, UsageError), match=text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -22,6 +23,8 @@ from pqcache.store.tables.iceberg.partitions import Partitioning
 from pqcache.store.tables.iceberg.plan import PlannedFile, planned_files
 from pqcache.store.tables.table import TableFile, TableListing, VersionRule, cache_paths, digest
 from pqcache.store.urls import printable
+
+_ID = re.compile(r"-?[0-9]{1,20}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +128,9 @@ def _wanted(metadata: TableMetadata, rule: VersionRule, url: str) -> Snapshot | 
     """Return the snapshot that is wanted; None where the newest of a table without any is."""
     if rule.version is not None:
         ref = metadata.refs.get(rule.version)
-        number = int(rule.version) if rule.version.isdecimal() else None if ref is None else ref.snapshot_id
-        what = f"snapshot {number}" if number is not None else f"branch or tag {rule.version!r}"
+        is_number = _ID.fullmatch(rule.version) is not None
+        number = int(rule.version) if is_number else None if ref is None else ref.snapshot_id
+        what = f"snapshot {rule.version}" if is_number else f"branch or tag {rule.version!r}"
         advice = "list its snapshots with the engine that wrote it; expired ones are gone"
     elif rule.as_of is not None:
         moment = _milliseconds(rule.as_of)
@@ -140,7 +144,9 @@ def _wanted(metadata: TableMetadata, rule: VersionRule, url: str) -> Snapshot | 
         what, advice = f"snapshot {number}, its current one", "check the table with the engine that wrote it"
     found = None if number is None else metadata.snapshot_by_id(number)
     if found is None:
-        raise SourceNotFound(url, f"has no {what}", advice)
+        newest = metadata.current_snapshot()
+        has = "" if newest is None else f" (the newest is {newest.snapshot_id} of {_iso(newest.timestamp_ms)})"
+        raise SourceNotFound(url, f"has no {what}{has}", advice)
     return found
 
 

@@ -317,7 +317,10 @@ def test_versions_are_snapshots_tags_and_times(lake: Lake, tmp_path: Path) -> No
     assert rows_of(tmp_path / "cache") == rows_in(table)
     table.maintenance.expire_snapshots().by_id(first.snapshot_id).commit()
     for how, said in (
-        ({"version": first.snapshot_id}, f"has no snapshot {first.snapshot_id}; .*expired"),
+        ({"version": first.snapshot_id}, f"has no snapshot {first.snapshot_id} .*expired"),
+        ({"version": 20261101040000}, rf"no snapshot 20261101040000 \(the newest is {last.snapshot_id} of "),
+        ({"version": "9" * 5000}, rf"\(the newest is {last.snapshot_id} of "),
+        ({"version": -1}, rf"has no snapshot -1 \(the newest is {last.snapshot_id} of "),
         ({"version": "none"}, "has no branch or tag 'none'"),
         ({"as_of": "2020-01-01"}, "has no snapshot at 2020-01-01"),
     ):
