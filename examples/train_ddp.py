@@ -12,6 +12,7 @@ from pqcache.torch import Loader, ParquetDataset
 
 def main(cache: str = "cache/shop", checkpoint: Path = Path("ddp.json"), epochs: int = 2) -> None:
     dist.init_process_group("gloo")  # "nccl" with GPUs
+    rank = dist.get_rank()
     # With 1, 2, 3, 4, 6 or 12 ranks x workers batches come in the same sequence, with others in another one
     dataset = ParquetDataset(cache, columns=["id", "price"], batch_size=64, lanes=12)
     loader = Loader(dataset, num_workers=2)
@@ -21,18 +22,20 @@ def main(cache: str = "cache/shop", checkpoint: Path = Path("ddp.json"), epochs:
         loader.load_state_dict(json.loads(checkpoint.read_text()))
     for epoch in range(loader.epoch, epochs):
         rows = torch.zeros(1)
-        for batch in loader:  # the same number of batches on every rank
+        for step, batch in enumerate(loader):  # the same number of batches on every rank
             loss = (model(batch["price"].float()[:, None]) - 1).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             rows += len(batch["id"])
-            if batch.index % 100 == 0:  # on rank 0 only, with the states of model and optimizer
-                checkpoint.write_text(json.dumps(loader.state_dict()))
+            if rank == 0 and step % 100 == 0:  # add the states of model and optimizer
+                new = checkpoint.with_suffix(".new")
+                new.write_text(json.dumps(loader.state_dict()))  # the same on every rank
+                new.replace(checkpoint)  # at once: a training that is killed here keeps the old checkpoint
         dist.all_reduce(rows)
-        if dist.get_rank() == 0:
+        if rank == 0:
             print(f"epoch {epoch}: {int(rows)} rows")
-    if dist.get_rank() == 0:
+    if rank == 0:
         checkpoint.unlink()
     dist.destroy_process_group()
 

@@ -1,11 +1,20 @@
-"""Which of several processes this one is, as the framework knows that is imported already."""
+"""Which of several processes this one is, as an imported framework knows, and whether all of them read alike."""
 
 from __future__ import annotations
 
+import json
+import logging
 import sys
+import time
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from pqcache.errors import UsageError
+
+_POLL = 0.02  # seconds
+_epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # compared so far, by process group
+_log = logging.getLogger("pqcache.reader")
 
 
 def count_and_number() -> tuple[int, int]:
@@ -44,3 +53,56 @@ def _knows_processes(jax: Any) -> bool:
     is_started = getattr(bridge, "backends_are_initialized", None)
     asked = [ask for ask in (is_connected, is_started) if ask is not None]
     return not asked or any(ask() for ask in asked)
+
+
+def check_alike(epoch: Mapping[str, tuple[Any, Any]], patience: float) -> None:
+    """Raise the same UsageError on every rank of torch.distributed unless all begin the same epoch.
+
+    Ranks that begin with other rows or another order would divide different tables: rows would come twice or never.
+    ``epoch`` has, by name, the values that have to be equal, and how they are shown.
+
+    The ranks meet at the store of their process group. A rank that does not come delays the others by ``patience``
+    seconds and a warning, where a collective operation would wait for it without a word.
+    """
+    distributed: Any = sys.modules["torch.distributed"]
+    group, store = distributed.group.WORLD, distributed.distributed_c10d._get_default_store()
+    ranks, rank = distributed.get_world_size(), distributed.get_rank()
+    number = _epochs[group] = _epochs.get(group, 0) + 1
+    key = f"pqcache/epoch-{number}"
+    here = json.dumps({"rank": rank, "epoch": epoch}, default=str)
+    first = json.loads(store.compare_set(f"{key}/first", "", here))
+    if _difference(first["epoch"], json.loads(here)["epoch"]):
+        store.compare_set(f"{key}/differs", "", here)
+    if store.add(f"{key}/begun", 1) == ranks:
+        store.set(f"{key}/all", "all")
+    deadline = time.monotonic() + patience
+    while not store.check([f"{key}/all"]):
+        if time.monotonic() > deadline:
+            missing = ranks - store.add(f"{key}/begun", 0)
+            message = (
+                "rank %d waited %.0f s for %d of %d ranks to begin this epoch and goes on without them: each has to "
+                "read it, and a dataset that only some ranks read needs num_replicas=1, rank=0"
+            )
+            _log.warning(message, rank, patience, missing, ranks)
+            break
+        time.sleep(_POLL)
+    if store.check([f"{key}/differs"]):
+        other = json.loads(store.get(f"{key}/differs"))
+        found = _difference(first["epoch"], other["epoch"])
+        assert found is not None
+        name, one, two = found
+        raise UsageError(
+            "ranks",
+            f"rank {first['rank']} begins an epoch with {name}={one!r}, rank {other['rank']} with {name}={two!r}: rows "
+            "would come twice or never",
+            "give every rank the same snapshot and options and begin epochs in the same order; a dataset that one rank "
+            "reads alone needs num_replicas=1, rank=0",
+        )
+
+
+def _difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    for name in sorted({**one, **two}, key=lambda name: not name.endswith("snapshot")):  # most else follows from it
+        (value, shown), (other, other_shown) = one.get(name, (None, None)), two.get(name, (None, None))
+        if value != other:
+            return name, shown, other_shown
+    return None

@@ -110,6 +110,11 @@ class DatasetReader:
         return self._data.snapshot
 
     @property
+    def content(self) -> str:
+        """A name that is equal for equal rows, whatever their snapshot is called."""
+        return self._data.content if self.nodes is None else self.nodes.listing
+
+    @property
     def rows(self) -> int | None:
         """The number of rows (or sequences) of an epoch, of this node's share; None where epochs differ."""
         return int(self._plan.counts.sum()) if self._plan.weights is None else None

@@ -214,6 +214,8 @@ class Loader(DataLoader[Any]):
             self._dataset.set_epoch(self._dataset.epoch + 1)
         self._begun = self._iterates = True
         self._share, self._share_epoch = self._dataset.begin_pass(self.num_workers)
+        if self.num_workers:  # else the dataset does it
+            self._dataset.check_ranks(self._share, self._share_epoch)
         self._given, self._held_back = 0, held_back
         this = self._iteration = object()
         count = self._share.count()

@@ -20,6 +20,7 @@ from pqcache.reader.meter import Meter
 from pqcache.reader.options import check_numbers
 from pqcache.reader.order.division import Division, next_divisions
 from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.processes import check_alike, of_torch
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.torch.batch import Batch
 from pqcache.torch.batch_groups import GroupSizes, grouped, sizes_in_worker
@@ -134,6 +135,7 @@ class ResumableDataset(IterableDataset[Batch]):
         begin = self._progress.begin(workers if info else 0)
         lanes = self._lanes or ranks * workers
         share = self._share(begin.epoch, lanes=lanes, begin=begin, worker=worker, workers=workers)
+        self.check_ranks(share, begin.epoch)
         indices = share.indices(begin.next)
         self._progress.next = indices[0] if indices else share.end
         batches = self._iterate(share, indices, begin.epoch, in_worker=info is not None)
@@ -277,6 +279,15 @@ class ResumableDataset(IterableDataset[Batch]):
         epoch = self._progress.epoch
         return self._share(epoch, lanes=lanes, begin=begin, readers=max(1, workers)), epoch
 
+    def check_ranks(self, share: EpochShare, epoch: int) -> None:
+        """Raise UsageError, the same on all ranks, unless each of them begins this epoch in the same way."""
+        if self._chosen_ranks is not None or get_worker_info() is not None or (of_torch() or (1, 0))[0] == 1:
+            return
+        state = self.state_dict(after=Place(epoch, share.start, share.lanes, share.divisions))
+        contents = {reader.snapshot: reader.content for reader in self.readers}
+        begun = _compared({**state, "drop_last": self.drop_last, "pad": self.pad}, contents)
+        check_alike(begun, self.stall_timeout or STALL_TIMEOUT)
+
     def rows_of(self, epoch: int, index: int) -> RowPlaces:
         """Return where each row of a batch lies: its file, row group, and position in both.
 
@@ -397,3 +408,14 @@ class ResumableDataset(IterableDataset[Batch]):
     @abstractmethod
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
         """Yield (global index, batch) for the ``indices`` of ``share``."""
+
+
+def _compared(state: Mapping[str, Any], contents: Mapping[str, str], within: str = "") -> dict[str, tuple[Any, Any]]:
+    """What ranks have to agree on, by name, and how it is shown: of a snapshot its content is compared."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, value in state.items():
+        if isinstance(value, Mapping):
+            found |= _compared(value, contents, f"{within}{name}.")
+        else:
+            found[within + name] = (contents.get(value, value) if name == "snapshot" else value, value)
+    return found

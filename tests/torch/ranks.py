@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+import pqcache
 from pqcache.errors import UsageError
-from pqcache.torch import ParquetDataset
+from pqcache.torch import Loader, Mix, ParquetDataset
 
 
 class Ranks:
@@ -30,13 +31,16 @@ class Ranks:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, store: Path, caches: list[Path], **options: Any) -> list[dict[str, Any]]:
+    def run(
+        self, store: Path, caches: list[Path], each: list[dict[str, Any]] | None = None, **options: Any
+    ) -> list[dict[str, Any]]:
         """Read each of ``caches`` on a rank; return what each found: see ``_read``, or its ``error``.
 
-        ``store`` is a new file by which the ranks find one another.
+        ``store`` is a new file by which the ranks find one another. ``each`` has options of single ranks.
         """
+        own = each or [{}] * len(caches)
         for rank, pipe in enumerate(self._pipes[: len(caches)]):
-            pipe.send((rank, len(caches), store, caches[rank], options))
+            pipe.send((rank, len(caches), store, caches[rank], options | own[rank]))
         found = []
         for pipe in self._pipes[: len(caches)]:
             assert pipe.poll(120), "a rank does not answer"
@@ -65,15 +69,32 @@ def _serve(pipe: Connection) -> None:
 
 
 def _read(
-    cache: Path, workers: int = 0, state: dict[str, Any] | None = None, stop: int | None = None, **options: Any
+    cache: Path,
+    workers: int = 0,
+    state: dict[str, Any] | None = None,
+    stop: int | None = None,
+    epoch: int = 0,
+    loader: str = "DataLoader",
+    **options: Any,
 ) -> dict[str, Any]:
     """Return the ids and indices of an epoch's batches, or of the first ``stop`` and the state after them."""
-    ds = ParquetDataset(cache, columns=["id"], **options)
+    context = "fork" if workers else None  # else workers are started as the rank was
+    if loader == "Cache.batches":
+        batches = pqcache.Cache.open(cache).batches(["id"], epoch=epoch, **options)
+        return {"ids": [batch["id"].to_pylist() for batch in batches]}
+    ds: Any = ParquetDataset(cache, columns=["id"], **options)
+    if loader == "Mix":
+        ds = Mix({"a": ds})
     if state is not None:
         ds.load_state_dict(state)
+    if epoch:
+        ds.set_epoch(epoch)
     found: dict[str, Any] = {"length": len(ds), "ids": [], "indices": []}
-    context = "fork" if workers else None  # else workers are started as the rank was
-    for batch in DataLoader(ds, batch_size=None, num_workers=workers, multiprocessing_context=context):
+    if loader == "DataLoader":
+        batches = DataLoader(ds, batch_size=None, num_workers=workers, multiprocessing_context=context)
+    else:
+        batches = Loader(ds, num_workers=workers, multiprocessing_context=context)
+    for batch in batches:
         found["ids"].append(batch["id"].tolist())
         found["indices"].append(batch.index)
         if len(found["ids"]) == stop:

@@ -209,3 +209,65 @@ def test_an_epoch_ends_for_all_nodes_at_once(
     assert total // ranks == math.ceil(min(of_each) if drop_last else max(of_each))
     rest = nodes.total(size, done * ranks, ranks, drop_last) - done * ranks
     assert rest == max(0, total - done * ranks)  # going on makes no difference
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Caches of two nodes that hold the same rows, and one that has been synced again after a night."""
+    root = tmp_path_factory.mktemp("whole")
+    for day in range(2):
+        directory = root / "lake" / f"dt={day}"
+        directory.mkdir(parents=True)
+        table = pa.table({"id": range(1000 * day, 1000 * day + 1000)})
+        pq.write_table(table, directory / "part-0.parquet", row_group_size=100)
+    one, two, newer = root / "one", root / "two", root / "newer"
+    pqcache.sync(str(root / "lake"), one)
+    for cache in (two, newer):
+        pqcache.sync(str(root / "lake"), cache, where="dt = 0")
+        pqcache.sync(cache, where="")
+    pq.write_table(table.slice(0, 500), directory / "part-1.parquet", row_group_size=100)
+    pqcache.sync(newer)
+    return one, two, newer
+
+
+@pytest.mark.parametrize("loader", ["DataLoader", "Loader", "Mix"])
+def test_ranks_with_different_snapshots_say_so(
+    whole: tuple[Path, Path, Path], run_ranks: RunRanks, loader: str
+) -> None:
+    one, two, newer = whole
+    ids = [rank["ids"] for rank in run_ranks([one, two], loader=loader)]  # snapshots of other names and equal content
+    assert sorted(i for rank in ids for batch in rank for i in batch) == list(range(2000))
+    errors = [rank["error"] for rank in run_ranks([one, newer, two], loader=loader)]
+    assert "snapshot=" in errors[0]
+    assert "rows would come twice or never" in errors[0]
+    assert errors == errors[:1] * 3
+
+
+@pytest.mark.parametrize(
+    "differing",
+    [
+        {"filters": "id < 700"},
+        {"seed": 1},
+        {"batch_size": 100},
+        {"epoch": 1},
+        {"drop_last": True},
+        {"lanes": 4},
+        {"window": 3},
+        {"workers": 1, "loader": "Loader"},
+    ],
+)
+def test_ranks_with_different_options_say_so(
+    whole: tuple[Path, Path, Path], run_ranks: RunRanks, differing: dict[str, Any]
+) -> None:
+    same = {"workers": 2, "loader": "Loader"} if "workers" in differing else {}
+    found = run_ranks([whole[0]] * 2, each=[same, differing])
+    assert found[0] == found[1]
+    assert "rank 1 with" in found[0]["error"] or "rank 0 with" in found[0]["error"]
+
+
+def test_a_rank_that_reads_alone_waits_for_a_while_only(whole: tuple[Path, Path, Path], run_ranks: RunRanks) -> None:
+    alone = {"stall_timeout": 0.1}
+    elsewhere = {"num_replicas": 1, "rank": 0}
+    one, other = run_ranks([whole[0]] * 2, each=[alone, elsewhere])
+    assert len(one["ids"]) == 4  # of the 8 batches
+    assert sum(map(len, other["ids"])) == 2000
