@@ -75,6 +75,7 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.store.sync.all_tables import sync_all as sync_all
     from pqcache.store.sync.cache_run import SyncReport as SyncReport
     from pqcache.store.sync.command import sync as sync
+    from pqcache.store.tables_of_root import RemoveReport as RemoveReport
     from pqcache.store.tables_of_root import add as add
     from pqcache.store.tables_of_root import remove as remove
     from pqcache.store.verify.command import VerifyReport as VerifyReport

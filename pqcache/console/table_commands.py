@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pqcache.console import examples, parsing
 from pqcache.console import options as opt
-from pqcache.console.app import app
+from pqcache.console.app import app, print_report
 from pqcache.console.help import Command
+from pqcache.units import format_count, format_size
+
+if TYPE_CHECKING:
+    from pqcache.store.tables_of_root import RemoveReport
 
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A path or a URL, as for sync.")]
 OptionalName = Annotated[
@@ -22,7 +27,12 @@ Root = Annotated[
     Path | None,
     typer.Option(metavar="ROOT", help="The directory of the caches. Default: $PQCACHE_ROOT, or ~/.cache/pqcache."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Also if readers have it open.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Do not ask, and also if it has readers, pinned snapshots, or other files in it."),
+]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+RemoveJson = Annotated[bool, typer.Option("--json", help="Write one JSON object.")]
 
 
 @app.command(cls=Command, epilog=examples.ADD)
@@ -33,15 +43,37 @@ def add(source: Source, name: OptionalName = None, root: Root = None, option: op
     """
     import pqcache
     from pqcache.console import terminal
+    from pqcache.store.urls import quoted
 
     place = pqcache.add(source, name, root=root, options=parsing.store_options(option))
-    terminal.print_line(f"added {place}; 'pqcache sync {place}' fetches it")
+    terminal.print_line(f"added {place}; 'pqcache sync {quoted(place)}' fetches it")
 
 
 @app.command(cls=Command, epilog=examples.REMOVE)
-def remove(name: Name, root: Root = None, force: Force = False) -> None:
-    """Remove a cache with all its snapshots; its source is not touched."""
+def remove(
+    name: Name,
+    root: Root = None,
+    force: Force = False,
+    yes: Yes = False,
+    dry_run: opt.DryRun = False,
+    json: RemoveJson = False,
+) -> None:
+    """Remove a cache with all its snapshots; its source is not touched.
+
+    On a terminal it asks first, and says how much it will free.
+    """
     import pqcache
     from pqcache.console import terminal
 
-    terminal.print_line(f"removed {pqcache.remove(name, root=root, force=force)}")
+    if not (yes or force or dry_run) and terminal.can_ask():
+        found = pqcache.remove(name, root=root, dry_run=True)
+        if not terminal.ask(f"remove {found.cache}: {_held(found)}?"):
+            terminal.print_line("nothing was removed", sys.stderr)
+            raise typer.Exit(1)
+    report = pqcache.remove(name, root=root, force=force, dry_run=dry_run)
+    what = "would remove" if dry_run else "removed"
+    print_report(report.to_dict(), json, False, lambda: terminal.print_line(f"{what} {report.cache}: {_held(report)}"))
+
+
+def _held(report: RemoveReport) -> str:
+    return f"{format_count(len(report.snapshots), 'snapshot')}, {format_size(report.bytes)} on disk"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pqcache.console.line_prefix import line_prefix
 from pqcache.errors import PqcacheError
-from pqcache.store.urls import printable, printable_json
+from pqcache.store.urls import printable, printable_json, quoted
 from pqcache.units import format_count, format_seconds, format_size
 
 if TYPE_CHECKING:  # rich is slow to import: only tables and progress bars need it
@@ -31,6 +31,18 @@ def print_line(text: str, stream: TextIO | None = None) -> None:
     stream = stream or sys.stdout
     stream.write(line_prefix(stream) + printable(text) + "\n")
     stream.flush()
+
+
+def can_ask() -> bool:
+    """Whether a person is there to answer a question."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask(question: str) -> bool:
+    """Ask a question on the terminal; only yes is yes."""
+    sys.stderr.write(f"{printable(question)} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def print_sentence(text: str) -> None:
@@ -85,7 +97,8 @@ def print_error(error: PqcacheError, json_lines: bool) -> None:
     """Print an error as one line to standard error, and with ``json_lines`` as an event to standard output."""
     if json_lines:
         print_json({"event": "error", **error_values(error)})
-    label, message = "pqcache: error:", printable(" ".join(str(error).split()))
+    reason = " ".join(line.strip() for line in error.reason.splitlines())  # another library's may have several
+    label, message = "pqcache: error:", printable(str(PqcacheError(error.subject, reason, error.advice)))
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in (None, "dumb"):
         label = f"\x1b[1;31m{label}\x1b[0m"
     sys.stderr.write(f"{line_prefix(sys.stderr)}{label} {message}\n")
@@ -151,7 +164,7 @@ def print_index(report: IndexReport) -> None:
         held = f"{key.type}, {format_count(key.rows, 'row')}, {format_size(key.bytes)}"
         print_line(f"{key.column}: {held if key.damage is None else key.damage}")
     if not (done or report.keys):
-        print_line(f"no key index; 'pqcache index {report.cache} --key COLUMN' builds one")
+        print_line(f"no key index; 'pqcache index {quoted(report.cache)} --key COLUMN' builds one")
 
 
 def bar(console: Console, part: float, total: float, width: int) -> str:

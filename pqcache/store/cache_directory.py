@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
 from pqcache.events import OnEvent, Warned, ignore
@@ -39,11 +40,11 @@ from pqcache.store.layout import (
     RUNNING,
     SNAPSHOTS,
 )
-from pqcache.store.ownership import check_ownership, directory_mode, file_mode, make_private, private_mode
+from pqcache.store.ownership import GROUPS, check_ownership, directory_mode, file_mode, make_private, private_mode
 from pqcache.store.pins import read_kept
 from pqcache.store.snapshot import Lease, Snapshot
-from pqcache.store.urls import local_path, url_scheme
-from pqcache.system.disk import make_directory, open_plain, write_durably
+from pqcache.store.urls import local_path, quoted, url_scheme
+from pqcache.system.disk import make_directory, open_plain, read_regular, write_durably
 from pqcache.system.locks import lock_holder, open_to_lock, try_lock
 
 if TYPE_CHECKING:
@@ -53,8 +54,12 @@ _WITHOUT_LOCKS = (
     "its file system has no locks: a second run is not noticed until it publishes, and old snapshots are kept, as "
     "their readers are not known; remove those of last week with 'pqcache gc {cache} --older-than 7d'"
 )
+_NAMED = 5  # of the caches in a directory
 _LOOK = 0.1  # seconds: more than a reader holds the lock to see whether a run is at work
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A pqcache: a copy of a source.\n"
+_MADE_FIRST = frozenset(("CACHEDIR.TAG", LOCK, "tmp", "snapshots", ARRIVING, HISTORY, RUNNING))
+_ENTRIES = _MADE_FIRST | {CONFIG, CONTENT, LISTED, SNAPSHOTS, "current"}
+_SNAPSHOT_ID = re.compile(r"\d{8}T\d{6}Z-\d+")
 
 
 @dataclass(frozen=True)
@@ -76,17 +81,48 @@ class CacheDirectory:
         """
         cache = cls(cache_path(path))
         if not cache.exists():
-            raise CacheError(path, "not a pqcache", f"make one with 'pqcache sync SOURCE {path}'")
+            advice = f"make one with 'pqcache sync SOURCE {quoted(path)}'"
+            raise CacheError(path, *(cache.caches_inside() or ("not a pqcache", advice)))
         return cache
 
     def exists(self) -> bool:
-        """Return whether this directory is a cache, with a snapshot or without."""
+        """Whether this directory is a cache, with a snapshot or without: it has what ``create`` makes, and a config.
+
+        A ``pqcache.toml`` of several tables makes it a directory of caches, whatever else is in it.
+        """
         config = self.path / CONFIG
-        if not config.is_file():
-            return False
-        if self.snapshots_dir.is_dir():
-            return True
-        return not has_tables(config)
+        return config.is_file() and self._is_ours() and not has_tables(config)
+
+    def _is_ours(self) -> bool:
+        """Whether pqcache made this directory; a person may have removed the tag, to have the cache backed up."""
+        try:
+            if _TAG in read_regular(self.path / "CACHEDIR.TAG"):
+                return True
+        except OSError:
+            pass
+        current = self.path / "current"
+        return (current.is_symlink() and os.readlink(current).startswith("snapshots/")) or bool(self.snapshots())
+
+    def caches_inside(self) -> tuple[str, str] | None:
+        """Return reason and advice for an error about a directory of caches that was named in place of a cache."""
+        try:
+            names = sorted(p.name for p in self.path.iterdir() if CacheDirectory(p).exists())
+        except OSError:
+            return None
+        reason = "not a pqcache but a directory of caches"
+        if names:
+            more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+            return f"{reason}: {', '.join(names[:_NAMED])}{more}", f"name one of them, like {self.path / names[0]}"
+        if has_tables(self.path / CONFIG):
+            return f"{reason}; none of them is made yet", f"run 'pqcache sync --all {quoted(self.path)}'"
+        return None
+
+    def foreign_entries(self) -> list[Path]:
+        """What is in the cache and pqcache did not put there: top-level entries, snapshots of no ID, other caches."""
+        found = [path for path in self.path.iterdir() if path.name not in _ENTRIES]
+        found += [p for p in self.snapshots_dir.iterdir() if p.is_symlink() or not _SNAPSHOT_ID.fullmatch(p.name)]
+        found += [path.parent for path in self.path.rglob(CONFIG) if path.parent != self.path]
+        return sorted(set(found))
 
     @property
     def snapshots_dir(self) -> Path:
@@ -150,7 +186,7 @@ class CacheDirectory:
             if current is None:
                 holder = self._run_at_work()
                 reason = f"nothing is published yet{f', and {holder} is at work here' if holder else ''}"
-                advice = "wait for its end" if holder else f"run 'pqcache sync {self.path}'"
+                advice = "wait for its end" if holder else f"run 'pqcache sync {quoted(self.path)}'"
                 raise CacheError(self.path, reason, advice)
             return current
         kept = self.snapshots()
@@ -178,22 +214,44 @@ class CacheDirectory:
                     raise
 
     def create(self) -> None:
-        """Make the directory a cache; a directory with other things in it raises UsageError."""
+        """Make the directory a cache; raises as ``check_usable``."""
+        self.check_usable()
         if self.exists():
             self.check_layout()
             return
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(self.path, "exists and is not a directory")
-        self._check_links()
-        check_ownership(self.path)
-        ours = {"CACHEDIR.TAG", LOCK, "tmp", "snapshots", ARRIVING, HISTORY, RUNNING}
-        if self.path.is_dir() and any(entry.name not in ours for entry in self.path.iterdir()):
-            raise UsageError(self.path, "not empty and not a pqcache", "name a new directory")
         make_directory(self.path.parent)
         make_directory(self.path, directory_mode())
         make_directory(self.snapshots_dir, directory_mode())
         make_directory(self.tmp_dir, private_mode())
         write_durably(self.path / "CACHEDIR.TAG", _TAG, self.tmp_dir, file_mode())
+
+    def check_usable(self) -> None:
+        """Raise UsageError or CacheError unless a run may write here: to a cache, or to what can become one.
+
+        That is a new or empty directory, or what a first run left that was killed. Nothing else is ever changed.
+        """
+        if self.exists():
+            check_ownership(self.path)
+            return
+        check_outside_caches(self.path)
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(self.path, "exists and is not a directory")
+        if self.path.is_dir() and not self._can_become_cache():
+            reason, _ = self.caches_inside() or ("not empty and not a pqcache", "")
+            raise UsageError(self.path, reason, "name a new directory")
+        self._check_links()
+        try:
+            check_ownership(self.path)
+        except CacheError as error:  # its advice is for a cache: to change all that is below it
+            advice = f"name a new directory; for a cache that a group shares, set {GROUPS}"
+            raise CacheError(error.subject, error.reason, advice) from None
+
+    def _can_become_cache(self) -> bool:
+        names = {path.name for path in self.path.iterdir()}
+        if self._is_ours():
+            return names <= _MADE_FIRST
+        begun = [path.name for name in names & {"snapshots", "tmp"} for path in (self.path / name).iterdir()]
+        return names <= {"snapshots", "tmp"} and all(name.startswith("CACHEDIR.TAG.") for name in begun)
 
     def check_layout(self) -> None:
         """Raise CacheError when a part of the cache is a link, or others can change it.
@@ -228,7 +286,7 @@ class CacheDirectory:
                     raise CacheLocked(self.path, reason, "wait for it with --wait 10m")
                 time.sleep(min(0.2, max(0.01, wait)))
             if held is None:
-                on_event(Warned(f"{self.path}: {_WITHOUT_LOCKS.format(cache=self.path)}"))
+                on_event(Warned(f"{self.path}: {_WITHOUT_LOCKS.format(cache=quoted(self.path))}"))
             yield
         finally:
             os.close(descriptor)
@@ -240,13 +298,45 @@ class CacheDirectory:
         return descriptor
 
 
+def check_outside_caches(path: Path) -> None:
+    """Raise UsageError for a path in a cache, where only pqcache writes and the next sync may remove it."""
+    for above in Path(os.path.realpath(path)).parents:
+        if CacheDirectory(above).exists():
+            raise UsageError(path, f"lies in the cache {above}", "name a directory outside of it")
+
+
 def has_tables(config: Path) -> bool:
-    """Return whether a ``pqcache.toml`` is one of several tables, of a directory of caches."""
+    """Return whether a ``pqcache.toml`` is one of several tables, of a directory of caches, however it spells them."""
     try:
-        with open(open_plain(config, os.O_RDONLY), encoding="utf-8") as file:
-            return re.search(r"^\s*\[\s*tables\s*[.\]]", file.read(), re.MULTILINE) is not None
+        text = config_text(config)
     except (OSError, ValueError):
         return False
+    if "tables" not in text and "\\" not in text:  # nearly always: TOML need not be parsed twice
+        return False
+    try:
+        return "tables" in parsed(text)
+    except ValueError:  # reading the tables says what is wrong
+        return re.search(r"""^\s*\[?\s*["']?tables["']?\s*[.=\]]""", text, re.MULTILINE) is not None
+
+
+def config_text(path: Path) -> str:
+    """Return the text of a ``pqcache.toml``; one that is a link or no plain file raises OSError."""
+    with open(open_plain(path, os.O_RDONLY), encoding="utf-8") as file:
+        return file.read()
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Return the values of a TOML document; a malformed one raises ValueError."""
+    try:
+        if sys.version_info >= (3, 11):
+            import tomllib
+
+            return tomllib.loads(text)
+        import tomlkit
+
+        return tomlkit.parse(text).unwrap()
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def cache_path(path: str | os.PathLike[str]) -> Path:

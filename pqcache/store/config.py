@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 from pqcache.errors import CacheError, UsageError
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
+from pqcache.store.cache_directory import config_text, parsed
 from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE
 from pqcache.store.layout import CONFIG
 from pqcache.store.newest import FREE, parse_newest
@@ -20,7 +19,8 @@ from pqcache.store.ownership import file_mode
 from pqcache.store.shard import parse_shard
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.table import VersionRule
-from pqcache.system.disk import open_plain, write_durably
+from pqcache.store.urls import quoted
+from pqcache.system.disk import write_durably
 from pqcache.units import parse_duration, parse_size
 
 FORMAT = 1
@@ -126,7 +126,7 @@ def read_config(cache: Path) -> Config:
     try:
         document: Mapping[str, Any] = parsed(config_text(path))
     except FileNotFoundError as error:
-        raise CacheError(cache, "not a pqcache", f"make one with 'pqcache sync SOURCE {cache}'") from error
+        raise CacheError(cache, "not a pqcache", f"make one with 'pqcache sync SOURCE {quoted(cache)}'") from error
     except (OSError, ValueError) as error:
         raise CacheError(path, f"cannot be read ({error})", "correct it, or sync into a new directory") from error
     if document.get("format") != FORMAT:
@@ -210,23 +210,6 @@ def _count(document: Mapping[str, Any], name: str, default: int) -> int:
     if isinstance(value, bool | float) or not isinstance(value, int | str):
         raise UsageError("", f"{name} = {value!r} has to be a whole number")
     return int(value)
-
-
-def config_text(path: Path) -> str:
-    """Return the text of a ``pqcache.toml``; one that is a link or no plain file raises OSError."""
-    with open(open_plain(path, os.O_RDONLY), encoding="utf-8") as file:
-        return file.read()
-
-
-def parsed(text: str) -> dict[str, Any]:
-    """Return the values of a TOML document; a malformed one raises ValueError."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-
-        return tomllib.loads(text)
-    import tomlkit
-
-    return tomlkit.parse(text).unwrap()
 
 
 def write_config(cache: Path, config: Config) -> None:

@@ -11,7 +11,6 @@ setting inside the cache could be made by anyone:
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +28,7 @@ from pqcache.store.layout import (
     ROW_GROUPS,
     SUMMARY,
 )
+from pqcache.store.urls import quoted
 from pqcache.system.locks import user_name
 
 GROUPS = "PQCACHE_TRUSTED_GROUPS"
@@ -124,16 +124,16 @@ def _check_owner(path: Path, status: os.stat_result, cache: Path) -> None:
     reason = f"belongs to {user_name(status.st_uid)}, and what others put there is not trusted"
     me = user_name(os.geteuid())
     if path.parent == cache / "tmp":
-        advice = f"remove it: rm -r {shlex.quote(str(path))}"
+        advice = f"remove it: rm -r {quoted(path)}"
     else:
-        advice = f"run this as {user_name(status.st_uid)}, or if you trust its content: chown -R {me} {_quoted(cache)}"
+        advice = f"run this as {user_name(status.st_uid)}, or if you trust its content: chown -R {me} {quoted(cache)}"
     raise CacheError(path, reason, f"{advice}; for a cache that a group shares, set {GROUPS}")
 
 
 def _check_writers(path: Path, status: os.stat_result, cache: Path) -> None:
     writers = _writers(status)
     if writers:
-        advice = f"chmod -R go-w {_quoted(cache)}; for a cache that a group shares, set {GROUPS}"
+        advice = f"chmod -R go-w {quoted(cache)}; for a cache that a group shares, set {GROUPS}"
         raise CacheError(path, f"can be written by {writers}, and what others put there is not trusted", advice)
 
 
@@ -145,10 +145,6 @@ def _writers(status: os.stat_result) -> str:
     if status.st_mode & stat.S_IWGRP and group not in _trusted_groups() and not _is_private(group, status.st_uid):
         return f"group {_group_name(group)}"
     return ""
-
-
-def _quoted(cache: Path) -> str:
-    return shlex.quote(str(cache))
 
 
 def _trusted_groups() -> frozenset[int]:

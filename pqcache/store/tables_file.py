@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pqcache.errors import CacheError, PqcacheError, UsageError
-from pqcache.store.cache_directory import has_tables
-from pqcache.store.config import config_of, config_text, parsed
+from pqcache.store.cache_directory import config_text, has_tables, parsed
+from pqcache.store.config import config_of
 from pqcache.store.layout import CONFIG
 from pqcache.store.ownership import is_own
-from pqcache.store.urls import local_path, url_scheme
+from pqcache.store.urls import local_path, quoted, url_scheme
 
 _TABLES = "tables"
 _NOT_OF_SYNC = frozenset({"compression", "compat", "keep_int96", "dense", "shuffle", "keys"})
@@ -43,7 +43,9 @@ def read_tables(root: Path) -> list[ListedTable]:
     if not path.is_file() or not has_tables(path):
         return []
     if not is_own(path.stat()):
-        raise CacheError(path, "can be written by others, and what they put there is not trusted", f"chmod go-w {path}")
+        raise CacheError(
+            path, "can be written by others, and what they put there is not trusted", f"chmod go-w {quoted(path)}"
+        )
     try:
         document = parsed(config_text(path))
     except (OSError, ValueError) as error:

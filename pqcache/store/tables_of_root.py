@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pqcache.errors import CacheError, CacheLocked, UsageError, disk_errors
+from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.config import Config, write_config
+from pqcache.store.config import Config, read_config, write_config
 from pqcache.store.layout import CONFIG
+from pqcache.store.pins import read_kept
 from pqcache.store.status import default_root
 from pqcache.store.tables_file import is_cache_name, read_tables
-from pqcache.store.urls import check_url, is_secret, remembered_url
+from pqcache.store.urls import check_url, is_secret, quoted, remembered_url
 from pqcache.system.disk import fsync_path, remove_tree
 
 
@@ -40,7 +45,7 @@ def add(
         raise UsageError(name or url, "is no name of a cache", "name it too: pqcache add SOURCE NAME")
     cache = CacheDirectory((Path(root).expanduser() if root is not None else default_root()).absolute() / name)
     if cache.exists():
-        advice = f"'pqcache sync SOURCE {cache.path} --new-source' changes its source"
+        advice = f"'pqcache sync SOURCE {quoted(cache.path)} --new-source' changes its source"
         raise UsageError(cache.path, "is a cache already", advice)
     config = Config(source=url, options={key: text for key, text in (options or {}).items() if not is_secret(key)})
     with disk_errors(cache.path):
@@ -49,14 +54,32 @@ def add(
     return cache.path
 
 
-def remove(name: str, *, root: str | os.PathLike[str] | None = None, force: bool = False) -> Path:
-    """Remove the cache ``name`` of ``root`` with all its snapshots; return the directory that it was.
+@dataclass(frozen=True)
+class RemoveReport:
+    """The cache that was removed, its snapshots, and the bytes on disk that this freed (``dry_run``: would free)."""
 
-    The source is not touched. A cache on which a run is at work raises CacheLocked, and so does one that readers have
-    open, unless ``force`` is set.
+    cache: str
+    dry_run: bool
+    snapshots: tuple[str, ...]
+    bytes: int
 
-    >>> remove("shop2", root="cache").name
-    'shop2'
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return asdict(self)
+
+
+def remove(
+    name: str, *, root: str | os.PathLike[str] | None = None, force: bool = False, dry_run: bool = False
+) -> RemoveReport:
+    """Remove the cache ``name`` of ``root`` with all its snapshots.
+
+    The source is not touched. ``force`` removes a cache too that readers have open, that has pinned snapshots, or that
+    has other files in it, and those files with it. A directory that is no cache is never removed.
+
+    >>> remove("shop2", root="cache").snapshots
+    ()
+
+    Raises CacheLocked for a cache on which a run is at work, or that readers have open, UsageError or CacheError.
     """
     if not name or "/" in name or name in (".", ".."):
         raise UsageError(name, "is no name of a cache", "name a directory of the root, and the root with --root")
@@ -68,11 +91,42 @@ def remove(name: str, *, root: str | os.PathLike[str] | None = None, force: bool
     if cache.path.is_symlink():
         raise CacheError(cache.path, "is a symbolic link", "remove what it leads to")
     with disk_errors(cache.path), cache.lock():
-        leased = [snapshot.id for snapshot in cache.snapshots() if snapshot.is_leased()]
-        if leased and not force:
-            raise CacheLocked(cache.path, f"readers have {', '.join(leased)} open", "end them, or give --force")
-        trash = cache.path.with_name(f".removed-{cache.path.name}-{os.urandom(4).hex()}")
-        cache.path.rename(trash)
-        fsync_path(trash.parent)
-        remove_tree(trash)
-    return cache.path
+        if not force:
+            _check_removable(cache)
+        report = RemoveReport(str(cache.path), dry_run, tuple(s.id for s in cache.snapshots()), _freed(cache.path))
+        if not dry_run:
+            trash = cache.path.with_name(f".removed-{cache.path.name}-{os.urandom(4).hex()}")
+            cache.path.rename(trash)
+            fsync_path(trash.parent)
+            remove_tree(trash)
+    return report
+
+
+def _check_removable(cache: CacheDirectory) -> None:
+    """Raise CacheError or CacheLocked for a cache with something in it that nobody should lose by mistake."""
+    read_config(cache.path)
+    if foreign := cache.foreign_entries():
+        named = ", ".join(str(path.relative_to(cache.path)) for path in foreign[:5])
+        more = f" and {len(foreign) - 5:,} more" if len(foreign) > 5 else ""
+        advice = "move it away, or give --force to remove it too"
+        raise CacheError(cache.path, f"has something in it that is not the cache's: {named}{more}", advice)
+    if pins := read_kept(cache.path).pins:
+        named = ", ".join(f"{snapshot} ({name})" if name else snapshot for snapshot, name in pins.items())
+        raise CacheError(cache.path, f"has pinned snapshots: {named}", "unpin them, or give --force")
+    leased = [snapshot.id for snapshot in (*cache.snapshots(), *arriving_snapshots(cache)) if snapshot.is_leased()]
+    if leased:
+        raise CacheLocked(cache.path, f"readers have {', '.join(leased)} open", "end them, or give --force")
+
+
+def _freed(directory: Path) -> int:
+    """Return what removing a directory frees on disk; files that are linked from elsewhere too stay."""
+    links: dict[tuple[int, int], int] = {}
+    freed = 0
+    for place, names, files in os.walk(directory):
+        for name in (*names, *files):
+            found = os.lstat(os.path.join(place, name))
+            key = found.st_dev, found.st_ino
+            links[key] = links.get(key, 0) + 1
+            if stat.S_ISDIR(found.st_mode) or links[key] == found.st_nlink:
+                freed += found.st_blocks * 512
+    return freed

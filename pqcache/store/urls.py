@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from urllib.parse import quote, unquote, urlsplit
 
 from pqcache.errors import UsageError
@@ -104,6 +105,11 @@ def userinfo(url: str) -> tuple[str, str]:
     """Return the user and the password in a URL; both may be empty."""
     user, _, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
     return unquote(user), unquote(password)
+
+
+def quoted(path: str | os.PathLike[str]) -> str:
+    """Return a path, or another word, as it is written in a shell command."""
+    return shlex.quote(os.fspath(path))
 
 
 def printable(text: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -91,12 +93,105 @@ def test_caches_are_added_and_removed(root: Path, tmp_path: Path) -> None:
     with lease, pytest.raises(pqcache.CacheLocked, match="open; end them, or give --force"):
         pqcache.remove("third", root=root)
     assert (root / "third" / "current").is_dir()
-    assert pqcache_at(root, "remove", "third").stdout == f"removed {root}/third\n"
+    removed = pqcache_at(root, "remove", "third")
+    assert re.fullmatch(rf"removed {root}/third: 1 snapshot, \d+ KB on disk\n", removed.stdout), removed
     assert {path.name for path in root.iterdir()} == {"shop", "other", "bad", "users"}
     for name in ("../lake", "..", "", "none"):
         with pytest.raises(pqcache.PqcacheError):
             pqcache.remove(name, root=root)
     assert (tmp_path / "lake" / "shop").is_dir()
+
+
+def test_a_cache_with_what_nobody_should_lose_is_kept(root: Path) -> None:
+    shop = root / "shop"
+    pqcache.sync(shop)
+
+    def refused(reason: str) -> None:
+        done = pqcache_at(root, "remove", "shop")
+        assert done.returncode in (1, 75), done
+        assert reason in done.stderr
+        assert shop.is_dir()
+
+    (shop / "notes.txt").write_text("precious")
+    (shop / "snapshots" / "mine").mkdir()
+    refused("not the cache's: notes.txt, snapshots/mine; move it away, or give --force")
+    (shop / "notes.txt").unlink()
+    (shop / "snapshots" / "mine").rmdir()
+    text = (shop / "pqcache.toml").read_text()
+    (shop / "pqcache.toml").write_text("hello")
+    refused("pqcache.toml: cannot be read")
+    (shop / "pqcache.toml").write_text(text)
+    pqcache.pin(shop, "1", name="best")
+    refused("(best); unpin them, or give --force")
+    planned = pqcache.remove("shop", root=root, force=True, dry_run=True)
+    assert (len(planned.snapshots), planned.bytes > 0, shop.is_dir()) == (1, True, True)
+    assert pqcache_at(root, "remove", "shop", "--force").returncode == 0
+    assert not shop.exists()
+
+
+@pytest.mark.parametrize("answer", ["y\n", "\n"])
+def test_a_terminal_is_asked(root: Path, answer: str) -> None:
+    pqcache.sync(root / "shop")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pqcache", "remove", "shop", "--root", root]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        said = b""
+        while b"[y/N] " not in said:
+            said += os.read(ours, 1000)
+        os.write(ours, answer.encode())
+        process.wait()
+    os.close(ours)
+    assert f"remove {root}/shop: 1 snapshot, ".encode() in said.replace(b"\r\n", b"")
+    assert (process.returncode, (root / "shop").exists()) == ((0, False) if answer == "y\n" else (1, True))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hello",
+        "format = 1\nsource = '/lake'",
+        "tables.a.source = '/lake'",
+        "tables = {a = {source = '/lake'}}",
+        '"\\u0074ables".a.source = "/lake"',
+        "tables.a.source = ",
+    ],
+)
+def test_what_is_no_cache_is_never_changed(root: Path, text: str) -> None:
+    """A directory with a ``pqcache.toml``, caches, and directories that are called as those of a cache are."""
+    lakes = root / "lakes"
+    pqcache.sync(root.parent / "lake" / "shop", lakes / "a")
+    for name in ("notes.txt", "tmp/notes.txt", "snapshots/1/notes.txt", "arriving/notes.txt"):
+        (lakes / name).parent.mkdir(parents=True, exist_ok=True)
+        (lakes / name).write_text("precious")
+    (lakes / "pqcache.toml").write_text(text)
+    before = sorted(lakes.rglob("*"))
+    for words in (
+        ("remove", "lakes", "--force"),
+        ("sync", lakes),
+        ("sync", root.parent / "lake" / "shop", lakes),
+        ("gc", lakes),
+        ("rollback", lakes, "1"),
+        ("verify", lakes, "--repair"),
+        ("repartition", lakes),
+    ):
+        done = pqcache_at(root, *words)
+        assert done.returncode in (1, 2), done
+        assert "not a pqcache but a directory of caches: a" in done.stderr or words[0] == "repartition", done
+    assert sorted(lakes.rglob("*")) == before
+    assert [Path(found.cache).name for found in pqcache.status(lakes).caches] == ["a"]
+
+
+def test_a_directory_like_a_cache_is_not_made_one(root: Path) -> None:
+    mine = root / "mine"
+    for name in ("tmp/notes.txt", "snapshots/1/notes.txt"):
+        (mine / name).parent.mkdir(parents=True)
+        (mine / name).write_text("precious")
+    for words in (("sync", root.parent / "lake" / "shop", mine), ("add", root.parent / "lake" / "shop", "mine")):
+        done = pqcache_at(root, *words)
+        assert (done.returncode, "not empty and not a pqcache" in done.stderr) == (2, True), done
+    assert len(list(mine.rglob("notes.txt"))) == 2
 
 
 SHOW = 'echo "$PQCACHE_NAME $PQCACHE_RESULT $PQCACHE_EXIT_CODE $PQCACHE_PUBLISHED $PQCACHE_ROWS $PQCACHE_ERROR" >> said'

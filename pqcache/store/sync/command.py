@@ -11,15 +11,13 @@ from typing import Any
 from pqcache.errors import UsageError, disk_errors
 from pqcache.events import Listed, OnEvent, Warned, ignore
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
-from pqcache.store.cache_directory import CacheDirectory, cache_path, has_tables
+from pqcache.store.cache_directory import CacheDirectory, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import TIMEOUT, Source, may_give_only_sizes, version_of
 from pqcache.store.drivers.retries import RETRIES
-from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import TableVersion
 from pqcache.store.manifest_digest import Summary, digest_of_held, read_summary, table_digest
 from pqcache.store.newest import NewestPartitions
-from pqcache.store.ownership import check_ownership
 from pqcache.store.pins import rolled_back_from
 from pqcache.store.run_record import RunRecord, recorded_run
 from pqcache.store.snapshot import Snapshot
@@ -46,7 +44,7 @@ from pqcache.store.sync.source_modes import limit_to_source
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.tables.table_source import TableSource
-from pqcache.store.urls import redact
+from pqcache.store.urls import quoted, redact
 from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import parse_count, parse_duration, parse_size
 
@@ -176,9 +174,9 @@ def sync(
         check_order(url, os.fspath(place))
     target = CacheDirectory(cache_path(place))
     if url is None and not target.exists():
-        if has_tables(target.path / CONFIG):
-            raise UsageError(place, "has caches in it and is none", f"sync all of them: pqcache sync --all {place}")
-        raise UsageError(place, "not a pqcache yet", f"name the source too: pqcache sync SOURCE {place}")
+        if inside := target.caches_inside():
+            raise UsageError(place, inside[0], f"sync all of them: pqcache sync --all {quoted(place)}")
+        raise UsageError(place, "not a pqcache yet", f"name the source too: pqcache sync SOURCE {quoted(place)}")
     request = _Request(cache=target, url=url, store_options=options or {}, changes=changes, run=options_of_run)
     with ExitStack() as stack, disk_errors(target.path):
         return _sync(request, stack)
@@ -247,7 +245,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     """Do what is asked for; ``stack`` holds the lock and the source."""
     cache, options = request.cache, request.run
     record: RunRecord | None = None
-    check_ownership(cache.path)  # before its options are believed, and before the source is listed for it
+    cache.check_usable()  # before its options are believed, and before the source is listed for it
     if cache.exists() and not options.dry_run:
         record = stack.enter_context(recorded_run(cache, "sync", options.wait, options.on_event))
     state = _read_state(request)  # read under the lock: a run that was waited for may have changed it
