@@ -36,7 +36,7 @@ from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.sync.listing import dataset_files
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.table_format import LOGS, check_above
-from pqcache.store.urls import redact
+from pqcache.store.urls import quoted, redact
 from pqcache.system.mounts import has_lasting_inodes
 
 T = TypeVar("T")
@@ -142,7 +142,7 @@ def open_local_dataset(
     url = re.fullmatch(r"([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)", text, re.DOTALL)  # Path makes one slash of two
     if url is not None and ("://" in text or not os.path.lexists(text)):
         shown = redact(f"{url[1]}://{url[2]}")
-        raise UsageError(shown, "not a local path", f"run 'pqcache sync {shown} DIRECTORY' and open DIRECTORY")
+        raise UsageError(shown, "not a local path", f"run 'pqcache sync {quoted(shown)} DIRECTORY' and open DIRECTORY")
     root = Path(text).expanduser().absolute()
     cache = CacheDirectory(root)
     if fill is not None:
@@ -284,7 +284,7 @@ def _plain_files(root: Path, text: str, rules: FileRules) -> LocalDataset:
     files = [SourceFile(path, Identity(found.size, found.mtime_ns)) for path, found in listed.items()]
     paths = sorted(file.path for file in dataset_files(LocalSource(str(root), {}), files, rules, _warn))
     if not paths:
-        raise UsageError(text, "no Parquet files in it", f"fill it with 'pqcache sync SOURCE {text}'")
+        raise UsageError(text, "no Parquet files in it", f"fill it with 'pqcache sync SOURCE {quoted(text)}'")
     return _indexed(root, {path: listed[path] if listed[path].size else _identity(root / path) for path in paths})
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import hmac
 import os
 import stat
-from pathlib import Path
 
 from pqcache.errors import UsageError
+from pqcache.store.urls import quoted
 from pqcache.system.disk import open_regular
 
 TOKEN = "PQCACHE_TOKEN"  # the environment's variable
@@ -31,9 +31,10 @@ def read_token(file: str | os.PathLike[str] | None) -> str:
             mode, content = os.fstat(opened.fileno()).st_mode, opened.read(_LONGEST + 1)
     except OSError as error:
         raise UsageError(file, f"cannot be read ({error.strerror})", "name the file that holds the token") from None
+    token = checked_token(content.decode("latin-1").strip(), str(file))
     if mode & stat.S_IROTH:
-        raise UsageError(file, "holds a token, and every user can read it", f"chmod 600 {Path(file)}")
-    return checked_token(content.decode("latin-1").strip(), str(file))
+        raise UsageError(file, "holds a token, and every user can read it", f"chmod 600 {quoted(file)}")
+    return token
 
 
 def checked_token(text: str, where: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import pytest
 import pqcache
 from pqcache.store.history import append_history, read_history
 from tests.datasets import rows_of, write_day, write_shop
+from tests.forked_commands import run_pqcache
 
 
 @pytest.fixture
@@ -36,6 +39,54 @@ def test_a_directory_that_is_no_cache_is_named(tmp_path: Path) -> None:
     (tmp_path / "someone's file").touch()
     with pytest.raises(pqcache.UsageError, match="not empty and not a pqcache"):
         pqcache.Cache(tmp_path).create()
+
+
+@pytest.mark.parametrize("entries", [["tmp/x", "www"], ["tmp/x"], ["snapshots/x", "lock"], ["pqcache.toml"], []])
+def test_no_dangerous_command_is_advised(entries: list[str], cache: pqcache.Cache) -> None:
+    """As for /var, which has a ``tmp`` that all can write to: ``chmod -R go-w /var`` would break the machine."""
+    lake, place = cache.path.parent / "shop", cache.path.with_name("var")
+    for name in entries:
+        (place / name).mkdir(parents=True)
+    place.mkdir(exist_ok=True)
+    for path in (place, *place.glob("tmp")):
+        path.chmod(0o1777)
+    for words in (
+        ("sync", lake, place),
+        ("sync", lake, place, "--dry-run"),
+        ("add", lake, "var", "--root", place.parent),
+    ):
+        done = run_pqcache(*words)
+        assert (done.returncode, "name a new directory" in done.stderr) == (2 if entries else 1, True), done
+        assert "chmod" not in done.stderr
+    assert sorted(path.name for path in place.iterdir()) == sorted({name.partition("/")[0] for name in entries})
+
+
+def test_advised_commands_name_the_cache(tmp_path: Path) -> None:
+    cache = tmp_path / "it's  two\twords"
+    pqcache.sync(write_shop(tmp_path / "shop", days=1), cache)
+    cache.chmod(0o777)
+    done = run_pqcache("sync", cache)
+    command = re.search(r"chmod -R go-w ('.*');", done.stderr)
+    assert command is not None, done
+    assert shlex.split(command[1]) == [str(cache).replace("\t", "%09")], "what controls a terminal is never printed"
+
+
+@pytest.mark.parametrize("place", ["snapshots/x", "current/x/y", "tmp/x", "x"])
+def test_nothing_is_written_into_a_cache(place: str, cache: pqcache.Cache) -> None:
+    lake, inside = cache.path.parent / "shop", cache.path / place
+    before = sorted(cache.path.rglob("*"))
+    for words in (
+        ("sync", lake, inside),
+        ("sync", lake, inside, "--dry-run"),
+        ("add", lake, inside.name, "--root", inside.parent),
+        ("repartition", lake, inside),
+        ("repartition", cache.path, inside),
+    ):
+        done = run_pqcache(*words)
+        assert (done.returncode, f"the cache {cache.path}" in done.stderr or "lies in" in done.stderr) == (2, True), (
+            done
+        )
+    assert sorted(cache.path.rglob("*")) == before
 
 
 def test_a_cache_may_be_named_by_text(cache: pqcache.Cache) -> None:

@@ -27,7 +27,7 @@ from pqcache.store.config import Config, read_config
 from pqcache.store.layout import FILES, WANTED
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.row_group_index import Index
-from pqcache.store.urls import redact
+from pqcache.store.urls import quoted, redact
 from pqcache.system.boot import boot_id
 from pqcache.system.fork_safe_threads import is_shut_down, letting_forks_go_on
 from pqcache.system.shared_numbers import SharedNumbers
@@ -220,7 +220,7 @@ class Arrivals:
         count = count + 1 if arrived == self._map.arrived_bytes else 1
         if count > _MOST_RESTARTS:
             reason = f"the run that fetches it has ended {_MOST_RESTARTS} times before anything more had arrived"
-            raise CacheError(self._cache, reason, f"see 'pqcache log {self._cache}'")
+            raise CacheError(self._cache, reason, f"see 'pqcache log {quoted(self._cache)}'")
         self._restarts = count, self._map.arrived_bytes
         log.warning("%s: the run that fetched it has ended; another one goes on", self._cache)
         ensure_filling(self._cache, self._request, self._is_decided)

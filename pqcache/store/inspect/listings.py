@@ -28,7 +28,7 @@ from pqcache.store.sync.listing import ListingRules, list_source
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
-from pqcache.store.urls import local_path, redact, url_scheme
+from pqcache.store.urls import local_path, quoted, redact, url_scheme
 from pqcache.system.disk import check_regular
 from pqcache.units import format_size
 
@@ -184,7 +184,7 @@ def sample_rows(dataset: InspectedDataset, count: int, name: str) -> list[dict[s
         raise UsageError("--sample", f"{name} is still arriving", "read it with Cache.batches, which waits")
     if dataset.root is None:
         raise UsageError(
-            "--sample", f"{redact(name)} is not local", f"copy it with 'pqcache sync {redact(name)} CACHE'"
+            "--sample", f"{redact(name)} is not local", f"copy it with 'pqcache sync {quoted(redact(name))} CACHE'"
         )
     found: list[dict[str, Any]] = []
     for position, path in enumerate(dataset.index.paths):

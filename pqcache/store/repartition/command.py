@@ -7,12 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pqcache.errors import DamagedError, UsageError, disk_errors
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
-from pqcache.store.cache_directory import CacheDirectory, cache_at, lease_at
+from pqcache.store.cache_directory import CacheDirectory, cache_at, check_outside_caches, lease_at
 from pqcache.store.config import read_config, updated, write_config
 from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_file import schema_of_table
@@ -27,7 +28,7 @@ from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.plan import Recipe, plan_repartition, recipe_of
 from pqcache.store.sync.table_schema import local_table_schema
 from pqcache.store.tables.data_files import FileRules
-from pqcache.store.urls import redact
+from pqcache.store.urls import local_path, quoted, redact, url_scheme
 from pqcache.units import BLOCK_SIZE, parse_count, parse_duration, parse_size
 
 log = logging.getLogger("pqcache.repartition")
@@ -122,9 +123,11 @@ def repartition(
             raise UsageError(
                 redact(text),
                 "not a pqcache, so it needs a directory to write to",
-                f"pqcache repartition {redact(text)} DEST",
+                f"pqcache repartition {quoted(redact(text))} DEST",
             )
         return _repartition_cache(cache, changes, wanted, run)
+    if url_scheme(os.fspath(dest)) in ("", "file"):
+        check_outside_caches(Path(local_path(os.fspath(dest))))
     if scheduler is not None and bwlimit is not None:
         raise UsageError("--bwlimit", "excludes --scheduler, whose workers fetch on other machines", "give one of them")
     with ExitStack() as stack:

@@ -14,6 +14,7 @@ from pqcache.store.layout import LEASE
 from pqcache.store.pins import check_name, read_kept, write_kept
 from pqcache.store.run_record import recorded_run
 from pqcache.store.snapshot import Snapshot
+from pqcache.store.urls import quoted
 from pqcache.system.locks import readers_of
 from pqcache.units import parse_duration
 
@@ -103,7 +104,7 @@ def pin(
         other = kept.id_of(name or "")
         if other not in (None, found.id):
             raise UsageError(
-                f"--name {name}", f"is the name of {other}", f"unpin it first: pqcache unpin {cache} {name}"
+                f"--name {name}", f"is the name of {other}", f"unpin it first: pqcache unpin {quoted(cache)} {name}"
             )
         kept = replace(kept, pins={**kept.pins, found.id: name or kept.pins.get(found.id, "")})
         write_kept(target.path, kept)
@@ -126,7 +127,7 @@ def unpin(
         kept = read_kept(target.path)
         found = snapshot if snapshot in kept.pins else kept.id_of(snapshot) or target.snapshot(snapshot).id
         if found not in kept.pins:
-            raise UsageError(found, "is not pinned", f"'pqcache snapshots {cache}' lists what is")
+            raise UsageError(found, "is not pinned", f"'pqcache snapshots {quoted(cache)}' lists what is")
         kept = replace(kept, pins={known: name for known, name in kept.pins.items() if known != found})
         write_kept(target.path, kept)
         record.end({"snapshot": found})

@@ -23,6 +23,7 @@ from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import IDENTITY, ByteCounter, RunOptions
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.held_files import find_damaged
+from pqcache.store.urls import quoted
 from pqcache.store.verify.repair import changes_at_source
 from pqcache.store.verify.repair import repair as repair_snapshot
 from pqcache.store.verify.supervised_process import Answer, Checker, Request, ask_all
@@ -87,10 +88,10 @@ class VerifyReport:
             paths = sorted({item.path for item in wrong})
             more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
             how = "--deep --repair" if self.deep else "--repair"  # what only --deep finds, only --deep repairs
-            advice = f"'pqcache verify {self.cache} {how}' fetches that again"
+            advice = f"'pqcache verify {quoted(self.cache)} {how}' fetches that again"
             if all(path.startswith(KEYS) for path in paths):
                 columns = " ".join(f"--key {shlex.quote(str(item.column))}" for item in wrong)
-                advice = f"'pqcache index {self.cache} {columns}' rebuilds that"
+                advice = f"'pqcache index {quoted(self.cache)} {columns}' rebuilds that"
             if self.repaired is not None:
                 advice = "it is damaged at the source: have it written again there"
             raise DamagedError(self.cache, f"damaged: {', '.join(paths[:3])}{more}", advice)
@@ -98,7 +99,7 @@ class VerifyReport:
             raise PqcacheError(
                 self.cache,
                 f"{format_count(len(self.changed), 'file')} changed at the source",
-                f"run 'pqcache sync {self.cache}'",
+                f"run 'pqcache sync {quoted(self.cache)}'",
             )
 
 

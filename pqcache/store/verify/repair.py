@@ -31,7 +31,7 @@ from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table import VersionRule
 from pqcache.store.tables.table_log import OpenOptions
-from pqcache.store.urls import redact
+from pqcache.store.urls import quoted, redact
 from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import format_count
 
@@ -99,7 +99,7 @@ def _check_unchanged(cache: CacheDirectory, manifest: Manifest, entries: Sequenc
             raise SourceIncomplete(
                 file.path,
                 "is damaged in the cache and has changed at its source since it was synced",
-                f"nothing was published, run 'pqcache sync {cache.path}' and verify again",
+                f"nothing was published, run 'pqcache sync {quoted(cache.path)}' and verify again",
             )
 
 
@@ -131,7 +131,7 @@ def changes_at_source(
             "--compare content",
             f"{format_count(len(comparison.uncompared), 'file')} of the cache are no copies of source files, like "
             f"{min(comparison.uncompared)}",
-            f"'pqcache sync {cache.path} --compare content' fetches such files again",
+            f"'pqcache sync {quoted(cache.path)} --compare content' fetches such files again",
         )
     manifest = with_tags(manifest, listing.files)
     files = files_to_sync(listing, wait_rules(config), manifest)

@@ -19,6 +19,7 @@ from pqcache.store.manifest import SourceFile
 from pqcache.store.sync.bad_partitions import BadPartitionsSoFar, Blame, blame_nobody
 from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions, download_file
 from pqcache.store.sync.plan import DirectoryPlan
+from pqcache.store.urls import quoted
 from pqcache.system.stopwatch import Stopwatch
 
 Task = tuple[DirectoryPlan, SourceFile]
@@ -43,7 +44,7 @@ class Downloader:
     def download(self, file: SourceFile, use_page_cache: bool) -> Downloaded:
         """Download one file."""
         if self.source is None:
-            raise CacheError(file.path, "is not in the cache any more", f"run 'pqcache sync {self.cache}'")
+            raise CacheError(file.path, "is not in the cache any more", f"run 'pqcache sync {quoted(self.cache)}'")
         watch = Stopwatch()
         with self.blame(parent(file.path)):
             downloaded = download_file(self.source, file, self.target, self.options, use_page_cache)
