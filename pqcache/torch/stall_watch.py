@@ -13,6 +13,11 @@ from types import FrameType
 log = logging.getLogger("pqcache.torch")
 
 _FRAMES = 16  # of a stack that are shown, the innermost ones
+_FORKED = (
+    "  This process was forked: a library with threads, as polars is, hangs here if the process before has used it.",
+    "  Pass multiprocessing_context='forkserver' to the Loader.",
+)
+_is_forked = False
 
 
 class StallWatch:
@@ -59,8 +64,17 @@ class StallWatch:
                 wait = min(self._seconds / 4, self._seconds - seconds)
             else:
                 self.warned_of = since
-                lines = [*self._describe(), *stacks(self._thread)]
+                lines = [*self._describe(), *stacks(self._thread), *(_FORKED if _is_forked else ())]
                 log.warning("%s: no batch for %.1f s\n%s", self._what, seconds, "\n".join(lines))
+
+
+def _in_child() -> None:
+    global _is_forked
+    _is_forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def stacks(consumer: int) -> list[str]:

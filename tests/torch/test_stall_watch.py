@@ -135,6 +135,8 @@ def test_a_worker_logs_its_own_stacks(table: Path, watching: threading.Event, tm
     text = log.read_text()
     assert "epoch 0, worker 0 (pid " in text
     assert "no batch for" in text
+    assert "a library with threads, as polars is, hangs here" in text
+    assert "multiprocessing_context='forkserver'" in text
 
 
 class _Hang:
