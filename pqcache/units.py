@@ -1,8 +1,10 @@
-"""Sizes, durations and counts: read from text or number, and shown to a person."""
+"""Sizes, durations, counts and lists of names: read as users give them, and shown to a person."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pqcache.errors import UsageError
 
@@ -12,6 +14,20 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", re.IGNORECASE)
 
 BLOCK_SIZE = 128 << 20  # bytes: the default block of HDFS, and what row groups are made to fill
+
+
+def parse_names(option: str, names: Any) -> tuple[str, ...]:
+    """Return the names in a list, a generator or any other iterable of ``str``; others raise UsageError.
+
+    >>> parse_names("columns", (name for name in ("id", "price")))
+    ('id', 'price')
+    """
+    if not isinstance(names, str | bytes | Mapping) and isinstance(names, Iterable):
+        names = tuple(names)
+        if all(isinstance(name, str) for name in names):
+            return tuple(map(str, names))
+    example = names if isinstance(names, str) else "id"
+    raise UsageError(f"{option}={names!r}", "not a list of names", f"give one, like [{example!r}]")
 
 
 def parse_size(text: str | int) -> int:

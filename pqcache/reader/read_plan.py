@@ -30,6 +30,9 @@ from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.reader.selection.stored_counts import Counts
 from pqcache.reader.selection.weights import RowWeights, WeightedSelection
 from pqcache.store.selected_rows import SelectedRows
+from pqcache.units import parse_names
+
+Bounds = tuple[Any, Any]  # the least and the greatest value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +193,7 @@ class ReadPlan:
     def nulls(self, column: str) -> int | None:
         """Return how many nulls a column has in these row groups, or None where the files do not say.
 
-        Where only some of the rows are selected, the files say so only if there are no nulls at all.
+        Where only some of the rows are selected, or some not in each epoch, the files say so only if there are none.
         """
         index = self.data.index
         if column in self.partitions:
@@ -205,7 +208,27 @@ class ReadPlan:
         if counts.null_count:
             return None
         total = int(pc.sum(counts).as_py() or 0)
-        return total if not total or self.selection is None else None
+        return total if not total or (self.selection is None and self.weights is None) else None
+
+    def bounds(self, path: str) -> Bounds | None:
+        """Return the least and the greatest value of a column, or a field of a struct; None where files do not say."""
+        index = self.data.index
+        if path in self.partitions:
+            low = high = pc.take(index.partitions[path], pa.array(self._files)).drop_null()
+        else:
+            of = next((prefix for prefix in ("", "field_") if f"{path}:{prefix}min" in index.recorded), None)
+            if of is None or path in index.path_values.column_names:
+                return None
+            table = pa.table(
+                {name: index.table[name] for name in index.recorded if name.startswith((f"{path}:", "rows"))}
+            )
+            table = table.take(pa.array(self.row_groups))
+            if f"{path}:nulls" in index.recorded:  # row groups without a value have no least one
+                table = table.filter(pc.fill_null(pc.less(table[f"{path}:nulls"], table["rows"]), True))
+            low, high = table[f"{path}:{of}min"], table[f"{path}:{of}max"]
+        if low.null_count or high.null_count:
+            return None
+        return (pc.min(low).as_py(), pc.max(high).as_py()) if len(low) else (0, 0)
 
     @cached_property
     def _files(self) -> Ints:
@@ -234,11 +257,10 @@ def make_read_plan(
         columns = names
         if not names:
             raise UsageError(data.root, "its files have no columns", "there is nothing to read")
-    if isinstance(columns, str):
-        raise UsageError(f"columns={columns!r}", f"give a list of names, like [{columns!r}]")
+    columns = parse_names("columns", columns)
     unknown = [name for name in columns if name not in names]
     if unknown:
-        raise UsageError(data.root, f"no column {unknown[0]!r}", f"it has {', '.join(names)}")
+        raise unknown_column(data, unknown[0])
     if not columns:
         raise UsageError("columns", "the list is empty", "name at least one, or None for all")
     if len(set(columns)) < len(columns):
@@ -257,6 +279,14 @@ def make_read_plan(
         selected=found.selected,
         weights=weights,
     )
+
+
+def unknown_column(data: LocalDataset, name: str) -> UsageError:
+    """Return the error for a column that is not there, which says so if it is a field of one."""
+    names = data.index.schema.names
+    if (top := max((n for n in names if name.startswith(f"{n}.")), key=len, default=None)) is not None:
+        return UsageError(data.root, f"no column {name!r}", f"fields are not read by themselves: take {top!r}")
+    return UsageError(data.root, f"no column {name!r}", f"it has {', '.join(names)}")
 
 
 def _plan_of_sequences(

@@ -17,7 +17,7 @@ from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.torch.column_options import check_mask
 from pqcache.torch.ragged import RaggedKind, in_sequences
-from pqcache.torch.tensors import Nulls, is_binary, mask_name, to_value
+from pqcache.torch.tensors import Conversion, is_binary, mask_name, to_value
 from pqcache.torch.unmade_batch import PackedArrays, UnmadeBatch
 
 
@@ -27,10 +27,10 @@ class BatchValues:
     What is the same for all batches is found out once.
     """
 
-    def __init__(self, plan: ReadPlan, nulls: Nulls, masked: frozenset[str]) -> None:
-        self._plan, self._nulls, self._masked = plan, nulls, masked
+    def __init__(self, plan: ReadPlan, conversion: Conversion, masked: frozenset[str]) -> None:
+        self._plan, self._conversion, self._masked = plan, conversion, masked
         self._names = (*plan.columns, *(plan.packs.spec.ids if isinstance(plan.packs, PackedRows) else ()))
-        self._plain = not nulls.mask and plan.sequences is None
+        self._plain = not conversion.mask and plan.sequences is None
         types = {field.name: storage_type(field.type) for field in plan.row_schema}
         self._texts: dict[str, RaggedKind] = {
             name: "bytes" if is_binary(kind) else "str" for name, kind in types.items() if is_text(kind)
@@ -52,7 +52,7 @@ class BatchValues:
                 return PackedArrays(packed.data, packed.ends, kind), None
             if (item := self._items.get(name)) is not None:
                 return PackedArrays(packed.data.view(item), packed.ends // item.itemsize, "list"), None
-        return to_value(column, name, self._nulls)
+        return to_value(column, name, self._conversion)
 
     def _with_masks(self, columns: FinishedBatch, position: Any) -> UnmadeBatch:
         """Return all columns with masks; rows of sequences together."""
@@ -72,7 +72,7 @@ class BatchValues:
         names: list[str] = []
         for name in self._names:
             names.append(name)
-            if name in masked or (self._nulls.mask and name in masks):  # nulls that no footer tells of
+            if name in masked or (self._conversion.mask and name in masks):  # nulls that no footer tells of
                 check_mask(name, self._names)
                 names.append(mask_name(name))
                 values[mask_name(name)] = masks[name]

@@ -6,22 +6,22 @@ from collections.abc import Container
 
 from pqcache.errors import UsageError
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, paths_in
+from pqcache.torch.tensors import Conversion, check_type, mask_name, null_error, paths_in
 
 
-def masked_columns(plan: ReadPlan, nulls: Nulls, ragged: tuple[str, ...]) -> frozenset[str]:
+def masked_columns(plan: ReadPlan, conversion: Conversion, ragged: tuple[str, ...]) -> frozenset[str]:
     """Return the columns that get a mask; UsageError where options name others or types have no tensor form."""
     names = set(plan.columns)
-    for field in plan.schema:
-        check_type(field.name, field.type)
+    for field in plan.row_schema:
+        check_type(field.name, field.type, conversion.decimals, plan.bounds)
     parts = {path for field in plan.row_schema for path in paths_in(field.name, field.type)}
-    for option, named, known in (("ragged", ragged, names), ("nulls", dict(nulls.fill), parts)):
+    for option, named, known in (("ragged", ragged, names), ("nulls", dict(conversion.fill), parts)):
         for name in named:
             if name not in known:
                 near = sorted(path for path in known if path.startswith(f"{name.partition('.')[0]}."))
                 advice = f"there are: {', '.join(near)}" if near else ""
                 raise UsageError(option, f"{name!r} is not among the columns", advice)
-    masked = frozenset(name for name in names if nulls.mask and plan.nulls(name) != 0)
+    masked = frozenset(field.name for field in plan.row_schema if conversion.mask and field.nullable)
     for name in masked:
         check_mask(name, names)
     return masked
@@ -30,14 +30,15 @@ def masked_columns(plan: ReadPlan, nulls: Nulls, ragged: tuple[str, ...]) -> fro
 def check_mask(name: str, columns: Container[str]) -> None:
     """Raise UsageError if the mask of a column has the name of another column."""
     if mask_name(name) in columns:
-        raise UsageError("nulls='mask'", f"it would add {mask_name(name)!r}, which is a column already")
+        reason = f"it would add {mask_name(name)!r}, which is a column already"
+        raise UsageError("nulls='mask'", reason, "leave one of the two out with columns=, or fill nulls by column")
 
 
-def check_nulls(plan: ReadPlan, nulls: Nulls) -> None:
+def check_nulls(plan: ReadPlan, conversion: Conversion) -> None:
     """Raise ParquetError where the files say that columns without a fill hold nulls, which get no mask."""
-    if nulls.mask:
+    if conversion.mask:
         return
-    filled = {name for name, _ in nulls.fill}
+    filled = {name for name, _ in conversion.fill}
     for name in plan.columns:
         if name not in filled and (count := plan.nulls(name)):
-            raise null_error(name, count, "the dataset", nulls)
+            raise null_error(name, count, "the dataset", conversion)

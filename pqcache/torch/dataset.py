@@ -31,9 +31,9 @@ from pqcache.torch.failed_rows import FailedRow
 from pqcache.torch.packing import DEFAULT_BATCH_SIZE, check_packing
 from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset, count_or_none
-from pqcache.torch.tensors import Nulls
+from pqcache.torch.tensors import Conversion
 from pqcache.torch.transforms import MAX_ERRORS, OnError, Transform
-from pqcache.units import format_count, parse_size
+from pqcache.units import format_count, parse_names, parse_size
 
 
 class ParquetDataset(ResumableDataset):
@@ -75,8 +75,11 @@ class ParquetDataset(ResumableDataset):
                       of its batch, so that batches keep their number and size; ``errors()`` has all. See
                       docs/transforms.md
     ``max_errors``    with "skip", how many rows may fail in an epoch, of each worker; None: any number
-    ``nulls``         "error", "mask" (adds a bool ``NAME_mask``, True where there is a value) or
-                      ``{column: fill}``; nulls inside a column by path, like ``{"user.age": 0, "tags.element": ""}``
+    ``nulls``         "error", "mask" (adds a bool ``NAME_mask``, True where there is a value, for each column that is
+                      nullable in ``schema``) or ``{column: fill}``; nulls inside a column by path, like
+                      ``{"user.age": 0, "tags.element": ""}``
+    ``decimals``      None: float64 up to 15 digits, and int64 for whole numbers that fit; others raise UsageError.
+                      "float64" (rounded), "unscaled" (int64 at the scale in ``schema``) or "text": all decimals so
     ``ragged``        list columns to keep Ragged although all their lists are of one length
     ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
                       those of them that meet it
@@ -119,8 +122,9 @@ class ParquetDataset(ResumableDataset):
     ``init_process_group()``: ranks then belong to their node, and all nodes have the same number of batches. With
     ``num_replicas`` and ``rank`` it is read by itself.
 
-    Options that make no sense, and columns that no tensor can hold, raise UsageError here; files that are
-    gone or damaged, and nulls without ``nulls``, raise ParquetError by name while iterating.
+    Options that make no sense, and columns that no tensor can hold, raise UsageError here, and nulls without ``nulls``
+    ParquetError, if the files count them. Files that are gone or damaged, and nulls that no file counts, raise
+    ParquetError by name while iterating.
     """
 
     def __init__(
@@ -144,6 +148,7 @@ class ParquetDataset(ResumableDataset):
         on_error: OnError = "raise",
         max_errors: int | None = MAX_ERRORS,
         nulls: str | Mapping[str, Any] = "error",
+        decimals: str | None = None,
         ragged: Sequence[str] = (),
         rows: SelectedRows | None = None,
         split: Split | None = None,
@@ -172,6 +177,7 @@ class ParquetDataset(ResumableDataset):
         batch_rows, row_groups = count_or_none(batch_size), count_or_none(window)
         check_numbers(batch_size=batch_rows, window=row_groups)
         check_seed(seed)
+        columns = None if columns is None else parse_names("columns", columns)
         self.options = ReadOptions(
             path=Path(path),
             filters=filters,
@@ -196,8 +202,8 @@ class ParquetDataset(ResumableDataset):
             transform=Transform(
                 function=transform, on_error=on_error, max_errors=max_errors, threads=transform_workers
             ),
-            nulls=Nulls.of(nulls),
-            ragged=tuple(ragged),
+            conversion=Conversion.of(nulls, decimals),
+            ragged=parse_names("ragged", ragged),
             rules=FileRules(as_files=as_files, all_files=all_files),
             fill=fill_request(source, source_options, keep_filling),
         )

@@ -94,7 +94,8 @@ class DatasetReader:
         self._window = None if options.window is None else Window(options.window)
         self._release: Callable[[], object] | None = None
         self._open(columns, options.snapshot or getattr(options.rows, "snapshot", "") or None)
-        self._masked = masked_columns(self._plan, options.nulls, options.ragged)
+        self._masked = masked_columns(self._plan, options.conversion, options.ragged)
+        self.check_nulls()
         self._gather_shares()
         self.token = register(self)
         weakref.finalize(self, release_unused).atexit = False  # what epochs keep for the next ones
@@ -155,7 +156,7 @@ class DatasetReader:
 
     def check_nulls(self) -> None:
         """Raise ParquetError before anything is decoded, where the files say that columns without a fill hold nulls."""
-        check_nulls(self._plan, self.options.nulls)
+        check_nulls(self._plan, self.options.conversion)
 
     def read(self, share: EpochShare, indices: range, epoch: int, are_sent: bool = False) -> Generator[tuple[int, Any]]:
         """Yield (place, transformed batch) for ``indices``, the places of a share; rows without a batch size.
@@ -277,7 +278,7 @@ class DatasetReader:
 
     def _batches(self, this: _Pass, indices: Sequence[int], total: int, sent: bool) -> Generator[tuple[Position, Any]]:
         memory = worker_pool() if get_worker_info() is not None else None
-        values = BatchValues(self._plan, self.options.nulls, self._masked)
+        values = BatchValues(self._plan, self.options.conversion, self._masked)
         with closing(batches(this.loader, this.order, indices, total, this.budget, memory)) as found:
             for index, columns in found:
                 begun = time.monotonic_ns()
@@ -289,7 +290,7 @@ class DatasetReader:
 
     def _rows(self, this: _Pass, indices: Sequence[int], total: int) -> Generator[tuple[Position, Any]]:
         columns_of_lane: dict[int, dict[str, Any]] = {}
-        values = BatchValues(self._plan, self.options.nulls, self._masked)
+        values = BatchValues(self._plan, self.options.conversion, self._masked)
         with closing(samples(this.loader, this.order, indices, total, this.budget)) as found:
             for index, columns, row in found:
                 lane = index % total % this.order.lanes
@@ -376,10 +377,10 @@ class DatasetReader:
         plan = make_read_plan(
             self._data, columns, options.filters, options.rows, self._counts, options.sequence, options.choice
         )
-        filled = [name for name in plan.columns if options.nulls.fills_inside(name)]  # which dense lists cannot be
+        filled = [name for name in plan.columns if options.conversion.fills_inside(name)]  # which dense lists cannot be
         if not isinstance(pack, Pack):
             plan = with_dense_lists(plan, (*options.ragged, *filled, *(pack.columns if pack else ())))
-        plan = replace(plan, fill=fills_when_decoded(options.nulls, plan.file_forms))
+        plan = replace(plan, fill=fills_when_decoded(options.conversion, plan.file_forms))
         self._plan = plan if pack is None else pack_plan(plan, pack, packs)
         self._loaders = EpochLoaders(self._plan, options.seed)
         self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all

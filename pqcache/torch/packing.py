@@ -8,7 +8,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packing_options import check_batch_size, check_pack
 from pqcache.torch.read_options import ReadOptions
-from pqcache.torch.tensors import Nulls
+from pqcache.torch.tensors import Conversion
 
 DEFAULT_BATCH_SIZE = 256
 
@@ -24,7 +24,7 @@ def check_packing(options: ReadOptions, columns: Sequence[str] | None, batch_siz
         return
     if options.batch_size is None:
         raise UsageError("batch_size=None", "packed sequences come in batches", "give it a batch_size")
-    if options.nulls != Nulls():
+    if options.conversion != Conversion():
         advice = f'leave them out with filters="{pack.column} is not null"'
         raise UsageError("nulls", "documents that are null are not packed", advice)
     if options.ragged:

@@ -13,7 +13,7 @@ from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.arriving.start_run import FillRequest
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
-from pqcache.torch.tensors import Nulls
+from pqcache.torch.tensors import Conversion
 from pqcache.torch.transforms import Transform
 
 
@@ -34,7 +34,7 @@ class ReadOptions:
     memory: int
     window: int | None
     transform: Transform
-    nulls: Nulls
+    conversion: Conversion
     ragged: tuple[str, ...]
     rules: FileRules
     fill: FillRequest | None = None

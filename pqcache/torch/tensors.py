@@ -10,11 +10,14 @@ other lists                         :class:`Ragged` of a tensor; nested lists a 
 string, binary                      :class:`Ragged` whose items are str or bytes, packed in one buffer
 fixed-size binary, UUID             uint8 tensor (B, width)
 date                                int32 tensor of days (date64: int64 of milliseconds) since 1970
-time, timestamp, duration           int32 or int64 tensor in the column's own unit (``ds.schema`` says
-                                    which); zoned timestamps are UTC
-decimal                             int64 tensor of the unscaled value (12.34 is 1234 with scale 2) up to
-                                    18 digits; beyond that Ragged of str, as no tensor holds it exactly
-                                    (in lists of any kind a Ragged of these)
+time, timestamp, duration           int32 or int64 tensor in the unit that ``ds.schema`` says: the one that the
+                                    cache has had from its first night, or the finest in a directory of files;
+                                    zoned timestamps are UTC
+decimal of up to 15 digits          float64 tensor: 12.34 is the double nearest to it
+decimal of 16 digits and more       int64 tensor if the scale is 0 and all values fit by type or statistics; else
+                                    an error that offers ``decimals="float64"`` (rounded to 15 to 17 digits),
+                                    ``"unscaled"`` (int64: 12.34 is 1234 at the scale in ``ds.schema``) or
+                                    ``"text"`` (a Ragged of str); each of these holds for all decimals
 dictionary                          as its values
 struct                              dict of its fields
 map                                 Ragged of ``{"key": ..., "value": ...}``
@@ -26,9 +29,10 @@ Nulls inside a column are filled by path: ``user.age`` is a field of a struct, `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -49,35 +53,41 @@ from pqcache.reader.columns.column_data import (
 from pqcache.reader.columns.column_forms import ColumnForm, form_of, number_dtype, storage_type
 from pqcache.reader.columns.fill_nulls import Fill
 from pqcache.reader.columns.row_bytes import PackedBytes
+from pqcache.reader.read_plan import Bounds
 from pqcache.torch.ragged import Ragged
 from pqcache.torch.unmade_batch import PackedArrays
 
 Value = torch.Tensor | Ragged | dict[str, Any]
+_EXACT_DIGITS = 15  # that each double holds
 _INT64_DIGITS = 18
+DECIMALS = ("float64", "unscaled", "text")
 
 
 @dataclass(frozen=True)
-class Nulls:
-    """What to do with nulls: raise (default), a mask beside the column, or a value per column.
+class Conversion:
+    """How values become tensors: nulls raise (default), get a mask beside the column, or a value per column.
 
     ``fill`` maps columns, and paths inside of them, to values. ``inherited`` is the value of the column that holds
-    this one, which its fields and items get that have none of their own. ``inside`` says that this is no column of a
-    batch but a part of one, which has no mask.
+    this one, which its fields and items get that have none of their own. ``inside`` marks a part of a column, which
+    has no mask. ``decimals`` is one of DECIMALS; with None their digits decide.
     """
 
     mask: bool = False
     fill: tuple[tuple[str, Any], ...] = ()
     inherited: Any = None
     inside: bool = False
+    decimals: str | None = None
 
     @staticmethod
-    def of(nulls: str | Mapping[str, Any]) -> Nulls:
-        """Read the ``nulls=`` argument; anything else than "error", "mask" or a mapping raises UsageError."""
+    def of(nulls: str | Mapping[str, Any], decimals: str | None = None) -> Conversion:
+        """Read the arguments ``nulls`` ("error", "mask" or a mapping) and ``decimals``; others raise UsageError."""
+        if decimals is not None and decimals not in DECIMALS:
+            raise UsageError(f"decimals={decimals!r}", f"choose {', '.join(map(repr, DECIMALS))} or None")
         if isinstance(nulls, Mapping):
-            return Nulls(fill=tuple(nulls.items()))
+            return Conversion(fill=tuple(nulls.items()), decimals=decimals)
         if nulls not in ("error", "mask"):
             raise UsageError(f"nulls={nulls!r}", "choose 'error', 'mask' or a dict of column and fill value")
-        return Nulls(mask=nulls == "mask")
+        return Conversion(mask=nulls == "mask", decimals=decimals)
 
     def fill_of(self, path: str) -> Any:
         """Return the value for a column or a path inside of one; None where there is none."""
@@ -93,7 +103,7 @@ def mask_name(column: str) -> str:
     return f"{column}_mask"
 
 
-def null_error(name: str, count: int, where: str, nulls: Nulls, fields: Sequence[str] = ()) -> ParquetError:
+def null_error(name: str, count: int, where: str, nulls: Conversion, fields: Sequence[str] = ()) -> ParquetError:
     """Return the error for ``count`` nulls in a column that ``nulls`` neither fills nor masks.
 
     ``fields`` are the paths of a struct's fields, which are filled in its place. A mask is recommended where it helps:
@@ -108,7 +118,7 @@ def null_error(name: str, count: int, where: str, nulls: Nulls, fields: Sequence
     )
 
 
-def fills_when_decoded(nulls: Nulls, forms: Sequence[ColumnForm]) -> dict[str, Fill]:
+def fills_when_decoded(nulls: Conversion, forms: Sequence[ColumnForm]) -> dict[str, Fill]:
     """Return what columns of numbers and texts are filled with when they are decoded: once for all of their batches.
 
     Other columns are filled batch by batch. So is one with a value that it cannot have, which a batch with a null
@@ -149,35 +159,62 @@ def _parts(name: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
     return []
 
 
-def check_type(name: str, kind: pa.DataType) -> None:
-    """Raise UsageError, naming the column, if a type has no tensor form."""
+def check_type(name: str, kind: pa.DataType, decimals: str | None, bounds: Callable[[str], Bounds | None]) -> None:
+    """Raise UsageError, naming the column, if a type has no tensor form.
+
+    ``bounds`` returns the least and the greatest value at a path, as far as they are known.
+    """
     bare = storage_type(form_of(pa.field(name, kind)).type)
     if pa.types.is_struct(bare):
-        for i in range(bare.num_fields):
-            check_type(f"{name}.{bare.field(i).name}", bare.field(i).type)
+        for field in bare.fields:
+            check_type(f"{name}.{field.name}", field.type, decimals, bounds)
     elif pa.types.is_map(bare):
-        check_type(f"{name}.key", bare.key_type)
-        check_type(f"{name}.value", bare.item_type)
+        check_type(f"{name}.key", bare.key_type, decimals, bounds)
+        check_type(f"{name}.value", bare.item_type, decimals, bounds)
     elif pa.types.is_nested(bare):
         if pa.types.is_union(bare) or pa.types.is_run_end_encoded(bare):
             raise _no_tensor(name, kind)
-        check_type(name, bare.value_type)
+        check_type(f"{name}.element", bare.value_type, decimals, bounds)
+    elif pa.types.is_decimal(bare):
+        if _decimal_form(bare, decimals) == "int64":
+            _check_int64(name, bare, decimals, bounds)
     elif pa.types.is_null(bare):
         raise UsageError(
             f"column {name!r}",
             "it has no type: its values are null, or of a type that is not read here, like INTERVAL",
             "leave it out with columns=, or write it with a type",
         )
-    elif not (
-        is_text(bare)
-        or pa.types.is_decimal(bare)
-        or pa.types.is_fixed_size_binary(bare)
-        or number_dtype(bare) is not None
-    ):
+    elif not (is_text(bare) or pa.types.is_fixed_size_binary(bare) or number_dtype(bare) is not None):
         raise _no_tensor(name, kind)
 
 
-def to_value(column: ColumnData, name: str, nulls: Nulls) -> tuple[Value, torch.Tensor | None]:
+def _decimal_form(kind: pa.DataType, decimals: str | None) -> str:
+    """Return what decimals of a type become: float64, int64 (of unscaled values) or text."""
+    if decimals is None:
+        return "float64" if kind.precision <= _EXACT_DIGITS else "int64"
+    return "int64" if decimals == "unscaled" else decimals
+
+
+def _check_int64(name: str, kind: pa.DataType, decimals: str | None, bounds: Callable[[str], Bounds | None]) -> None:
+    """Raise UsageError unless an int64 holds the decimals of a column, and means the same number by itself."""
+    others = "decimals='float64' (rounded) or 'text' (exact)"
+    if decimals is None and kind.scale != 0:
+        short = kind.precision <= _INT64_DIGITS
+        others = "decimals='float64' (rounded), 'unscaled' (int64) or 'text' (exact)" if short else others
+        reason = f"it is {kind}, and a float64 holds {_EXACT_DIGITS} digits exactly"
+    elif kind.precision <= _INT64_DIGITS:
+        return
+    else:
+        known = bounds(name)
+        unit = Decimal(1).scaleb(-kind.scale)
+        if known is not None and -(2**63) * unit <= known[0] and known[1] < 2**63 * unit:
+            return
+        found = "no statistics show that" if known is None else f"with {max(known, key=abs)}, not"
+        reason = f"it is {kind}, and {found} all its values fit into an int64"
+    raise UsageError(f"column {name!r}", reason, f"pass {others}, or leave it out with columns=")
+
+
+def to_value(column: ColumnData, name: str, nulls: Conversion) -> tuple[Value, torch.Tensor | None]:
     """Return a column as a tensor, Ragged or dict, and a bool mask (B,) where some rows are null.
 
     Nulls that ``nulls`` neither fills nor masks raise ParquetError with the column's name.
@@ -199,44 +236,43 @@ def to_value(column: ColumnData, name: str, nulls: Nulls) -> tuple[Value, torch.
         fields = [path for path, _ in _parts(name, bare)] if pa.types.is_struct(bare) else ()
         raise null_error(name, int((~valid).sum()), "one batch", nulls, fields)
     mask = None if valid is None else torch.from_numpy(valid)
-    if _is_wide_decimal(bare):
+    if _is_text_decimal(bare, nulls):
         text = from_arrow(to_arrow(column).cast(pa.string()), form_of(pa.field(name, pa.string())))
         return _text(text, valid, name, fill, bytes_=False), mask
-    if _is_list_of_wide_decimals(bare):  # a list of text to a trainer
+    if _is_list_of_text_decimals(bare, nulls):
         array = to_arrow(column)
         bare_array = array.storage if isinstance(array, pa.ExtensionArray) else array
         return _nested(bare_array, column.form.type, name, nulls, fill), mask
     if column.form.kind == "fixed" and isinstance(column.values, np.ndarray):
-        return _fixed(column, valid, name, fill), mask
+        return _fixed(column, valid, name, fill, nulls.decimals), mask
     if isinstance(column.values, PackedBytes) or is_views(column):
         if is_text(bare):
             return _text(column, valid, name, fill, bytes_=is_binary(bare)), mask
         rows = pack_bytes(_without(column, valid))
         item = storage_type(bare.value_type)
-        values = _numbers(rows.data, item, len(rows.data) // column.form.width, name)
+        values = _numbers(rows.data, item, len(rows.data) // column.form.width, name, nulls.decimals)
         return Ragged(values, torch.from_numpy(rows.ends // column.form.width)), mask
     return _nested(column.values, column.form.type, name, nulls, fill), mask
 
 
-def _filled_inside(bare: pa.DataType, name: str, nulls: Nulls) -> bool:
+def _filled_inside(bare: pa.DataType, name: str, nulls: Conversion) -> bool:
     """Return whether a null is filled by what its fields are filled with."""
     return bool(pa.types.is_struct(bare)) and nulls.fills_inside(name)
 
 
-def _is_wide_decimal(bare: pa.DataType) -> bool:
-    return bool(pa.types.is_decimal(bare)) and bare.precision > _INT64_DIGITS
+def _is_text_decimal(bare: pa.DataType, nulls: Conversion) -> bool:
+    return bool(pa.types.is_decimal(bare)) and _decimal_form(bare, nulls.decimals) == "text"
 
 
-def _is_list_of_wide_decimals(bare: pa.DataType) -> bool:
-    """Return whether a type is a list, of lists perhaps, of decimals that an int64 cannot hold."""
+def _is_list_of_text_decimals(bare: pa.DataType, nulls: Conversion) -> bool:
     lists = pa.types.is_list(bare) or pa.types.is_large_list(bare) or pa.types.is_fixed_size_list(bare)
     if not lists:
         return False
     item = storage_type(bare.value_type)
-    return _is_wide_decimal(item) or _is_list_of_wide_decimals(item)
+    return _is_text_decimal(item, nulls) or _is_list_of_text_decimals(item, nulls)
 
 
-def _fixed(column: ColumnData, valid: Bools | None, name: str, fill: Any) -> torch.Tensor:
+def _fixed(column: ColumnData, valid: Bools | None, name: str, fill: Any, decimals: str | None) -> torch.Tensor:
     kind, values = column.form.type, column.values
     rows = len(values)
     if valid is not None:  # what stands in place of nulls is no value
@@ -244,10 +280,10 @@ def _fixed(column: ColumnData, valid: Bools | None, name: str, fill: Any) -> tor
         values[~valid] = 0
     if column.form.dense:
         item = storage_type(kind).value_type
-        tensor = _numbers(values, item, rows * column.form.dense, column.form.name)
+        tensor = _numbers(values, item, rows * column.form.dense, column.form.name, decimals)
         tensor = tensor.reshape(rows, column.form.dense, *tensor.shape[1:])
     else:
-        tensor = _numbers(values, kind, rows, column.form.name)
+        tensor = _numbers(values, kind, rows, column.form.name, decimals)
     if valid is None or fill is None:
         return tensor
     filled = tensor.numpy()  # torch cannot put values into unsigned tensors
@@ -270,11 +306,11 @@ def _no_fill(name: str, fill: Any, kind: object) -> UsageError:
     return UsageError("nulls", f"{fill!r} is no value for {name!r}, which is {kind}", "give one of its type")
 
 
-def _numbers(values: Any, kind: pa.DataType, rows: int, name: str) -> torch.Tensor:
+def _numbers(values: Any, kind: pa.DataType, rows: int, name: str, decimals: str | None) -> torch.Tensor:
     """Return bytes of fixed-width rows as a tensor of (rows, ...)."""
     declared, kind = kind, storage_type(kind)
     if pa.types.is_fixed_size_list(kind):
-        tensor = _numbers(values, kind.value_type, rows * kind.list_size, name)
+        tensor = _numbers(values, kind.value_type, rows * kind.list_size, name, decimals)
         return _shaped(tensor.reshape(rows, kind.list_size, *tensor.shape[1:]), declared)
     flat = np.ascontiguousarray(values).reshape(-1)
     if not flat.flags.writeable:
@@ -283,18 +319,31 @@ def _numbers(values: Any, kind: pa.DataType, rows: int, name: str) -> torch.Tens
     if dtype is not None:
         return torch.from_numpy(flat.view(dtype))
     if pa.types.is_decimal(kind):
-        return torch.from_numpy(_unscaled(flat, kind, name))
+        if _decimal_form(kind, decimals) == "int64":
+            return torch.from_numpy(_unscaled(flat, kind, name))
+        return torch.from_numpy(_nearest_doubles(flat, kind, name))
     return torch.from_numpy(flat.view(np.uint8)).reshape(rows, -1)
 
 
 def _unscaled(data: Any, kind: pa.DataType, name: str) -> Any:
-    """Return decimals of few digits as int64; values of more digits than their type says raise ParquetError."""
+    """Return the unscaled values of decimals as int64; those that it does not hold raise ParquetError."""
     if kind.bit_width == 32:
         return data.view(np.int32).astype(np.int64)
     words = data.view(np.int64).reshape(-1, kind.bit_width // 64)
     if (words[:, 1:] != words[:, :1] >> 63).any():  # not only the sign
-        raise ParquetError(f"column {name!r}", f"it holds values of more digits than {kind}", "write the file again")
+        advice = "pass decimals='float64' or 'text', or write the file again"
+        raise ParquetError(f"column {name!r}", f"it is {kind} and holds values that no int64 does", advice)
     return words[:, 0].copy()
+
+
+def _nearest_doubles(data: Any, kind: pa.DataType, name: str) -> Any:
+    """Return the doubles that are nearest to decimals."""
+    if kind.precision <= _EXACT_DIGITS:
+        unscaled = _unscaled(data, kind, name)
+        if not unscaled.size or int(np.abs(unscaled).max()) < 2**53:  # then a quotient of two exact doubles
+            return unscaled / 10.0**kind.scale if kind.scale >= 0 else unscaled * 10.0**-kind.scale
+    decimals = pa.Array.from_buffers(kind, len(data) // (kind.bit_width // 8), [None, pa.py_buffer(data)])
+    return decimals.cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False).copy()
 
 
 def _shaped(lists: torch.Tensor, kind: pa.DataType) -> torch.Tensor:
@@ -332,7 +381,7 @@ def _without(column: ColumnData, valid: Bools | None) -> ColumnData:
     return from_arrow(list_type.from_arrays(pa.array(ends, offset_type), kept), column.form)
 
 
-def _nested(array: pa.Array, kind: pa.DataType, name: str, nulls: Nulls, fill: Any) -> Value:
+def _nested(array: pa.Array, kind: pa.DataType, name: str, nulls: Conversion, fill: Any) -> Value:
     """Return a struct, map or list of anything; nulls inside that have no fill raise."""
     bare = storage_type(kind)
     inside = replace(nulls, mask=False, inherited=fill, inside=True)
@@ -374,7 +423,7 @@ def _of_fixed_size(array: pa.Array, kind: pa.DataType, items: torch.Tensor, fill
     return _shaped(torch.from_numpy(rows), kind)
 
 
-def _value(array: pa.Array, name: str, nulls: Nulls) -> Value:
+def _value(array: pa.Array, name: str, nulls: Conversion) -> Value:
     return to_value(from_arrow(array, form_of(pa.field(name, array.type))), name, nulls)[0]
 
 

@@ -275,7 +275,9 @@ def test_a_run_is_started_and_read_from(small_run: Path, source: Path, published
     assert epoch(small_run / "cache", 2, "fork", **options) == epoch(published, 2, "fork")
     wait_until_published(small_run / "cache")
     assert runs(small_run) == 1
-    again = ParquetDataset(small_run / "cache", source=str(source), source_options={"unknown": "x"})  # is not opened
+    again = ParquetDataset(
+        small_run / "cache", ["id"], source=str(source), source_options={"unknown": "x"}
+    )  # is not opened
     assert again.snapshot == CacheDirectory(small_run / "cache").snapshot().id
     assert runs(small_run) == 1
 

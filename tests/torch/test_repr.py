@@ -18,12 +18,12 @@ def test_a_repr_tells(tmp_path: Path) -> None:
     expected = f"<ParquetDataset {tmp_path}/cache ({snapshot}): 180 rows, 2 columns, batch_size=64, lanes=4>"
     assert repr(dataset) == expected
     assert repr(Loader(dataset, num_workers=0)) == f"<Loader with num_workers=0 of {expected}>"
-    whole = ParquetDataset(tmp_path / "cache", batch_size=64)
+    whole = ParquetDataset(tmp_path / "cache", batch_size=64, nulls="mask")
     assert repr(Mix({"shop": whole})) == f"<Mix of 'shop': {whole!r}>"
-    rows = ParquetDataset(tmp_path / "cache", batch_size=None, weights="price")
+    rows = ParquetDataset(tmp_path / "cache", batch_size=None, weights="price", nulls="mask")
     assert "rows that epochs draw, 7 columns, batch_size=None, lanes=one for each worker of each rank" in repr(rows)
     sequences = pqcache.Sequence(length=2, order_by="id")
-    assert " sequences, " in repr(ParquetDataset(tmp_path / "cache", sequence=sequences))
+    assert " sequences, " in repr(ParquetDataset(tmp_path / "cache", sequence=sequences, nulls="mask"))
 
 
 @pytest.mark.parametrize("path", ["s3://lake/shop", Path("s3://lake/shop")], ids=["text", "path"])
@@ -35,4 +35,4 @@ def test_a_url_is_shown_as_it_was_given(path: str | Path) -> None:
 def test_a_directory_may_look_like_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shop(tmp_path / "s3:" / "lake", rows=20)
     monkeypatch.chdir(tmp_path)
-    assert len(ParquetDataset(Path("s3:/lake"), batch_size=None)) == 180
+    assert len(ParquetDataset(Path("s3:/lake"), ["id"], batch_size=None)) == 180

@@ -28,11 +28,11 @@ from pqcache.parquet.footer import footer, thrift
 from pqcache.reader.columns.column_data import ColumnData
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.columns.row_bytes import PackedBytes
-from pqcache.torch import Batch, ParquetDataset, Ragged
+from pqcache.torch import Batch, Loader, ParquetDataset, Ragged
 from pqcache.torch.batch import Position
 from pqcache.torch.ragged import to_rows
 from pqcache.torch.shared_memory import SharedPool, worker_pool
-from pqcache.torch.tensors import Nulls, to_value
+from pqcache.torch.tensors import Conversion, to_value
 
 
 def batch_of(tmp_path: Path, how: dict[str, Any] | None = None, **columns: pa.Array) -> Batch:
@@ -72,7 +72,7 @@ def test_numbers(tmp_path: Path) -> None:
     assert batch["b"].tolist() == [True, False, True]
 
 
-def test_times_and_decimals(tmp_path: Path) -> None:
+def test_times(tmp_path: Path) -> None:
     moment = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
     batch = batch_of(
         tmp_path,
@@ -83,9 +83,6 @@ def test_times_and_decimals(tmp_path: Path) -> None:
         time32=pa.array([1, 2], pa.time32("ms")),
         time64=pa.array([1, 2], pa.time64("ns")),
         duration=pa.array([1, 2], pa.duration("us")),
-        decimal=pa.array([decimal.Decimal("12.34"), decimal.Decimal("-0.01")], pa.decimal128(18, 2)),
-        small=pa.array([decimal.Decimal("1.5"), decimal.Decimal("-2.5")], pa.decimal128(4, 1)),
-        big=pa.array([decimal.Decimal("123456789012345678901.5"), decimal.Decimal(-1)], pa.decimal128(38, 1)),
     )
     assert batch["date"].dtype == torch.int32
     assert batch["date"].tolist() == [1, -1]
@@ -94,13 +91,121 @@ def test_times_and_decimals(tmp_path: Path) -> None:
     assert batch["zoned"].tolist() == [seconds * 1000] * 2
     assert (batch["time32"].dtype, batch["time64"].dtype) == (torch.int32, torch.int64)
     assert batch["duration"].tolist() == [1, 2]
-    assert batch["decimal"].dtype == torch.int64
-    assert batch["decimal"].tolist() == [1234, -1]
-    assert batch["small"].tolist() == [15, -25]
-    assert [decimal.Decimal(text) for text in batch["big"]] == [
-        decimal.Decimal("123456789012345678901.5"),
-        decimal.Decimal(-1),
-    ]
+
+
+def decimal_table(kind: pa.DataType, *values: str) -> pa.Table:
+    """Return a column of decimals, and their lists, structs and dense lists, in rows of one value."""
+    array = pa.array([decimal.Decimal(value) for value in values], kind)
+    ends = pa.array(range(len(array) + 1), pa.int32())
+    return pa.table(
+        {
+            "plain": array,
+            "list": pa.ListArray.from_arrays(ends, array),
+            "fixed": pa.FixedSizeListArray.from_arrays(array, 1),
+            "struct": pa.StructArray.from_arrays([array], ["x"]),
+            "map": pa.MapArray.from_arrays(ends, array.cast(pa.string()), array),
+        }
+    )
+
+
+def decimals_of(batch: Batch) -> dict[str, list[Any]]:
+    """Return the values in each column of a `decimal_table`."""
+    return {
+        "plain": list(to_rows(batch["plain"])),
+        "list": [row[0] for row in to_rows(batch["list"])],
+        "fixed": [row[0] for row in to_rows(batch["fixed"])],
+        "struct": [row["x"] for row in to_rows(batch["struct"])],
+        "map": [row[0]["value"] for row in to_rows(batch["map"])],
+    }
+
+
+EXACT = ["0.1", "-12.34", "99999999999.9999", "-0.0001"]
+WIDE = ["1234567890123456789.0123", "-0.1", "0.3", "2.675"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts", "decimals", "expected"),
+    [
+        (pa.decimal128(15, 4), EXACT, None, [float(text) for text in EXACT]),
+        (pa.decimal64(15, 4), EXACT, None, [float(text) for text in EXACT]),
+        (pa.decimal256(15, 4), EXACT, "float64", [float(text) for text in EXACT]),
+        (pa.decimal32(4, 2), ["12.34", "-0.01"], None, [12.34, -0.01]),
+        (pa.decimal128(15, 4), EXACT, "unscaled", [1000, -123400, 999999999999999, -1]),
+        (pa.decimal128(18, 0), ["999999999999999999", "-7"], None, [10**18 - 1, -7]),
+        (pa.decimal128(38, 4), WIDE, "float64", [float(text) for text in WIDE]),
+        (pa.decimal256(76, 30), WIDE, "float64", [float(text) for text in WIDE]),
+        (pa.decimal128(38, 4), ["1.5", "-2"], "text", ["1.5000", "-2.0000"]),
+        (pa.decimal128(4, 1), ["1.5", "-2"], "text", ["1.5", "-2.0"]),
+    ],
+)
+def test_decimals(
+    tmp_path: Path, kind: pa.DataType, texts: list[str], decimals: str | None, expected: list[Any]
+) -> None:
+    pq.write_table(decimal_table(kind, *texts), tmp_path / "t.parquet")
+    ds = ParquetDataset(tmp_path, batch_size=len(texts), shuffle=False, decimals=decimals)
+    found = decimals_of(next(iter(ds)))
+    assert found == dict.fromkeys(found, expected)
+    assert {type(value) for value in found["plain"]} == {type(expected[0])}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "decimals", "reason"),
+    [
+        (pa.decimal128(16, 2), "1.50", None, r"float64 holds 15 digits exactly.*'float64' \(rounded\), 'unscaled'"),
+        (pa.decimal128(38, 2), "1.50", None, r"float64 holds 15 digits exactly.*'float64' \(rounded\) or 'text'"),
+        (pa.decimal128(38, 2), "1e30", "unscaled", r"with 1\d*\.00, not all its values fit into an int64.*'float64'"),
+        (pa.decimal128(38, 0), "1e30", None, r"with 1\d*, not all its values fit into an int64.*'text'"),
+        (pa.decimal128(38, 0), "9223372036854775808", None, "not all its values fit into an int64"),
+    ],
+)
+def test_decimals_without_an_exact_tensor_are_refused_at_opening(
+    tmp_path: Path, kind: pa.DataType, text: str, decimals: str | None, reason: str
+) -> None:
+    array = pa.array([decimal.Decimal(text)], kind)
+    for name, column in (("c", array), ("s.x", pa.StructArray.from_arrays([array], ["x"]))):
+        pq.write_table(pa.table({name[0]: column, "id": [1]}), tmp_path / "t.parquet")
+        with pytest.raises(UsageError, match=f"column '{re.escape(name)}': it is decimal128.*{reason}"):
+            ParquetDataset(tmp_path, decimals=decimals)
+        assert len(ParquetDataset(tmp_path, columns=["id"], decimals=decimals)) == 1
+    with pytest.raises(UsageError, match="decimals='int64': choose 'float64', 'unscaled', 'text' or None"):
+        ParquetDataset(tmp_path, decimals="int64")
+
+
+def test_wide_whole_numbers_are_int64_if_the_statistics_show_that_they_fit(tmp_path: Path) -> None:
+    numbers = [2**63 - 1, -(2**63), None, 0]
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"n": pa.array(numbers, pa.decimal128(38, 0))}), path, row_group_size=1)
+    ds = ParquetDataset(tmp_path, batch_size=4, shuffle=False, nulls={"n": 5})
+    (batch,) = ds
+    assert (batch["n"].dtype, batch["n"].tolist()) == (torch.int64, [2**63 - 1, -(2**63), 5, 0])
+    pq.write_table(pa.table({"n": pa.array([1], pa.decimal128(38, 0))}), path, write_statistics=False)
+    with pytest.raises(UsageError, match=r"column 'n': it is decimal128.* no statistics show that all its values fit"):
+        ParquetDataset(tmp_path)
+
+
+def test_a_decimal_means_the_same_whatever_the_other_files(tmp_path: Path) -> None:
+    def prices(*files: tuple[str, pa.DataType]) -> Any:
+        for number, (text, kind) in enumerate(files):
+            table = pa.table({"price": pa.array([decimal.Decimal(text)], kind)})
+            pq.write_table(table, tmp_path / f"{number}.parquet")
+        return [batch["price"].tolist() for batch in ParquetDataset(tmp_path, batch_size=9, shuffle=False)]
+
+    first, second = ("12.34", pa.decimal128(10, 2)), ("7.0001", pa.decimal128(10, 4))
+    assert prices(first) == [[12.34]]
+    assert prices(first, second) == [[12.34, 7.0001]]
+    with pytest.raises(UsageError, match=r"'price': it is decimal128\(24, 4\), and a float64 holds 15 digits"):
+        prices(first, second, ("1", pa.decimal128(20, 0)))
+
+
+@pytest.mark.parametrize("decimals", [None, "unscaled", "text"])
+def test_nulls_of_decimals(tmp_path: Path, decimals: str | None) -> None:
+    values = pa.array([decimal.Decimal("1.5"), None], pa.decimal128(4, 1))
+    masked = batch_of(tmp_path, {"nulls": "mask", "decimals": decimals}, c=values)
+    assert masked["c_mask"].tolist() == [True, False]
+    fill = "-" if decimals == "text" else -3
+    filled = batch_of(tmp_path, {"nulls": {"c": fill}, "decimals": decimals}, c=values)
+    one = {"unscaled": 15, "text": "1.5", None: 1.5}[decimals]
+    assert to_rows(filled["c"]) == [one, fill]
 
 
 BIG = [decimal.Decimal("123456789012.5"), decimal.Decimal("-1.2"), decimal.Decimal(3)]
@@ -167,7 +272,8 @@ def test_items_of_lists_structs_and_maps_are_those_of_plain_columns(tmp_path: Pa
     if not kind.endswith("view"):  # which Arrow cannot write inside a struct
         columns["struct"] = pa.StructArray.from_arrays([array], ["x"]), [{"x": value} for value in values]
         columns["pairs"] = pa.StructArray.from_arrays([pairs], ["x"]), [{"x": x} for x in ([a, b], [c, a], [b, c])]
-    batch = batch_of(tmp_path, None, **{name: column for name, (column, _) in columns.items()})
+    options = {"decimals": "text" if kind in ("decimal(38, 18)", "decimal256") else "unscaled"}
+    batch = batch_of(tmp_path, options, **{name: column for name, (column, _) in columns.items()})
     assert {name: to_rows(batch[name]) for name in columns} == {
         name: expected for name, (_, expected) in columns.items()
     }
@@ -187,8 +293,8 @@ def test_decimals_of_more_digits_than_their_type_are_refused(tmp_path: Path, nes
     leaf[8] = (thrift.I32, 10)
     leaf.pop(10)
     path.write_bytes(data[: -8 - length] + footer.footer_and_magic(fields))
-    with pytest.raises(ParquetError, match=r"column 'c': it holds values of more digits than decimal128\(10, 0\)"):
-        list(ParquetDataset(tmp_path, batch_size=3))
+    with pytest.raises(ParquetError, match=r"column 'c.*': it is decimal128\(10, 0\) and holds values that no int64"):
+        list(ParquetDataset(tmp_path, batch_size=3, decimals="unscaled"))
 
 
 def test_text_and_binary(tmp_path: Path) -> None:
@@ -394,12 +500,10 @@ def test_nulls_masked(tmp_path: Path) -> None:
         f=pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2)),
         b=pa.array([True, None, False]),
         st=pa.array([{"a": 1}, None, {"a": 3}]),
-        full=pa.array([1, 2, 3]),
     )
     assert batch["x"].tolist() == [1, 0, 3]
     for name in ("x", "s", "l", "f", "b", "st"):
         assert batch[f"{name}_mask"].tolist() == [True, False, True], name
-    assert "full_mask" not in batch
     assert batch["s"].to_list() == ["a", "", "c"]
     assert batch["l"].to_list() == [[1], [], [2, 3]]
     assert batch["f"].tolist() == [[1, 2], [0, 0], [3, 4]]
@@ -418,10 +522,27 @@ def test_nulls_of_types_that_torch_cannot_put_into(tmp_path: Path, kind: pa.Data
     assert masked["x"].dtype == batch["x"].dtype == torch.from_numpy(np.zeros(1, kind.to_pandas_dtype())).dtype
 
 
-def test_masks_are_in_every_batch(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": [1, 2, None, 4]}), tmp_path / "t.parquet", row_group_size=2)
-    ds = ParquetDataset(tmp_path, batch_size=1, nulls="mask")
-    assert all(batch.keys() == {"x", "x_mask"} for batch in ds)
+def test_each_nullable_column_has_a_mask(tmp_path: Path) -> None:
+    """Also where statistics say that there are no nulls: tonight's files do not decide which columns a batch has."""
+    kinds = {"x": True, "full": True, "required": False}
+    schema = pa.schema([pa.field(name, pa.int64(), nullable) for name, nullable in kinds.items()])
+    table = pa.table([[1, 2, None, 4], [1] * 4, [1] * 4], schema=schema)
+    for statistics in (True, False):
+        pq.write_table(table, tmp_path / "t.parquet", row_group_size=2, write_statistics=statistics)
+        ds = ParquetDataset(tmp_path, batch_size=1, nulls="mask")
+        assert all(list(batch) == ["x", "x_mask", "full", "full_mask", "required"] for batch in ds)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nulls_that_files_count_are_refused_at_opening(tmp_path: Path, workers: int) -> None:
+    table = pa.table({"x": [1, None], "y": [1, 2]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(ParquetError, match=r"column 'x': it holds nulls \(1 in the dataset\)"):
+        ParquetDataset(tmp_path)
+    assert len(list(ParquetDataset(tmp_path, filters="x = 1"))) == 1, "of other rows nothing is known"
+    pq.write_table(table, tmp_path / "t.parquet", write_statistics=False)
+    with pytest.raises(ParquetError, match=r"column 'x': it holds nulls \(1 in one batch\)"):
+        list(Loader(ParquetDataset(tmp_path), num_workers=workers))
 
 
 @pytest.mark.parametrize("nulls", ["mask", {"s": ""}])
@@ -430,7 +551,7 @@ def test_bytes_below_null_rows_are_left_out(nulls: str | dict[str, str]) -> None
     form, valid = form_of(pa.field("s", pa.string())), np.array([True, False, True])
     for ends, data in (([0, 1, 3, 4], b"axyc"), ([0, 1, 1, 2], b"ac")):
         packed = PackedBytes(np.array(ends), np.frombuffer(bytearray(data), np.uint8))
-        text, _ = to_value(ColumnData(form, packed, valid), "s", Nulls.of(nulls))
+        text, _ = to_value(ColumnData(form, packed, valid), "s", Conversion.of(nulls))
         assert isinstance(text, Ragged)
         assert text.to_list() == ["a", "", "c"]
         assert (text.values.data_ptr() == packed.data.ctypes.data) is (data == b"ac")
@@ -451,7 +572,7 @@ def test_nulls_filled(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nulls: 'y' is not among"):
         batch_of(tmp_path, {"nulls": {"y": 1}}, x=pa.array([1]))
     with pytest.raises(UsageError, match="nulls=None: choose 'error', 'mask'"):
-        Nulls.of(None)  # type: ignore[arg-type]
+        Conversion.of(None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="choose 'error', 'mask'"):
         batch_of(tmp_path, {"nulls": "drop"}, x=pa.array([1]))
     with pytest.raises(UsageError, match="would add 'x_mask'"):
