@@ -14,6 +14,7 @@ from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.arriving.start_run import FillRequest
 from pqcache.store.selected_rows import SelectedRows
+from pqcache.units import parse_names
 
 BATCH_SIZE = 4096  # where none is given
 
@@ -67,6 +68,8 @@ class BatchOptions:
     fill: FillRequest | None = None
 
     def __post_init__(self) -> None:
+        if self.columns is not None:
+            object.__setattr__(self, "columns", parse_names("columns", self.columns))
         check_seed(self.seed)
         check_numbers(batch_size=self.batch_size, window=self.window, lanes=self.lanes)
         check_rank(self.num_replicas, self.rank, self.lanes)

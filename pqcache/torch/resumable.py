@@ -111,6 +111,12 @@ class ResumableDataset(IterableDataset[Batch]):
         check_fit(self._progress, self._is_shuffled, self._has_loader, self._ranks()[0])
         return self._share(self.epoch, lanes=self._ranks()[0]).count()
 
+    def __getitem__(self, index: Any) -> Any:
+        """Raise UsageError: `random_split` and `Subset` take what an iterable dataset has in an order of its own."""
+        reason = "it is iterated, and has no item by number, which random_split and Subset ask for"
+        advice = "for a part of its rows pass split=Split(KEY, 0.0, 0.8), or limit=; for certain rows rows="
+        raise UsageError(f"{type(self).__name__}[{index!r}]", reason, advice)
+
     @property
     def batches_per_rank(self) -> tuple[int, ...]:
         """The number of batches (or rows) of a complete epoch on each rank: equal unless ``pad=False``."""

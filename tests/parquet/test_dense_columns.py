@@ -209,7 +209,7 @@ def test_wrong_names_are_refused(lake: Path, tmp_path: Path, monkeypatch: pytest
         dense("ragged")
     with pytest.raises(pqcache.UsageError, match="--narrow: no column is dense"):
         dense(narrow=True)
-    with pytest.raises(pqcache.UsageError, match="give a list of names"):
+    with pytest.raises(pqcache.UsageError, match="not a list of names"):
         pqcache.repartition(lake, tmp_path / "out", dense="tokens")
     # Nothing may be contacted, not even for credentials.
     monkeypatch.setattr("pqcache.store.repartition.endpoints.open_table", lambda *_: pytest.fail("a source was opened"))

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from torch.utils.data import DataLoader, Subset, random_split
 
-from pqcache import Pack, TokenBatches
+from pqcache import Cache, Pack, TokenBatches, index, repartition, sync
 from pqcache.errors import UsageError
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Sequence, Split, dataset_reader
 from pqcache.torch.batch import Position
@@ -34,6 +35,64 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(3):
         pq.write_table(table.slice(120 * number, 120), root / f"{number}.parquet", row_group_size=30)
     return root
+
+
+@pytest.mark.parametrize("wrong", [True, 7, "tokens", b"tokens", {"tokens": 1}, ["tokens", 1], [None]])
+def test_lists_of_names_are_checked_alike(root: Path, wrong: Any) -> None:
+    cache = root.with_name("cache of names")
+    sync(root, cache)
+    calls = {
+        "columns": [
+            lambda: ParquetDataset(root, columns=wrong),
+            lambda: list(Cache(cache).batches(wrong)),
+            lambda: sync(root, cache, columns=wrong),
+        ],
+        "ragged": [lambda: ParquetDataset(root, ragged=wrong)],
+        "dense": [lambda: repartition(cache, dense=wrong)],
+        "fields": [lambda: Pack("tokens", 8, fields=wrong)],
+        "ids": [lambda: Pack("tokens", 8, ids=wrong)],
+        "keys": [lambda: index(cache, keys=wrong)],
+    }
+    for option, of_option in calls.items():
+        for call in of_option:
+            with pytest.raises(UsageError, match=rf"^{option}=.*: not a list of names; give one, like \['"):
+                call()
+
+
+def test_any_iterable_of_names_is_a_list_of_them(root: Path, tmp_path: Path) -> None:
+    both = ["id", "tokens"]
+    for names in (iter(both), tuple(both), np.array(both), dict.fromkeys(both).keys()):
+        ds = ParquetDataset(root, columns=names, ragged=iter(["tokens"]), batch_size=8)  # type: ignore[arg-type]
+        assert list(next(iter(ds))) == both
+    packed = ParquetDataset(root, pack=Pack("tokens", 8, fields=iter(())), columns=iter(["tokens"]), batch_size=2)
+    assert next(iter(packed))["tokens"].shape == (2, 8)
+    sync(root, tmp_path / "c", columns=iter(both))
+    assert [b.schema.names for b in Cache(tmp_path / "c").batches(iter(["id"]), batch_size=ROWS)] == [["id"]]
+
+
+def test_a_field_of_a_struct_is_no_column(tmp_path: Path) -> None:
+    table = pa.table({"meta": [{"lang": "en"}], "a.b": [1]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    sync(tmp_path, tmp_path.with_name("cache of structs"))
+    for columns, message in (
+        (["meta.lang"], "no column 'meta.lang'; fields are not read by themselves: take 'meta'$"),
+        (["a.b.c"], "no column 'a.b.c'; fields are not read by themselves: take 'a.b'$"),
+        (["nope.x"], "no column 'nope.x'; it has meta, a.b$"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            ParquetDataset(tmp_path, columns=columns)
+        with pytest.raises(UsageError, match=message):
+            next(Cache(tmp_path.with_name("cache of structs")).batches(columns))
+
+
+def test_parts_by_number_name_split(root: Path) -> None:
+    ds = dataset(root)
+    half, _ = random_split(ds, [0.5, 0.5])
+    for call in (lambda: ds[0], lambda: half[0], lambda: Subset(ds, [1])[0], lambda: Mix({"a": ds})[0]):
+        with pytest.raises(UsageError, match=r"no item by number.*; for a part of its rows pass split=Split"):
+            call()
+    with pytest.raises(UsageError, match="pass split=Split"):
+        list(DataLoader(half, batch_size=2, num_workers=1))
 
 
 def dataset(root: Path, **options: Any) -> ParquetDataset:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from pqcache.errors import UsageError
+from pqcache.units import parse_names
 
 Strategy = Literal["concat", "best_fit"]
 IDS = ("document_ids", "position_ids", "cu_seqlens")
@@ -56,11 +57,7 @@ class Pack:
         if self.strategy not in ("concat", "best_fit"):
             raise UsageError("pack", f"strategy={self.strategy!r}: choose 'concat' or 'best_fit'")
         for name in ("fields", "ids"):
-            value = getattr(self, name)
-            is_list = isinstance(value, Collection) and not isinstance(value, str)
-            if not is_list or not all(isinstance(item, str) for item in value):
-                raise UsageError("pack", f"{name}={value!r}: give a list of names")
-            object.__setattr__(self, name, tuple(value))
+            object.__setattr__(self, name, parse_names(name, getattr(self, name)))
         unknown = [name for name in self.ids if name not in IDS]
         if unknown:
             raise UsageError("pack", f"ids names {unknown[0]!r}: there are {', '.join(IDS)}")

@@ -22,7 +22,7 @@ from pqcache.store.snapshot import Snapshot
 from pqcache.store.tmp_directory import discard
 from pqcache.system.disk import fsync_path, limit_modes, remove_tree
 from pqcache.system.stopwatch import Stopwatch
-from pqcache.units import parse_count, parse_duration
+from pqcache.units import parse_count, parse_duration, parse_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +85,7 @@ def index(
     watch = Stopwatch()
     threads = None if jobs is None else parse_count(jobs)
     target = CacheDirectory.open(cache)
-    if any(isinstance(names, str) or not all(isinstance(name, str) for name in names) for names in (keys, drop)):
-        raise UsageError("keys and drop", "are not lists of names", "write keys=['NAME']")
+    keys, drop = parse_names("keys", keys), parse_names("drop", drop)
     if not (keys or drop):
         snapshot, lease = target.lease()
         with lease:

@@ -29,7 +29,7 @@ from pqcache.store.sync.plan import Recipe, plan_repartition, recipe_of
 from pqcache.store.sync.table_schema import local_table_schema
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, quoted, redact, url_scheme
-from pqcache.units import BLOCK_SIZE, parse_count, parse_duration, parse_size
+from pqcache.units import BLOCK_SIZE, parse_count, parse_duration, parse_names, parse_size
 
 log = logging.getLogger("pqcache.repartition")
 
@@ -100,9 +100,7 @@ def repartition(
     Raises UsageError, SourceError, ParquetError or CacheError; then source and cache are unchanged.
     """
     cache, text = cache_at(os.fspath(source)), os.fspath(source)
-    if isinstance(dense, str):
-        raise UsageError(f"dense={dense!r}", "is not a list", f"give a list of names, like [{dense!r}]")
-    wanted = DenseRequest(dense, narrow)
+    wanted = DenseRequest(None if dense is None else parse_names("dense", dense), narrow)
     changes: dict[str, Any] = {
         "row_group_size": None if row_group_size is None else parse_size(row_group_size),
         "compression": compression,

@@ -46,7 +46,7 @@ from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.tables.table_source import TableSource
 from pqcache.store.urls import quoted, redact
 from pqcache.system.stopwatch import Stopwatch
-from pqcache.units import parse_count, parse_duration, parse_size
+from pqcache.units import parse_count, parse_duration, parse_names, parse_size
 
 
 def sync(
@@ -153,7 +153,7 @@ def sync(
     )
     changes = {
         "where": where,
-        "columns": None if columns is None else tuple(columns) or "",
+        "columns": None if columns is None or columns == "" else parse_names("columns", columns) or "",
         "shard": shard,
         "newest": None if newest is None else str(newest),
         "row_group_size": None if row_group_size is None else parse_size(row_group_size),
