@@ -12,8 +12,8 @@ SkipBad = Annotated[
     bool | None,
     typer.Option(
         "--skip-bad/--no-skip-bad",
-        help="* Keep the old version of a partition whose new files are damaged or have other types, and publish the "
-        "rest, with exit code 5. Default: nothing is published then.",
+        help="* Keep the old version of a partition whose new files are damaged, unreadable or have other types, and "
+        "publish the rest, with exit code 5. Default: nothing is published then.",
         rich_help_panel=SAFETY,
     ),
 ]

@@ -81,6 +81,7 @@ def _passed_over(report: SyncReport) -> str:
         (passed.other, "not Parquet"),
         (passed.where, "outside of --where"),
         (passed.waiting, "waiting for --marker or --settle"),
+        (passed.links, "under another name"),
     )
     shown = ", ".join(f"{count:,} {why}" for count, why in counts if count)
     return f"; not taken: {shown}" if shown else ""

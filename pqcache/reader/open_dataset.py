@@ -7,7 +7,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,17 +25,17 @@ from pqcache.store.arriving.start_run import (
     is_filled_or_filling,
     is_locked,
 )
-from pqcache.store.cache_directory import CacheDirectory, is_arriving, lease_at, snapshot_at
+from pqcache.store.cache_directory import CacheDirectory, lease_at, snapshot_at
+from pqcache.store.drivers.base import second_names
 from pqcache.store.drivers.local import LocalSource
-from pqcache.store.hive import is_hidden
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, PUBLISHING
-from pqcache.store.manifest import Identity, Manifest, SourceFile
+from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.row_group_index import Index, build_index
 from pqcache.store.snapshot import Lease, Snapshot
-from pqcache.store.sync.listing import dataset_files
+from pqcache.store.sync.listing import dataset_files, without_links
 from pqcache.store.tables.data_files import FileRules
-from pqcache.store.tables.table_format import LOGS, check_above
+from pqcache.store.tables.table_format import check_above
 from pqcache.store.urls import quoted, redact
 from pqcache.system.mounts import has_lasting_inodes
 
@@ -280,12 +280,12 @@ def _plain_files(root: Path, text: str, rules: FileRules) -> LocalDataset:
         return _indexed(root.parent, {root.name: _identity(root)})
     if not root.is_dir():
         raise UsageError(text, "no such file or directory", "name a cache, a directory of Parquet or a file")
-    listed = dict(_files(root))
-    files = [SourceFile(path, Identity(found.size, found.mtime_ns)) for path, found in listed.items()]
-    paths = sorted(file.path for file in dataset_files(LocalSource(str(root), {}), files, rules, _warn))
-    if not paths:
+    source = LocalSource(str(root), {})
+    files = dataset_files(source, list(source.list()), rules, _warn)
+    files = without_links(source, files, second_names(source, [file.path for file in files]), _warn)
+    if not files:
         raise UsageError(text, "no Parquet files in it", f"fill it with 'pqcache sync SOURCE {quoted(text)}'")
-    return _indexed(root, {path: listed[path] if listed[path].size else _identity(root / path) for path in paths})
+    return _indexed(root, {path: _identity(root / path) for path in sorted(file.path for file in files)})
 
 
 def _check_snapshot(data: LocalDataset, snapshot: str | None) -> LocalDataset:
@@ -310,36 +310,9 @@ def _identity(path: Path) -> FileIdentity:
         status = path.stat()
     except OSError as error:
         raise ParquetError(path, f"cannot be read ({error.strerror})", "repair it, or move it away") from error
-    return _identity_of(status)
-
-
-def _identity_of(status: os.stat_result) -> FileIdentity:
     return FileIdentity(status.st_size, status.st_mtime_ns, status.st_ino if has_lasting_inodes(status.st_dev) else 0)
-
-
-def _files(root: Path) -> Iterator[tuple[str, FileIdentity]]:
-    """Yield the files below a directory, links followed; a directory that cannot be listed raises UsageError.
-
-    Of hidden directories only the logs of tables are listed. A link to nothing counts as empty.
-    """
-    for directory, names, files in os.walk(root, onerror=_refuse, followlinks=True):
-        if "_pqcache" in names and is_arriving(Path(directory)):
-            raise UsageError(directory, "its files are still arriving", "open the cache that it is in")
-        names[:] = [name for name in names if name in LOGS or not is_hidden(name)]
-        below = Path(directory).relative_to(root).as_posix()
-        for name in files:
-            path = name if below == "." else f"{below}/{name}"
-            try:
-                yield path, _identity_of(os.stat(os.path.join(directory, name)))
-            except OSError:  # a link to nothing, perhaps: whoever opens it says so
-                yield path, FileIdentity(0, 0, 0)
 
 
 def _warn(event: Event) -> None:
     if isinstance(event, Warned):
         warnings.warn(event.message, stacklevel=2)
-
-
-def _refuse(error: OSError) -> None:
-    advice = "make it readable for this user" if isinstance(error, PermissionError) else "repair it, or name another"
-    raise UsageError(error.filename, f"cannot be listed ({error.strerror})", advice) from error

@@ -183,7 +183,7 @@ def test_a_directory_that_may_not_be_listed_is_not_passed_over(tmp_path: Path) -
     day.chmod(0)
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     day.chmod(0o755)
-    assert f"{day}: cannot be listed (Permission denied); make it readable for this user" in done.stderr
+    assert f"{day}: permission denied; make it readable for this user" in done.stderr
     day.rename(tmp_path / "moved")
     day.symlink_to(tmp_path / "moved")
     assert pqcache.inspect(tmp_path / "shop").rows == 30

@@ -409,16 +409,16 @@ def test_a_link_of_another_user_out_of_the_source_is_refused(what: str, tmp_path
 
 
 @as_root
-def test_links_of_others_within_the_source_are_followed(tmp_path: Path) -> None:
+def test_links_of_others_within_the_source_are_no_danger(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path, days=2)
     file = lake / "dt=2026-11-02" / "part-00009.parquet"
     file.symlink_to("../dt=2026-11-01/part-00000.parquet")
     os.chown(file, NOBODY, NOBODY, follow_symlinks=False)
-    assert pqcache.sync(str(lake), cache).rows == 100
+    assert pqcache.sync(str(lake), cache).rows == 80  # the rows that it leads to come once
     elsewhere = tmp_path / "elsewhere"
     elsewhere.symlink_to(lake)
     os.chown(elsewhere, NOBODY, NOBODY, follow_symlinks=False)
-    assert pqcache.sync(str(elsewhere), tmp_path / "second").rows == 100  # the source itself is what the user names
+    assert pqcache.sync(str(elsewhere), tmp_path / "second").rows == 80  # the source itself is what the user names
 
 
 @as_root

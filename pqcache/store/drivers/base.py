@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from pqcache.errors import SourceError, UsageError
+from pqcache.errors import PqcacheError, SourceError, UsageError
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
 
 TIMEOUT = 30.0  # seconds without a byte
@@ -126,6 +126,27 @@ def narrow(source: Source, where: str | None) -> None:
     tell: Callable[[str | None], None] | None = getattr(source, "narrow", None)
     if tell is not None:
         tell(where)
+
+
+def collect_odd(source: Source) -> dict[str, PqcacheError]:
+    """Return where ``source`` will note what it cannot list, in place of raising it; its next listing empties it.
+
+    It has the errors by path, those for directories with a ``/`` at its end. Drivers that know no such things, or
+    cannot go on after one, leave it empty.
+    """
+    odd: dict[str, PqcacheError] = {}
+    if hasattr(source, "odd"):
+        source.odd = odd
+    return odd
+
+
+def second_names(source: Source, paths: Sequence[str]) -> dict[str, str]:
+    """Return the links in the last listing of ``source`` by path, each with the place that was listed by itself.
+
+    They are links to directories, which were not followed, and those of the files ``paths`` that are others of them.
+    """
+    find: Callable[[Sequence[str]], dict[str, str]] | None = getattr(source, "second_names", None)
+    return {} if find is None else find(paths)
 
 
 def may_give_only_sizes(source: Source) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat as stat_module
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from heapq import heappop, heappush
 from itertools import accumulate
 from pathlib import Path
 
 from pqcache.errors import (
     CacheLocked,
+    PqcacheError,
     SourceDenied,
     SourceError,
     SourceNotFound,
@@ -20,7 +23,7 @@ from pqcache.errors import (
     open_error,
 )
 from pqcache.store.drivers.base import HIDDEN, STAGING, DirectoryLimit, StagedFile, check_options
-from pqcache.store.hive import is_hidden, parent
+from pqcache.store.hive import is_hidden, is_hidden_directory, parent, partition_values
 from pqcache.store.layout import ARRIVED, CONFIG
 from pqcache.store.manifest import Identity, SourceFile, local_tag
 from pqcache.store.ownership import is_trusted
@@ -44,12 +47,23 @@ _EVERYONE = stat_module.S_IROTH | stat_module.S_IRGRP
 
 
 class LocalSource:
-    """A Source over ``os``; see ``pqcache.store.drivers.base.Source``."""
+    """A Source over ``os``; see ``pqcache.store.drivers.base.Source``.
+
+    Links are followed, each directory under one name: where a link and a directory of the source are the same, the link
+    is left out, and of two links to a directory elsewhere the second by its path. Files are listed under all names, and
+    `second_names` says which of them are the same.
+
+    Attributes:
+        odd: gets what cannot be listed (see ``base.collect_odd``); None raises it.
+    """
+
+    odd: dict[str, PqcacheError] | None = None
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
         check_options("a local path", options, {})
         self._root = os.path.abspath(os.path.expanduser(path))
         self._only = ""
+        self._links = _Links("")
         self._stable: dict[int, bool] = {}  # by device: whether inodes and ctimes identify files
         self._private: dict[str, tuple[int, int]] = {}  # modes and groups of what not everyone may read, as listed
         if os.path.isfile(self._root):
@@ -60,30 +74,70 @@ class LocalSource:
 
     def list(self) -> Iterator[SourceFile]:
         self._private = {}
+        self._links = _Links(os.path.realpath(self._root))
+        if self.odd is not None:
+            self.odd.clear()
         if self._only:
             if os.path.islink(self.url):
                 self._check_links(self._only, os.path.realpath(self.url))
             yield SourceFile(self._only, self.stat(self._only))
             return
         pending, limit = [""], DirectoryLimit(self.url)
-        while pending:
-            directory = pending.pop()
+        links: list[str] = []  # to directories: followed when all that is there without them is known
+        followed: dict[str, str] = {}  # where each directory below a link really is
+        while pending or links:
+            if pending:
+                directory = pending.pop()
+            else:
+                directory = heappop(links)
+                followed[directory] = os.path.realpath(self._name(directory))
+            real = followed.pop(directory, "")
+            if real and not self._links.enter(directory, real):
+                continue
             try:
                 self._note_directory(directory, os.stat(self._name(directory)))
                 prefix = f"{directory}/" if directory else ""
                 with open_directory(os.path.join(self._root, directory)) as entries:
                     for entry in entries:
                         path = prefix + entry.name
-                        if entry.is_symlink() and not is_hidden(entry.name):
-                            self._check_links(path, os.path.realpath(self._name(path)))
+                        if entry.is_symlink() and self._is_odd_link(path, entry):
+                            continue
                         if entry.is_dir():
-                            pending.append(limit.enter(path))
+                            limit.enter(path)
+                            if entry.is_symlink():
+                                heappush(links, path)
+                                continue
+                            pending.append(path)
+                            if real:
+                                followed[path] = f"{real.rstrip('/')}/{entry.name}"
                         elif (identity := self._listed(path, entry)) is not None:
                             if path.endswith(ARRIVED) and f"/{path}".endswith(f"/{ARRIVED}"):
                                 raise self._arriving(directory)
                             yield SourceFile(path, identity)
             except OSError as error:
-                raise self._error(directory, error) from error
+                self._note_odd(f"{directory}/", self._error(directory, error), error)
+
+    def second_names(self, paths: Sequence[str]) -> dict[str, str]:
+        """Return the links in the last listing, as ``base.second_names`` does."""
+        return self._links.second_names(paths)
+
+    def _is_odd_link(self, path: str, entry: os.DirEntry[str]) -> bool:
+        """Return whether a link cannot or must not be followed, which then is noted unless it is hidden."""
+        try:
+            if not is_hidden(entry.name):
+                self._check_links(path, os.path.realpath(self._name(path)))
+            entry.is_dir()
+        except (SourceDenied, OSError) as error:
+            if not is_hidden(entry.name):
+                self._note_odd(path, error if isinstance(error, SourceDenied) else self._error(path, error))
+            return True
+        return False
+
+    def _note_odd(self, path: str, error: SourceError, cause: OSError | None = None) -> None:
+        """Note what cannot be listed, or raise it: the root as well, and what may pass by itself."""
+        if self.odd is None or path == "/" or isinstance(error, SourceNotFound | SourceUnavailable):
+            raise error from cause
+        self.odd[path] = error
 
     def _arriving(self, directory: str) -> SourceError:
         place = os.path.dirname(self._name(directory))
@@ -185,17 +239,22 @@ class LocalSource:
             raise SourceUnavailable(self._name(path), "was replaced while it was read")
 
     def _listed(self, path: str, entry: os.DirEntry[str]) -> Identity | None:
-        """Return the identity of a listed entry, or None for a file that is gone or that readers skip."""
+        """Return the identity of a listed entry, or None for a file that is gone or odd, or that readers skip."""
         try:
-            return self._identity(path, entry.stat())
+            status = entry.stat()
+            identity = self._identity(path, status)
+            if entry.is_symlink():
+                self._links.files[path] = os.path.realpath(self._name(path))
+            elif status.st_nlink > 1 and identity.tag:
+                self._links.inodes.setdefault((status.st_dev, status.st_ino), []).append(path)
+            return identity
         except FileNotFoundError:
-            if is_hidden(entry.name) or not os.path.lexists(self._name(path)):
-                return None  # an editor's dangling link, or a file that was removed since it was listed
-            raise SourceError(self._name(path), "is a link to nothing", "repair or remove it") from None
-        except SourceError:
-            if is_hidden(entry.name):
-                return None
-            raise
+            if not is_hidden(entry.name) and os.path.lexists(self._name(path)):  # else an editor's link, or removed
+                self._note_odd(path, SourceError(self._name(path), "is a link to nothing", "repair or remove it"))
+        except SourceError as error:
+            if not is_hidden(entry.name):
+                self._note_odd(path, error)
+        return None
 
     def _identity(self, path: str, status: os.stat_result) -> Identity:
         if not stat_module.S_ISREG(status.st_mode):
@@ -224,9 +283,75 @@ class LocalSource:
             return SourceNotFound(name, "not a directory", "check the path")
         if isinstance(error, PermissionError):
             return SourceDenied(name, "permission denied", "make it readable for this user")
+        if error.errno == errno.ELOOP:
+            return SourceError(name, "is a link that leads to itself", "repair or remove it")
+        if error.errno == errno.ENAMETOOLONG:
+            return SourceError(name, "has a path that is too long for this system", "move it up")
         if (known := open_error(error)) is not None:
             return SourceError(name, *known)
         return SourceUnavailable(name, error.strerror or str(error))
+
+
+class _Links:
+    """The links of one listing of a directory, which is really at ``top``: what each of them is another name of."""
+
+    def __init__(self, top: str) -> None:
+        self.files: dict[str, str] = {}  # links to files by path, and where each leads
+        self.inodes: dict[tuple[int, int], list[str]] = {}  # paths of files that have several names
+        self._top = top
+        self._directories: dict[str, str] = {}  # that were left out, each with its other path
+        self._entered: dict[str, str] = {}  # paths of directories below links, by where they are
+        self._hidden: set[str] = set()
+
+    def enter(self, path: str, real: str) -> bool:
+        """Return whether to list the directory ``path``, which is ``real``: it is not listed under another name."""
+        other, hidden = self._path_of(real), is_hidden_directory(path)
+        if other is not None or (hidden and real in self._hidden):
+            if other is not None and not hidden:
+                self._directories[path] = other
+            return False
+        if hidden:
+            self._hidden.add(real)
+        else:
+            self._entered[real] = path
+        return True
+
+    def second_names(self, paths: Sequence[str]) -> dict[str, str]:
+        """Return the directories that were left out, and those of the files ``paths`` that are others of them.
+
+        A hard link in another partition is no second name: programs that look for equal files make such.
+        """
+        found = dict(self._directories)
+        if not (self.files or self.inodes):
+            return found
+        taken, first = set(paths), dict[str, str]()
+        for path in sorted(self.files.keys() & taken):
+            real = self.files[path]
+            directory, name = os.path.split(real)
+            above = self._path_of(directory)
+            other = real if above is None else f"{above}/{name}" if above else name
+            other = other if other in taken else first.setdefault(real, path)
+            if other != path:
+                found[path] = other
+        for names in self.inodes.values():
+            known: list[tuple[str, dict[str, str | None]]] = []
+            for path in sorted(taken.intersection(names), key=lambda path: (-path.count("="), path)):
+                values = partition_values(parent(path))
+                same = next((other for other, others in known if values.items() <= others.items()), None)
+                if same is None:
+                    known.append((path, values))
+                else:
+                    found[path] = same
+        return found
+
+    def _path_of(self, real: str) -> str | None:
+        """Return the path under which a directory is listed, and not hidden; None where it is not, as yet."""
+        if real == self._top:
+            return ""
+        prefix = f"{self._top.rstrip('/')}/"
+        if real.startswith(prefix) and not is_hidden_directory(real.removeprefix(prefix)):
+            return real.removeprefix(prefix)
+        return self._entered.get(real)
 
 
 def _readers(found: Sequence[tuple[int, int]], group: int) -> int:

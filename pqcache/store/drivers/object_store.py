@@ -199,6 +199,8 @@ def _source_error(name: str, error: Exception, place: BucketConfig) -> PqcacheEr
         return SourceNotFound(name, f"no such {place.bucket_word}", "check the URL")
     if isinstance(error, FileNotFoundError) or status in (404, 410):
         return SourceNotFound(name, "no such object", "check the URL")
+    if code in ("BlobArchived", "BlobBeingRehydrated"):
+        return SourceDenied(name, f"is archived ({code})", "rehydrate it in the store")
     if isinstance(error, PreconditionError) or status == 412:
         return SourceChanged(name, "is not the version that was listed")
     if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):

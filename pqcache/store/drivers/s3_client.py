@@ -111,6 +111,9 @@ def source_error(name: str, error: Exception) -> SourceError:
             return SourceNotFound(name, what, "check the URL")
         if status == 412:
             return SourceChanged(name, "is not the version that was listed")
+        if code == "InvalidObjectState":
+            found = error.response["Error"].get("StorageClass")  # such as DEEP_ARCHIVE
+            return SourceDenied(name, f"is archived ({found or code})", "restore it in the store")
         if code in _DENIED or status in (401, 403):
             return SourceDenied(
                 name,

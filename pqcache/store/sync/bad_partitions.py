@@ -1,4 +1,8 @@
-"""Partitions whose new files cannot be taken: their old versions are kept where ``skip_bad`` says so."""
+"""Partitions whose new files cannot be taken: their old versions are kept where ``skip_bad`` says so.
+
+What is skipped is named by a place (see `place_of`): a partition directory, or one file of the root, so that a table
+without partitions is not held back by one file.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pqcache.errors import ParquetError, PqcacheError, TypeClash
+from pqcache.errors import ParquetError, PqcacheError, SourceDenied, TypeClash
 from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, SourceFile
+from pqcache.store.urls import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,9 +23,9 @@ Blame = Callable[[str], AbstractContextManager[None]]
 
 
 class BadPartitions(Exception):
-    """The new files of partition directories cannot be taken; ``errors`` says why, for each."""
+    """The new files of some places cannot be taken; ``errors`` says why, for each."""
 
-    def __init__(self, errors: Mapping[str, ParquetError]) -> None:
+    def __init__(self, errors: Mapping[str, PqcacheError]) -> None:
         super().__init__(*errors)
         self.errors = errors
 
@@ -29,7 +34,7 @@ class BadPartitionsSoFar:
     """Collects BadPartitions, so that a run finds all of them at once."""
 
     def __init__(self) -> None:
-        self._errors: dict[str, ParquetError] = {}
+        self._errors: dict[str, PqcacheError] = {}
 
     @contextmanager
     def collected(self) -> Iterator[None]:
@@ -49,7 +54,8 @@ class BadPartitionsSoFar:
 class SkippedPartition:
     """A partition of which a snapshot does not have what is at the source, and why.
 
-    ``kept`` says whether it has the version from before; otherwise it has nothing of the partition.
+    ``kept`` says whether it has the version from before; otherwise it has nothing of the partition. A single file that
+    lies in no partition is ``./NAME``.
     """
 
     partition: str
@@ -57,18 +63,44 @@ class SkippedPartition:
     reason: str
 
 
-def blame_nobody(directory: str) -> AbstractContextManager[None]:
+def place_of(path: str) -> str:
+    """Return what is skipped for the file at ``path``: its directory, or in the root ``./`` and its name.
+
+    A directory that cannot be listed, given with a ``/`` at its end, stands for all that is below it.
+
+    >>> place_of("dt=1/a.parquet"), place_of("a.parquet"), place_of("dt=1/")
+    ('dt=1', './a.parquet', 'dt=1/')
+    """
+    return path if path.endswith("/") else parent(path).rstrip("/") or f"./{path}"
+
+
+def blame_nobody(place: str) -> AbstractContextManager[None]:
     """Return a context in which errors remain as they are."""
     return nullcontext()
 
 
 @contextmanager
-def blame(directory: str) -> Iterator[None]:
-    """Raise BadPartitions about a partition directory for what is wrong with its files."""
+def blame(place: str) -> Iterator[None]:
+    """Raise BadPartitions about a place for files that are damaged, or that may not be read."""
     try:
         yield
-    except ParquetError as error:
-        raise BadPartitions({directory: error}) from error
+    except (ParquetError, SourceDenied) as error:
+        raise BadPartitions({place: error}) from error
+
+
+@contextmanager
+def advise_to_skip(place: str) -> Iterator[None]:
+    """Let the error for a file that may not be read say that the others can be published."""
+    try:
+        yield
+    except SourceDenied as error:
+        raise or_skip(error) from error
+
+
+def or_skip(error: PqcacheError) -> PqcacheError:
+    """Return the same error, with the advice to publish the rest."""
+    advice = f"{error.advice}, or leave it out with --skip-bad (skip_bad=True)"
+    return type(error)(error.subject, error.reason, advice)
 
 
 @contextmanager
@@ -127,21 +159,53 @@ def _in_partition(clash: TypeClash, directory: str, path: str, skip: bool) -> Ty
     return TypeClash(clash.subject, clash.reason, advice, column=clash.column, files=clash.files)
 
 
+def with_number(errors: Sequence[PqcacheError]) -> PqcacheError:
+    """Return the first of ``errors``, with how many there are."""
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    reason = f"{first.reason}, the first of {len(errors):,} that cannot be taken"
+    return type(first)(first.subject, reason, first.advice)
+
+
 def with_old_versions(
-    files: Sequence[SourceFile], held: Iterable[FileEntry], skipped: Mapping[str, PqcacheError]
+    files: Sequence[SourceFile],
+    held: Iterable[FileEntry],
+    skipped: Mapping[str, PqcacheError],
+    odd: Collection[str] = (),
 ) -> list[SourceFile]:
-    """Return ``files`` with what is held of the partitions ``skipped`` in place of what is listed there."""
-    if not skipped:
+    """Return ``files`` with what is held of the places ``skipped`` and ``odd`` in place of what is listed there.
+
+    If a file of the root is skipped and others there were removed or changed, all of the root stays as it is held: the
+    one that is skipped may have replaced them.
+    """
+    if not (skipped or odd):
         return list(files)
-    result = {file.path: file for file in files if parent(file.path) not in skipped}
-    result |= {f.path: f for entry in held for f in entry.sources if parent(f.path) in skipped}
-    return list(result.values())
+    places = {*skipped, *odd}
+    below = tuple(place for place in places if place.endswith("/"))
+
+    def is_skipped(path: str) -> bool:
+        return parent(path) in places or place_of(path) in places or path.startswith(below)
+
+    before = {file.path: file for entry in held for file in entry.sources}
+    result = {file.path: file for file in files if not is_skipped(file.path)}
+    kept = {path: file for path, file in before.items() if is_skipped(path)}
+    root = {path: file for path, file in before.items() if not parent(path)}
+    if any(place.startswith("./") for place in skipped) and any(result.get(path) != root[path] for path in root):
+        result = {path: file for path, file in result.items() if parent(path)}
+        kept |= root
+    return [*result.values(), *kept.values()]
 
 
 def skipped_partitions(skipped: Mapping[str, PqcacheError], held: Iterable[FileEntry]) -> tuple[SkippedPartition, ...]:
     """Return the partitions that were skipped, in the order of their names."""
-    known = {parent(file.path) for entry in held for file in entry.sources}
+    paths = {file.path for entry in held for file in entry.sources}
+    known = {place for path in paths for place in (parent(path), place_of(path))}
     return tuple(
-        SkippedPartition(partition=directory or ".", kept=directory in known, reason=str(error))
-        for directory, error in sorted(skipped.items())
+        SkippedPartition(
+            partition=printable(place.rstrip("/")) or ".",
+            kept=place in known or (place.endswith("/") and any(path.startswith(place) for path in paths)),
+            reason=str(error),
+        )
+        for place, error in sorted(skipped.items())
     )

@@ -24,7 +24,7 @@ from pqcache.store.ownership import make_directories
 from pqcache.store.publish import publish
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index
 from pqcache.store.snapshot import Snapshot, write_checksums
-from pqcache.store.sync.bad_partitions import BadPartitionsSoFar
+from pqcache.store.sync.bad_partitions import BadPartitionsSoFar, place_of
 from pqcache.store.sync.cache_run import CacheRun, RunResult, report_fetching
 from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions
 from pqcache.store.sync.download.download_pool import Downloader, download_all, stoppable_threads
@@ -153,7 +153,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
         with bad.collected():  # what has begun is ended all the same: the next attempt takes it over
             for (directory, file), copy in download_all(threads, _downloader(job, stop.is_set), tasks, jobs):
                 if not directory.rewrite:
-                    with bad.collected(), job.blame(directory.directory):
+                    with bad.collected(), job.blame(place_of(file.path)):
                         index.add(plan.path_of(copy.file), copy.metadata, copy.schema)
                         yield BuiltFile(str(job.download_path(copy.file)), _entry(job, copy))
                     continue

@@ -142,8 +142,8 @@ class SyncReport:
     cache was a copy of another one, else None. ``skipped`` are the partitions that could not be taken as they
     are at the source. With ``--newest``, the ``newest`` partitions of ``newest_of`` at the source are taken, else both
     are None. ``touched`` are the partitions that have changed, or would. ``passed_over`` counts the files of the source
-    that are not taken: ``hidden`` ones, ``other`` than Parquet, and those that ``where`` leaves out; None where the
-    source was not listed.
+    that are not taken: ``hidden`` ones, ``other`` than Parquet, those that ``where`` leaves out, and ``links`` to
+    others; None where the source was not listed.
     """
 
     cache: str

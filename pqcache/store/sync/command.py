@@ -109,8 +109,9 @@ def sync(
         force: drop them all the same.
         hdfs_driver: ``hdfs-native`` or ``hdfs3``.
         checksum: compare each download with the store's own checksum, where it has one; costs CPU.
-        skip_bad: keep the old version of a partition whose new files are damaged or have types that do not fit the
-            others', and publish the rest; ``report.skipped`` names them. Without an old version, it is left out.
+        skip_bad: keep the old version of a partition whose new files are damaged, cannot be read or held, or have types
+            that do not fit the others', and publish the rest; ``report.skipped`` names them. Without an old version, it
+            is left out.
         as_files: take all Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, also those that its log
             does not count; and those of a directory whose files are of another kind for the greater part.
         all_files: take every file that is not hidden, whatever its name; one that is not Parquet is an error.
@@ -360,7 +361,7 @@ def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: Lis
     if run.current is not None and run.options.compare == IDENTITY:
         table = table_digest(version_of(source))
         summary = _unchanged(run.current, listing.sources, recipe, run.config.shard, table)
-    if summary is not None:
+    if summary is not None and not listing.odd:
         result = _nothing_to_do(summary, recipe, version_of(source), listing.newest)
         return replace(result, passed_over=listing.passed_over)
     from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above

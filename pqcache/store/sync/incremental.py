@@ -17,7 +17,13 @@ from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, Source
 from pqcache.store.manifest_digest import table_digest
 from pqcache.store.shard import owners, parse_shard
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.bad_partitions import BadPartitions, skipped_partitions, with_old_versions
+from pqcache.store.sync.bad_partitions import (
+    BadPartitions,
+    place_of,
+    skipped_partitions,
+    with_number,
+    with_old_versions,
+)
 from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import IDENTITY, CacheRun, RunResult
 from pqcache.store.sync.compare_content import Comparison, compare_content
@@ -91,7 +97,7 @@ class _Attempt:
             self._check_deletions(plan, manifest, files)
         if not plan.directories:
             reason = SourceIncomplete(self.source.url, "every file there has to wait", "nothing was published")
-            raise next(iter(self.skipped.values()), reason)  # nothing that is skipped has an old version
+            raise next(iter(self._left_out().values()), reason)  # nothing that is skipped has an old version
         if not dry_run and run.current is None:  # so that a first run that fails can be repeated by the cache's name
             write_config(run.cache.path, config)
         table = version_of(self.source)
@@ -187,16 +193,22 @@ class _Attempt:
                 attempt = replace(attempt, skipped={**attempt.skipped, **bad.errors})
                 continue
             held = () if self.manifest is None else self.manifest.files
-            skipped = skipped_partitions(attempt.skipped, held)
+            skipped = skipped_partitions(attempt._left_out(), held)
             for item in skipped:
                 what = "its old version is kept" if item.kept else "left out, as there is no old version"
-                self.run.options.on_event(Warned(f"partition {item.partition}: {what}: {item.reason}"))
+                kind = "file" if item.partition.startswith("./") else "partition"
+                self.run.options.on_event(Warned(f"{kind} {item.partition}: {what}: {item.reason}"))
             return replace(result, skipped=skipped)
 
     def _files_of(self, listing: Listing, manifest: Manifest | None) -> list[SourceFile]:
         """Return the source files of a snapshot of ``listing``, with old versions of partitions that are skipped."""
         held = () if manifest is None else manifest.files
-        return with_old_versions(files_to_sync(listing, self.rules, manifest), held, self.skipped)
+        files = files_to_sync(listing, self.rules, manifest)
+        return with_old_versions(files, held, self.skipped, _odd_places(listing))
+
+    def _left_out(self) -> dict[str, PqcacheError]:
+        """Return why places are left out, or as they are held."""
+        return {**_odd_places(self.listing), **self.skipped}
 
     def _tagged_manifest(self) -> Manifest | None:
         return None if self.manifest is None else with_tags(self.manifest, self.listing.files)
@@ -225,6 +237,14 @@ class _Attempt:
             return frozenset()
         listed = {file.path for file in self.listing.files}
         return frozenset(parent(path) for path in plan.removed if path in listed)
+
+
+def _odd_places(listing: Listing) -> dict[str, PqcacheError]:
+    """Return the places with what a cache cannot hold, each with the error for one of them."""
+    found: dict[str, list[PqcacheError]] = {}
+    for path in sorted(listing.odd):
+        found.setdefault(place_of(path), []).append(listing.odd[path])
+    return {place: with_number(errors) for place, errors in found.items() if place not in listing.outside}
 
 
 def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> RunResult:

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 
-from pqcache.errors import SourceError, SourceIncomplete
+from pqcache.errors import PqcacheError, SourceError, SourceIncomplete
 from pqcache.events import Advanced, Listed, OnEvent, Started, Warned
 from pqcache.store.config import Config
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files, narrow
+from pqcache.store.drivers.base import (
+    FIRST_ANSWER_TIMEOUT,
+    Source,
+    collect_odd,
+    lists_only_data_files,
+    narrow,
+    second_names,
+)
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import SourceFile
 from pqcache.store.manifest_digest import digest_of_sources
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.shard import listing_digest, owners, parse_shard
+from pqcache.store.sync.bad_partitions import or_skip, with_number
 from pqcache.store.sync.download.subset import Subset, select_subset
 from pqcache.store.sync.parquet_detection import ContentMemory, FileMoved, parquet_by_content
-from pqcache.store.sync.safety_checks import WaitRules, check_listing, files_to_take
+from pqcache.store.sync.safety_checks import WaitRules, divide_both, files_to_take, unsafe_names
 from pqcache.store.tables.data_files import (
     FileRules,
     PassedOver,
     check_passed_over,
     count_passed_over,
     divide_listing,
+    lists_files,
+    may_have_rows,
     without_other_snapshots,
 )
 from pqcache.store.tables.table_format import check_above, check_tables
+from pqcache.store.urls import printable
 from pqcache.units import format_count
 
 _REPORTED = 1000  # files that are reported at once while they are listed
@@ -40,7 +51,8 @@ class Listing:
     """The Parquet files to take, everything that was ``found`` at the source, and what to take of each file.
 
     With ``--newest``, ``newest`` says which partitions are left out; the files of these are not in ``files``.
-    ``passed_over`` counts the files that are not taken for other reasons.
+    ``passed_over`` counts the files that are not taken for other reasons. ``odd`` has an error for each thing that a
+    cache cannot hold, by path, and with a ``/`` at its end for a directory; they are not in ``files``.
     """
 
     files: list[SourceFile]
@@ -48,6 +60,7 @@ class Listing:
     subset: Subset
     newest: NewestPartitions | None = None
     passed_over: PassedOver = field(default_factory=PassedOver)
+    odd: Mapping[str, PqcacheError] = field(default_factory=dict)
 
     @cached_property
     def paths(self) -> list[str]:
@@ -67,16 +80,20 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True)
 class ListingRules:
-    """Which files of a source are taken, and what of each: all Parquet files as they are, where nothing is said."""
+    """Which files of a source are taken, and what of each: all Parquet files as they are, where nothing is said.
+
+    ``skip_bad`` is what a sync does with things that a cache cannot hold; None where no sync asks, and they are errors.
+    """
 
     where: str | None = None
     columns: Sequence[str] | None = None
     files: FileRules = field(default_factory=FileRules)
+    skip_bad: bool | None = None
 
 
 def listing_rules(config: Config) -> ListingRules:
     """Return the rules that a cache remembers."""
-    return ListingRules(where=config.where, columns=config.columns, files=config.file_rules)
+    return ListingRules(where=config.where, columns=config.columns, files=config.file_rules, skip_bad=config.skip_bad)
 
 
 ListSource = Callable[[OnEvent], Listing]  # lists one source, always for the same selection
@@ -92,36 +109,69 @@ def list_source(
 ) -> Listing:
     """Return the source's Parquet files in the partitions that may satisfy a condition, and what to take of them.
 
-    A name that is unsafe below the cache raises SourceError. A source without any Parquet file raises SourceIncomplete:
-    an empty listing never replaces what is held. A table whose rows a listing does not show raises UsageError. What is
-    a dataset's file is decided by name and content, as ``rules`` say; what ``memory`` holds is not read again. Where a
-    file changes before it is looked into, the source is listed again, up to three times. Where a directory has the
-    files that it had ``before``, when it was listed by the same rules, that listing is returned, which was checked.
+    A thing that a cache cannot hold, as for its name, raises SourceError unless ``rules`` skip it. A source without
+    any Parquet file raises SourceIncomplete: an empty listing never replaces what is held. A table whose rows a listing
+    does not show raises UsageError. What is a dataset's file is decided by name and content, as ``rules`` say; what
+    ``memory`` holds is not read again. Where a file changes before it is looked into, the source is listed again, up to
+    three times. Where a directory has the files that it had ``before``, when it was listed by the same rules, that
+    listing is returned, which was checked.
     """
     narrow(source, rules.where)
     plain = not lists_only_data_files(source)
     for number in range(_TRIES):
+        odd = {} if rules.skip_bad is None else collect_odd(source)
         found = _all_files(source, on_event, retries)
-        if plain and before is not None and found == before.found:
+        if plain and before is not None and found == before.found and not (odd or before.odd):
             if not rules.files.as_files:
                 check_above(source.url)
             return before
-        check_listing(found, source.url)
+        unsafe = unsafe_names(found, source.url)
+        safe = [file for file in found if file.path not in unsafe] if unsafe else found
+        for file in found if unsafe else ():
+            if file.path in unsafe and (not plain or may_have_rows(file, rules.files)):
+                odd[file.path] = unsafe[file.path]
         try:
-            files = dataset_files(source, found, rules.files, on_event, memory, retries) if plain else found
+            files = dataset_files(source, safe, rules.files, on_event, memory, retries, odd) if plain else safe
             break
         except FileMoved:
             if number == _TRIES - 1:
                 raise
+    files, both = divide_both(files, safe, source.url)
+    odd |= both
+    _check_odd(odd, rules.skip_bad, bool(files))
     if not files:
         others = f" among its {len(found):,} files" if found else ""
         raise SourceIncomplete(source.url, f"no Parquet file{others}", "check the URL and what wrote it")
+    links = second_names(source, [file.path for file in files])
+    files = without_links(source, files, links, on_event)
     chosen, subset = select_subset(source, files, rules.where, rules.columns)
     if not chosen:
         raise SourceIncomplete(source.url, f"no partition satisfies --where {rules.where!r}")
     on_event(Listed(len(chosen), sum(file.identity.size for file in chosen)))
-    passed_over = replace(count_passed_over(found, files), where=len(files) - len(chosen))
-    return Listing(files=chosen, found=found, subset=subset, passed_over=passed_over)
+    listed = [file for file in found if file.path not in odd and file.path not in links] if odd or links else found
+    passed_over = replace(count_passed_over(listed, files), where=len(files) - len(chosen), links=len(links))
+    return Listing(files=chosen, found=found, subset=subset, passed_over=passed_over, odd=odd)
+
+
+def _check_odd(odd: Mapping[str, PqcacheError], skip_bad: bool | None, is_rest: bool) -> None:
+    """Raise the first of the errors, with their number, unless they are skipped and something else is left."""
+    if not odd or (skip_bad and is_rest):
+        return
+    error = with_number([odd[path] for path in sorted(odd)])
+    raise error if skip_bad is None or not is_rest else or_skip(error)
+
+
+def without_links(
+    source: Source, files: Sequence[SourceFile], links: Mapping[str, str], on_event: OnEvent
+) -> list[SourceFile]:
+    """Return ``files`` without ``links``, which are named: their rows would come twice."""
+    if not links:
+        return list(files)
+    first = min(links)
+    left = "is left out: its rows are" if len(links) == 1 else "are left out: their rows are"
+    shown = f"{printable(first)} -> {printable(links[first] or '.')}"
+    on_event(Warned(f"{source.url}: {format_count(len(links), 'link')} {left} taken under another name ({shown})"))
+    return [file for file in files if file.path not in links]
 
 
 def _all_files(source: Source, on_event: OnEvent, retries: int) -> list[SourceFile]:
@@ -151,10 +201,12 @@ def dataset_files(
     on_event: OnEvent,
     memory: ContentMemory | None = None,
     retries: int = RETRIES,
+    odd: MutableMapping[str, PqcacheError] | None = None,
 ) -> list[SourceFile]:
     """Return those of all files ``found`` in a source that are its dataset's, in the same order.
 
-    A table whose rows a listing does not show, or half of which would not be taken, raises UsageError.
+    A table whose rows a listing does not show, or half of which would not be taken, raises UsageError. ``odd`` gets the
+    errors for files that may not be read, by path; without it they are raised.
     """
     if not rules.as_files:
         check_above(source.url)
@@ -164,9 +216,15 @@ def dataset_files(
     files = divide_listing(found, rules)
     if not (files.unknown or files.other or files.unfinished):
         return list(files.taken)
-    parquet = parquet_by_content(source, files.unknown, memory or ContentMemory(), retries, on_event)
+    denied: dict[str, PqcacheError] = {}
+    parquet = parquet_by_content(source, files.unknown, memory or ContentMemory(), retries, on_event, denied)
+    if odd is None and denied:
+        raise denied[min(denied)]
+    if odd is not None:
+        odd.update(denied)
     taken = parquet.union(files.taken)
-    passed = [*files.other, *(file for file in files.unknown if file not in parquet)]
+    other = [file for file in files.unknown if file not in parquet and file.path not in denied]
+    passed = [*files.other, *(file for file in other if not lists_files(file.path))]
     warning = check_passed_over(taken, passed, source.url, rules, files.unfinished) if taken else ""
     if warning:
         on_event(Warned(warning))

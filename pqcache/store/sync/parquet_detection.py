@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
-from pqcache.errors import SourceChanged, SourceIncomplete, SourceNotFound
+from pqcache.errors import PqcacheError, SourceChanged, SourceDenied, SourceIncomplete, SourceNotFound
 from pqcache.events import OnEvent
 from pqcache.store.drivers.base import Source, file_url, read_range
 from pqcache.store.drivers.retries import with_retries
@@ -78,12 +78,17 @@ def read_memory(cache: Path) -> ContentMemory:
 
 
 def parquet_by_content(
-    source: Source, files: Sequence[SourceFile], memory: ContentMemory, retries: int, on_event: OnEvent
+    source: Source,
+    files: Sequence[SourceFile],
+    memory: ContentMemory,
+    retries: int,
+    on_event: OnEvent,
+    denied: MutableMapping[str, PqcacheError],
 ) -> set[SourceFile]:
     """Return those of ``files`` that are Parquet by their first or last bytes.
 
     What ``memory`` does not know is read, in parallel. A file that has changed since it was listed raises
-    SourceIncomplete.
+    SourceIncomplete. ``denied`` gets the errors for files that may not be read, by path.
     """
     unknown = [file for file in files if memory.get(source.url, file) is None]
     if unknown:
@@ -92,17 +97,22 @@ def parquet_by_content(
         _log("%s: %d files are looked into", source.url, len(unknown))
         calls = [partial(_has_magic, source, file, retries, on_event) for file in unknown]
         for file, is_parquet in zip(unknown, in_parallel(calls, _THREADS), strict=True):
-            memory.put(source.url, file, is_parquet)
+            if isinstance(is_parquet, SourceDenied):
+                denied[file.path] = is_parquet
+            else:
+                memory.put(source.url, file, is_parquet)
     return {file for file in files if memory.get(source.url, file)}
 
 
-def _has_magic(source: Source, file: SourceFile, retries: int, on_event: OnEvent) -> bool:
+def _has_magic(source: Source, file: SourceFile, retries: int, on_event: OnEvent) -> bool | SourceDenied:
     def read(offset: int) -> bytes:
         return read_range(source, file.path, offset, _MAGIC_SIZE, file.identity.tag)
 
     for offset in (0, file.identity.size - _MAGIC_SIZE):
         try:
             data = with_retries(partial(read, offset), file.path, retries, on_event)
+        except SourceDenied as error:
+            return error
         except (SourceNotFound, SourceChanged) as error:
             raise _moved(source, file) from error
         if len(data) < _MAGIC_SIZE:

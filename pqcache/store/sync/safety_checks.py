@@ -21,6 +21,7 @@ from pqcache.store.urls import printable
 from pqcache.units import format_count, format_size
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_MAX_PATH = 3072  # bytes of a path below a source, so that Linux's 4,096 are left with the cache's own
 _MIN_SPARE, _SPARE = 1 << 20, 64 << 20  # bytes left for indexes and metadata
 
 
@@ -105,22 +106,35 @@ def _is_marked(directory: str, marked: set[str]) -> bool:
     return False
 
 
-def check_listing(listing: Sequence[SourceFile], source: str) -> None:
-    """Raise SourceError by name when a source path must not be used as a local path.
+def unsafe_names(listing: Iterable[SourceFile], source: str) -> dict[str, PqcacheError]:
+    """Return an error for each path of a listing that must not be used as a local path."""
+    found: dict[str, PqcacheError] = {}
+    for file in listing:
+        if (problem := check_path(file.path)) is not None:
+            found[file.path] = SourceError(_shown(source, file.path), problem, "rename it at the source")
+    return found
 
-    Two names that cannot both exist on disk (a file and a directory of one name) are refused as well.
+
+def divide_both(
+    files: Sequence[SourceFile], listing: Iterable[SourceFile], source: str
+) -> tuple[list[SourceFile], dict[str, PqcacheError]]:
+    """Return ``files`` without those that are directories of the ``listing`` too, and an error for each of these.
+
+    Empty ones stand for the directory in an object store, and are no error.
     """
-    names = {file.path for file in listing}
-    for path in names:
-        problem = check_path(path)
-        if problem is not None:
-            raise SourceError(
-                f"{printable(source)}/{printable(path)}", problem, "nothing was published, rename it at the source"
-            )
-    for both in names & _directories(names):
-        raise SourceError(
-            f"{source}/{both}", "is both a file and a directory", "nothing was published, rename one at the source"
-        )
+    directories = _directories(file.path for file in listing)
+    both = [file for file in files if file.path in directories]
+    reason = "is both a file and a directory"
+    errors: dict[str, PqcacheError] = {
+        file.path: SourceError(_shown(source, file.path), reason, "rename one at the source")
+        for file in both
+        if file.identity.size
+    }
+    return [file for file in files if file.path not in directories] if both else list(files), errors
+
+
+def _shown(source: str, path: str) -> str:
+    return f"{printable(source)}/{printable(path)}"
 
 
 def check_identities(listing: Iterable[SourceFile], source: str) -> None:
@@ -317,7 +331,7 @@ def check_path(path: str) -> str | None:
     Object keys are hostile input: no path may lead out of the cache.
     """
     directory, slash, name = path.rpartition("/")
-    short = len(name) <= 255 // 4  # however many bytes its characters take
+    short = len(name) <= 255 // 4 and len(path) <= _MAX_PATH // 4  # however many bytes its characters take
     if short and name.isprintable() and name not in ("", ".", "..") and (not slash or _is_safe(directory)):
         return None  # the fast answer for nearly all of what may be a million paths
     if _CONTROL.search(path):
@@ -333,6 +347,8 @@ def check_path(path: str) -> str | None:
         return "has a '.' or '..' segment in its path"
     if any(len(segment.encode()) > 255 for segment in segments):
         return "has a name longer than 255 bytes"
+    if len(path.encode()) > _MAX_PATH:
+        return f"has a path longer than {_MAX_PATH:,} bytes"
     return None
 
 

@@ -19,7 +19,7 @@ from pqcache.store.manifest import FileEntry, SnapshotMetadata, SourceFile
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.bad_partitions import Blame, blame, blame_nobody, clashes_by_partition
+from pqcache.store.sync.bad_partitions import Blame, advise_to_skip, blame, blame_nobody, clashes_by_partition
 from pqcache.store.sync.cache_run import ByteCounter, CacheRun
 from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.plan import DirectoryPlan, Plan
@@ -90,8 +90,10 @@ class SnapshotJob:
 
     @property
     def blame(self) -> Blame:
-        """Makes a context in which what is wrong with files is an error about their partition, where that is wanted."""
-        return blame if self.origin is not None and self.origin.skip_bad else blame_nobody
+        """Makes a context in which what is wrong with files is an error about their place, where that is wanted."""
+        if self.origin is None:
+            return blame_nobody
+        return blame if self.origin.skip_bad else advise_to_skip
 
     def clashes_by_partition(self, root: str = "") -> AbstractContextManager[None]:
         """Return a context in which a clash of types names the partition that it is in, of those that are new."""

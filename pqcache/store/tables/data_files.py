@@ -43,6 +43,7 @@ _SPARK_TEXT = frozenset({"json", "txt", "xml"})  # kinds of both, which Spark wr
 _MANIFEST = re.compile(  # of Iceberg: the files of a snapshot, and its list of manifests
     r"snap-\d+-\d+-[0-9a-f-]{36}\.avro|[0-9a-f-]{36}-m\d+\.avro"
 )
+_UNLOAD_MANIFEST = re.compile(r"(.*[-_.])?manifest", re.IGNORECASE)  # the list of what Redshift has unloaded
 _NO_DATA_NAMES = frozenset(
     {"readme", "license", "licence", "notice", "copying", "authors", "changelog", "version", "lock", "makefile"}
 )
@@ -83,6 +84,8 @@ def file_kind(path: str) -> FileKind:
     directory, _, name = path.rpartition("/")
     if is_hidden(name) or is_hidden_directory(directory):
         return FileKind.HIDDEN
+    if not name:  # an object that stands for a directory
+        return FileKind.NO_DATA
     _, dot, suffix = name.rpartition(".")
     suffix = suffix.lower()
     if dot and suffix in _PARQUET:
@@ -98,21 +101,38 @@ def file_kind(path: str) -> FileKind:
     return FileKind.UNKNOWN
 
 
+def lists_files(path: str) -> bool:
+    """Return whether a file that is not Parquet by its content is a list of files by its name."""
+    return _UNLOAD_MANIFEST.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def may_have_rows(file: SourceFile, rules: FileRules) -> bool:
+    """Return whether a file may be the dataset's, as far as its name and its size say."""
+    kind = file_kind(file.path)
+    if not {".", ".."}.isdisjoint(file.path.split("/")):  # not hidden, whatever a dot says elsewhere
+        return True
+    if kind is FileKind.UNKNOWN:
+        return rules.all_files or file.identity.size >= MIN_SIZE
+    return kind is FileKind.PARQUET or (rules.all_files and kind is not FileKind.HIDDEN)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PassedOver:
-    """How many files of a source are not taken.
+    """How many files of a source are not taken, without those of partitions that were skipped.
 
     Attributes:
         hidden: those that Hadoop's readers skip.
         other: those that are not Parquet, are not finished, or hold no rows.
         where: Parquet files of partitions that ``--where`` leaves out.
         waiting: Parquet files that wait for ``--marker`` or ``--settle``; an old version of them may be held.
+        links: links to files and directories that the source has under another name.
     """
 
     hidden: int = 0
     other: int = 0
     where: int = 0
     waiting: int = 0
+    links: int = 0
 
 
 def count_passed_over(found: Sequence[SourceFile], taken: Sequence[SourceFile]) -> PassedOver:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 Query = Mapping[str, str]
@@ -24,15 +24,35 @@ def page(keys: Sequence[str], truncated: bool = False, rest: str = "", size: int
     return f"<ListBucketResult>{head}{contents}{rest}</ListBucketResult>"
 
 
+def listing_of(objects: Mapping[str, bytes]) -> Answer:
+    """Return what answers listings of a bucket with ``objects``, in one page."""
+
+    def answer(query: Query) -> str:
+        keys = sorted(key for key in objects if key.startswith(query.get("prefix", "")))
+        contents = "".join(
+            f"<Contents><Key>{quote(key)}</Key><LastModified>2026-11-20T04:00:03.000Z</LastModified>"
+            f'<ETag>"e-1"</ETag><Size>{len(objects[key])}</Size></Contents>'
+            for key in keys
+        )
+        head = "<Name>b</Name><IsTruncated>false</IsTruncated><EncodingType>url</EncodingType>"
+        return f"<ListBucketResult>{head}{contents}</ListBucketResult>"
+
+    return answer
+
+
 class _Server(ThreadingHTTPServer):
     request_queue_size = 128  # with socketserver's 5, of many connections at once some are reset
 
 
 class FakeS3:
-    """A running server: ``options`` make a client use it, ``queries`` are those of the listings it was asked for."""
+    """A running server: ``options`` make a client use it, ``queries`` are those of the listings it was asked for.
+
+    Objects in ``archived`` are listed and cannot be read.
+    """
 
     def __init__(self, answer: Answer, objects: Mapping[str, bytes]) -> None:
         self.queries: list[Query] = []
+        self.archived: set[str] = set()
         self.answer, self.objects = answer, objects
         fake = self
 
@@ -66,6 +86,9 @@ class FakeS3:
         data = self.objects.get(key)
         if data is None:
             return self._send(handler, 404, b"", {})
+        if key in self.archived and handler.command == "GET":
+            error = "<Error><Code>InvalidObjectState</Code><StorageClass>DEEP_ARCHIVE</StorageClass></Error>"
+            return self._send(handler, 403, error.encode(), {"Content-Type": "application/xml"})
         about = {"ETag": '"e-1"', "Last-Modified": "Fri, 20 Nov 2026 04:00:03 GMT"}
         wanted = handler.headers.get("Range", "").removeprefix("bytes=")
         if not wanted:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pqcache.errors import PqcacheError, SourceError
+from pqcache.errors import SourceError
 from pqcache.store.drivers import base, webhdfs_http
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.manifest import Identity, SourceFile
@@ -57,8 +57,7 @@ def test_an_answer_without_end(server: Server, monkeypatch: pytest.MonkeyPatch) 
 def test_a_link_to_a_directory_above(tmp_path: Path) -> None:
     (tmp_path / "shop" / "dt=1").mkdir(parents=True)
     (tmp_path / "shop" / "dt=1" / "up").symlink_to("..")
-    with pytest.raises(PqcacheError, match="shop/dt=1/up"):
-        list(open_source(str(tmp_path / "shop")).list())
+    assert list(open_source(str(tmp_path / "shop")).list()) == []
 
 
 def test_files_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

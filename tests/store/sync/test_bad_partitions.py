@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -14,13 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.errors import PartitionsSkipped, TypeClash
+from pqcache.errors import PartitionsSkipped, SourceError, TypeClash
 from pqcache.events import Fetched
 from pqcache.store import tmp_directory
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync import build_snapshot, incremental
 from tests.datasets import files_of
 from tests.forked_commands import run_pqcache
+from tests.store.drivers.fake_s3 import fake_s3, listing_of
 
 BROKEN = b"PAR1" + bytes(50)
 
@@ -143,6 +147,133 @@ def test_each_night_tries_again(lake: Path, cache: Path) -> None:
         pqcache.sync(cache, skip_bad=False)
 
 
+ODD = {  # by key: what is said of an object that a cache cannot hold, beside dt=1/p.parquet and dt=2/p.parquet
+    "dt=1": ("t/dt=1: is both a file and a directory", "rename one"),
+    "/p.parquet": ("t//p.parquet: has an empty segment in its path", "rename"),
+    "dt=3/./p.parquet": ("has a '.' or '..' segment in its path", "rename"),
+    f"{'x' * 250}.parquet": (f"t/{'x' * 250}.parquet: has a name longer than 255 bytes", "rename"),
+    f"dt=3/{'/'.join(['ü' * 100] * 16)}/000000_0": ("has a path longer than 3,072 bytes", "rename"),
+    "dt=3/a\tb.parquet": ("t/dt=3/a%09b.parquet: has a control character", "rename"),
+    "dt=3/archived.parquet": ("t/dt=3/archived.parquet: is archived (DEEP_ARCHIVE)", "restore it in the store"),
+    "archived_0": ("t/archived_0: is archived (DEEP_ARCHIVE)", "restore it in the store"),
+}
+
+
+@pytest.mark.parametrize("key", ODD)
+def test_one_odd_object_does_not_stop_a_table(key: str, lake: Path, tmp_path: Path) -> None:
+    objects = {f"t/dt={day}/p.parquet": (lake / f"dt={day}/p.parquet").read_bytes() for day in (1, 2)}
+    objects[f"t/{key}"] = objects["t/dt=1/p.parquet"]
+    cache, (cause, advice) = tmp_path / "new", ODD[key]
+    with fake_s3(listing_of(objects), objects) as s3:
+        s3.archived = {name for name in objects if "archived" in name}
+        with pytest.raises(SourceError, match=re.escape(cause)) as refused:
+            pqcache.sync("s3://b/t", cache, options=s3.options)
+        assert advice in refused.value.advice
+        assert refused.value.advice.endswith(", or leave it out with --skip-bad (skip_bad=True)")
+        for _ in range(2):
+            (skipped,) = pqcache.sync("s3://b/t", cache, options=s3.options, skip_bad=True).skipped
+            assert (skipped.kept, cause in skipped.reason) == (False, True)
+            assert values_of(cache) == {"dt=1": [1, 1], "dt=2": [2, 2]}
+
+
+@pytest.mark.parametrize(
+    ("key", "content"),
+    [
+        ("dt=1", b""), ("dt=2/", b""), ("dt=2/", b"a directory, says a gateway"), ("dt=1/p.parquet/", b""),
+        ("dt=3", b""), ("manifest", b'{"entries": []}' + bytes(999)), ("x_manifest", b'{"entries": []}'),
+    ],
+)  # fmt: skip
+def test_objects_without_rows_are_passed_over(key: str, content: bytes, lake: Path, tmp_path: Path) -> None:
+    objects = {"t/dt=1/p.parquet": (lake / "dt=1/p.parquet").read_bytes(), f"t/{key}": content}
+    with fake_s3(listing_of(objects), objects) as s3:
+        report = pqcache.sync("s3://b/t", tmp_path / "new", options=s3.options)
+    assert report.passed_over is not None
+    assert report.passed_over.other == (content != b"" or not key.endswith("/"))
+    assert values_of(tmp_path / "new") == {"dt=1": [1, 1]}
+
+
+def test_an_object_that_is_archived_later_stays(lake: Path, tmp_path: Path) -> None:
+    objects = {f"t/dt={day}/p.parquet": (lake / f"dt={day}/p.parquet").read_bytes() for day in (1, 2)}
+    with fake_s3(listing_of(objects), objects) as s3:
+        pqcache.sync("s3://b/t", tmp_path / "new", options=s3.options)
+        s3.archived = {"t/dt=1/p.parquet"}
+        objects["t/dt=3/p.parquet"] = objects["t/dt=2/p.parquet"]
+        assert pqcache.sync(tmp_path / "new", options=s3.options).added == 1
+        assert list(values_of(tmp_path / "new")) == ["dt=1", "dt=2", "dt=3"]
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        here = os.open(path.parent, os.O_RDONLY)  # the whole path may be too long for one
+        listener.bind(f"/proc/self/fd/{here}/{path.name}")
+        os.close(here)
+
+
+LOCAL = {
+    "fifo": (lambda path: os.mkfifo(path), "not a regular file"),
+    "socket": (make_socket, "not a regular file"),
+    "dangling link": (lambda path: path.symlink_to("nowhere"), "is a link to nothing"),
+    "link to itself": (lambda path: path.symlink_to(path.name), "is a link that leads to itself"),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "place"),
+    [
+        ("fifo", "odd.parquet"), ("socket", "dt=2/odd.parquet"), ("dangling link", "dt=2/odd.parquet"),
+        ("link to itself", "odd.parquet"),
+    ],
+)  # fmt: skip
+def test_one_odd_local_file_does_not_stop_a_table(what: str, place: str, lake: Path, cache: Path) -> None:
+    make, cause = LOCAL[what]
+    make(lake / place)
+    write(lake, 1, [3])
+    write(lake, 2, [4])
+    with pytest.raises(SourceError, match=f"{lake / place}: {cause}; .* or leave it out with --skip-bad"):
+        pqcache.sync(cache)
+    with pytest.raises(SourceError, match=f"{lake / place}: {cause}; [^-]*$"):
+        pqcache.inspect(lake)
+    for _ in range(2):
+        report = pqcache.sync(cache, skip_bad=True, force=True)
+        assert [item.partition for item in report.skipped] == [place.rpartition("/")[0] or f"./{place}"]
+        assert f"{place}: {cause}" in report.skipped[0].reason
+        assert values_of(cache) == {"dt=1": [3], "dt=2": [4] if "/" not in place else [2, 2]}, "old, or left out"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="NOT TESTED: only root can become another user")
+def test_what_a_user_may_not_read_keeps_its_old_version(lake: Path, cache: Path) -> None:
+    """A directory of another user, with all partitions below it, and a file."""
+    (lake / "year=2026").mkdir()
+    for day in (3, 4, 5):
+        write(lake, day, [day]).parent.rename(lake / "year=2026" / f"dt={day}")
+    write(lake, 6, [6])
+    pqcache.sync(cache)
+    (lake / "year=2026").chmod(0)
+    write(lake, 2, [7]).chmod(0)
+    write(lake, 6, [8])
+    for path in [cache, *cache.rglob("*")]:
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    above = [path for path in lake.parents if path.stat().st_uid == 0 and not path.stat().st_mode & 1]
+    modes = {path: path.stat().st_mode for path in above}
+    for path in above:
+        path.chmod(0o711)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(
+            SourceError, match=r"permission denied; make it readable for this user, or leave it out with"
+        ):
+            pqcache.sync(cache)
+        report = pqcache.sync(cache, skip_bad=True, force=True)
+    finally:
+        os.seteuid(0)
+        for path, mode in modes.items():
+            path.chmod(mode)
+    assert [(item.partition, item.kept) for item in report.skipped] == [("dt=2", True), ("year=2026", True)]
+    held = values_of(cache)
+    assert held.pop("dt=6") == [8]
+    assert held == {"dt=1": [1, 1], "dt=2": [2, 2], **{f"year=2026/dt={day}": [day] for day in (3, 4, 5)}}
+
+
 def test_when_all_files_have_the_other_type_nothing_clashes(lake: Path, cache: Path) -> None:
     for day in (1, 2):
         write(lake, day, ["x", "y"])
@@ -186,8 +317,14 @@ def test_a_table_without_partitions_remains_as_it_was(tmp_path: Path) -> None:
     pqcache.sync(flat, tmp_path / "c")
     (flat / "b.parquet").write_bytes(BROKEN)
     report = pqcache.sync(tmp_path / "c", skip_bad=True)
-    assert [(item.partition, item.kept) for item in report.skipped] == [(".", True)]
-    assert files_of(tmp_path / "c" / "current") == ["a.parquet"]
+    assert [(item.partition, item.kept) for item in report.skipped] == [("./b.parquet", False)]
+    pq.write_table(pa.table({"a": [3]}), flat / "c.parquet")
+    assert pqcache.sync(tmp_path / "c").skipped
+    assert files_of(tmp_path / "c" / "current") == ["a.parquet", "c.parquet"], "it holds no new file back"
+    (flat / "a.parquet").unlink()
+    pq.write_table(pa.table({"a": [4]}), flat / "d.parquet")
+    assert pqcache.sync(tmp_path / "c", force=True).skipped
+    assert files_of(tmp_path / "c" / "current") == ["a.parquet", "c.parquet"], "b may have what a had"
 
 
 def test_the_command_line_says_so_and_ends_with_its_own_code(lake: Path, cache: Path) -> None:

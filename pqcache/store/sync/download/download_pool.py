@@ -14,9 +14,8 @@ from queue import SimpleQueue
 from pqcache.errors import CacheError
 from pqcache.events import Fetched
 from pqcache.store.drivers.base import Source
-from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
-from pqcache.store.sync.bad_partitions import BadPartitionsSoFar, Blame, blame_nobody
+from pqcache.store.sync.bad_partitions import BadPartitionsSoFar, Blame, blame_nobody, place_of
 from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions, download_file
 from pqcache.store.sync.plan import DirectoryPlan
 from pqcache.store.urls import quoted
@@ -32,7 +31,7 @@ _OPEN_BATCHES = 2  # the footers of as many batches wait in memory
 class Downloader:
     """Downloads files of ``source`` for the cache at ``cache``; ``target`` says where a version of a file goes.
 
-    ``blame`` makes the context in which the files of a partition are downloaded.
+    ``blame`` makes the context in which a file of a place is downloaded.
     """
 
     source: Source | None
@@ -46,7 +45,7 @@ class Downloader:
         if self.source is None:
             raise CacheError(file.path, "is not in the cache any more", f"run 'pqcache sync {quoted(self.cache)}'")
         watch = Stopwatch()
-        with self.blame(parent(file.path)):
+        with self.blame(place_of(file.path)):
             downloaded = download_file(self.source, file, self.target, self.options, use_page_cache)
         self.options.on_event(Fetched(downloaded.file.path, downloaded.file.identity.size, watch.seconds))
         return downloaded

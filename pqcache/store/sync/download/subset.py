@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pqcache.errors import ParquetError, UsageError
+from pqcache.errors import ParquetError, PqcacheError, SourceDenied, UsageError
 from pqcache.parquet.rewrite.options import canonical_json
 from pqcache.store.drivers.base import Source, version_of
 from pqcache.store.hive import parent, partition_table, partition_values
@@ -114,7 +114,8 @@ def _mixed(source: Source, files: Sequence[SourceFile], table: pa.Table, names: 
 def _schemas(source: Source, files: Sequence[SourceFile]) -> Iterator[pa.Schema]:
     """Yield the schemas of the first file, of the last one and of one in between, or that of their table.
 
-    Damaged ones are left out, as the download of them raises; where all three are, the first one's error is raised.
+    Those that cannot be read are left out, as the download of them raises; where all three are, the first one's error
+    is raised.
     """
     from pqcache.store.manifest_file import schema_of_table
     from pqcache.store.sync.download.remote_footer import read_remote_footer  # a plain sync need not wait for it
@@ -125,11 +126,11 @@ def _schemas(source: Source, files: Sequence[SourceFile]) -> Iterator[pa.Schema]
         yield of_table
         return
     some = list(dict.fromkeys([files[0], files[-1], files[len(files) // 2]] if files else []))
-    errors: list[ParquetError] = []
+    errors: list[PqcacheError] = []
     for file in some:
         try:
             yield read_remote_footer(source, file)[1]
-        except ParquetError as error:
+        except (ParquetError, SourceDenied) as error:
             errors.append(error)
     if some and len(errors) == len(some):
         raise errors[0]
