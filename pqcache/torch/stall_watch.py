@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from types import FrameType
 
@@ -35,11 +36,13 @@ class StallWatch:
         waits_since: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._seconds, self._what, self._describe, self._waits_since = seconds, what, describe, waits_since
-        self._thread, self._process = threading.get_ident(), os.getpid()
+        self._thread = threading.get_ident()
         self.since: int | None = None  # of the batch that is asked for; by time.monotonic_ns, as all times here
         self.warned_of: int | None = None  # the same, of the one of which a warning was logged
         self._ended = threading.Event()
-        threading.Thread(target=self._watch, name="pqcache-stall-watch", daemon=True).start()
+        watcher = threading.Thread(target=self._watch, name="pqcache-stall-watch", daemon=True)
+        watcher.start()
+        self._end = weakref.finalize(self, _end, self._ended, watcher, os.getpid())  # at exit too
 
     def goes_on(self) -> None:
         """Log that the batch is there of which a warning was logged."""
@@ -49,8 +52,7 @@ class StallWatch:
 
     def close(self) -> None:
         """End the thread."""
-        if self._process == os.getpid():  # a child has no thread, and may have the lock as the thread held it
-            self._ended.set()
+        self._end()
 
     def _watch(self) -> None:
         wait = self._seconds / 4
@@ -75,6 +77,18 @@ def _in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
+
+
+def _end(ended: threading.Event, watcher: threading.Thread, process: int) -> None:
+    """End the thread before the iteration ends, and at the latest before the interpreter does.
+
+    It refers to the dataset, whose shared tensors the last thread to let go frees. torch releases the GIL for that, and
+    a thread that asks for it back while the interpreter ends aborts the process.
+    """
+    if process == os.getpid():  # a child has no thread, and may have the lock as the thread held it
+        ended.set()
+        if watcher is not threading.current_thread():
+            watcher.join(1.0)
 
 
 def stacks(consumer: int) -> list[str]:
