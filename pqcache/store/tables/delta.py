@@ -33,6 +33,7 @@ _NUMBER = re.compile(r"-?[0-9]+")
 _DIGITS = 20  # of a version in the names of a log
 _TRIES = 3  # of a log that is cleaned up while it is read
 _THREADS = 8
+_MAX_LOOKED_INTO = 1 << 26  # bytes of a file of a log that is looked into to name it
 _CHECK = "check the table with the engine that wrote it"
 
 
@@ -73,7 +74,7 @@ class _Delta:
             except _LogMovedError as moved:
                 before, entries = entries, self._listed()
                 if number == _TRIES - 1 or {file.path for file in before} == {file.path for file in entries}:
-                    raise moved.error from moved
+                    raise self._about_file(moved.error, entries) from moved
         raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
@@ -130,6 +131,25 @@ class _Delta:
             with _listed_files():
                 copy_log(source, log, files, directory, options.retries, options.on_event)
         return directory
+
+    def _about_file(self, error: PqcacheError, entries: Sequence[SourceFile]) -> PqcacheError:
+        """Return ``error`` about the first file of the log that is no JSON or no Parquet, as the library names none."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        source = self._log.source
+        for file in entries:
+            try:
+                if file.path.endswith(".json") and file.identity.size <= _MAX_LOOKED_INTO:
+                    for line in read_range(source, file.path, 0, file.identity.size).splitlines():
+                        json.loads(line or b"{}")
+                elif ".checkpoint." in file.path and file.identity.size <= _MAX_LOOKED_INTO:
+                    pq.read_table(pa.BufferReader(read_range(source, file.path, 0, file.identity.size)))
+            except (pa.ArrowException, OSError, ValueError, RecursionError):
+                return type(error)(file_url(source, file.path), error.reason, error.advice)
+            except PqcacheError:
+                break
+        return error
 
     def _wanted(self, log: DeltaLog) -> int:
         """Return the version that is asked for; SourceNotFound where the log does not have it."""
@@ -226,7 +246,8 @@ def _library(url: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = f"deltalake cannot read its log ({first_line(error)})"
-        raise _LogMovedError(SourceError(url, reason, PLAIN)) from error
+        advice = PLAIN if "upported" in reason else _CHECK
+        raise _LogMovedError(SourceError(url, reason, advice)) from error
 
 
 def _schema_of(table: DeltaTable, columns: Schema) -> DeltaSchema:

@@ -1,22 +1,20 @@
-"""The rows of a Delta table's files that deletion vectors delete; deltalake decodes the vectors.
+"""The rows of a Delta table's files that deletion vectors delete.
 
 The library gives the vectors of a whole table only, from files beside the table's. So a vector is read through
-pqcache's own drivers when its file is downloaded, and the library reads it in a table of that one file.
+pqcache's own drivers when its file is downloaded.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from pqcache.errors import SourceError, first_line
-from pqcache.store.tables.delta_log import LOG
+from pqcache.errors import SourceError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,9 +23,8 @@ if TYPE_CHECKING:
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _BASE85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _INLINE, _RELATIVE = "i", "u"
-_FRAME = 8  # bytes around a vector in a file: its length before it, a checksum after it
-_VERSION = b"\x01"  # of the format of such a file
-_ONE_COLUMN = {"type": "struct", "fields": [{"name": "a", "type": "long", "nullable": True, "metadata": {}}]}
+_MAX_SIZE = 1 << 28  # bytes
+_CHECK = "check the table with the engine that wrote it"
 
 ReadBytes = Callable[[str, int, int], bytes]  # of what is at a path or URL that the log has: offset and length
 
@@ -56,25 +53,27 @@ class DeletionVector:
 
     def deleted_rows(self) -> npt.NDArray[np.int64]:
         """Return the positions of the deleted rows, ascending; raises SourceError."""
-        import tempfile  # as those below: a table without deletion vectors needs none of them
+        from pqcache.store.tables.deletion_vector import FRAME, deleted_positions, unframed  # few tables have any
 
-        import numpy as np
-        import pyarrow as pa
-
-        about = dict(self.descriptor)
-        with tempfile.TemporaryDirectory(prefix="pqcache-delta-") as directory:
-            if about["storageType"] != _INLINE:
-                path, offset = _place(about), int(about.get("offset") or 0)
-                data = self.read(path, offset, int(about["sizeInBytes"]) + _FRAME)
-                local = Path(directory, "vector.bin")
-                local.write_bytes(_VERSION + data)
-                about |= {"storageType": "p", "pathOrInlineDv": local.as_uri(), "offset": len(_VERSION)}
-            table = _vectors_of(directory, about, self.rows_in_file, self.file)
-        kept = pa.table(table)["selection_vector"].combine_chunks().flatten()
-        deleted = np.flatnonzero(~kept.to_numpy(zero_copy_only=False))
+        about = self.descriptor
+        try:
+            size = int(about["sizeInBytes"])
+            if about["storageType"] == _INLINE:
+                vector = _decoded(str(about["pathOrInlineDv"]))[:size]
+            else:
+                place, offset = _place(about), int(about.get("offset") or 0)
+                vector = unframed(self.read(place, offset, min(size, _MAX_SIZE) + FRAME))
+                if len(vector) != size:
+                    raise ValueError(f"it has {len(vector):,} bytes, and {size:,} in the log")
+            deleted = deleted_positions(vector)
+        except ValueError as error:
+            raise SourceError(self.file, f"its deletion vector is damaged: {error}", _CHECK) from error
         if len(deleted) != about["cardinality"]:
             reason = f"its deletion vector deletes {len(deleted):,} rows, and {about['cardinality']:,} in the log"
-            raise SourceError(self.file, reason, "check the table with the engine that wrote it")
+            raise SourceError(self.file, reason, _CHECK)
+        if len(deleted) and deleted[-1] >= self.rows_in_file:
+            reason = f"its deletion vector deletes row {deleted[-1]:,}, and it has {self.rows_in_file:,} by the log"
+            raise SourceError(self.file, reason, _CHECK)
         return deleted
 
 
@@ -101,37 +100,9 @@ def _place(about: Mapping[str, Any]) -> str:
     if about["storageType"] != _RELATIVE:
         return text
     prefix, encoded = text[:-20], text[-20:]
-    name = UUID(bytes=base64.b85decode(encoded.translate(str.maketrans(_Z85, _BASE85))))
+    name = UUID(bytes=_decoded(encoded))
     return f"{prefix}/deletion_vector_{name}.bin" if prefix else f"deletion_vector_{name}.bin"
 
 
-def _vectors_of(directory: str, descriptor: Mapping[str, Any], rows: int, file: str) -> Any:
-    """Return what the library reads of the deletion vector of a table in ``directory`` that has one file."""
-    from deltalake import DeltaTable
-
-    feature = ["deletionVectors"]
-    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": feature, "writerFeatures": feature}
-    metadata = {
-        "id": "pqcache",
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps(_ONE_COLUMN),
-        "partitionColumns": [],
-        "configuration": {},
-    }
-    add = {
-        "path": "file.parquet",
-        "partitionValues": {},
-        "size": 1,
-        "modificationTime": 0,
-        "dataChange": True,
-        "stats": json.dumps({"numRecords": rows}),
-        "deletionVector": dict(descriptor),
-    }
-    os.mkdir(os.path.join(directory, LOG))
-    actions = [{"protocol": protocol}, {"metaData": metadata}, {"add": add}]
-    Path(directory, LOG, f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)) + "\n")
-    try:
-        return DeltaTable(directory).deletion_vectors().read_all()
-    except Exception as error:
-        reason = f"its deletion vector cannot be read ({first_line(error)})"
-        raise SourceError(file, reason, "check the table with the engine that wrote it") from error
+def _decoded(text: str) -> bytes:
+    return base64.b85decode(text.translate(str.maketrans(_Z85, _BASE85)))

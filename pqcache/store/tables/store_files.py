@@ -7,8 +7,9 @@ from collections.abc import Callable
 from threading import Lock
 from urllib.parse import urlsplit
 
+from pqcache.errors import SourceError
 from pqcache.store.drivers.base import Source
-from pqcache.store.urls import local_path, url_scheme, with_usual_scheme
+from pqcache.store.urls import local_path, printable, url_scheme, with_usual_scheme
 
 
 class StoreFiles:
@@ -27,6 +28,15 @@ class StoreFiles:
 
     def locate(self, url: str) -> tuple[Source, str]:
         """Return the source that a file is read from, and its path there; raises what opening one raises."""
+        try:
+            url.encode(errors="surrogateescape")
+        except UnicodeEncodeError:
+            is_name = False
+        else:
+            is_name = "\0" not in url
+        if not is_name:
+            reason = "the table has a file of this name, which no file can have"
+            raise SourceError(printable(url), reason, "check the table with the engine that wrote it")
         found = self._in_base(url) or self._in_base(url := usual_url(url))
         if found is not None:
             return found

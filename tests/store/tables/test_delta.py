@@ -487,3 +487,31 @@ def test_a_table_that_has_lost_its_log(table: Path, cache: Path) -> None:
     (table.parent / "log").rename(table / "_delta_log")
     pqcache.sync(cache, as_files=False, force=True)
     assert held(cache) == before
+
+
+def torn_commit(log: Path) -> str:
+    file = log / f"{1:020}.json"
+    file.write_bytes(file.read_bytes()[:-20])
+    return rf"{file}: deltalake cannot read its log .*; check the table with the engine that wrote it"
+
+
+def torn_checkpoint(log: Path) -> str:
+    DeltaTable(log.parent).create_checkpoint()
+    [file] = log.glob("*.checkpoint.parquet")
+    file.write_bytes(file.read_bytes()[:-20])
+    return rf"{file}: deltalake cannot read its log .*; check the table with the engine that wrote it"
+
+
+def null_in_a_path(log: Path) -> str:
+    commit = log / f"{0:020}.json"
+    commit.write_text(commit.read_text().replace('"path":"', '"path":"a%00/'))
+    return r"the table has a file of this name, which no file can have; check the table"
+
+
+@pytest.mark.parametrize("damage", [torn_commit, torn_checkpoint, null_in_a_path])
+def test_a_damaged_log_is_named(damage: Callable[[Path], str], table: Path, cache: Path) -> None:
+    said = damage(table / "_delta_log")
+    done = run_pqcache("sync", table, cache)
+    assert done.returncode == 1
+    assert re.search(said, done.stderr)
+    assert len(done.stderr.splitlines()) == 1

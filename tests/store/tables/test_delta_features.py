@@ -88,11 +88,19 @@ def test_a_file_of_which_every_row_is_deleted_and_one_with_many(table: Path, cac
 def test_deletion_vectors_that_cannot_be_right_are_refused(table: Path, cache: Path) -> None:
     with_vectors(table)
     before, found = None, vector(table, [1, 2])
+    secret = table.parent / "secret"
+    secret.write_bytes(b"root:x:0:0" * 20)
     for number, (about, text) in enumerate(
         (
             ({**found, "cardinality": 3}, r"3\.parquet: its deletion vector deletes 2 rows, and 3 in the log"),
-            ({**found, "offset": 3}, r"3\.parquet: its deletion vector cannot be read"),
-            (vector(table, [100]), r"3\.parquet: its deletion vector cannot be read .*exceeds"),
+            ({**found, "offset": 3}, r"3\.parquet: its deletion vector is damaged: its length or its checksum"),
+            ({**found, "pathOrInlineDv": "x"}, r"3\.parquet: its deletion vector is damaged"),
+            ({**found, "sizeInBytes": 2**31 - 1}, r"3\.parquet: its deletion vector is damaged"),
+            (vector(table, [100]), r"3\.parquet: its deletion vector deletes row 100, and it has 100 by the log"),
+            (
+                {**found, "storageType": "p", "pathOrInlineDv": secret.as_uri(), "offset": 0},
+                r"3\.parquet: its deletion vector is damaged: its length or its checksum is wrong; check the table",
+            ),
             ({**found, "storageType": "p", "pathOrInlineDv": (table / "no.bin").as_uri()}, r"3\.parquet: vanished"),
         )
     ):
@@ -100,7 +108,7 @@ def test_deletion_vectors_that_cannot_be_right_are_refused(table: Path, cache: P
         before = about
         with pytest.raises(pqcache.PqcacheError, match=text):
             pqcache.sync(table, cache)
-    commit(table, 8, remove("3.parquet", before), add(table, "3.parquet", deletionVector=found, stats="{}"))
+    commit(table, 5 + number, remove("3.parquet", before), add(table, "3.parquet", deletionVector=found, stats="{}"))
     with pytest.raises(SourceError, match=r"the log does not say how many rows it has; .*APPLY \(PURGE\)"):
         pqcache.sync(table, cache)
 

@@ -1,8 +1,12 @@
-"""Checks Avro files before pyiceberg reads them: its decoder is compiled, and reads past the end of one that is cut."""
+"""Checks Avro files before pyiceberg reads them, which takes a cut file for a complete one and has no limits."""
 
 from __future__ import annotations
 
+import zlib
+
 _MAGIC = b"Obj\x01"
+_CODEC = b"avro.codec"
+_MAX_BLOCKS = 1 << 30  # bytes of all blocks, decompressed
 _SYNC = 16  # bytes of the marker behind the header and each block
 
 
@@ -40,14 +44,34 @@ def check_avro(data: bytes) -> None:
     rest = _Bytes(data)
     if rest.take(len(_MAGIC)) != _MAGIC:
         raise ValueError("it is no Avro file")
+    codec = b""
     while count := rest.take_number():
         if count < 0:
             rest.take_number()
-        for _ in range(2 * abs(count)):  # keys and values
-            rest.take(rest.take_number())
+        for _ in range(abs(count)):
+            key, value = (rest.take(rest.take_number()) for _ in range(2))
+            codec = value if key == _CODEC else codec
     marker = rest.take(_SYNC)
+    left = _MAX_BLOCKS
     while not rest.is_at_end:
-        rest.take_number()
-        rest.take(rest.take_number())
+        count = rest.take_number()
+        size = _size_of(rest.take(rest.take_number()), codec, left)
+        if not 0 < count <= size:  # an entry of a manifest has a byte at least
+            raise ValueError(f"a block of {size:,} bytes cannot have {count:,} entries")
+        left -= size
         if rest.take(_SYNC) != marker:
             raise ValueError("a block of it is damaged")
+
+
+def _size_of(block: bytes, codec: bytes, limit: int) -> int:
+    """Return how large a block is when it is decompressed; other codecs than deflate are taken as they are."""
+    if codec != b"deflate":
+        return len(block) if codec in (b"", b"null") else limit
+    inflate = zlib.decompressobj(-15)
+    try:
+        size = len(inflate.decompress(block, limit))
+    except zlib.error:
+        raise ValueError("a block of it is damaged") from None
+    if inflate.unconsumed_tail:
+        raise ValueError(f"it has more than {_MAX_BLOCKS:,} bytes")
+    return size

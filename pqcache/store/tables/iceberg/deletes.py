@@ -6,26 +6,21 @@ They are read when the first data file that needs them is downloaded.
 from __future__ import annotations
 
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyroaring import BitMap64
 
 from pqcache.errors import first_line
+from pqcache.store.tables.deletion_vector import Positions, deleted_positions, unframed
 from pqcache.store.tables.iceberg.errors import damaged
 from pqcache.store.tables.iceberg.file_io import TableAccess
 
 _MAX_CACHED = 16 << 20  # positions, of 8 bytes each
 _BATCH = 1 << 16  # rows
-_VECTOR_MAGIC = bytes.fromhex("d1d33964")
-
-Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, order=True)
@@ -79,16 +74,11 @@ class Deletes:
             del sizes[self._cached.popitem(last=False)[0]]
 
     def _vector(self, delete: DeleteFile) -> Positions:
-        """Return the positions in a deletion vector: length, magic, 64-bit Roaring bitmap and CRC-32."""
-        blob = self._access.read(delete.uri, delete.offset, delete.size)
-        vector, checksum = blob[4:-4], int.from_bytes(blob[-4:], "big")
-        intact = int.from_bytes(blob[:4], "big") == len(vector) and vector[:4] == _VECTOR_MAGIC
-        if not intact or zlib.crc32(vector) != checksum:
-            raise damaged(delete.uri, f"the deletion vector at {delete.offset:,} is damaged")
+        """Return the positions in a deletion vector."""
         try:
-            return np.asarray(BitMap64.deserialize(vector[4:]).to_array()).astype(np.int64)
+            return deleted_positions(unframed(self._access.read(delete.uri, delete.offset, delete.size)))
         except ValueError as error:
-            raise damaged(delete.uri, f"the deletion vector at {delete.offset:,} is damaged ({error})") from error
+            raise damaged(delete.uri, f"the deletion vector at {delete.offset:,} is damaged: {error}") from error
 
 
 def _grouped(file: pq.ParquetFile, groups: Sequence[int], only: str | None = None) -> Mapping[str, Positions]:
@@ -103,10 +93,13 @@ def _grouped(file: pq.ParquetFile, groups: Sequence[int], only: str | None = Non
 
 
 def _by_path(batch: pa.RecordBatch) -> Iterator[tuple[str, Positions]]:
+    kinds = batch.schema.field("file_path").type, batch.schema.field("pos").type
+    if kinds != (pa.string(), pa.int64()):
+        raise ValueError(f"its columns are {kinds[0]} and {kinds[1]}")
     if batch["file_path"].null_count or batch["pos"].null_count:
         raise ValueError("it has nulls")
-    paths = batch["file_path"].cast(pa.string()).dictionary_encode()
-    codes, positions = paths.indices.to_numpy(), batch["pos"].to_numpy().astype(np.int64)
+    paths = batch["file_path"].dictionary_encode()
+    codes, positions = paths.indices.to_numpy(), batch["pos"].to_numpy()
     order = np.argsort(codes, kind="stable")
     starts = np.searchsorted(codes[order], np.arange(len(paths.dictionary) + 1))
     for code, path in enumerate(paths.dictionary.to_pylist()):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
+import pyiceberg.avro.file
+from pyiceberg.avro.decoder import StreamingBinaryDecoder
 from pyiceberg.io import FileIO, InputFile, OutputFile
 
 from pqcache.errors import SourceError, SourceNotFound, SourceUnavailable, UsageError
@@ -23,6 +25,9 @@ CLASS = f"{__name__}.StoreFileIO"
 _BUFFER = 1 << 20
 
 T = TypeVar("T")
+
+# The compiled decoder does not know where damaged data end: it reads on into other memory, or crashes the process.
+pyiceberg.avro.file.new_decoder = StreamingBinaryDecoder  # type: ignore[assignment,attr-defined]
 
 
 @dataclass(frozen=True, kw_only=True)

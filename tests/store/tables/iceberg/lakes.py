@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import random
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.avro.decoder import StreamingBinaryDecoder
+from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import (
@@ -193,3 +197,26 @@ def commit(table: Table, files: Sequence[DataFile]) -> None:
     ref = SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=number)
     table._do_commit((AddSnapshotUpdate(snapshot=snapshot), ref), ())
     table.refresh()
+
+
+def change_blocks(path: Path, change: Callable[[int, bytes], tuple[int, bytes]]) -> None:
+    """Write an Avro file again, with what ``change`` makes of the number of entries and the data of each block."""
+    data = path.read_bytes()
+    marker = data[-16:]
+    start, out = data.index(marker) + 16, io.BytesIO()
+    blocks, encoder = StreamingBinaryDecoder(data[start:]), BinaryEncoder(out)
+    while blocks.tell() < len(data) - start:
+        count, block = change(blocks.read_int(), zlib.decompress(blocks.read_bytes(), -15))
+        blocks.read(16)
+        deflate = zlib.compressobj(wbits=-15)
+        encoder.write_int(count)
+        encoder.write_bytes(deflate.compress(block) + deflate.flush())
+        encoder.write(marker)
+    path.write_bytes(data[:start] + out.getvalue())
+
+
+def as_avro(text: str, length: int | None = None) -> bytes:
+    """Return a text as Avro has it, with its own length before it or another one."""
+    out = io.BytesIO()
+    BinaryEncoder(out).write_int(len(text) if length is None else length)
+    return out.getvalue() + text.encode()

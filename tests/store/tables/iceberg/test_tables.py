@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime
 import random
+import re
 import uuid
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.expressions import EqualTo
 from pyiceberg.table import Table
@@ -18,13 +21,16 @@ from pyiceberg.transforms import BucketTransform, DayTransform, TruncateTransfor
 from pyiceberg.types import DoubleType, LongType, StringType
 
 import pqcache
-from pqcache.errors import PqcacheError, SourceIncomplete, SourceNotFound, UsageError
+from pqcache.errors import ParquetError, PqcacheError, SourceIncomplete, SourceNotFound, UsageError
 from tests.forked_commands import run_pqcache
 from tests.store.tables.iceberg.lakes import (
     Lake,
+    as_avro,
+    change_blocks,
     commit,
     data_file,
     described,
+    local,
     place,
     position_deletes,
     rows_in,
@@ -451,3 +457,46 @@ def test_the_command_line(lake: Lake, tmp_path: Path) -> None:
         assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
         assert said in done.stderr
         assert "secret" not in done.stderr.replace("its secrets", "")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda count, block, path: (-1, block), "this manifest is damaged: .* cannot have -1 entries"),
+        (lambda count, block, path: (10**9, block), "this manifest is damaged: .* cannot have 1,000,000,000 entries"),
+        (lambda count, block, path: (count, block.replace(as_avro(path), as_avro(path, 500 << 20))), "cannot read it"),
+        (
+            lambda count, block, path: (
+                count,
+                block.replace(path.encode(), path.replace("/data/", "/dat\0/").encode()),
+            ),
+            "which no file can have",
+        ),
+    ],
+    ids=["negative", "many", "long", "null"],
+)
+def test_a_damaged_manifest_is_named(
+    change: Callable[[int, bytes, str], tuple[int, bytes]], said: str, lake: Lake, tmp_path: Path
+) -> None:
+    """In a process of its own, as pyiceberg's decoder crashed it."""
+    table = lake.create("damaged", shop(0, 1).schema)
+    table.append(shop(0, 10))
+    [manifest] = table.refresh().metadata.current_snapshot().manifests(table.io)
+    [entry] = manifest.fetch_manifest_entry(table.io)
+    change_blocks(local(manifest.manifest_path), lambda count, block: change(count, block, entry.data_file.file_path))
+    done = run_pqcache("sync", place(table), tmp_path / "cache")
+    assert done.returncode == 1
+    assert re.search(said, done.stderr)
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"pos": [1.5]}, {"pos": ["1"]}, {"file_path": [1]}])
+def test_a_delete_file_of_other_types_is_refused(wrong: dict[str, Any], lake: Lake, tmp_path: Path) -> None:
+    table = lake.create("deletes", shop(0, 1).schema)
+    file = data_file(table, shop(0, 10))
+    deletes = position_deletes(table, [(file.file_path, 1)])
+    commit(table, [file])
+    commit(table, [deletes])
+    pq.write_table(pa.table({"file_path": [file.file_path], "pos": [1], **wrong}), local(deletes.file_path))
+    with pytest.raises(ParquetError, match="this delete file cannot be read"):
+        pqcache.sync(place(table), tmp_path / "cache")
