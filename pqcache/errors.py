@@ -115,6 +115,7 @@ class TypeClash(ParquetError):
         column: its name.
         files: those that have the first type, and last one that has the other.
         types: the two, as Arrow has them.
+        others: the columns beside it.
     """
 
     def __init__(
@@ -126,9 +127,15 @@ class TypeClash(ParquetError):
         column: str = "",
         files: tuple[str, ...] = (),
         types: tuple[object, ...] = (),
+        others: tuple[str, ...] = (),
     ) -> None:
         super().__init__(subject, reason, advice)
-        self.column, self.files, self.types = column, files, types
+        self.column, self.files, self.types, self.others = column, files, types, others
+
+    def renamed(self, old: object, new: object) -> Self:
+        found = super().renamed(old, new)
+        found.column, found.files, found.types, found.others = self.column, self.files, self.types, self.others
+        return found
 
 
 class PartitionsSkipped(PqcacheError):

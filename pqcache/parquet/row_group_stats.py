@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ log = logging.getLogger("pqcache.parquet")
 
 _SCHEMAS = 16
 _MAX_STATISTIC = 256  # bytes; longer strings prune nothing that a prefix would not
+EXTREMES = ("min", "max", "field_min", "field_max")
 BASE = pa.schema(
     [
         ("file", pa.int32()),
@@ -114,12 +115,17 @@ def names_of_chunks(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
 
 def columns_table(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Table:
     """Return index columns as a table; ``schema`` is the Arrow schema of the files they come from."""
-    names = [*BASE.names, *(name for name in columns if name not in BASE.names)]
+    typed = index_schema(columns, schema)
+    return pa.table([_array(columns[field.name], field.type) for field in typed], schema=typed)
+
+
+def index_schema(names: Iterable[str], schema: pa.Schema) -> pa.Schema:
+    """Return the index columns ``names`` that are about columns of ``schema``, in its types."""
     leaves = (leaf for field in schema for leaf in _leaves((field.name,), field.type))
     fields = {field_key(path): kind for path, kind in leaves if len(path) > 1}
-    kinds = [_column_type(name, schema, fields) for name in names]
-    arrays = [_array(columns[name], kind) for name, kind in zip(names, kinds, strict=True)]
-    return pa.table(arrays, schema=pa.schema(list(zip(names, kinds, strict=True))))
+    columns = {field.name: field.type for field in schema}
+    found = {name: _column_type(name, columns, fields) for name in names if name not in BASE.names}
+    return pa.schema([*BASE, *((name, kind) for name, kind in found.items() if kind is not None)])
 
 
 def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
@@ -246,19 +252,20 @@ def _extremes(statistics: pq.Statistics | None, sound: bool) -> tuple[Any, Any]:
     return low, high
 
 
-def _column_type(name: str, schema: pa.Schema, fields: Mapping[str, pa.DataType]) -> pa.DataType:
-    if name in BASE.names:
-        return BASE.field(name).type
+def _column_type(
+    name: str, columns: Mapping[str, pa.DataType], fields: Mapping[str, pa.DataType]
+) -> pa.DataType | None:
+    """Return the type of an index column; None for extremes of a type without an order, or of a column that is gone."""
     column, _, what = name.rpartition(":")
+    kinds = fields if what in ("field_min", "field_max") else columns
+    if column not in kinds:
+        return None
     if what == "codec":
         return pa.string()
-    if what in ("field_min", "field_max"):
-        kind = fields[column]
-    elif what in ("min", "max"):
-        kind = schema.field(column).type
-    else:
+    if what not in EXTREMES:
         return pa.int64()
-    return without_views(kind.value_type if pa.types.is_dictionary(kind) else kind)
+    kind = kinds[column]
+    return without_views(kind.value_type if pa.types.is_dictionary(kind) else kind) if _has_order(kind) else None
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:

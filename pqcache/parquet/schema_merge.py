@@ -6,22 +6,31 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.errors import ParquetError, TypeClash
-from pqcache.parquet.dense_columns import dense_in
+from pqcache.errors import ParquetError, TypeClash, first_line
+from pqcache.parquet.dense_columns import dense_of
 from pqcache.parquet.nested import with_changed_types
 
 _UNITS = ("s", "ms", "us", "ns")
 _FLOATS = {pa.float16(): 11, pa.float32(): 24, pa.float64(): 53}  # bits of an integer that each holds exactly
 
 
+_DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}  # of the widest integer of so many bits; 20 if it is unsigned and has 64
+
+
 class _Differ(Exception):
-    """Two types have no common one; the argument is the dotted path below the column."""
+    """Two types have no common one: the dotted path below the column, and the types there; none for names."""
+
+    def __init__(self, path: str, *types: pa.DataType) -> None:
+        super().__init__(path, *types)
+        self.path, self.types = path, types
 
 
 def _wider_int(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
@@ -32,14 +41,19 @@ def _wider_int(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
     return {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}.get(bits)
 
 
-def _wider_float(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
-    """Return the narrowest float, no narrower than the one given, that holds every value of the integer type too."""
+def _wider_float(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+    """Return the narrowest float, no narrower than the one given, that holds every value of the integer type too.
+
+    Integers of 64 bits become double, as pandas makes them where a column gets its first null: see `always_fits`.
+    """
     number, integer = (a, b) if a in _FLOATS else (b, a)
     bits = integer.bit_width - pt.is_signed_integer(integer)
-    return next((t for t, exact in _FLOATS.items() if t.bit_width >= number.bit_width and exact >= bits), None)
+    exact = (t for t, most in _FLOATS.items() if t.bit_width >= number.bit_width and most >= bits)
+    return next(exact, pa.float64())
 
 
 def _wider_decimal(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    a, b = (t if pt.is_decimal(t) else pa.decimal128(_digits(t), 0) for t in (a, b))
     scale = max(a.scale, b.scale)
     precision = max(a.precision - a.scale, b.precision - b.scale) + scale
     if precision <= 38:
@@ -47,27 +61,35 @@ def _wider_decimal(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
     return pa.decimal256(precision, scale) if precision <= 76 else None
 
 
-def _wider_text(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
-    for small, large, view in (
-        (pa.string(), pa.large_string(), pa.string_view()),
-        (pa.binary(), pa.large_binary(), pa.binary_view()),
-    ):
-        if {a, b} <= {small, large, view}:
-            return large
-    return None
+def _digits(integer: pa.DataType) -> int:
+    return 20 if pt.is_uint64(integer) else _DIGITS[integer.bit_width]
 
 
-def _merged_fields(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[pa.Field]:
-    """Return the fields of two structs or schemas, by name: ``a``'s in order, then those only ``b`` has."""
+def _wider_bytes(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    """Return the type of texts, or of bytes, that holds both; bytes hold any text."""
+    if not all(is_text(t) or pt.is_fixed_size_binary(t) for t in map(without_views, (a, b))):
+        return None
+    text = all(pt.is_string(t) or pt.is_large_string(t) for t in map(without_views, (a, b)))
+    if any(pt.is_large_string(t) or pt.is_large_binary(t) for t in (a, b)):
+        return pa.large_string() if text else pa.large_binary()
+    return pa.string() if text else pa.binary()
+
+
+def _pairs(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[tuple[pa.Field | None, pa.Field | None]]:
+    """Return the fields of two structs or schemas by name: ``a``'s in order, then those only ``b`` has."""
     if [f.name for f in a] == [f.name for f in b]:
-        return [_merged_field(x, y) for x, y in zip(a, b, strict=True)]
+        return list(zip(a, b, strict=True))
     for fields in (a, b):
         doubled = [name for name, count in Counter(f.name for f in fields).items() if count > 1]
         if doubled:
             raise _Differ(f".{doubled[0]} (which occurs twice)")
     others = {field.name: field for field in b}
-    merged = [_merged_field(field, others.pop(field.name)) if field.name in others else _optional(field) for field in a]
-    return merged + [_optional(field) for field in others.values()]
+    pairs: list[tuple[pa.Field | None, pa.Field | None]] = [(field, others.pop(field.name, None)) for field in a]
+    return pairs + [(None, field) for field in others.values()]
+
+
+def _merged_fields(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[pa.Field]:
+    return [_merged_field(x, y) for x, y in _pairs(a, b)]
 
 
 def _optional(field: pa.Field) -> pa.Field:
@@ -79,11 +101,15 @@ def _optional(field: pa.Field) -> pa.Field:
     return field.with_nullable(True)
 
 
-def _merged_field(a: pa.Field, b: pa.Field) -> pa.Field:
+def _merged_field(a: pa.Field | None, b: pa.Field | None) -> pa.Field:
+    if a is None or b is None:
+        return _optional(b if a is None else a)
     try:
         kind = _merged_type(a.type, b.type)
+        if a.type != b.type and not (dense_of(a) is dense_of(b) is None):
+            raise _Differ("", a.type, b.type)
     except _Differ as error:
-        raise _Differ(f".{a.name}{error}") from None
+        raise _Differ(f".{a.name}{error.path}", *error.types) from None
     field = a.with_type(kind).with_nullable(a.nullable or b.nullable or pt.is_null(a.type) or pt.is_null(b.type))
     if b.metadata and not a.metadata:
         field = field.with_metadata(b.metadata)
@@ -103,13 +129,15 @@ def _merged_type(a: pa.DataType, b: pa.DataType) -> pa.DataType:
         found = max(a, b, key=lambda t: t.bit_width)
     elif (a in _FLOATS and pt.is_integer(b)) or (b in _FLOATS and pt.is_integer(a)):
         found = _wider_float(a, b)
-    elif pt.is_decimal(a) and pt.is_decimal(b):
+    elif all(pt.is_decimal(t) or pt.is_integer(t) for t in (a, b)):
         found = _wider_decimal(a, b)
     elif pt.is_dictionary(a) or pt.is_dictionary(b):
         values = [t.value_type if pt.is_dictionary(t) else t for t in (a, b)]
         found = _merged_type(*values)
         if pt.is_dictionary(a) and pt.is_dictionary(b):
             found = pa.dictionary(pa.int32(), found, a.ordered and b.ordered)
+    elif pt.is_date(a) and pt.is_date(b):
+        found = pa.date64()
     elif pt.is_timestamp(a) and pt.is_timestamp(b) and a.tz == b.tz:
         found = pa.timestamp(max(a.unit, b.unit, key=_UNITS.index), a.tz)
     elif pt.is_time(a) and pt.is_time(b):
@@ -126,12 +154,82 @@ def _merged_type(a: pa.DataType, b: pa.DataType) -> pa.DataType:
         if pt.is_fixed_size_list(a) and pt.is_fixed_size_list(b) and a.list_size == b.list_size:
             found = pa.list_(item, a.list_size)
         else:
-            found = pa.large_list(item) if pt.is_large_list(a) or pt.is_large_list(b) else pa.list_(item)
+            large = any(pt.is_large_list(t) or pt.is_large_list_view(t) for t in (a, b))
+            found = pa.large_list(item) if large else pa.list_(item)
     else:
-        found = _wider_text(a, b)
+        found = _wider_bytes(a, b)
     if found is None:
-        raise _Differ("")
+        raise _Differ("", a, b)
     return found
+
+
+def joined_type(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    """Return the type of a column that is ``a`` in one file and ``b`` in another; None if there is none."""
+    try:
+        return _merged_type(a, b)
+    except _Differ:
+        return None
+
+
+def always_fits(kind: pa.DataType, into: pa.DataType) -> bool:
+    """Return whether a joined type holds any value of one of its types, and not only those of most files.
+
+    An integer of 64 bits need not be exact as a double, and a time in seconds may be too far away for nanoseconds.
+    """
+    if kind == into or pt.is_null(kind):
+        return True
+    kind, into = (t.value_type if pt.is_dictionary(t) else t for t in (kind, into))
+    if pt.is_struct(kind) and pt.is_struct(into):
+        inside = {field.name: field.type for field in into.fields}
+        return all(always_fits(field.type, inside[field.name]) for field in kind.fields)
+    if pt.is_map(kind) and pt.is_map(into):
+        return always_fits(kind.key_type, into.key_type) and always_fits(kind.item_type, into.item_type)
+    if _is_list(kind) and _is_list(into):
+        return always_fits(kind.value_type, into.value_type)
+    if pt.is_integer(kind) and pt.is_floating(into):
+        return bool(kind.bit_width < 64)
+    return kind == into or not (pt.is_timestamp(kind) or pt.is_duration(kind))
+
+
+def cast_exactly(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """Return a column as the type that files are joined to; raises Arrow's error rather than round or cut a value."""
+    if pt.is_null(column.type):
+        nulls = pa.nulls(len(column), kind)
+        return pa.chunked_array([nulls]) if isinstance(column, pa.ChunkedArray) else nulls
+    if isinstance(column.type, pa.BaseExtensionType) and not isinstance(kind, pa.BaseExtensionType):
+        column = column.cast(column.type.storage_type)
+    if pt.is_dictionary(column.type) and not pt.is_dictionary(kind):
+        column = column.cast(column.type.value_type)
+    return column if column.type == kind else column.cast(kind)
+
+
+def unfit_value(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> str | None:
+    """Return the first value of a column that does not fit the type that files are joined to; None if all do."""
+    try:
+        cast_exactly(column, kind)
+    except pa.ArrowException as error:
+        reason = first_line(error)
+    else:
+        return None
+    first, last = 0, len(column)
+    while last - first > 1:
+        middle = (first + last) // 2
+        try:
+            cast_exactly(column.slice(first, middle - first), kind)
+            first = middle
+        except pa.ArrowException:
+            last = middle
+    if not pt.is_nested(column.type):
+        with suppress(ValueError, OverflowError, pa.ArrowException):  # a time that Python does not have
+            return str(column[first])
+    number = re.search(r"(?:value |timestamp: )(-?\d+)", reason)
+    return reason if number is None else number[1]
+
+
+def unfit_reason(name: str, column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> str | None:
+    """Return what to say of a column of a file with a value that does not fit; None if all do."""
+    value = unfit_value(column, kind)
+    return None if value is None else f"column {name!r} is {column.type} and holds {value}, which does not fit {kind}"
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:
@@ -151,67 +249,6 @@ def with_fields(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
         more = inside.pop(field.name.lower(), None)
         fields.append(field if more is None else field.with_type(with_fields(field.type, more.type)))
     return pa.struct([*fields, *map(_optional, inside.values())])
-
-
-def promoted(one: pa.Schema, other: pa.Schema) -> pa.Schema:
-    """Return a schema to which Arrow converts both; raises Arrow's errors where there is none.
-
-    Views, which newer writers say that strings are, become strings where the other schema has none.
-    """
-    try:
-        return pa.unify_schemas([one, other], promote_options="permissive")
-    except (pa.ArrowTypeError, pa.ArrowInvalid):
-        plain = [pa.schema([f.with_type(without_views(f.type)) for f in s], s.metadata) for s in (one, other)]
-        return pa.unify_schemas(plain, promote_options="permissive")
-
-
-def unify(schemas: Iterable[tuple[str, pa.Schema]], owner: Callable[[str], str] | None = None) -> pa.Schema:
-    """Return one schema for all files; types that do not widen without loss raise ParquetError by file.
-
-    Where the first schema is that of many files, ``owner`` returns one of them that has a column.
-    """
-    result: pa.Schema | None = None
-    first = ""
-    origin: dict[str, str] = {}  # the file that each column has its type from
-    for path, schema in schemas:
-        if result is None:
-            result, first = schema, path
-            origin = dict.fromkeys(schema.names, path)
-            continue
-        here, there = dense_in(schema), dense_in(result)
-        for name in here.keys() & there.keys():
-            if here[name] != there[name]:
-                raise ParquetError(
-                    path,
-                    f"column {name!r} is stored as {here[name].text}, and as {there[name].text} in {first}",
-                    f"make them alike with 'pqcache repartition --dense {name}'",
-                )
-        try:
-            before, result = result, promoted(result, schema)
-        except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-            names = {name: owner(name) if owner and of == first else of for name, of in origin.items()}
-            clash = _clash(path, schema, result, names)
-            advice = "write one of them again with the other's types"
-            raise clash or ParquetError(path, f"its schema does not fit {first} ({error})", advice) from error
-        if before != result:
-            origin |= {f.name: path for f in result if f.name not in origin or before.field(f.name).type != f.type}
-    return result if result is not None else pa.schema([])
-
-
-def _clash(path: str, schema: pa.Schema, known: pa.Schema, origin: Mapping[str, str]) -> TypeClash | None:
-    """Return the error for the first column whose type in a file does not fit that of the others."""
-    for field in schema:
-        if field.name not in known.names:
-            continue
-        other = known.field(field.name)
-        try:
-            promoted(pa.schema([other]), pa.schema([field]))
-        except (pa.ArrowTypeError, pa.ArrowInvalid):
-            files = (path, origin[field.name])
-            reason = f"column {field.name!r} is {field.type}, which does not fit {other.type} in {files[1]}"
-            advice = "write one of the two files again with the other's type"
-            return TypeClash(path, reason, advice, column=field.name, files=files, types=(field.type, other.type))
-    return None
 
 
 def with_table_columns(files: pa.Schema, table: pa.Schema) -> pa.Schema:
@@ -250,14 +287,8 @@ def _zoned(kind: pa.DataType, wanted: pa.DataType) -> pa.DataType:
 def _as_wide(kind: pa.DataType, table: pa.Schema, name: str) -> pa.DataType:
     """Return the type of a column of ``table`` where it is a number that holds each of ``kind``, else ``kind``."""
     wanted = table.field(name).type if name in table.names else kind
-    if wanted == kind or not all(pt.is_primitive(t) or pt.is_decimal(t) for t in (kind, wanted)):
-        return kind
-    try:
-        both = _merged_type(kind, wanted)
-    except _Differ:
-        return kind
     number = pt.is_integer(wanted) or pt.is_floating(wanted) or pt.is_decimal(wanted)
-    return wanted if number and both == wanted else kind
+    return wanted if number and joined_type(kind, wanted) == wanted and always_fits(kind, wanted) else kind
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -275,7 +306,11 @@ def _is_list(kind: pa.DataType) -> bool:
     )
 
 
-def merge_schemas(named: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
+def merge_schemas(
+    named: Iterable[tuple[str, pa.Schema]],
+    owner: Callable[[str], str] | None = None,
+    clashes: dict[str, TypeClash] | None = None,
+) -> pa.Schema:
     """Return the schema that holds every row of every file without loss.
 
     Columns are matched by name; the first file's order rules and new columns follow. Key-value metadata is the
@@ -283,41 +318,74 @@ def merge_schemas(named: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
 
     Args:
         named: file name and schema, in order.
+        owner: returns a file that has a column, where the first schema is that of many files.
+        clashes: takes the errors about columns, by name; these are left out of the schema then.
 
     Raises:
-        ParquetError: a column's types have no common one; names the two files and the types.
+        TypeClash: a column's types have no common one; names the two files and the types.
+        ParquetError: names in a file are not unique.
     """
-    name, schema = named[0]
-    origin = dict.fromkeys(schema.names, name)
-    for other_name, other in named[1:]:
-        if not other.equals(schema, check_metadata=True):
+    schema: pa.Schema | None = None
+    first, origin = "", dict[str, str]()
+    for path, other in named:
+        if schema is None:
+            schema, first, origin = other, path, dict.fromkeys(other.names, path)
+            continue
+        if other.equals(schema, check_metadata=True):
+            continue
+        try:
+            pairs = _pairs(list(schema), list(other))
+        except _Differ as error:
+            reason = f"the columns differ, and a name is not unique: {error.path[1:]}"
+            raise ParquetError(f"{first} and {path}", reason, "make the files agree") from None
+        fields = []
+        for known, new in pairs:
             try:
-                fields = _merged_fields(list(schema), list(other))
+                fields.append(_merged_column(known, new))
             except _Differ as error:
-                column = str(error)[1:]
-                top = next((n for n in schema.names if column == n or column.startswith(f"{n}.")), None)
-                if top is None or top not in other.names:
-                    raise ParquetError(
-                        f"{origin.get(column, name)} and {other_name}",
-                        f"the columns differ, and a name is not unique: {column}",
-                        "make the files agree",
-                    ) from None
-                raise TypeClash(
-                    f"{origin[top]} and {other_name}",
-                    f"column {column} has types that do not mix without loss: {schema.field(top).type} and "
-                    f"{other.field(top).type}",
-                    "make the files agree at the source",
-                    column=top,
-                    files=(other_name, origin[top]),
-                    types=(other.field(top).type, schema.field(top).type),
-                ) from None
-            metadata = {**(other.metadata or {}), **(schema.metadata or {})}
-            before = {field.name: field.type for field in schema}
-            schema = pa.schema(fields, metadata=metadata or None)
-            for field in schema:
-                if field.name not in before or before[field.name] != field.type:
-                    origin[field.name] = other_name
-    return schema
+                assert known is not None
+                assert new is not None
+                place = origin[known.name]
+                place = owner(known.name) if owner is not None and place == first else place
+                clash = _clash(path, place, known, new, error, [n for n in schema.names if n != known.name])
+                if clashes is None:
+                    raise clash from None
+                clashes.setdefault(known.name, clash)
+                fields.append(known)
+        before = {field.name: field.type for field in schema}
+        origin |= {f.name: path for f in fields if before.get(f.name) != f.type}
+        schema = pa.schema(fields, metadata={**(other.metadata or {}), **(schema.metadata or {})} or None)
+    if schema is None:
+        return pa.schema([])
+    return schema if not clashes else pa.schema([f for f in schema if f.name not in clashes], schema.metadata)
+
+
+def _merged_column(a: pa.Field | None, b: pa.Field | None) -> pa.Field:
+    if a is not None and b is not None and dense_of(a) != dense_of(b):
+        raise _Differ("", a.type, b.type)
+    return _merged_field(a, b)
+
+
+def _clash(path: str, other: str, known: pa.Field, new: pa.Field, differ: _Differ, others: Sequence[str]) -> TypeClash:
+    """Return the error about a column that is ``known`` from the file ``other`` and ``new`` in ``path``."""
+    if (here := dense_of(new)) != (there := dense_of(known)):
+        texts = [str(field.type) if dense is None else dense.text for field, dense in ((new, here), (known, there))]
+        reason = f"column {new.name!r} is stored as {texts[0]}, and as {texts[1]} in {other}"
+        advice = f"make them alike with 'pqcache repartition --dense {new.name}'"
+    else:
+        types = differ.types or (known.type, new.type)
+        column = (known.name + differ.path.removeprefix(f".{known.name}")) if differ.path else known.name
+        reason = f"column {column!r} is {types[1]}, which does not fit {types[0]} in {other}"
+        advice = "write one of the two files again with the other's type"
+    return TypeClash(
+        path,
+        reason,
+        advice,
+        column=new.name,
+        files=(path, other),
+        types=(new.type, known.type),
+        others=tuple(others),
+    )
 
 
 def _working_type(kind: pa.DataType, top: bool, stored: bool = False) -> pa.DataType:
@@ -366,15 +434,11 @@ def cast_to_schema(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
             columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
             continue
         column = table.column(position)
-        if column.type != field.type:
-            try:
-                column = column.cast(field.type)
-            except pa.ArrowException as error:
-                raise ParquetError(
-                    name,
-                    f"column {field.name} cannot be converted from {column.type} to {field.type} without loss "
-                    f"({error})",
-                    "make the files agree at the source",
-                ) from error
-        columns.append(column)
+        try:
+            columns.append(cast_exactly(column, field.type))
+        except pa.ArrowException as error:
+            reason = unfit_reason(field.name, column, field.type) or first_line(error)
+            others = tuple(other for other in schema.names if other != field.name)
+            advice = "make the files agree at the source"
+            raise TypeClash(name, reason, advice, column=field.name, others=others) from error
     return pa.Table.from_arrays(columns, schema=schema)

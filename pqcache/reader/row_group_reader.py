@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, first_line, open_error
 from pqcache.parquet.misread_columns import check_read_right, doubtful_columns, may_be_doubtful
 from pqcache.parquet.pages.list_rows import RememberedRows
+from pqcache.parquet.schema_merge import unfit_reason
 from pqcache.reader.columns.coded_texts import OPTIONS, decoded
 from pqcache.reader.columns.column_data import ColumnData, NotConstant, compact, compact_piece, cut, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm, storage_type
@@ -342,10 +343,11 @@ class RowGroupReader:
                 f"pass ragged=[{form.name!r}]",
             ) from error
         except (pa.ArrowException, OverflowError) as error:
+            reason = unfit_reason(form.name, table.column(where[0]), form.type)
             raise ParquetError(
                 path,
-                f"column {form.name!r} cannot be read as {form.type} ({error})",
-                "rewrite the file with the dataset's types",
+                reason or f"column {form.name!r} cannot be read as {form.type} ({first_line(error)})",
+                "write the file again with the dataset's types",
             ) from error
         return cut(self._filled(column), low, high)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,19 +10,32 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pqcache.errors import ParquetError
 from pqcache.parquet.arrow_rows import rows_at
-from pqcache.parquet.row_group_stats import BASE
+from pqcache.parquet.row_group_stats import BASE, EXTREMES
+
+log = logging.getLogger("pqcache.store")
 
 _BATCH = 8_192  # files, or row groups, handled at once
 
 
-def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return tables one after another, with the columns of all."""
-    try:
-        return pa.concat_tables(tables, promote_options="permissive")
-    except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise ParquetError("row-group index", f"the types of two files do not fit together: {error}") from error
+def with_columns(table: pa.Table, columns: pa.Schema) -> pa.Table:
+    """Return a table of an index with other columns; extremes that do not fit their new type are unknown."""
+    arrays: dict[str, pa.Array | pa.ChunkedArray | None] = {}
+    unknown: set[str] = set()
+    for field in columns:
+        found = table.schema.get_field_index(field.name)
+        array = table.column(found) if found >= 0 else None
+        try:
+            arrays[field.name] = array if array is None or array.type == field.type else array.cast(field.type)
+        except pa.ArrowException as error:
+            log.debug("%s does not fit %s, and prunes nothing: %s", field.name, field.type, error)
+            arrays[field.name] = None
+            unknown.add(field.name.rpartition(":")[0])
+    for name, array in arrays.items():
+        column, _, what = name.rpartition(":")
+        if array is None or (column in unknown and what in EXTREMES):
+            arrays[name] = pa.nulls(table.num_rows, columns.field(name).type)
+    return pa.table([arrays[name] for name in columns.names], schema=columns)
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,8 @@ def merged_parts(parts: Sequence[IndexPart], files: int, columns: pa.Schema) -> 
                 piece = part.table.slice(low, high - low)
                 files = pa.py_buffer(part.files[inside])
                 numbers = pa.Array.from_buffers(pa.int32(), len(inside), [None, files])
-                pieces.append(rows_at(piece, inside - low).set_column(0, BASE.field("file"), numbers))
-        block = join_tables(pieces)
+                piece = rows_at(piece, inside - low).set_column(0, BASE.field("file"), numbers)
+                pieces.append(with_columns(piece, columns))
+        block = pa.concat_tables(pieces)
         order = np.lexsort((block["row_group"].to_numpy(), block["file"].to_numpy()))
         yield rows_at(block, order).combine_chunks()

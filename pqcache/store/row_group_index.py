@@ -35,19 +35,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.errors import CacheError, DamagedError, ParquetError, TypeClash, first_line
 from pqcache.parquet.dense_columns import is_alike
-from pqcache.parquet.row_group_stats import BASE, columns_table, read_footer, row_group_columns
-from pqcache.parquet.schema_merge import unify, with_table_columns, with_time_zones
+from pqcache.parquet.nested import leaves_in
+from pqcache.parquet.row_group_stats import BASE, columns_table, index_schema, read_footer, row_group_columns
+from pqcache.parquet.schema_merge import (
+    always_fits,
+    cast_exactly,
+    joined_type,
+    merge_schemas,
+    unfit_reason,
+    with_table_columns,
+    with_time_zones,
+)
 from pqcache.store.hive import parent, partition_values, partitions_of
-from pqcache.store.index_parts import IndexPart, index_part, join_tables, merged_parts
+from pqcache.store.index_parts import IndexPart, index_part, merged_parts
 from pqcache.system.disk import check_regular
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 FORMAT = 1
 NO_SCHEMA = pa.schema([])
+_BATCH = 8_192  # rows decoded at once
 _PLACES = ("file", "row_group", "rows")  # columns that each row group that is read needs
 
 
@@ -58,6 +69,7 @@ class Index:
     ``table`` has one row per row group; see the module's docstring for its columns. ``data_schema`` is the schema of
     the columns in the files. ``uniform`` says that every file has just this schema; an index of an early version does
     not know. ``table_schema`` is that of the Delta or Iceberg table that the files are of, else without columns.
+    ``clashes`` has the errors about columns that are in no schema, as their types do not fit together.
     """
 
     paths: tuple[str, ...]
@@ -65,6 +77,7 @@ class Index:
     data_schema: pa.Schema
     table_schema: pa.Schema = NO_SCHEMA
     uniform: bool = False
+    clashes: tuple[TypeClash, ...] = ()
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -157,9 +170,15 @@ def _int64(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     return found
 
 
-def build_index(root: Path, paths: Sequence[str], jobs: int = 8, table_schema: pa.Schema = NO_SCHEMA) -> Index:
+def build_index(
+    root: Path,
+    paths: Sequence[str],
+    jobs: int = 8,
+    table_schema: pa.Schema = NO_SCHEMA,
+    clashes: dict[str, TypeClash] | None = None,
+) -> Index:
     """Build the index of the Parquet files ``paths`` below ``root`` by reading their footers."""
-    builder = IndexBuilder(table_schema)
+    builder = IndexBuilder(table_schema, clashes)
     ordered = sorted(paths)
     with ForkSafeThreadPool(jobs) as pool:
         footers = pool.map(lambda path: read_footer(root / path), ordered)
@@ -172,17 +191,18 @@ class IndexBuilder:
     """Collects files in any order and makes an index of them.
 
     Rows are collected in lists per schema and packed into Arrow tables every few thousand row groups, so that there
-    are few tables however many files. ``table_schema`` is that of the table that the files are of.
+    are few tables however many files. ``table_schema`` is that of the table that the files are of. ``clashes`` takes
+    the errors about columns with types that do not fit together; without it they are raised.
     """
 
-    def __init__(self, table_schema: pa.Schema = NO_SCHEMA) -> None:
-        self._table_schema = table_schema
+    def __init__(self, table_schema: pa.Schema = NO_SCHEMA, clashes: dict[str, TypeClash] | None = None) -> None:
+        self._table_schema, self._clashes = table_schema, clashes
         self._lock = threading.Lock()
         self._ids: dict[str, int] = {}
         self._schemas: list[tuple[str, pa.Schema]] = []
         self._schema_of: list[int] = []  # of each file, in the order of their numbers
         self._waiting: list[dict[str, list[Any]]] = []
-        self._tables: list[pa.Table] = []
+        self._tables: dict[int, list[pa.Table]] = {}  # by schema
 
     def add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
         """Add one file by its footer and Arrow schema; threads may add at the same time."""
@@ -217,13 +237,15 @@ class IndexBuilder:
         """Return the index of ``paths``, which are sorted; those not added come from ``previous``."""
         uniform = self.is_uniform(paths, previous)
         parts, schema, columns = self._gather(paths, previous)
-        table = pa.concat_tables([columns.empty_table(), *merged_parts(parts, len(paths), columns)])
+        blocks = merged_parts([part for _, part in parts], len(paths), columns)
+        table = pa.concat_tables([columns.empty_table(), *blocks])
         return Index(
             paths=tuple(paths),
             table=table.combine_chunks(),
             data_schema=schema,
             table_schema=self._table_schema,
             uniform=uniform,
+            clashes=tuple((self._clashes or {}).values()),
         )
 
     def is_uniform(self, paths: Sequence[str], previous: Index | None) -> bool:
@@ -235,53 +257,114 @@ class IndexBuilder:
             schemas.append(previous.data_schema)
         return all(is_alike(schema, schemas[0]) for schema in schemas)
 
-    def write(self, paths: Sequence[str], previous: Index | None, path: Path) -> None:
-        """Write what ``finish`` would return to ``path``, a few files at a time; the caller makes it durable."""
+    def write(self, paths: Sequence[str], previous: Index | None, path: Path, root: Path | None = None) -> None:
+        """Write what ``finish`` would return to ``path``, a few files at a time; the caller makes it durable.
+
+        ``root`` is where the files are, if they are there: see `check_values`.
+        """
         uniform = self.is_uniform(paths, previous)
         parts, schema, columns = self._gather(paths, previous)
+        if root is not None:
+            self._check_values(parts, schema, root, paths)
         about = {
             "pqcache": json.dumps({"format": FORMAT, "uniform": uniform}),
             "pqcache.schema": schema.serialize().to_pybytes(),
             "pqcache.table_schema": self._table_schema.serialize().to_pybytes(),
         }
         with _writer(path, paths, columns, about) as write:
-            for block in merged_parts(parts, len(paths), columns):
+            for block in merged_parts([part for _, part in parts], len(paths), columns):
                 write(block)
 
-    def _gather(self, paths: Sequence[str], previous: Index | None) -> tuple[list[IndexPart], pa.Schema, pa.Schema]:
-        """Return the rows of the index in parts, the dataset's schema, and the index's."""
+    def check_values(self, paths: Sequence[str], previous: Index | None, root: Path, schema: pa.Schema) -> None:
+        """Raise TypeClash about files below ``root`` with values that have no place in the ``schema`` of all.
+
+        Their columns are decoded, unless minima and maxima say that all values fit.
+        """
+        self._check_values(self._parts(paths, previous), schema, root, paths)
+
+    def _parts(self, paths: Sequence[str], previous: Index | None) -> list[tuple[pa.Schema, IndexPart]]:
+        """Return the rows of the index in parts of one schema each, those kept of ``previous`` last."""
         for position in range(len(self._schemas)):
             self._pack(position)
         position_of = {path: position for position, path in enumerate(paths)}
-        parts, schema = [], None
+        added = np.array([position_of.get(path, -1) for path in self._ids], np.int32)
+        parts = []
+        for position, tables in self._tables.items():
+            table = pa.concat_tables(tables, promote_options="default")
+            parts.append((self._schemas[position][1], index_part(table, added)))
+        if previous is not None:
+            kept = [-1 if path in self._ids else position_of.get(path, -1) for path in previous.paths]
+            part = index_part(previous.table, np.array(kept, np.int32))
+            parts.append((_schema_of_kept(previous, part), part))
+        return parts
+
+    def _gather(
+        self, paths: Sequence[str], previous: Index | None
+    ) -> tuple[list[tuple[pa.Schema, IndexPart]], pa.Schema, pa.Schema]:
+        """Return the rows of the index in parts, the dataset's schema, and the index's."""
         if previous is not None:
             previous = _with_time_zones(previous, self._table_schema)
-            kept = [-1 if path in self._ids else position_of.get(path, -1) for path in previous.paths]
-            if max(kept, default=-1) >= 0:
-                parts.append(index_part(previous.table, np.array(kept, np.int32)))
-                first = previous.paths[kept.index(max(kept))], _schema_of_kept(previous, parts[-1])
-                schema = self._unify(first, partial(_kept_with_column, previous, parts[-1]))
-        if schema is None:  # before the statistics are joined, since this names the files that do not fit
-            schema = self._unify()
-        if self._tables:
-            added = np.array([position_of.get(path, -1) for path in self._ids], np.int32)
-            parts.insert(0, index_part(join_tables(self._tables), added))
-            self._tables = []
-        columns = join_tables([BASE.empty_table(), *(part.table.slice(0, 0) for part in parts)]).schema
-        return parts, schema, columns
+            if all(path in self._ids for path in paths):
+                previous = None
+        parts = self._parts(paths, previous)
+        if previous is None:
+            schema = self._merged(self._schemas)
+        else:
+            kept, part = parts[-1]
+            first = next(path for path in reversed(paths) if path not in self._ids)
+            schema = self._merged([(first, kept), *self._schemas], partial(_kept_with_column, previous, part))
+        names = dict.fromkeys(name for _, part in parts for name in part.table.column_names)
+        return parts, schema, index_schema(names, schema)
 
-    def _unify(self, kept: tuple[str, pa.Schema] | None = None, owner: Callable[[str], str] | None = None) -> pa.Schema:
-        """Return the schema of the files added and of those ``kept``, of which ``owner`` returns one with a column.
-
-        Where types clash, TypeClash has all added files of such a type, and another file.
-        """
+    def _merged(self, named: list[tuple[str, pa.Schema]], owner: Callable[[str], str] | None = None) -> pa.Schema:
+        """Return the schema of all files; where types clash, TypeClash has all added files of such a type."""
         try:
-            return unify(([] if kept is None else [kept]) + self._schemas, owner)
+            return merge_schemas(named, owner, self._clashes)
         except TypeClash as clash:
             number = next((n for n, (path, _) in enumerate(self._schemas) if path == clash.files[0]), None)
             alike = [path for path, of in zip(self._ids, self._schema_of, strict=True) if of == number]
             clash.files = (*alike, clash.files[-1])
             raise
+
+    def _check_values(
+        self, parts: Sequence[tuple[pa.Schema, IndexPart]], schema: pa.Schema, root: Path, paths: Sequence[str]
+    ) -> None:
+        for field in schema:
+            kinds = [(of.field(field.name).type, part) for of, part in parts if field.name in of.names]
+            for kind, part in kinds:
+                if always_fits(kind, field.type):
+                    continue
+                doubtful = np.unique(part.files[may_not_fit(part.table, field) & (part.files >= 0)])
+                found = {path: unfit_in_file(root / path, [field]) for path in (paths[n] for n in doubtful.tolist())}
+                bad = {path: reason for path, reason in found.items() if reason is not None}
+                if bad:
+                    others = [
+                        (t, [paths[n] for n in np.unique(of.files[of.files >= 0]).tolist()])
+                        for t, of in kinds
+                        if (both := joined_type(kind, t)) is not None and not always_fits(kind, both)
+                    ]
+                    raise self._value_clash(bad, field, kind, others, root)
+
+    def _value_clash(
+        self,
+        bad: Mapping[str, str],
+        field: pa.Field,
+        kind: pa.DataType,
+        others: Sequence[tuple[pa.DataType, Sequence[str]]],
+        root: Path,
+    ) -> TypeClash:
+        """Return the error about ``bad`` files, with values of type ``kind`` that do not fit ``others``."""
+        other, files = others[0]
+        path, reason = next(iter(bad.items()))
+        if path in self._ids:
+            place = next((p for p in files if _type_in(root / p, field.name) == other), files[0])
+            clash = TypeClash(path, f"{reason} in {place}", column=field.name, files=(*bad, place), types=(kind, other))
+        else:
+            added = [p for _, found in others for p in found if p in self._ids]
+            reason = f"column {field.name!r} is {other}, beside {path}, where {reason}"
+            clash = TypeClash(added[0], reason, column=field.name, files=(*added, path), types=(other, kind))
+        clash.others = tuple(dict.fromkeys(n for _, of in self._schemas for n in of.names if n != field.name))
+        return clash
 
     def _schema_position(self, path: str, schema: pa.Schema) -> int:
         for position, (_, known) in enumerate(self._schemas):
@@ -293,7 +376,8 @@ class IndexBuilder:
 
     def _pack(self, position: int) -> None:
         if self._waiting[position].get("file"):
-            self._tables.append(columns_table(self._waiting[position], self._schemas[position][1]))
+            table = columns_table(self._waiting[position], self._schemas[position][1])
+            self._tables.setdefault(position, []).append(table)
             self._waiting[position] = {}
 
 
@@ -317,6 +401,67 @@ def _schema_of_kept(previous: Index, part: IndexPart) -> pa.Schema:
         if not sizes.null_count or (sizes.is_valid().to_numpy() & here).any():
             fields.append(field)
     return pa.schema(fields, previous.data_schema.metadata)
+
+
+def may_not_fit(table: pa.Table, field: pa.Field) -> npt.NDArray[np.bool_]:
+    """Return for each row group whether its statistics leave open that a value of a column does not fit ``field``."""
+    size, low, high = (f"{field.name}:{what}" for what in ("bytes", "min", "max"))
+    if size not in table.column_names:
+        return np.zeros(len(table), np.bool_)
+    all_null = pc.equal(table[f"{field.name}:nulls"], table["rows"]).fill_null(False)
+    open_groups = np.asarray(table[size].is_valid(), np.bool_) & ~np.asarray(all_null, np.bool_)
+    if low not in table.column_names:
+        return np.asarray(open_groups)
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    ends = [table[name] for name in (low, high)]
+    try:
+        known = [np.asarray(cast_exactly(end, kind).is_valid(), np.bool_) for end in ends]
+        fits = known[0] & known[1]
+    except pa.ArrowException:
+        fits = np.array([all(_fits(value, kind) for value in pair) for pair in zip(*ends, strict=True)], np.bool_)
+    return np.asarray(open_groups & ~fits)
+
+
+def _fits(value: pa.Scalar, kind: pa.DataType) -> bool:
+    try:
+        return bool(value.is_valid and value.cast(kind).is_valid)
+    except pa.ArrowException:
+        return False
+
+
+def unfit_in_file(path: Path, fields: Sequence[pa.Field]) -> str | None:
+    """Return which value of a file does not fit the type that files are joined to in ``fields``; None if all do."""
+    try:
+        with pq.ParquetFile(path) as file:
+            known = file.schema_arrow
+            for field in fields:
+                if field.name not in known.names or always_fits(known.field(field.name).type, field.type):
+                    continue
+                for batch in file.iter_batches(_BATCH, columns=[field.name], use_threads=False):
+                    if (reason := unfit_reason(field.name, batch.column(0), field.type)) is not None:
+                        return reason
+    except (pa.ArrowException, OSError) as error:
+        raise ParquetError(path, f"cannot be decoded ({first_line(error)})", "write it again at the source") from error
+    return None
+
+
+def doubtful_columns(index: Index) -> dict[int, list[pa.Field]]:
+    """Return by file the columns whose values may not fit the type that files are joined to, by statistics alone."""
+    found: dict[int, list[pa.Field]] = {}
+    for column in index.data_schema if not index.uniform else ():
+        if any(map(_may_be_rounded, leaves_in(column.type))):
+            for file in np.unique(index.numbers("file")[may_not_fit(index.table, column)]).tolist():
+                found.setdefault(file, []).append(column)
+    return found
+
+
+def _may_be_rounded(kind: pa.DataType) -> bool:
+    return not all(always_fits(other, kind) for other in (pa.int64(), pa.timestamp("s"), pa.duration("s")))
+
+
+def _type_in(path: Path, name: str) -> pa.DataType | None:
+    schema = read_footer(path)[1]
+    return schema.field(name).type if name in schema.names else None
 
 
 def _kept_with_column(previous: Index, part: IndexPart, column: str) -> str:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.parquet.dense_columns import dense_to_lists
-from pqcache.parquet.schema_merge import is_text
+from pqcache.parquet.schema_merge import cast_exactly, is_text
 from pqcache.reader.columns.column_forms import ColumnForm, dense_dtype, fixed_width, storage_type, typed_form
 from pqcache.reader.columns.row_bytes import PackedBytes, ViewEnds, ViewLists
 from pqcache.reader.columns.row_views import (
@@ -83,7 +83,7 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, form: ColumnForm) -> ColumnDat
             return ColumnData(form, _fixed_values(array), _valid(array))
         array = dense_to_lists(array, form.stored, bare)
     if array.type != bare:
-        array = array.cast(bare)
+        array = cast_exactly(array, bare)
     if form.kind == "fixed":
         values = _dense_values(array, form) if form.dense else _fixed_values(array)
         if values is not None:

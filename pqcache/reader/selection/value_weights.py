@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import UsageError, first_line
-from pqcache.parquet.schema_merge import is_text, without_views
+from pqcache.parquet.schema_merge import cast_exactly, is_text, without_views
 from pqcache.reader.selection.chosen_column import ChosenColumn
 from pqcache.store.selected_rows import Ints
 
@@ -46,9 +46,7 @@ def plain_values(values: pa.ChunkedArray | None, kind: pa.DataType) -> pa.Chunke
     bare = _bare(kind)
     if values is None:
         return pa.chunked_array([], bare)
-    if isinstance(values.type, pa.BaseExtensionType):
-        values = pa.chunked_array([chunk.storage for chunk in values.chunks], values.type.storage_type)
-    return values if values.type == bare else values.cast(bare)
+    return cast_exactly(values, bare)
 
 
 def _bare(kind: pa.DataType) -> pa.DataType:

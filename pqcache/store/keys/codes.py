@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pqcache.errors import UsageError, first_line
+from pqcache.parquet.schema_merge import cast_exactly
 
 Codes = npt.NDArray[np.uint64]
 _SIGN = np.uint64(1 << 63)
@@ -88,15 +89,6 @@ def keys_of(values: pa.Array, kind: pa.DataType) -> Keys:
     if pa.types.is_uint64(kind):
         return Keys(numbers, None, valid)
     return Keys(numbers.astype(np.int64).view(np.uint64) ^ _SIGN, None, valid)  # ascending as the values are
-
-
-def cast_exactly(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return values as ``kind``; raises what Arrow raises where that would change one of them."""
-    if isinstance(values, pa.ExtensionArray):
-        values = values.storage
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    return values if values.type == kind else values.cast(kind)
 
 
 def keys_to_find(column: str, values: Any, kind: pa.DataType) -> Keys:

@@ -7,7 +7,7 @@ without partitions is not held back by one file.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ from pqcache.store.urls import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_NAMED = 8  # columns that an error names
 
 Blame = Callable[[str], AbstractContextManager[None]]
 
@@ -84,17 +86,27 @@ def blame(place: str) -> Iterator[None]:
     """Raise BadPartitions about a place for files that are damaged, or that may not be read."""
     try:
         yield
+    except TypeClash as clash:
+        raise BadPartitions({place: _with_ways_out(clash, place, skip=True)}) from clash
     except (ParquetError, SourceDenied) as error:
         raise BadPartitions({place: error}) from error
 
 
 @contextmanager
 def advise_to_skip(place: str) -> Iterator[None]:
-    """Let the error for a file that may not be read say that the others can be published."""
+    """Let the error for a file that may not be read, or has a value that does not fit, say what can be done."""
     try:
         yield
+    except TypeClash as clash:
+        raise _with_ways_out(clash, place, skip=False) from clash
     except SourceDenied as error:
         raise or_skip(error) from error
+
+
+def _with_ways_out(clash: TypeClash, place: str, skip: bool) -> TypeClash:
+    if clash.files:  # the partition is named where these are
+        return clash
+    return TypeClash(clash.subject, clash.reason, _ways_out(clash, "" if place.startswith("./") else place, skip))
 
 
 def or_skip(error: PqcacheError) -> PqcacheError:
@@ -133,30 +145,29 @@ def _is_other_bad(clash: TypeClash, known: pa.Schema | None) -> bool:
     """Return whether it is the second type of a clash that does not fit what was known before, and not the first."""
     if known is None or clash.column not in known.names:
         return False
+    from pqcache.parquet.schema_merge import joined_type  # and pyarrow, which a sync with nothing to do does not need
+
     before = known.field(clash.column).type
-    return _fits(before, clash.types[0]) and not _fits(before, clash.types[1])
-
-
-def _fits(one: pa.DataType, other: object) -> bool:
-    import pyarrow as pa  # which a sync with nothing to do does not need
-
-    from pqcache.parquet.schema_merge import unify
-
-    try:
-        unify(("", pa.schema([("", kind)])) for kind in (one, other))
-    except ParquetError:
-        return False
-    return True
+    fits = [joined_type(before, kind) is not None for kind in clash.types]
+    return fits == [True, False]
 
 
 def _in_partition(clash: TypeClash, directory: str, path: str, skip: bool) -> TypeClash:
     """Return the error about one partition of those that clash in the same way; ``path`` is a file of it."""
-    advice = f"write {f'partition {directory}' if directory else 'the file'} again with the other type"
+    advice = _ways_out(clash, directory, skip)
+    alone = clash.subject in (clash.files[0], path) and path in clash.files[:-1]
+    files = (path, clash.files[-1]) if alone else clash.files
+    return TypeClash(path if alone else clash.subject, clash.reason, advice, column=clash.column, files=files)
+
+
+def _ways_out(clash: TypeClash, directory: str, skip: bool) -> str:
+    ways = [f"write {f'partition {directory}' if directory else 'the file'} again with the other type"]
     if directory and not skip:
-        advice += ", or publish the rest with --skip-bad"
-    if clash.subject in (clash.files[0], path) and path in clash.files[:-1]:
-        return TypeClash(path, clash.reason, advice, column=clash.column, files=(path, clash.files[-1]))
-    return TypeClash(clash.subject, clash.reason, advice, column=clash.column, files=clash.files)
+        ways.append("publish the rest with --skip-bad")
+    if clash.others:
+        ways.append(f"leave the column out with --columns {','.join(clash.others[:_NAMED])}")
+        ways[-1] += ",..." if len(clash.others) > _NAMED else ""
+    return ", or ".join(ways)
 
 
 def with_number(errors: Sequence[PqcacheError]) -> PqcacheError:

@@ -85,17 +85,19 @@ def build_snapshot(
             origin.confirm([*(item.entry for item in built), *_kept(plan)])
         target, entries = _assemble(job, job.workdir / "snapshot", built)
         if job.rewrite is not None and not index.is_uniform([entry.path for entry in entries], known):
-            target, entries, known, plan = _unify(job, target, entries)
+            target, entries, known, plan = _unify(job, target, entries, index, known)
             index = IndexBuilder(job.table_schema)
         with job.clashes_by_partition():
-            index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
+            index.write([entry.path for entry in entries], known, target / ROW_GROUPS, target)
         manifest = write_metadata(job, target, entries)
         snapshot = publish(cache, target, job.previous)
     job.on_event(Published(snapshot.id))
     return RunResult(plan=plan, published=snapshot, totals=manifest.totals)
 
 
-def _unify(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> tuple[Path, list[FileEntry], Index, Plan]:
+def _unify(
+    job: SnapshotJob, target: Path, entries: list[FileEntry], index: IndexBuilder, known: Index | None
+) -> tuple[Path, list[FileEntry], Index, Plan]:
     """Rewrite files whose schemas differ to one schema; return where they are, their entries, index, and the plan.
 
     Directories whose files have it already are linked. Raises ParquetError where types do not mix without loss.
@@ -105,6 +107,7 @@ def _unify(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> tuple[Pa
     try:
         with job.clashes_by_partition(f"{target}/"):
             table = local_table_schema(target, entries, job.rewrite.keep_int96, job.table_schema)
+            index.check_values([entry.path for entry in entries], known, target, table.schema)
     except ParquetError as error:
         raise error.renamed(target, source) from error
     if table.others:

@@ -21,7 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.errors import PqcacheError, first_line
-from pqcache.parquet.row_group_stats import columns_table, read_footer, row_group_columns
+from pqcache.parquet.row_group_stats import EXTREMES, columns_table, read_footer, row_group_columns
+from pqcache.parquet.schema_merge import joined_type
+from pqcache.store.index_parts import with_columns
 from pqcache.store.row_group_index import Index
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.checksum import checksum_matches
@@ -177,22 +179,20 @@ def compare_index(footer: pa.Table, indexed: pa.Table) -> Iterator[tuple[str, in
     if footer.num_rows != indexed.num_rows:
         yield f"the footer has {footer.num_rows:,} row groups, the index {indexed.num_rows:,}", None, None
         return
-    known = set(footer.column_names)
+    known, typed = set(footer.column_names), with_columns(footer, indexed.schema)
     for name in indexed.column_names:
         if name == "file":
             continue
         column_name, colon, what = name.rpartition(":")
-        column, there = column_name if colon else None, indexed[name]
-        try:
-            here = footer[name] if name in known else pa.chunked_array([pa.nulls(len(there), there.type)])
-            here = here if here.type == there.type else here.cast(there.type)
-        except pa.ArrowException:
+        column, here, there = column_name if colon else None, typed[name], indexed[name]
+        lost = name in known and here.null_count > footer[name].null_count
+        if lost and joined_type(footer[name].type, there.type) != there.type:
             yield f"the index has a {there.type} as {what}, the footer a {footer[name].type}", None, column
             continue
         if here.equals(there):
             continue
         for group, (one, other) in enumerate(zip(here, there, strict=True)):
-            if one.equals(other) or (what in ("min", "max", "nulls") and not (one.is_valid and other.is_valid)):
+            if one.equals(other) or (what in (*EXTREMES, "nulls") and not (one.is_valid and other.is_valid)):
                 continue  # one that is unknown to either is fine: what is believed of a file differs between versions
             yield f"the index has {_text(other)} as {what}, the footer {_text(one)}", group, column
             break

@@ -206,7 +206,7 @@ def test_columns_added_removed_and_moved(tmp_path: Path) -> None:
     [
         (pa.array([1]), pa.array(["x"])),
         (pa.array([1], pa.uint64()), pa.array([-1])),
-        (pa.array([1.5]), pa.array([1])),
+        (pa.array([D("1.5")]), pa.array([1.5])),
         (pa.array([[1]]), pa.array([1])),
         (pa.array([0], pa.timestamp("us")), pa.array([0], pa.timestamp("us", "UTC"))),
         (pa.array([{"a": 1}]), pa.array([{"a": "x"}])),
@@ -221,9 +221,9 @@ def test_drift_that_loses_something_is_refused_by_name(tmp_path: Path, one: pa.A
     text = str(caught.value)
     assert str(sources[0]) in text
     assert str(sources[2]) in text
-    assert str(one.type).replace("item", "element") in text
-    assert str(other.type) in text
-    assert "column v" in text
+    types = [array.type.field(0).type if pa.types.is_struct(array.type) else array.type for array in (one, other)]
+    assert all(str(kind).replace("item", "element") in text for kind in types)
+    assert "column 'v" in text
 
 
 def test_metadata_of_later_files_is_added(tmp_path: Path) -> None:

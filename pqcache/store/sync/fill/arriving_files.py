@@ -19,7 +19,7 @@ from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
 from pqcache.store.arriving.wanted import Wanted
 from pqcache.store.layout import CHANGED, CHECKED, RANGES
 from pqcache.store.manifest import FileEntry
-from pqcache.store.row_group_index import Index
+from pqcache.store.row_group_index import Index, doubtful_columns
 from pqcache.store.sync.fill.chunk_ranges import chunk_ranges
 from pqcache.store.sync.fill.intervals import Intervals
 from pqcache.store.sync.fill.scheduler import PIECE, FileRanges, Range
@@ -79,6 +79,7 @@ class ArrivingFiles:
         self.map: ArrivalMap = snapshot.map(writable=True)
         self.known = KnownRanges.read(snapshot.path)
         self.checksums: dict[int, str] = read_checked(snapshot.path)
+        self.doubtful = doubtful_columns(index)
         self._columns = {name: position for position, name in enumerate(index.data_schema.names)}
         self._file = index.numbers("file")
         self._first = np.searchsorted(self._file, np.arange(len(entries) + 1))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pqcache.errors import (
     CacheError,
+    ParquetError,
     PqcacheError,
     SourceChanged,
     SourceError,
@@ -26,6 +27,7 @@ from pqcache.store.arriving.wanted import WantedLists
 from pqcache.store.drivers.base import Source, file_url, reads_versions
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.row_group_index import unfit_in_file
 from pqcache.store.sync.download.download_columns import merged_ranges
 from pqcache.store.sync.download.download_file import copy_mode, read_chunks
 from pqcache.store.sync.download.download_pool import stoppable_threads
@@ -86,7 +88,9 @@ class Fetch:
             if self._files.map.files[file] == FileState.CHANGED:
                 self._scheduler.drop(file)
                 self._moved = self._files.snapshot.error_of(entry.path)
-            elif self._files.map.files[file] != FileState.ARRIVED and self._files.is_complete(file):
+            elif self._files.map.files[file] == FileState.ARRIVED:  # in an earlier run, perhaps beside other files
+                self._check_values(file)
+            elif self._files.is_complete(file):
                 self._unchecked.append(file)
         jobs = self._job.run.options.jobs
         with stoppable_threads(jobs, self._stop) as workers:
@@ -291,12 +295,20 @@ class Fetch:
                 reason = "its end is not on the disk as it was written"
                 raise self._abandon(CacheError(path, reason, "check the disk of the cache, and sync again"))
             if not self._files.is_copy(file) or is_as_stored(digests, source_file):
+                self._check_values(file)
                 self._finish(file, descriptor, digests.checksum)
             else:
                 self._fetch_again(file)
 
     def _md5_of(self, file: int) -> bool:
         return self._files.is_copy(file) and has_md5(self._sources[file], self._job.run.config.checksum)
+
+    def _check_values(self, file: int) -> None:
+        """Raise ParquetError where a complete file has a value that does not fit the types of the other files."""
+        fields = self._files.doubtful.get(file, [])
+        if fields and (reason := unfit_in_file(self._files.path(file), fields)) is not None:
+            advice = "write it again with the other type, or publish the rest with --skip-bad and without --fill"
+            raise self._abandon(ParquetError(self._files.entries[file].path, reason, advice))
 
     def _finish(self, file: int, descriptor: int, checksum: str) -> None:
         """Give a file its mode and make it durable; it is given up where the source does not have it any more."""

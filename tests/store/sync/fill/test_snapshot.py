@@ -382,9 +382,13 @@ def test_rewritten_after_it_was_published_as_it_is(reads: LocalReads, tmp_path: 
 def write_apart(made: Path) -> Path:
     """Write two files whose types fit together only when they are rewritten."""
     made.mkdir()
-    texts = pa.array([f"v{number % 9}" for number in range(50_000)])
-    pq.write_table(pa.table({"s": texts}), made / "a.parquet")
-    pq.write_table(pa.table({"s": texts.dictionary_encode()}), made / "b.parquet")
+    tokens = pa.FixedSizeListArray.from_arrays(pa.array(range(100_000), pa.int32()), 2).cast(pa.list_(pa.int32()))
+    pq.write_table(pa.table({"s": tokens}), made / "a.parquet")
+    (made / "b").mkdir()
+    pq.write_table(pa.table({"s": tokens}), made / "b" / "b.parquet")
+    pqcache.repartition(made / "b", made / "dense", row_group_size="1MB", dense={"s": "int32[2]"})
+    shutil.rmtree(made / "b")
+    (made / "dense").rename(made / "b")
     return made
 
 
@@ -392,17 +396,17 @@ def test_files_that_are_one_table_only_when_they_are_rewritten(tmp_path: Path) -
     made, events = write_apart(tmp_path / "made"), list[Event]()
     pqcache.sync(made, tmp_path / "plain", row_group_size="1MB")
     report = pqcache.sync(made, tmp_path / "cache", row_group_size="1MB", fill=True, on_event=events.append)
-    assert (report.published, report.rewritten, report.rows) == (True, 1, 100_000)
+    assert (report.published, report.rewritten, report.rows) == (True, 2, 100_000)
     messages = [event.message for event in events if isinstance(event, Warned)]
     assert len(messages) == 1
-    assert "does not fit string in a.parquet" in messages[0]
+    assert "column 's' is stored as int32[2], and as list<element: int32> in a.parquet" in messages[0]
     assert "nothing can be read before all" in messages[0]
     check_same(tmp_path / "plain", tmp_path / "cache")
     assert [record["published"] for record in pqcache.log(tmp_path / "cache")] == [True]
 
 
 def test_files_that_are_no_table_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(pqcache.ParquetError, match="does not fit"):
+    with pytest.raises(pqcache.ParquetError, match="make them alike"):
         pqcache.sync(write_apart(tmp_path / "made"), tmp_path / "cache", fill=True)
 
 
