@@ -116,6 +116,7 @@ class TypeClash(ParquetError):
         files: those that have the first type, and last one that has the other.
         types: the two, as Arrow has them.
         others: the columns beside it.
+        names: its two names, which differ only in case, where these are what does not fit.
     """
 
     def __init__(
@@ -128,13 +129,15 @@ class TypeClash(ParquetError):
         files: tuple[str, ...] = (),
         types: tuple[object, ...] = (),
         others: tuple[str, ...] = (),
+        names: tuple[str, ...] = (),
     ) -> None:
         super().__init__(subject, reason, advice)
-        self.column, self.files, self.types, self.others = column, files, types, others
+        self.column, self.files, self.types, self.others, self.names = column, files, types, others, names
 
     def renamed(self, old: object, new: object) -> Self:
         found = super().renamed(old, new)
-        found.column, found.files, found.types, found.others = self.column, self.files, self.types, self.others
+        found.column, found.files, found.types = self.column, self.files, self.types
+        found.others, found.names = self.others, self.names
         return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import pyarrow as pa
@@ -26,11 +26,11 @@ _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}  # of the widest integer of so many bits
 
 
 class _Differ(Exception):
-    """Two types have no common one: the dotted path below the column, and the types there; none for names."""
+    """Two types have no common one: the dotted path below the column, and the types, or names, that differ there."""
 
-    def __init__(self, path: str, *types: pa.DataType) -> None:
+    def __init__(self, path: str, *types: pa.DataType, names: tuple[str, str] | None = None) -> None:
         super().__init__(path, *types)
-        self.path, self.types = path, types
+        self.path, self.types, self.names = path, types, names
 
 
 def _wider_int(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
@@ -75,6 +75,13 @@ def _wider_bytes(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
     return pa.string() if text else pa.binary()
 
 
+def differing_in_case(known: Iterable[str], new: Iterable[str]) -> tuple[str, str] | None:
+    """Return two names that differ only in case, of which the other side has none; None where there are none."""
+    known, new = set(known), set(new)
+    left = {name.lower(): name for name in known - new}
+    return next(((left[name.lower()], name) for name in sorted(new - known) if name.lower() in left), None)
+
+
 def _pairs(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[tuple[pa.Field | None, pa.Field | None]]:
     """Return the fields of two structs or schemas by name: ``a``'s in order, then those only ``b`` has."""
     if [f.name for f in a] == [f.name for f in b]:
@@ -83,6 +90,8 @@ def _pairs(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[tuple[pa.Field 
         doubled = [name for name, count in Counter(f.name for f in fields).items() if count > 1]
         if doubled:
             raise _Differ(f".{doubled[0]} (which occurs twice)")
+    if names := differing_in_case([f.name for f in a], [f.name for f in b]):
+        raise _Differ(f".{names[1]}", names=names)
     others = {field.name: field for field in b}
     pairs: list[tuple[pa.Field | None, pa.Field | None]] = [(field, others.pop(field.name, None)) for field in a]
     return pairs + [(None, field) for field in others.values()]
@@ -109,7 +118,7 @@ def _merged_field(a: pa.Field | None, b: pa.Field | None) -> pa.Field:
         if a.type != b.type and not (dense_of(a) is dense_of(b) is None):
             raise _Differ("", a.type, b.type)
     except _Differ as error:
-        raise _Differ(f".{a.name}{error.path}", *error.types) from None
+        raise _Differ(f".{a.name}{error.path}", *error.types, names=error.names) from None
     field = a.with_type(kind).with_nullable(a.nullable or b.nullable or pt.is_null(a.type) or pt.is_null(b.type))
     if b.metadata and not a.metadata:
         field = field.with_metadata(b.metadata)
@@ -333,6 +342,23 @@ def merge_schemas(
             continue
         if other.equals(schema, check_metadata=True):
             continue
+        while names := differing_in_case(schema.names, other.names):
+            place = _place(names[0], first, origin, owner)
+            rest = [n for n in dict.fromkeys([*schema.names, *other.names]) if n not in names]
+            clash = TypeClash(
+                path,
+                f"column {names[1]!r} differs only in case from {names[0]!r} in {place}",
+                "rename one of them",
+                column=names[1],
+                files=(path, place),
+                types=(other.field(names[1]).type, schema.field(names[0]).type),
+                others=tuple(rest),
+                names=(names[1], names[0]),
+            )
+            if clashes is None:
+                raise clash
+            clashes |= dict.fromkeys(names, clash)
+            other = other.remove(other.get_field_index(names[1]))
         try:
             pairs = _pairs(list(schema), list(other))
         except _Differ as error:
@@ -345,8 +371,7 @@ def merge_schemas(
             except _Differ as error:
                 assert known is not None
                 assert new is not None
-                place = origin[known.name]
-                place = owner(known.name) if owner is not None and place == first else place
+                place = _place(known.name, first, origin, owner)
                 clash = _clash(path, place, known, new, error, [n for n in schema.names if n != known.name])
                 if clashes is None:
                     raise clash from None
@@ -358,6 +383,11 @@ def merge_schemas(
     if schema is None:
         return pa.schema([])
     return schema if not clashes else pa.schema([f for f in schema if f.name not in clashes], schema.metadata)
+
+
+def _place(column: str, first: str, origin: Mapping[str, str], owner: Callable[[str], str] | None) -> str:
+    """Return a file that has a column, of those before."""
+    return owner(column) if owner is not None and origin[column] == first else origin[column]
 
 
 def _merged_column(a: pa.Field | None, b: pa.Field | None) -> pa.Field:
@@ -372,6 +402,10 @@ def _clash(path: str, other: str, known: pa.Field, new: pa.Field, differ: _Diffe
         texts = [str(field.type) if dense is None else dense.text for field, dense in ((new, here), (known, there))]
         reason = f"column {new.name!r} is stored as {texts[0]}, and as {texts[1]} in {other}"
         advice = f"make them alike with 'pqcache repartition --dense {new.name}'"
+    elif differ.names is not None:
+        inside = f"{known.name}{differ.path.removeprefix(f'.{known.name}')}"
+        reason = f"field {inside!r} differs only in case from {differ.names[0]!r} in {other}"
+        advice = "rename one of them"
     else:
         types = differ.types or (known.type, new.type)
         column = (known.name + differ.path.removeprefix(f".{known.name}")) if differ.path else known.name
@@ -385,6 +419,7 @@ def _clash(path: str, other: str, known: pa.Field, new: pa.Field, differ: _Diffe
         files=(path, other),
         types=(new.type, known.type),
         others=tuple(others),
+        names=differ.names or (),
     )
 
 

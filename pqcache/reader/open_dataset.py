@@ -296,7 +296,7 @@ def _check_snapshot(data: LocalDataset, snapshot: str | None) -> LocalDataset:
 
 def _indexed(root: Path, identities: Mapping[str, FileIdentity]) -> LocalDataset:
     """Open files by their footers; ``identities`` are those of before they are read."""
-    index = build_index(root, list(identities))
+    index = build_index(root, list(identities), clashes={})
     known = tuple(identities[path] for path in index.paths)
     digest = hashlib.blake2b("\n".join(index.paths).encode(), digest_size=8)
     digest.update(repr([identity[:2] for identity in known]).encode())  # no inodes: copies may keep their times

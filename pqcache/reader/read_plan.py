@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pqcache.errors import UsageError
+from pqcache.errors import PqcacheError, TypeClash, UsageError
 from pqcache.parquet.dense_columns import Dense, as_list, dense_in
 from pqcache.reader.columns.column_forms import ColumnForm, form_of, stored_as
 from pqcache.reader.columns.fill_nulls import Fill
@@ -254,6 +254,8 @@ def make_read_plan(
     """
     names = data.index.schema.names
     if columns is None:
+        for clash in data.index.clashes:
+            raise _clash_of(data, clash)
         columns = names
         if not names:
             raise UsageError(data.root, "its files have no columns", "there is nothing to read")
@@ -266,8 +268,14 @@ def make_read_plan(
     if len(set(columns)) < len(columns):
         raise UsageError("columns", f"a name is there twice in {', '.join(columns)}")
     choice = choice or RowChoice()
-    found = choice.of(data, select_row_groups(data, filters, rows, counts), counts)
-    weights = choice.weights_of(data, found, counts)
+    try:
+        found = choice.of(data, select_row_groups(data, filters, rows, counts), counts)
+        weights = choice.weights_of(data, found, counts)
+    except UsageError as error:
+        for clash in data.index.clashes:
+            if any(name in str(error) for name in (clash.column, *clash.names)):
+                raise _clash_of(data, clash) from error
+        raise
     if sequence is not None:
         choice.check_sequence()
         return _plan_of_sequences(data, tuple(columns), sequence, found, counts)
@@ -281,9 +289,19 @@ def make_read_plan(
     )
 
 
-def unknown_column(data: LocalDataset, name: str) -> UsageError:
-    """Return the error for a column that is not there, which says so if it is a field of one."""
+def _clash_of(data: LocalDataset, clash: TypeClash) -> PqcacheError:
+    """Return the error about a column of plain files whose types do not fit together."""
+    others = data.index.schema.names
+    advice = f", or leave the column out with columns={others[:8]}" if others else ""
+    return TypeClash(clash.subject, clash.reason, clash.advice + advice).within(data.root)
+
+
+def unknown_column(data: LocalDataset, name: str) -> PqcacheError:
+    """Return the error for a column that cannot be read, which says so if it is a field of one."""
     names = data.index.schema.names
+    for clash in data.index.clashes:
+        if name in (clash.column, *clash.names):
+            return _clash_of(data, clash)
     if (top := max((n for n in names if name.startswith(f"{n}.")), key=len, default=None)) is not None:
         return UsageError(data.root, f"no column {name!r}", f"fields are not read by themselves: take {top!r}")
     return UsageError(data.root, f"no column {name!r}", f"it has {', '.join(names)}")

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from pqcache.errors import SourceError
+from pqcache.errors import SourceError, TypeClash
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,6 +106,34 @@ def partitions_of(paths: Sequence[str], schema: pa.Schema | None = None) -> pa.T
     if not table.num_columns:
         return partition_table([""] * len(paths))
     return table.take(pa.array([position[directory] for directory in directories], pa.int64()))
+
+
+def partition_keys(paths: Iterable[str]) -> dict[str, str]:
+    """Return the names of the partition columns in the paths of files, each with the first file that has it.
+
+    Names that differ only in case raise TypeClash.
+    """
+    found: dict[str, str] = {}
+    directories: set[str] = set()
+    for path in paths:
+        directory = parent(path)
+        if directory not in directories:
+            directories.add(directory)
+            for key in partition_values(directory):
+                found.setdefault(key, path)
+    spellings: dict[str, str] = {}
+    for key, path in found.items():
+        if (other := spellings.setdefault(key.lower(), key)) != key:
+            reason = f"partition column {key!r} differs only in case from {other!r} in {found[other]}"
+            raise TypeClash(
+                path,
+                reason,
+                "rename one of the two directories",
+                column=key,
+                files=(path, found[other]),
+                names=(key, other),
+            )
+    return found
 
 
 def parent(path: str) -> str:

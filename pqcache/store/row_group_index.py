@@ -45,13 +45,14 @@ from pqcache.parquet.row_group_stats import BASE, columns_table, index_schema, r
 from pqcache.parquet.schema_merge import (
     always_fits,
     cast_exactly,
+    differing_in_case,
     joined_type,
     merge_schemas,
     unfit_reason,
     with_table_columns,
     with_time_zones,
 )
-from pqcache.store.hive import parent, partition_values, partitions_of
+from pqcache.store.hive import parent, partition_keys, partition_values, partitions_of
 from pqcache.store.index_parts import IndexPart, index_part, merged_parts
 from pqcache.system.disk import check_regular
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
@@ -245,7 +246,7 @@ class IndexBuilder:
             data_schema=schema,
             table_schema=self._table_schema,
             uniform=uniform,
-            clashes=tuple((self._clashes or {}).values()),
+            clashes=tuple(dict.fromkeys((self._clashes or {}).values())),
         )
 
     def is_uniform(self, paths: Sequence[str], previous: Index | None) -> bool:
@@ -313,8 +314,35 @@ class IndexBuilder:
             kept, part = parts[-1]
             first = next(path for path in reversed(paths) if path not in self._ids)
             schema = self._merged([(first, kept), *self._schemas], partial(_kept_with_column, previous, part))
+        schema = self._without_keys(schema, paths, parts)
         names = dict.fromkeys(name for _, part in parts for name in part.table.column_names)
-        return parts, schema, index_schema(names, schema)
+        columns = pa.schema([*schema, *(pa.field(name, pa.null()) for name in self._clashes or ())])
+        return parts, schema, index_schema(names, columns)
+
+    def _without_keys(
+        self, schema: pa.Schema, paths: Sequence[str], parts: Sequence[tuple[pa.Schema, IndexPart]]
+    ) -> pa.Schema:
+        """Return a schema without columns whose names differ from those of partition columns in case alone."""
+        keys = partition_keys(paths)
+        while names := differing_in_case(schema.names, keys):
+            column, key = names
+            files = (n for of, part in parts if column in of.names for n in part.files.tolist() if n >= 0)
+            file = paths[next(files, 0)]
+            clash = TypeClash(
+                file,
+                f"column {column!r} differs only in case from the partition column {key!r} in {keys[key]}",
+                "rename one of them",
+                column=column,
+                files=(file, keys[key]),
+                types=(schema.field(column).type, pa.string()),
+                others=tuple(name for name in schema.names if name != column),
+                names=(column,),
+            )
+            if self._clashes is None:
+                raise clash
+            self._clashes[column] = clash
+            schema = schema.remove(schema.get_field_index(column))
+        return schema
 
     def _merged(self, named: list[tuple[str, pa.Schema]], owner: Callable[[str], str] | None = None) -> pa.Schema:
         """Return the schema of all files; where types clash, TypeClash has all added files of such a type."""

@@ -220,7 +220,7 @@ def _version(table: TableVersion | None) -> str | None:
 def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on_event: OnEvent) -> Index:
     """Build the index of a source's files from their footers, ``jobs`` at a time."""
     table = schema_of_table(version_of(source))
-    builder = IndexBuilder(NO_SCHEMA if table is None else table)
+    builder = IndexBuilder(NO_SCHEMA if table is None else table, clashes={})
     on_event(Started("read", len(files), "files"))
     with ThreadPoolExecutor(jobs) as pool:
         footers = pool.map(lambda file: read_remote_footer(source, file), files)
@@ -328,12 +328,23 @@ def encodings_of(footers: Sequence[tuple[pq.FileMetaData, pa.Schema]]) -> dict[s
 def _columns(index: Index, encodings: Mapping[str, tuple[str, ...]]) -> tuple[ColumnSummary, ...]:
     columns = []
     known = dict(zip(index.table.column_names, index.table.columns, strict=True))  # there may be thousands
-    for field in index.schema:
+    clashing = dict[str, str]()
+    for clash in index.clashes:
+        kinds = list(map(str, clash.types))
+        if clash.column in clash.names:
+            clashing |= zip(clash.names, kinds, strict=False)
+        else:
+            clashing[clash.column] = " or ".join(reversed(kinds))
+    for field in [*index.schema, *(pa.field(name, pa.null()) for name in clashing)]:
         partition = field.name in index.partitions.column_names
         size = 0 if partition else _sum(known, f"{field.name}:bytes")
         uncompressed = 0 if partition else _sum(known, f"{field.name}:uncompressed")
         stored = dense_of(field)
-        kind = str(field.type) if stored is None else f"{as_list(field).type}, dense as {stored.text}"
+        kind = (
+            clashing.get(field.name, str(field.type))
+            if stored is None
+            else f"{as_list(field).type}, dense as {stored.text}"
+        )
         codec = "" if partition else _codecs(known, f"{field.name}:codec")
         used = () if partition else encodings.get(field.name, ())
         columns.append(

@@ -7,7 +7,7 @@ without partitions is not held back by one file.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -149,7 +149,7 @@ def _is_other_bad(clash: TypeClash, known: pa.Schema | None) -> bool:
 
     before = known.field(clash.column).type
     fits = [joined_type(before, kind) is not None for kind in clash.types]
-    return fits == [True, False]
+    return bool(clash.names) or fits == [True, False]
 
 
 def _in_partition(clash: TypeClash, directory: str, path: str, skip: bool) -> TypeClash:
@@ -161,7 +161,8 @@ def _in_partition(clash: TypeClash, directory: str, path: str, skip: bool) -> Ty
 
 
 def _ways_out(clash: TypeClash, directory: str, skip: bool) -> str:
-    ways = [f"write {f'partition {directory}' if directory else 'the file'} again with the other type"]
+    what = "name" if clash.names else "type"
+    ways = [f"write {f'partition {directory}' if directory else 'the file'} again with the other {what}"]
     if directory and not skip:
         ways.append("publish the rest with --skip-bad")
     if clash.others:

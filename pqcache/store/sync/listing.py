@@ -19,6 +19,7 @@ from pqcache.store.drivers.base import (
     second_names,
 )
 from pqcache.store.drivers.retries import RETRIES, with_retries
+from pqcache.store.hive import partition_keys
 from pqcache.store.manifest import SourceFile
 from pqcache.store.manifest_digest import digest_of_sources
 from pqcache.store.newest import NewestPartitions
@@ -144,6 +145,7 @@ def list_source(
         raise SourceIncomplete(source.url, f"no Parquet file{others}", "check the URL and what wrote it")
     links = second_names(source, [file.path for file in files])
     files = without_links(source, files, links, on_event)
+    partition_keys(file.path for file in files)  # raises
     chosen, subset = select_subset(source, files, rules.where, rules.columns)
     if not chosen:
         raise SourceIncomplete(source.url, f"no partition satisfies --where {rules.where!r}")

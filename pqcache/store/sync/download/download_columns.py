@@ -22,6 +22,7 @@ from pqcache.errors import ParquetError, SourceUnavailable, UsageError
 from pqcache.filters.expression import Condition, condition_columns
 from pqcache.filters.pruning import TruthValues, prune_row_groups
 from pqcache.filters.sql import parse_condition
+from pqcache.parquet.arrow_sizes import least_width
 from pqcache.parquet.column_mapping import TableColumn
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.footer import MAGIC
@@ -37,7 +38,9 @@ from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.sync.download.filter_rows import MatchingRows, condition_schema, write_matching
 from pqcache.store.sync.download.subset import Subset
+from pqcache.system.disk import fsync_path
 
+_NULLS = 16 << 20  # bytes of nulls that are written at once
 _GAP = 64 << 10  # bytes that are cheaper to read and discard than to skip with another request
 
 
@@ -112,6 +115,14 @@ def download_columns(
     count = len(footer.row_groups_of(end.fields, end.name))
     some, whole = np.ones(count, np.bool_), np.ones(count, np.bool_)  # row groups with wanted rows, and with no others
     used: set[str] = set()
+    absent = not any(wanted)  # then one column says how many rows there are
+    if absent and (not wanted or (not subset.where and shape.deleted_rows is None)):
+        rows = sum(number_of(group, 3, end.name) for group in footer.row_groups_of(end.fields, end.name))
+        with write_errors(target):
+            write_nulls(subset, rows, target)
+        return
+    if absent:
+        wanted[0] = True
     if subset.where:
         condition = _condition(end, subset, partitions)
         used = {name for name in condition_columns(condition) if name not in partitions}
@@ -129,8 +140,9 @@ def download_columns(
         _copy(projection, part, end, read)
         if every:
             os.replace(part, target)
+            _leave_nulls(absent, subset, target)
             return
-    rows = MatchingRows(
+    matching = MatchingRows(
         where=subset.where,
         partitions=partitions,
         columns=[keep for keep, copied in zip(wanted, needed, strict=True) if copied],
@@ -139,10 +151,30 @@ def download_columns(
         types=subset.types,
     )
     filtered = part.with_name(f"{part.name}.rows")
-    write_matching(part, filtered, rows, end.name, stopped)
+    write_matching(part, filtered, matching, end.name, stopped)
     with write_errors(target):
         os.replace(filtered, target)
         part.unlink()
+        _leave_nulls(absent, subset, target)
+
+
+def _leave_nulls(absent: bool, subset: Subset, target: Path) -> None:
+    if absent:
+        new = target.with_name(f"{target.name}.nulls")
+        write_nulls(subset, pq.read_metadata(target).num_rows, new)
+        os.replace(new, target)
+
+
+def write_nulls(subset: Subset, rows: int, target: Path | pa.NativeFile) -> None:
+    """Write a file of the wanted columns, all of them null, durably, as the source's file has none of them."""
+    schema = pa.schema([(name, kind) for name, kind in subset.types.items() if name in (subset.columns or ())])
+    most = max(1, _NULLS // max(1, int(sum(least_width(field.type) for field in schema))))
+    with pq.ParquetWriter(target, schema) as writer:
+        for first in range(0, rows, most):
+            count = min(most, rows - first)
+            writer.write_table(pa.table([pa.nulls(count, field.type) for field in schema], schema=schema))
+    if isinstance(target, Path):
+        fsync_path(target)
 
 
 def _read_wanted(
@@ -152,7 +184,7 @@ def _read_wanted(
     end, shape = read_end(file_url(source, file.path), file.identity.size, read), shape_of(source, file.path)
     if shape is not None and shape.columns is not None:
         end = _as_in_table(end, shape.columns)
-    return end, _wanted(end, subset.columns, {*subset.partitions.get(parent(file.path), {}), *subset.types})
+    return end, _wanted(end, subset.columns, subset.partitions.get(parent(file.path), {}), subset.types)
 
 
 def project_file(
@@ -221,7 +253,7 @@ def prune_row_groups_of_file(
         table = columns_table(columns, schema)
     else:
         table = pa.table({"rows": pa.array([number_of(group, 3, end.name) for group in groups], pa.int64())})
-    constants = {name: pa.array([value] * len(groups), value.type) for name, value in partitions.items()}
+    constants = {name: pa.repeat(value, len(groups)) for name, value in partitions.items()}
     return prune_row_groups(condition, table, constants)
 
 
@@ -249,16 +281,18 @@ def _received(
         )
 
 
-def _wanted(end: FileEnd, columns: Sequence[str] | None, elsewhere: Collection[str]) -> list[bool]:
+def _wanted(
+    end: FileEnd, columns: Sequence[str] | None, partitions: Collection[str], types: Collection[str]
+) -> list[bool]:
     if columns is None:
         return [True] * len(end.columns)
     present = set(map(str.lower, end.columns))
     for name in columns:
-        if name not in end.columns and (name not in elsewhere or name.lower() in present):
+        if name not in end.columns and (name not in {*partitions, *types} or name.lower() in present):
             known = ", ".join(end.columns) or "none"
             raise UsageError(end.name, f"there is no column {name}", f"there are: {known}")
     wanted = [name in columns for name in end.columns]
-    if not any(wanted):
+    if not any(wanted) and not any(name in types for name in columns):
         known = ", ".join(end.columns) or "none"
         raise UsageError(end.name, "none of its columns is wanted", f"name one of: {known}")
     return wanted

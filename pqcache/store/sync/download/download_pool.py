@@ -38,7 +38,7 @@ class Downloader:
     cache: Path
     target: Callable[[SourceFile], Path]
     options: DownloadOptions
-    blame: Blame = advise
+    blame: Blame = blame_nobody
 
     def download(self, file: SourceFile, use_page_cache: bool) -> Downloaded:
         """Download one file."""

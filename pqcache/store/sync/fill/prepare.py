@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, SourceChanged, SourceNotFound, SourceUnavailable
 from pqcache.events import Advanced, Started
 from pqcache.parquet.footer.footer import MAGIC, TAIL, footer_and_magic, read_tail
+from pqcache.parquet.projection import number_of
 from pqcache.parquet.row_group_stats import footer_in, read_footer
 from pqcache.store.arriving.arrival_map import ArrivalMap
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
@@ -36,7 +37,7 @@ from pqcache.store.ownership import file_mode, make_directories
 from pqcache.store.row_group_index import IndexBuilder, read_index
 from pqcache.store.sync.build_snapshot import manifest_of, readable_by
 from pqcache.store.sync.cache_run import report_fetching
-from pqcache.store.sync.download.download_columns import project_file
+from pqcache.store.sync.download.download_columns import project_file, write_nulls
 from pqcache.store.sync.download.download_file import Vanished, copy_mode
 from pqcache.store.sync.download.download_pool import stoppable_threads
 from pqcache.store.sync.download.subset import Subset
@@ -235,6 +236,20 @@ def _projected(
 ) -> tuple[_PreparedFile, list[Part]]:
     """Return the file of the wanted columns, and what is known of it."""
     end, projection = project_file(source, file, subset, lambda offset, length: iter([read(offset, length)]))
+    if not projection.fields[2][1].values[1:]:  # none of the wanted columns
+        sink = pa.BufferOutputStream()
+        write_nulls(subset, number_of(end.fields, 3, end.name), sink)
+        data = sink.getvalue().to_pybytes()
+        metadata, schema = footer_in(data, end.name, size=len(data))
+        made = _PreparedFile(
+            file=file,
+            metadata=metadata,
+            schema=schema,
+            size=len(data),
+            tail=len(MAGIC),
+            end=end_digest(data[len(MAGIC) :]),
+        )
+        return made, [(0, data)]
     footer = footer_and_magic(projection.fields)
     size, sources = projection.size + len(footer), source_ranges(projection, len(MAGIC))
     tail = known_from(sources, projection.size, end.start)
