@@ -21,8 +21,8 @@ AsFiles = Annotated[
     bool | None,
     typer.Option(
         "--as-files/--no-as-files",
-        help="* Take the Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, or of a Spark stream, as "
-        "they are, also those that the table does not count. Default: such a table is refused.",
+        help="* Take the Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, of a Spark stream, or of "
+        "several tables, as they are, also those that a table does not count. Default: such a source is refused.",
         rich_help_panel=SELECTION,
     ),
 ]
@@ -57,8 +57,8 @@ OnceAsFiles = Annotated[
     bool,
     typer.Option(
         "--as-files",
-        help="Take the Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, or of a Spark stream, as "
-        "they are.",
+        help="Take the Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, of a Spark stream, or of "
+        "several tables, as they are.",
         rich_help_panel=SELECTION,
     ),
 ]

@@ -33,7 +33,7 @@ from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.row_group_index import Index, build_index
 from pqcache.store.snapshot import Lease, Snapshot
-from pqcache.store.sync.listing import dataset_files, without_links
+from pqcache.store.sync.listing import check_one_table, dataset_files, without_links
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.table_format import check_above
 from pqcache.store.urls import quoted, redact
@@ -285,6 +285,8 @@ def _plain_files(root: Path, text: str, rules: FileRules) -> LocalDataset:
     files = without_links(source, files, second_names(source, [file.path for file in files]), _warn)
     if not files:
         raise UsageError(text, "no Parquet files in it", f"fill it with 'pqcache sync SOURCE {quoted(text)}'")
+    if not rules.as_files:
+        check_one_table(source, files)
     return _indexed(root, {path: _identity(root / path) for path in sorted(file.path for file in files)})
 
 

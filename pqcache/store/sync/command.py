@@ -113,7 +113,8 @@ def sync(
             that do not fit the others', and publish the rest; ``report.skipped`` names them. Without an old version, it
             is left out.
         as_files: take all Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, also those that its log
-            does not count; and those of a directory whose files are of another kind for the greater part.
+            does not count; those of several tables as if they were one; and those of a directory whose files are of
+            another kind for the greater part.
         all_files: take every file that is not hidden, whatever its name; one that is not Parquet is an error.
         version: the version of a Delta table, or the ID of an Iceberg table's snapshot, to take instead of the newest;
             an empty text for the newest again.

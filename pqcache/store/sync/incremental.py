@@ -10,7 +10,7 @@ from pqcache.errors import DamagedError, ParquetError, PqcacheError, SourceIncom
 from pqcache.events import Listed, OnEvent, Warned
 from pqcache.store.cached_paths import SUFFIX
 from pqcache.store.config import write_config
-from pqcache.store.drivers.base import Source, lists_one_version, version_of
+from pqcache.store.drivers.base import Source, lists_one_version, lists_only_data_files, version_of
 from pqcache.store.hive import parent
 from pqcache.store.layout import SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, Totals
@@ -30,7 +30,7 @@ from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.download_file import Vanished
 from pqcache.store.sync.fill.obstacle import NeedsRewriting, obstacle
 from pqcache.store.sync.held_files import find_unusable
-from pqcache.store.sync.listing import Listing, ListSource, digest_of_shares
+from pqcache.store.sync.listing import Listing, ListSource, check_one_table, digest_of_shares
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
 from pqcache.store.sync.plan_view import planned_files
 from pqcache.store.sync.safety_checks import (
@@ -257,6 +257,10 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
     """
     manifest, intact = _read_current(run.current, run.options.on_event)
     _check_still_table(run, source, manifest)
+    if not (run.config.as_files or lists_only_data_files(source)):
+        held = () if manifest is None else manifest.files
+        paths = (file.path for entry in held for file in entry.sources)
+        check_one_table(source, listing.files, paths, run.options.retries)
     rules = wait_rules(run.config)
     attempt = _Attempt(
         run=run,

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 
-from pqcache.errors import PqcacheError, SourceError, SourceIncomplete
-from pqcache.events import Advanced, Listed, OnEvent, Started, Warned
+from pqcache.errors import (
+    ParquetError,
+    PqcacheError,
+    SourceChanged,
+    SourceDenied,
+    SourceError,
+    SourceIncomplete,
+    SourceNotFound,
+)
+from pqcache.events import Advanced, Listed, OnEvent, Started, Warned, ignore
 from pqcache.store.config import Config
 from pqcache.store.drivers.base import (
     FIRST_ANSWER_TIMEOUT,
@@ -19,7 +27,7 @@ from pqcache.store.drivers.base import (
     second_names,
 )
 from pqcache.store.drivers.retries import RETRIES, with_retries
-from pqcache.store.hive import partition_keys
+from pqcache.store.hive import parent, partition_keys, partition_values
 from pqcache.store.manifest import SourceFile
 from pqcache.store.manifest_digest import digest_of_sources
 from pqcache.store.newest import NewestPartitions
@@ -38,11 +46,12 @@ from pqcache.store.tables.data_files import (
     may_have_rows,
     without_other_snapshots,
 )
-from pqcache.store.tables.table_format import check_above, check_tables
+from pqcache.store.tables.table_format import check_above, check_tables, several_tables, table_roots
 from pqcache.store.urls import printable
 from pqcache.units import format_count
 
 _REPORTED = 1000  # files that are reported at once while they are listed
+_ROOTS, _THREADS = 32, 16  # directories that may be tables of their own: footers read, and at once
 _TRIES = 4  # of a listing whose files change before they are looked into
 MAX_FILES = 10_000_000  # of a source, so that a listing without end is an error before the memory is full
 
@@ -146,6 +155,8 @@ def list_source(
     links = second_names(source, [file.path for file in files])
     files = without_links(source, files, links, on_event)
     partition_keys(file.path for file in files)  # raises
+    if plain and rules.skip_bad is None and not rules.files.as_files:  # a sync does so where something has changed
+        check_one_table(source, files, retries=retries)
     chosen, subset = select_subset(source, files, rules.where, rules.columns)
     if not chosen:
         raise SourceIncomplete(source.url, f"no partition satisfies --where {rules.where!r}")
@@ -231,6 +242,49 @@ def dataset_files(
     if warning:
         on_event(Warned(warning))
     return [file for file in found if file in taken]
+
+
+def check_one_table(
+    source: Source, files: Sequence[SourceFile], held: Iterable[str] = (), retries: int = RETRIES
+) -> None:
+    """Raise UsageError where directories of ``files`` are different tables by their names and columns.
+
+    One footer is read of each directory that is none of a table's parts by its name, of up to 32 of them, and of none
+    where all of these are among the paths ``held``. If several are, columns may have been added or left out since.
+    """
+    roots = table_roots(file.path for file in files)
+    known = sorted(roots.keys() & table_roots(held).keys()) if len(roots) > 1 else []
+    new = sorted(roots.keys() - known)
+    if len(roots) < 2 or not new:
+        return
+    from pqcache.system.parallel import in_parallel  # few syncs need it
+
+    step = -(-len(new) // _ROOTS)
+    some = {roots[root]: root for root in (*known[:1], *new[::step])}
+    chosen = {some[file.path]: file for file in files if file.path in some}
+    calls = [partial(_columns, source, chosen[root], retries) for root in some.values()]
+    found = [
+        (root, columns) for root, columns in zip(some.values(), in_parallel(calls, _THREADS), strict=True) if columns
+    ]
+    first, expected = found[0] if found else ("", frozenset())
+    for root, columns in found[1:]:
+        if columns == expected or (len(known) > 1 and (columns < expected or columns > expected)):
+            continue
+        name, owner = min((name, root if name in columns else first) for name in columns ^ expected)
+        why = f"only {printable(owner) or 'the latter'} has {printable(name)}"
+        raise several_tables(source.url, roots, first, root, why)
+
+
+def _columns(source: Source, file: SourceFile, retries: int) -> frozenset[str]:
+    """Return the names of a file's columns, and of those in its path; none where it cannot be read, as a sync says."""
+    from pqcache.store.sync.download.remote_footer import read_remote_footer  # and pyarrow
+
+    try:
+        schema = with_retries(lambda: read_remote_footer(source, file)[1], file.path, retries, ignore)
+    except (ParquetError, SourceDenied, SourceNotFound, SourceChanged):
+        return frozenset()
+    names = (name for name in schema.names if not name.startswith("__index_level_"))  # which pandas leaves, or not
+    return frozenset((*names, *partition_values(parent(file.path))))
 
 
 def digest_of_shares(listing: Listing, shard: str | None, rules: WaitRules, url: str) -> str | None:

@@ -44,6 +44,8 @@ _OTHER_FILES = {  # that show a table in any directory; a partition's, mostly
     _CACHE: re.compile(re.escape(CONFIG)),
 }
 _HIDDEN_BEGIN = frozenset("_.")
+_SERIES = re.compile(r"\d[\d\W_TZ]*")  # numbers, dates and times, which are names of parts of a table
+_NAMED = 5  # tables, in an error
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,52 @@ def check_tables(paths: Iterable[str], place: str) -> None:
     tables = find_tables(paths)
     if tables:
         table = tables[0]
-        among = f", the first of {len(tables):,}" if len(tables) > 1 else ""
+        among = ""
+        if len(tables) > 1:
+            names = ", ".join(printable(other.directory) or "." for other in tables[:_NAMED])
+            among = f", the first of {len(tables):,}: {names}{', ...' if len(tables) > _NAMED else ''}"
         subject = f"{place}/{table.directory}" if table.directory else place
         raise _error(table, subject, f"is {table.format} ({printable(table.evidence)}{among})")
+
+
+def table_roots(paths: Iterable[str]) -> dict[str, str]:
+    """Return the directories that may each be a table by their names, with the first path of each.
+
+    They are the paths without partitions, numbers and dates; ``""`` has the files that lie in nothing else.
+
+    >>> table_roots(["orders/dt=1/a.parquet", "orders/2026/11/b.parquet", "dt=1/c.parquet"])
+    {'orders': 'orders/2026/11/b.parquet', '': 'dt=1/c.parquet'}
+    """
+    found: dict[str, str] = {}
+    for path in paths:
+        root = _root_of(path.rpartition("/")[0])
+        if root not in found or path < found[root]:
+            found[root] = path
+    return found
+
+
+def several_tables(url: str, roots: Iterable[str], one: str, other: str, why: str) -> UsageError:
+    """Return the error for a directory with different tables in the directories ``roots``, as in two of them."""
+    one, other = sorted((one, other), key=lambda root: (not root, root))
+    rest = sorted(set(roots) - {one, other})
+    also = f"; beside them: {', '.join(map(_name_of, rest[:_NAMED]))}" if rest else ""
+    more = ", ..." if len(rest) > _NAMED else ""
+    return UsageError(
+        url,
+        f"holds several tables: {_name_of(one)} and {_name_of(other)} have different columns ({why}){also}{more}",
+        f"name one of them, as in {printable(f'{url}/{one}')}, or take all files as one table with --as-files "
+        "(as_files=True)",
+    )
+
+
+def _name_of(root: str) -> str:
+    return printable(root) or "the files beside"
+
+
+@lru_cache(1 << 14)
+def _root_of(directory: str) -> str:
+    names = directory.split("/")
+    return "/".join(name for name in names if "=" not in name and not _SERIES.fullmatch(name))
 
 
 def check_above(url: str) -> None:

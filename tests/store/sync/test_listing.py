@@ -88,8 +88,8 @@ def outside_file_twice(lake: Path) -> None:
 
 def hidden(lake: Path) -> None:
     """As of mounted volumes: what a visible link leads to is hidden by itself, and is taken once."""
-    (lake / "..data").mkdir()
-    pq.write_table(pa.table({"id": [3]}), lake / "..data/c.parquet")
+    (lake / "..data/dt=3").mkdir(parents=True)
+    pq.write_table(pa.table({"id": [3]}), lake / "..data/dt=3/c.parquet")
     (lake / "current").symlink_to("..data")
     (lake / "zurrent").symlink_to("..data")
     (lake / ".current").symlink_to(".")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -72,7 +73,7 @@ def test_those_who_know_better_take_the_files(table: tuple[str, Path], tmp_path:
     assert pqcache.repartition(root, tmp_path / "out", as_files=True).rows == 10 * files
     assert pqcache.repartition(cache, tmp_path / "again").rows == 10 * files
     assert len(ParquetDataset(cache, columns=["id"], batch_size=None)) == 10 * files
-    with pytest.raises(PqcacheError, match="with --as-files"):
+    with pytest.raises(PqcacheError, match=r"with --as-files|cannot read its log"):
         pqcache.sync(cache, as_files=False)
 
 
@@ -116,9 +117,9 @@ def test_a_table_that_appears_later_publishes_nothing(tmp_path: Path) -> None:
 
 
 def test_names_like_those_of_tables_are_no_tables(tmp_path: Path) -> None:
-    root = write(tmp_path / "lake", "metadata/part-0.parquet", "delta_col=1/part-0.parquet", "base_1/part-0.parquet")
-    assert pqcache.sync(root, tmp_path / "cache").rows == 30
-    assert len(ParquetDataset(root, columns=["id"], batch_size=None)) == 30
+    root = write(tmp_path / "lake", "metadata/delta_col=1/part-0.parquet", "base_1/delta_col=1/part-0.parquet")
+    assert pqcache.sync(root, tmp_path / "cache").rows == 20
+    assert len(ParquetDataset(root, columns=["id"], batch_size=None)) == 20
 
 
 def test_a_directory_of_caches_is_refused(tmp_path: Path) -> None:
@@ -128,3 +129,76 @@ def test_a_directory_of_caches_is_refused(tmp_path: Path) -> None:
         for call in CALLS.values():
             with pytest.raises(UsageError, match=r"a pqcache.*name the cache's directory 'current'"):
                 call(place, tmp_path / "out")
+
+
+def write_tables(root: Path, files: dict[str, str]) -> Path:
+    """Write a row to each path, with the columns whose names are the letters of a text."""
+    for path, columns in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({name: [1] for name in columns}), root / path)
+    return root
+
+
+SEVERAL = {  # with the two that are named
+    "partitioned": ({"orders/dt=1/p.parquet": "ab", "users/dt=1/p.parquet": "ac"}, "orders and users"),
+    "by other columns": ({"orders/dt=1/p.parquet": "a", "users/region=kr/p.parquet": "a"}, "orders and users"),
+    "plain": ({"orders/p.parquet": "ab", "users/p.parquet": "cd"}, "orders and users"),
+    "one with more columns": ({"t1/dt=1/p.parquet": "a", "t2/dt=1/p.parquet": "ab"}, "t1 and t2"),
+    "one partitioned": ({"orders/p.parquet": "ab", "users/dt=1/p.parquet": "ab"}, "orders and users"),
+    "of databases": ({"x.db/t/dt=1/p.parquet": "ab", "y.db/t/dt=1/p.parquet": "ac"}, "x.db/t and y.db/t"),
+    "by dates": ({"orders/2026/11/p.parquet": "ab", "users/2026/11/p.parquet": "ac"}, "orders and users"),
+    "nested": ({"dt=1/p.parquet": "ab", "old/dt=1/p.parquet": "ac"}, "old and the files beside"),
+    "nested deeper": ({"a/p.parquet": "ab", "a/b/p.parquet": "ac"}, "a and a/b"),
+    "among many": ({f"{name}/p.parquet": "ab" if name != "h" else "ac" for name in "abcdefghij"}, "a and h"),
+}
+ONE = {
+    "dates": {"2026/11/01/p.parquet": "ab", "2026/11/02/p.parquet": "abc", "2026-11-03T00/p.parquet": "ad"},
+    "parts": {"part1/p.parquet": "ab", "part2/p.parquet": "ba"},
+    "years": {"2025/dt=1/p.parquet": "ab", "2026/dt=1/p.parquet": "abc"},
+    "below partitions": {"dt=1/p.parquet": "ab", "dt=2/HIVE_UNION_SUBDIR_1/000000_0": "ab"},
+    "columns in paths": {"a/dt=1/p.parquet": "x", "b/dt=2/p.parquet": "x"},
+    "deep": {"lake/table/dt=1/p.parquet": "ab", "lake/table/dt=2/p.parquet": "abc"},
+}
+
+
+@pytest.mark.parametrize("layout", SEVERAL)
+def test_several_tables_are_not_one(layout: str, tmp_path: Path) -> None:
+    files, names = SEVERAL[layout]
+    root = write_tables(tmp_path / "lake", files)
+    for call in CALLS.values():
+        with pytest.raises(
+            UsageError, match=f"holds several tables: {names} have different columns .*--as-files"
+        ) as error:
+            call(root, tmp_path / "out")
+        assert error.value.subject == str(root)
+    assert not (tmp_path / "out" / "current").exists()
+    assert pqcache.sync(root, tmp_path / "cache", as_files=True).rows == len(files)
+    assert not pqcache.sync(tmp_path / "cache").published
+    assert len(ParquetDataset(root, columns=["a"], batch_size=None, as_files=True)) == len(files)
+
+
+@pytest.mark.parametrize("layout", ONE)
+def test_directories_of_one_table(layout: str, tmp_path: Path) -> None:
+    root = write_tables(tmp_path / "lake", ONE[layout])
+    assert pqcache.sync(root, tmp_path / "cache").files == len(ONE[layout])
+    assert pqcache.inspect(root).rows == len(ONE[layout])
+
+
+def test_a_table_that_appears_beside_one(tmp_path: Path) -> None:
+    root, cache = write_tables(tmp_path / "lake", {"orders/dt=1/p.parquet": "ab"}), tmp_path / "cache"
+    pqcache.sync(root, cache)
+    write_tables(root, {"orders/dt=2/p.parquet": "abc"})
+    assert pqcache.sync(cache).rows == 2, "a column that is new"
+    write_tables(root, {"users/dt=2/p.parquet": "xyz"})
+    with pytest.raises(UsageError, match="orders and users have different columns"):
+        pqcache.sync(cache)
+
+
+def test_a_new_part_may_have_a_new_column(tmp_path: Path) -> None:
+    root, cache = write_tables(tmp_path / "lake", {f"part{n}/p.parquet": "ab" for n in (1, 2)}), tmp_path / "cache"
+    pqcache.sync(root, cache)
+    write_tables(root, {"part3/p.parquet": "abc"})
+    assert pqcache.sync(cache).rows == 3
+    write_tables(root, {"users/p.parquet": "ax"})
+    with pytest.raises(UsageError, match="part1 and users have different columns"):
+        pqcache.sync(cache)

@@ -86,9 +86,9 @@ def test_tables_are_counted_once() -> None:
     with pytest.raises(UsageError) as error:
         check_tables(two, "hdfs://h/lake")
     assert str(error.value) == (
-        "hdfs://h/lake/one: is a Delta table (one/_delta_log/00000000000000000000.json, the first of 2), and its log "
-        "says which files count; name the table's own directory as the source of a sync, or take its files as they "
-        "are with --as-files (as_files=True)"
+        "hdfs://h/lake/one: is a Delta table (one/_delta_log/00000000000000000000.json, the first of 2: one, two), "
+        "and its log says which files count; name the table's own directory as the source of a sync, or take its "
+        "files as they are with --as-files (as_files=True)"
     )
     assert error.value.exit_code == 2
 
