@@ -15,7 +15,7 @@ from pqcache.reader.open_dataset import shard_of
 from pqcache.reader.options import BATCH_SIZE, BatchOptions
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.token_batches import TokenBatches
-from pqcache.reader.processes import count_and_number
+from pqcache.reader.processes import check_launched, count_and_number, worker_of_torch
 from pqcache.reader.record_batches import RecordBatches, read_record_batches, read_rows
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence
@@ -89,7 +89,9 @@ class Cache(CacheDirectory):
         ``num_replicas``, ``rank``   into how many equal parts the epoch is divided, and which one this is: batches
                           number ``rank``, ``rank + num_replicas`` and so on of the epoch. Default to those of
                           torch.distributed where it is initialised, or of ``jax.process_count()`` and
-                          ``process_index()`` where JAX is imported and connected, else 1 and 0.
+                          ``process_index()`` where JAX is imported and connected, else 1 and 0. A process that a
+                          launcher started as one of several (torchrun, srun, mpirun) and neither knows of has to
+                          say them. The workers of a DataLoader divide what their process reads.
         ``start``         the number of the first batch that is wanted, counted over all ranks: to resume where a run
                           stopped, also with another ``num_replicas`` that divides ``lanes``
         ``snapshot``      the snapshot to read, which is leased until the epoch ends; None: the current one
@@ -114,6 +116,7 @@ class Cache(CacheDirectory):
         """
         fill = fill_request(source, source_options, keep_filling)
         replicas, number = self._replicas(num_replicas, rank, snapshot, fill)
+        workers, worker = worker_of_torch()
         options = BatchOptions(
             columns=columns,
             filters=filters,
@@ -127,6 +130,8 @@ class Cache(CacheDirectory):
             lanes=None if lanes is None else parse_count(lanes),
             num_replicas=replicas,
             rank=number,
+            workers=workers,
+            worker=worker,
             start=start,
             snapshot=snapshot,
             rows=rows,
@@ -142,8 +147,17 @@ class Cache(CacheDirectory):
     ) -> tuple[int, int]:
         """Return ``num_replicas`` and ``rank`` as given, else those of this process."""
         if num_replicas is not None or rank is not None:
-            return 1 if num_replicas is None else num_replicas, rank or 0
+            replicas, (workers, _) = 1 if num_replicas is None else num_replicas, worker_of_torch()
+            if replicas != 1 and workers > 1:
+                raise UsageError(
+                    f"num_replicas={num_replicas}",
+                    f"this is one of {workers} workers of a DataLoader, and whether it counts them too is not known",
+                    "leave num_replicas= and rank= out: the workers share what their process reads. Or use "
+                    "pqcache.torch.Loader",
+                )
+            return replicas, rank or 0
         replicas, number = count_and_number()
+        check_launched(replicas)
         shard = shard_of(self.path, snapshot, fill) if replicas > 1 else None
         if shard is not None and parse_shard(shard).nodes > 1:
             raise UsageError(

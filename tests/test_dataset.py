@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from torch.utils.data import DataLoader, IterableDataset
 
 import pqcache
 from pqcache.errors import CacheError, UsageError
@@ -140,3 +141,50 @@ def test_torch_is_not_imported(cache: pqcache.Cache) -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(found.stdout) == [10, []]
+
+
+class OfWorkers(IterableDataset[Any]):
+    """A dataset of one's own over Cache.batches, which a DataLoader reads."""
+
+    def __init__(self, cache: pqcache.Cache, **options: Any) -> None:
+        self.cache, self.options = cache, options
+
+    def __iter__(self) -> Any:
+        for batch in self.cache.batches(["id"], **{"batch_size": 90, **self.options}):
+            yield batch["id"].to_numpy()
+
+
+@pytest.mark.usefixtures("few_cores_are_fine")
+@pytest.mark.parametrize(
+    ("workers", "context", "how"),
+    [
+        (0, None, {}),
+        (3, "fork", {}),
+        (2, "fork", {"shuffle": False}),
+        (3, "fork", {"lanes": 6, "start": 4}),
+        (2, "fork", {"num_replicas": 1}),
+        (2, "forkserver", {}),
+    ],
+)
+def test_workers_divide_the_batches(
+    cache: pqcache.Cache, workers: int, context: str | None, how: dict[str, Any]
+) -> None:
+    from pqcache.torch import ParquetDataset
+
+    loader = DataLoader(OfWorkers(cache, **how), batch_size=None, num_workers=workers, multiprocessing_context=context)
+    found = [batch.tolist() for batch in loader]
+    lanes = how.get("lanes", max(1, workers))
+    dataset = ParquetDataset(cache.path, ["id"], batch_size=90, lanes=lanes, shuffle=how.get("shuffle", True))
+    assert found == ids(dataset)[how.get("start", 0) :]
+
+
+def test_what_workers_cannot_divide_is_refused(cache: pqcache.Cache) -> None:
+    """Whether ``num_replicas`` counts the workers nobody knows; a number of them that does not divide the lanes."""
+    for how, message in (
+        ({"num_replicas": 2, "rank": 1}, "num_replicas=2"),
+        ({"lanes": 3}, "lanes=3: cannot be shared"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            list(DataLoader(OfWorkers(cache, **how), batch_size=None, num_workers=2))
+    alone = DataLoader(OfWorkers(cache, num_replicas=2, rank=1), batch_size=None, num_workers=1)
+    assert [batch.tolist() for batch in alone] == ids(cache.batches(["id"], batch_size=90, num_replicas=2, rank=1))

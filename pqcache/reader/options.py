@@ -59,6 +59,8 @@ class BatchOptions:
     lanes: int | None = None
     num_replicas: int = 1
     rank: int = 0
+    workers: int = 1
+    worker: int = 0
     start: int = 0
     snapshot: str | None = None
     rows: SelectedRows | None = None
@@ -72,7 +74,7 @@ class BatchOptions:
             object.__setattr__(self, "columns", parse_names("columns", self.columns))
         check_seed(self.seed)
         check_numbers(batch_size=self.batch_size, window=self.window, lanes=self.lanes)
-        check_rank(self.num_replicas, self.rank, self.lanes)
+        check_rank(self.num_replicas, self.rank, self.lanes if self.shuffle else None)
         if isinstance(self.epoch, bool) or self.epoch < 0 or self.start < 0:
             raise UsageError(f"epoch={self.epoch}, start={self.start}", "both count from 0")
         if self.pack is not None:
@@ -86,9 +88,9 @@ class BatchOptions:
     @property
     def all_lanes(self) -> int:
         """The lanes of all ranks."""
-        return self.lanes or self.num_replicas
+        return self.lanes or self.num_replicas * self.workers
 
     @property
     def rank_lanes(self) -> int:
         """The lanes of one rank."""
-        return self.all_lanes // self.num_replicas
+        return -(-self.all_lanes // self.num_replicas)

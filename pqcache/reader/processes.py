@@ -1,19 +1,30 @@
-"""Which of several processes this one is, as an imported framework knows, and whether all of them read alike."""
+"""Which of several processes this one is, whether all of them read alike, and whose iterator an iterator is."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Generator, Mapping
+from typing import Any, TypeVar
 
 from pqcache.errors import UsageError
 
+T = TypeVar("T")
 _POLL = 0.02  # seconds
+_LAUNCHERS = (  # what holds the number of a process, and how many there are
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
 _epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # compared so far, by process group
+_of_parents: list[Any] = []
 _log = logging.getLogger("pqcache.reader")
 
 
@@ -37,6 +48,40 @@ def of_torch() -> tuple[int, int] | None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_world_size(), distributed.get_rank()
+
+
+def worker_of_torch() -> tuple[int, int]:
+    """Return the number of workers of the DataLoader that this process is a worker of, and its own; else 1 and 0."""
+    data: Any = sys.modules.get("torch.utils.data")
+    info = None if data is None else data.get_worker_info()
+    return (1, 0) if info is None else (info.num_workers, info.id)
+
+
+def check_launched(known: int) -> None:
+    """Raise UsageError where a launcher has started more processes than are ``known``: each would read every row.
+
+    Launchers say so in the environment: torchrun, Open MPI, MPICH and Intel MPI, MVAPICH, Slurm's srun.
+    """
+    if of_torch() is not None:
+        return
+    for number, count in _LAUNCHERS:
+        rank, world = os.environ.get(number, ""), os.environ.get(count, "")
+        if not (rank.isdecimal() and world.isdecimal()):
+            continue
+        if number == "SLURM_PROCID" and rank == "0" and "SLURM_JOB_ID" in os.environ and not _is_in_step():
+            continue  # a batch script, which runs once
+        if int(world) > known:
+            raise UsageError(
+                f"{count}={world}",
+                "this is one of several processes, and torch.distributed is not initialised: each would read every row",
+                f"call init_process_group() before anything is read, or give num_replicas={world} and rank={rank} here "
+                "(1 and 0 to read every row in this process)",
+            )
+        return
+
+
+def _is_in_step() -> bool:
+    return "SLURM_STEP_ID" in os.environ or "SLURM_STEPID" in os.environ
 
 
 def _of_jax() -> tuple[int, int]:
@@ -106,3 +151,37 @@ def _difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> tuple[str, An
         if value != other:
             return name, shown, other_shown
     return None
+
+
+def of_this_process(items: Generator[T], what: str) -> Generator[T]:
+    """Return the same items; UsageError in another process, which is forked and has none of the threads that read."""
+    return _of_process(items, what, os.getpid())
+
+
+def _of_process(items: Generator[T], what: str, process: int) -> Generator[T]:
+    try:
+        _check_process(what, process)
+        for item in items:
+            yield item
+            del item
+            _check_process(what, process)
+    finally:
+        if process == os.getpid():
+            items.close()
+        else:
+            leave_to_parent(items)
+
+
+def _check_process(what: str, process: int) -> None:
+    if process != os.getpid():
+        raise UsageError(
+            what,
+            f"this iterator was made in process {process}, and goes on in a fork of it, which has none of its threads",
+            "make the iterator in the process that reads it, in a DataLoader's dataset within __iter__; "
+            'multiprocessing_context="forkserver" forks no iterators',
+        )
+
+
+def leave_to_parent(inherited: object) -> None:
+    """Keep an object of the parent process as long as this one lives: to close it would close what the parent uses."""
+    _of_parents.append(inherited)

@@ -36,6 +36,7 @@ from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import TokenBatches
+from pqcache.reader.processes import of_this_process
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.row_group_loader import RowGroupLoader
@@ -103,7 +104,7 @@ def read_record_batches(
         finally:
             release_unused()  # also where the reader stops half way
 
-    found = RecordBatches(read(), epoch.loader, options)
+    found = RecordBatches(of_this_process(read(), "Cache.batches"), epoch.loader, options)
     if lease is not None:
         weakref.finalize(found, lease.close)  # where nobody begins to iterate
     return found
@@ -173,9 +174,14 @@ def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: Batch
         lanes=options.all_lanes,
         ranks=options.num_replicas,
         rank=options.rank,
+        workers=options.workers,
+        worker=options.worker,
         start=options.start,
         drop_last=options.drop_last,
+        shuffled=options.shuffle,
     )
+    lanes, memory = share.worker_lanes, memory // share.workers
+    threads = max(1, cpu_count() // share.workers)
     if options.rows is None:
         loader.most = most_decoded(loader.sizes, memory, lanes if options.shuffle else 1)
     if options.shuffle:
@@ -185,10 +191,10 @@ def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: Batch
             lanes=lanes,
             all_lanes=options.all_lanes,
             window=window.row_groups,
-            threads=cpu_count(),
+            threads=threads,
         )
     elif options.rows is None:
-        budget = budget_in_file_order(loader.sizes, memory, cpu_count())
+        budget = budget_in_file_order(loader.sizes, memory, threads)
     else:
         budget = _all_cores()
     return _Epoch(loader=loader, order=order, share=share, budget=budget)

@@ -8,7 +8,6 @@ arithmetic, so workers and states need no further communication.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,17 +38,6 @@ def ranks_and_rank(chosen: tuple[int, int] | None, of_trainer: tuple[int, int] |
     if get_worker_info() is not None and of_trainer is not None:
         return of_trainer
     return of_torch() or (1, 0)
-
-
-def started_as_one_of() -> int:
-    """Return how many processes a launcher like torchrun has started of which torch.distributed knows nothing; else 1.
-
-    It sets RANK and WORLD_SIZE for each. Without ``init_process_group`` each of them would read every row.
-    """
-    if of_torch() is not None:
-        return 1
-    world = os.environ.get("WORLD_SIZE", "")
-    return int(world) if "RANK" in os.environ and world.isdecimal() else 1
 
 
 @dataclass(frozen=True, kw_only=True)

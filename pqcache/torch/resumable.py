@@ -20,13 +20,13 @@ from pqcache.reader.meter import Meter
 from pqcache.reader.options import check_numbers
 from pqcache.reader.order.division import Division, next_divisions
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.processes import check_alike, of_torch
+from pqcache.reader.processes import check_alike, check_launched, of_torch
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.torch.batch import Batch
 from pqcache.torch.batch_groups import GroupSizes, grouped, sizes_in_worker
 from pqcache.torch.checkpoint import MixState, Place, State, divisions_in
 from pqcache.torch.dataset_reader import DatasetReader
-from pqcache.torch.distributed import ranks_and_rank, started_as_one_of
+from pqcache.torch.distributed import ranks_and_rank
 from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_ahead, warn_of_lost_place
 from pqcache.torch.iteration_meter import IterationMeter, NoIterationMeter, describe_reading, measured
 from pqcache.torch.lightning_loaders import check_fit, check_saving, restore_place
@@ -365,13 +365,8 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def _check_started(self) -> None:
         """Raise UsageError where this is one of several processes of a launcher, each of which would read all rows."""
-        if self._chosen_ranks is None and (world := started_as_one_of()) > self._ranks_of_all()[0]:
-            raise UsageError(
-                f"WORLD_SIZE={world}",
-                "this is one of several processes, and torch.distributed is not initialised: each would read every row",
-                "call init_process_group() before the dataset is read, or give it num_replicas= and rank= (1 and 0 to "
-                "read every row here)",
-            )
+        if self._chosen_ranks is None:
+            check_launched(self._ranks_of_all()[0])
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled, for workers with the ranks of this process.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,8 @@ def ids_of(cache: Path, **options: Any) -> list[int]:
 @pytest.fixture(autouse=True)
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "PMI_"))]:
+        monkeypatch.delenv(name)
 
 
 def torch_of(count: int, number: int) -> Any:
@@ -110,3 +113,59 @@ def test_neither_is_imported(caches: list[Path]) -> None:
         "assert not {'torch', 'jax'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"RANK": "1", "WORLD_SIZE": "2"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"PMI_RANK": "1", "PMI_SIZE": "2"},
+        {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
+        {
+            "SLURM_JOB_ID": "7",
+            "SLURM_STEP_ID": "0",
+            "SLURM_PROCID": "1",
+            "SLURM_NTASKS": "4",
+            "SLURM_STEP_NUM_TASKS": "2",
+        },
+    ],
+)
+def test_a_process_of_a_launcher_says_which_one_it_is(
+    caches: list[Path], monkeypatch: pytest.MonkeyPatch, launcher: dict[str, str]
+) -> None:
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    from pqcache.torch import ParquetDataset
+
+    for read in (lambda: ids_of(caches[0]), lambda: list(ParquetDataset(caches[0]))):
+        with pytest.raises(UsageError, match=r"=2: this is one of several processes.*num_replicas=2 and rank=1"):
+            read()
+    assert len(ids_of(caches[0], num_replicas=2, rank=1)) < ROWS
+    assert len(ids_of(caches[0], num_replicas=1, rank=0)) == ROWS
+    monkeypatch.setitem(sys.modules, "torch.distributed", torch_of(2, 1))
+    assert len(ids_of(caches[0])) < ROWS, "it has begun a process group"
+
+
+@pytest.mark.parametrize(
+    "alone",
+    [
+        {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # a batch script, which runs once
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"},
+        {
+            "SLURM_JOB_ID": "7",
+            "SLURM_STEP_ID": "0",
+            "SLURM_PROCID": "0",
+            "SLURM_NTASKS": "4",
+            "SLURM_STEP_NUM_TASKS": "1",
+        },
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+        {"WORLD_SIZE": "2"},
+    ],
+)
+def test_a_process_that_is_alone_reads_everything(
+    caches: list[Path], monkeypatch: pytest.MonkeyPatch, alone: dict[str, str]
+) -> None:
+    for name, value in alone.items():
+        monkeypatch.setenv(name, value)
+    assert len(ids_of(caches[0])) == ROWS
