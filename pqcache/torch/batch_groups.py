@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -125,12 +125,10 @@ def grouped(batches: Generator[Any], sizes: GroupSizes) -> Generator[BatchGroup]
             number += 1
 
 
-def ungrouped(
-    groups: Iterator[BatchGroup], sizes: GroupSizes, workers: int, prepared: int, check: Callable[[], None]
-) -> Generator[Any]:
+def ungrouped(groups: Iterator[BatchGroup], sizes: GroupSizes, workers: int, prepared: int) -> Generator[Any]:
     """Yield the batches of groups, one of each worker in turn; raise the error of a batch when it is its turn.
 
-    Workers have begun with at most so many ``prepared`` messages. ``check`` is called before one is taken.
+    Workers have begun with at most so many ``prepared`` messages.
     """
     waiting: list[deque[Any]] = [deque() for _ in range(workers)]
     received, wanted = 0, MOST_BATCHES
@@ -138,7 +136,6 @@ def ungrouped(
     while True:
         mine = waiting[turn % workers]
         while not mine:
-            check()
             group = next(groups, None)
             if group is None:
                 break

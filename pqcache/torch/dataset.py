@@ -279,12 +279,13 @@ class ParquetDataset(ResumableDataset):
         """
         loaded = State.from_dict(state)
         check_worker(loaded.worker)
+        layout = self._layout()
         check_options(loaded, {"lanes": self._lanes or loaded.lanes}, "dataset")
         if not self._can_divide and loaded.shuffle:
             check_lanes(loaded.lanes, self._ranks()[0])
         self._reader.load_state(loaded)
         self._lanes = loaded.lanes
-        self._resume(loaded)
+        self._resume(loaded, layout)
 
     def reader_for_mix(self) -> DatasetReader:
         """Return what a mix reads this dataset's batches with; UsageError for options that only the mix can decide."""

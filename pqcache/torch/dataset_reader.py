@@ -205,7 +205,7 @@ class DatasetReader:
     def place_of(self, epoch: int, index: int, lanes: int, ranks: int, of_mix: bool = False) -> Position:
         """Return the position of a batch of an epoch that is read on so many lanes and ranks; UsageError without it."""
         index = checked_index(index, self.batches_at(epoch, of_mix))
-        window, piece_rows = self._shape(lanes, ranks)
+        window, piece_rows = self.window(lanes, ranks)
         return Position(epoch=epoch, index=index, lanes=lanes, window=window, piece=piece_rows)
 
     def rows_at(self, position: Position, reading: DatasetPass | None = None) -> RowPlaces:
@@ -218,7 +218,7 @@ class DatasetReader:
 
     def state(self, place: Place, ranks: int, worker: list[int] | None = None) -> State:
         """Return the state of a training that goes on at a place; a mix keeps its own."""
-        window, piece_rows = self._shape(place.lanes, ranks)
+        window, piece_rows = self.window(place.lanes, ranks)
         return State(
             snapshot=self._content,
             row_groups=self._row_groups_at(place.epoch),
@@ -259,7 +259,7 @@ class DatasetReader:
         return state.snapshot if self.nodes is None else snapshot_of(self._data.cache, state.snapshot)
 
     def _prepare(self, share: EpochShare, epoch: int, of_mix: bool = False) -> _Pass:
-        window, piece_rows = self._shape(share.lanes, share.ranks)
+        window, piece_rows = self.window(share.lanes, share.ranks)
         loader = self._loaders.at(epoch, of_mix).split(piece_rows)
         loader.meter = self.meter
         if self.options.shuffle:
@@ -320,7 +320,8 @@ class DatasetReader:
             shuffle=self.options.shuffle,
         )
 
-    def _shape(self, lanes: int, ranks: int) -> Window:
+    def window(self, lanes: int, ranks: int) -> Window:
+        """Return how many row groups are mixed at a time, of which size, on so many lanes and ranks."""
         if self._window is not None:
             return self._window
         of_rank = -(-lanes // ranks) if self.options.shuffle else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -12,17 +13,18 @@ from typing import Any
 
 import torch
 import torch.autograd.profiler as profiler
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.processes import leave_to_parent, of_this_process
 from pqcache.torch.batch_groups import MOST_BATCHES, GroupSizes, ungrouped
 from pqcache.torch.checkpoint import Place
 from pqcache.torch.foreign_loaders import check_skipping, reads_ahead
 from pqcache.torch.last_batch import filled, is_last, rows_of_last_round, shown_to_accelerate
 from pqcache.torch.lightning_loaders import begins_epoch, counts_iterations
 from pqcache.torch.ragged import to_device
-from pqcache.torch.resumable import ResumableDataset
+from pqcache.torch.resumable import GivenByLoader, ResumableDataset
 
 Timed = Callable[[], AbstractContextManager[Any]]
 ChangedBatches = Callable[[Iterator[Any], Timed], Iterator[Any]]  # called with what measures the time of copies
@@ -32,6 +34,10 @@ PREFETCH = 4  # messages of each worker: torch's 2 leave workers idle where batc
 _UNEVEN = (
     "pad=False: some ranks have one batch less than others, and gradients are on. Training with DDP or FSDP "
     "would wait for ever: leave pad=False out there, and evaluate within torch.no_grad()"
+)
+_AGAIN = (
+    "another Loader of this dataset has left its epoch half way, and this one begins it again, with the same batches: "
+    "use one Loader for all epochs, or call loader.set_epoch(epoch) before each"
 )
 _SAY_TO_DATASET = "say it to the dataset, which makes the batches"
 _REFUSED = {
@@ -51,11 +57,13 @@ class Loader(DataLoader[Any]):
 
     It is a ``DataLoader``, so that training frameworks take it as one. What it does beyond that:
 
-    - Each iteration reads the next epoch. ``set_epoch`` names another one; it may also be called between ``iter()`` and
-      the first batch, and on ``loader.sampler``, where frameworks look for it.
+    - Each iteration reads the next epoch, also that of a new Loader of the dataset. ``set_epoch`` names another one for
+      the next iteration; it may also be called between ``iter()`` and the first batch, and on ``loader.sampler``, where
+      frameworks look for it.
     - ``state_dict()`` is the place after the last batch that the trainer was given, workers or not, and
       ``load_state_dict`` goes on there, as in torchdata's StatefulDataLoader. After the last batch of an epoch it is
-      the next epoch.
+      the next epoch. An iteration that is going on while a state is loaded raises UsageError at its next batch: begin
+      a new one.
     - Accelerate's ``prepare`` leaves it as it is: the dataset divides its rows among the ranks itself. Accelerate
       learns from it which batch is the last, for ``accumulate`` and ``gather_for_metrics``; with several processes the
       last batch is then filled up with rows that the latter cuts off.
@@ -105,8 +113,9 @@ class Loader(DataLoader[Any]):
         dataset.set_loader()
         self.__dict__["sampler"] = _EpochSampler(self)  # Ray's prepare_data_loader copies what is in __dict__
         self.device = None if device is None else torch.device(device)
-        self._begun = False  # the dataset's epoch has been read from, so that the next iteration reads the next one
-        self._share: EpochShare | None = None  # of the latest iteration; None where none has begun since set_epoch
+        self._version = self._loads = -1  # of the dataset's progress, as the latest iteration began
+        self._process = os.getpid()  # whose workers are running
+        self._share: EpochShare | None = None  # of the latest iteration
         self._share_epoch, self._given = 0, 0
         self._held_back = 0  # the batches that a wrapper has taken and not yielded
         self._iteration, self._iterates = object(), False
@@ -139,7 +148,7 @@ class Loader(DataLoader[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads."""
-        return self._dataset.epoch + (1 if self._begun else 0)
+        return self._dataset.epoch + self._is_read
 
     @property  # type: ignore[override]
     def sampler(self) -> _EpochSampler:
@@ -167,26 +176,39 @@ class Loader(DataLoader[Any]):
 
         One that was resumed, and has been read from since, begins at its first batch.
         """
-        if self._begun and epoch == self._dataset.epoch:
+        self._set_epoch(epoch, anew=self._is_read)
+
+    def _set_epoch(self, epoch: int, anew: bool) -> None:
+        if anew and epoch == self._dataset.epoch:
             self._dataset.set_epoch(epoch + 1)
         self._dataset.set_epoch(epoch)
-        self._begun, self._share = False, None
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether the next iteration reads the epoch after the dataset's, which was read here, or all of it elsewhere.
+
+        So a new Loader for each epoch reads one epoch after the other.
+        """
+        given, version = self._dataset.given_by_loader, self._dataset.progress.version
+        return version == self._version or (version == given.version and given.is_all)
 
     def set_epoch_of_sampler(self, epoch: int) -> None:
         """Set the epoch that is set on the sampler, unless it is a framework's number that does not fit the place."""
         self._dataset.restore_in_fit()
         begins = begins_epoch()
-        is_resumed = not self._begun and self._dataset.is_resumed
+        is_read = self._is_read
+        is_resumed = not is_read and self._dataset.is_resumed
         if counts_iterations() or (begins is False and is_resumed):
             return
-        self._begun = self._begun or begins is True
-        self.set_epoch(epoch)
+        self._set_epoch(epoch, anew=is_read or begins is True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch that was yielded, the same on every rank, as a dict of JSON values."""
+        if get_worker_info() is not None:
+            return self._dataset.state_dict()  # which knows what the other workers read
         share, epoch, given = self._share, self._share_epoch, max(0, self._given - self._held_back)
-        if share is None:
-            share, epoch, given = *self._dataset.begin_pass(self.num_workers), 0
+        if share is None or not self._is_at(share, given):
+            share, epoch, given = *self._dataset.begin_pass(self.num_workers, self._is_read), 0
         batch = min(share.start + given * share.ranks, share.end)
         return self._dataset.state_dict(after=Place(epoch, batch, share.lanes, share.divisions))
 
@@ -196,32 +218,48 @@ class Loader(DataLoader[Any]):
         States of the dataset's own ``state_dict`` are taken as well. Raises as ``ParquetDataset.load_state_dict``.
         """
         self._dataset.load_state_dict(state)
-        self._begun, self._share = False, None
+
+    def _is_at(self, share: EpochShare, given: int) -> bool:
+        """Whether the place is in the latest iteration: an epoch that was set meanwhile begins when this one ends."""
+        progress = self._dataset.progress
+        if progress.version == self._version:
+            return True
+        return self._iterates and progress.loads == self._loads and given < len(share)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return self._iterate(held_back=int(reads_ahead()))
+        return of_this_process(self._iterate(held_back=int(reads_ahead())), "Loader")
 
     def iterate_through(self, change: ChangedBatches) -> Iterator[Any]:
         """Return an iteration whose batches go through ``change`` before they count as given to the trainer."""
-        return self._iterate(int(reads_ahead()), change)
+        return of_this_process(self._iterate(int(reads_ahead()), change), "Loader")
 
     def _iterate(self, held_back: int, change: ChangedBatches | None = None) -> Generator[Any]:
         """Yield the batches of the next epoch; nothing begins before the first is asked for.
 
         The caller holds so many of them back, until the end.
         """
-        if self._begun:
+        progress = self._dataset.progress
+        if self._is_read:
             self._dataset.set_epoch(self._dataset.epoch + 1)
-        self._begun = self._iterates = True
-        self._share, self._share_epoch = self._dataset.begin_pass(self.num_workers)
+        elif self._begins_again():
+            warnings.warn(_AGAIN, UserWarning, stacklevel=3)
+        if os.getpid() != self._process:
+            leave_to_parent(self._iterator)
+            self._process, self._iterator = os.getpid(), None
+        elif progress.loads != self._loads:
+            self._iterator = None  # its workers do not know of the state's snapshot, window and lanes
+        self._iterates = True
+        share, epoch = self._share, self._share_epoch = self._dataset.begin_pass(self.num_workers)
         if self.num_workers:  # else the dataset does it
-            self._dataset.check_ranks(self._share, self._share_epoch)
+            self._dataset.check_ranks(share, epoch)
+        version = self._version = progress.version
+        self._loads = progress.loads
         self._given, self._held_back = 0, held_back
         this = self._iteration = object()
-        count = self._share.count()
-        if not self._share.pad and self._share.left % self._share.ranks and torch.is_grad_enabled():
-            warnings.warn(_UNEVEN, UserWarning, stacklevel=2)
-        measured = self._dataset.measured_by_loader(self._share_epoch, self.num_workers)
+        count = len(share)
+        if not share.pad and share.left % share.ranks and torch.is_grad_enabled():
+            warnings.warn(_UNEVEN, UserWarning, stacklevel=3)
+        measured = self._dataset.measured_by_loader(epoch, self.num_workers)
         try:
             with measured as meter, shown_to_accelerate(self) as is_shown:
                 batches = self._received(this)
@@ -230,30 +268,37 @@ class Loader(DataLoader[Any]):
                 for batch in meter.over(batches):
                     self._check_current(this)
                     self._given += 1
+                    self._dataset.given_by_loader = GivenByLoader(version, self._given, self._given == count)
                     if self._given == count:
                         self.end_of_dataloader = meter.is_complete = True
                         if is_shown:
-                            batch = self._last(batch, self._share)
+                            batch = self._last(batch, share)
                     yield batch if self.device is None else meter.moved(_moved, batch, self.device, self.pin_memory)
                 self._check_current(this)
         finally:
             self._iterates = self._iterates and self._iteration is not this
-        self._given = self._share.rounds()  # with pad=False another rank may have had one batch more
+        self._given = share.rounds()  # with pad=False another rank may have had one batch more
         self._held_back = 0
+
+    def _begins_again(self) -> bool:
+        """Whether another Loader has left the epoch, after more than a look at its first batch."""
+        given = self._dataset.given_by_loader
+        left = given.version == self._dataset.progress.version and given.batches > 1
+        return left and self._dataset.is_shuffled and torch.is_grad_enabled()
 
     def _received(self, iteration: object) -> Iterator[Any]:
         """Return the batches of an iteration that begins, from the workers if there are any."""
+        check = partial(self._check_current, iteration)
         if self._groups is None:
-            return _without_spans(super().__iter__())
+            return _without_spans(super().__iter__(), check)
         assert self.prefetch_factor is not None
         self._groups.begin()
         self._dataset.groups = self._groups  # in the copies that workers get now
         try:
-            groups = _without_spans(super().__iter__())
+            groups = _without_spans(super().__iter__(), check)
         finally:
             self._dataset.groups = None
-        check = partial(self._check_current, iteration)
-        return ungrouped(groups, self._groups, self.num_workers, self.prefetch_factor, check)
+        return ungrouped(groups, self._groups, self.num_workers, self.prefetch_factor)
 
     def _last(self, batch: Any, share: EpochShare) -> Any:
         """Return the last batch for Accelerate: with as many rows as on the other ranks, of which it knows the real.
@@ -268,10 +313,11 @@ class Loader(DataLoader[Any]):
         return filled(batch, last, size) if share.ranks > 1 and last < size and is_last(share) else batch
 
     def _check_current(self, iteration: object) -> None:
-        """Raise UsageError where another iteration has begun after this one, and has taken its workers."""
+        """Raise UsageError where another iteration has begun after this one, or a state was loaded."""
         if self._iteration is not iteration:
             reason = "another iteration of it has begun, which has taken the workers of this one"
             raise UsageError("Loader", reason, "make a second Loader of a second dataset")
+        self._dataset.progress.check_loads(self._loads)
 
 
 class _EpochSampler(Sampler[None]):
@@ -312,12 +358,13 @@ def unchanged(batch: Any) -> Any:
     return batch
 
 
-def _without_spans(batches: Any) -> Iterator[Any]:
+def _without_spans(batches: Any, check: Callable[[], None]) -> Iterator[Any]:
     """Yield what an iterator of torch's does, without the span for its profiler around each one unless that is active.
 
-    Small batches take hardly longer than such a span.
+    Small batches take hardly longer than such a span. ``check`` is called before each one is taken.
     """
     while True:
+        check()
         try:
             batch = next(batches) if profiler._is_profiler_enabled else batches._next_data()
         except StopIteration:

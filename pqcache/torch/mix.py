@@ -166,6 +166,7 @@ class Mix(ResumableDataset):
         """
         loaded = MixState.from_dict(state)
         check_worker(loaded.worker)
+        layout = self._layout()
         if not changed and list(loaded.datasets) != list(self.datasets):
             raise UsageError(
                 "state",
@@ -193,7 +194,12 @@ class Mix(ResumableDataset):
         self._history = replace(self._history, periods=self._continued(periods, loaded) if changed else periods)
         self._lanes = loaded.lanes
         begun = self._history.periods[-1].since
-        self._resume(replace(loaded, epoch=begun, batch=0, divisions=None) if begun > loaded.epoch else loaded)
+        later = replace(loaded, epoch=begun, batch=0, divisions=None) if begun > loaded.epoch else loaded
+        self._resume(later, layout)
+
+    def _layout(self) -> Any:
+        layout = super()._layout()
+        return None if layout is None else (layout, self._history.periods)
 
     def _continued(self, periods: tuple[MixPeriod, ...], state: MixState) -> tuple[MixPeriod, ...]:
         """Return the periods of a state, and after them that of this mix."""

@@ -17,9 +17,10 @@ from pqcache.torch.worker_memory import Numbers, WorkerMemory
 _MAX_WORKERS = 4096
 _OF_DIVISIONS = 1 + 3 * MOST_DIVISIONS  # values: their number, and the numbers of each
 # what each of the shared numbers is; after _FINISHED there is one for each worker
-_VERSION, _EPOCH, _START, _GENERATION, _WORKERS, _ENDED_EPOCH, _ENDED_AT, *_PASS = range(12)
-_CHOSEN, _WARNED, _UNORDERED, _FINISHED_VERSION, _FINISHED = range(12, 17)
-_LOADER, _PASS_NUMBER, _PASS_EPOCH, _PASS_START, _PASS_GENERATION = _PASS
+_EPOCH, _START, _GENERATION, _LOADS, _CHANGES, _VERSION, _WORKERS, _ENDED_EPOCH, _ENDED_AT = range(9)
+_LOADER, _PASS_NUMBER, _PASS, _PASS_END = 9, 10, 11, 16  # _PASS: the first five of these, as the pass began
+_CHOSEN, _WARNED, _UNORDERED, _BEGUN_VERSION, _FINISHED_VERSION, _FINISHED = range(16, 22)
+_LATE = 10.0  # seconds that a worker waits for worker 0 to begin a pass
 
 
 class IterationStart(NamedTuple):
@@ -34,12 +35,15 @@ class IterationStart(NamedTuple):
 class _Reading(NamedTuple):
     """What all workers of a pass read: ``epoch`` from ``start`` on; its ``generation`` changes when either is set.
 
+    ``loads`` counts the states that were loaded, and ``changes`` those of them that changed lanes, windows or snapshot.
     ``divisions`` are those of the batches before ``start``.
     """
 
     epoch: int
     start: int
     generation: int
+    loads: int
+    changes: int
     divisions: Divisions
 
 
@@ -58,21 +62,23 @@ class Progress:
     spawned from. In later passes of persistent workers it is the epoch when worker 0 began, which is shared with a
     number of the loader's iterator and of the pass.
 
-    Not shared are ``next``, the next batch of this process, and the place that torchdata's StatefulDataLoader restores
-    in each worker. Ranks that are forked or spawned, and copies, share nothing with the original.
+    Not shared are ``next``, the next batch of this process, the iteration that is going on in it, and the place that
+    torchdata's StatefulDataLoader restores in each worker. Ranks that are forked or spawned, and copies, share nothing
+    with the original; nor does a dataset that was made in a worker.
     """
 
     def __init__(self) -> None:
         self._memory = WorkerMemory((_FINISHED + _MAX_WORKERS + 2 * _OF_DIVISIONS,))
         self._shared[_FINISHED_VERSION] = -1
         self._restored: tuple[int, IterationStart] | None = None  # with the version at which it was restored
-        self._at_fork = self._now()  # as a worker finds it when it is forked or unpickled
+        self._at_fork = self._before = self._now()  # as a worker finds it when it is forked or unpickled
         self._reading, self._version = self._at_fork, 0  # of the latest iteration in this process
         self._passes = 0  # of this worker
         self._in_order = True  # in a pickle, whether the loader that makes it keeps the order of batches
         self.current = IterationStart(0, 0, None)  # where the latest iteration of this process began
         self.read: IterationStart | None = None  # the same; None where an epoch or a state was set since
         self.next = 0
+        self.running: tuple[IterationStart, int] | None = None  # of an iteration that has more batches: its next one
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_in_order": keeps_order()}
@@ -92,6 +98,21 @@ class Progress:
         """The batch at which this epoch begins: 0, or where it was resumed."""
         restored = self._restored_begin()
         return int(self._shared[_START]) if restored is None else restored.start
+
+    @property
+    def version(self) -> int:
+        """How often the epoch was set or a state was loaded."""
+        return int(self._shared[_VERSION])
+
+    @property
+    def is_set_since(self) -> bool:
+        """Whether an epoch was set or a state was loaded since the latest iteration began."""
+        return self.version != int(self._shared[_BEGUN_VERSION])
+
+    @property
+    def loads(self) -> int:
+        """How often a state was loaded."""
+        return int(self._shared[_LOADS])
 
     @property
     def is_set(self) -> bool:
@@ -124,10 +145,11 @@ class Progress:
             self._set(epoch, start)
         self._shared[_ENDED_EPOCH] = 0
 
-    def resume(self, state: State | MixState, in_worker: bool, ended: bool) -> None:
+    def resume(self, state: State | MixState, in_worker: bool, ended: bool, changed: bool) -> None:
         """Set epoch and start to a state's; a state from the end of an epoch (``ended``) begins the next epoch.
 
-        Where ``set_epoch`` then names the ended epoch all the same, that one has no batches left.
+        ``changed`` says that workers which are running have other lanes, windows or snapshots. Where ``set_epoch`` then
+        names the ended epoch all the same, that one has no batches left.
 
         torchdata's loaders do this when an iteration begins, so after ``set_epoch``. The epoch that it named has to be
         the state's then, or the next one where the state is from its end; UsageError where not.
@@ -142,6 +164,10 @@ class Progress:
                 f"begin with set_epoch({state.epoch}): dataset.epoch does not know of a StatefulDataLoader's state "
                 "before it iterates; pqcache.torch.Loader and its epoch do",
             )
+        if not in_worker or self._memory.is_own:
+            self._shared[_LOADS] += 1
+            self._shared[_CHANGES] += changed
+        self.running = None
         if in_worker and state.worker is not None:
             begin = IterationStart(state.epoch, state.worker[2], state.batch, divisions_in(state))
             self._restored = None if next_chosen else (int(self._shared[_VERSION]), begin)
@@ -169,8 +195,12 @@ class Progress:
         """Return where an iteration with so many workers (0: in the trainer) begins, and note their number."""
         self._shared[_WORKERS] = workers
         self._shared[_UNORDERED] = bool(workers) and not (self._in_order and keeps_order())
-        self._reading = self._pass_of_worker() if workers else self._now()
+        self._reading = self._pass_of_worker() if workers and not self._memory.is_own else self._now()
+        self.running = None
         self._version = int(self._shared[_VERSION])
+        info = get_worker_info()
+        if info is None or info.id == 0 or self._memory.is_own:
+            self._shared[_BEGUN_VERSION] = self._version
         self.current = self.read = self._restored_begin() or self._begin_of(self._reading, workers)
         return self.current
 
@@ -193,9 +223,43 @@ class Progress:
         restored, now = self._restored_begin(), self._now()
         if restored is not None and restored.epoch == epoch:
             return restored
-        if epoch != now.epoch:
-            return IterationStart(epoch, 0, None)
-        return IterationStart(epoch, now.start, None, now.divisions)
+        if self.running is not None and self.running[0].epoch == epoch:
+            return self.running[0]
+        for known in (now, self._before):  # of the epoch that is read while another one was set
+            if known.epoch == epoch:
+                return IterationStart(epoch, known.start, None, known.divisions)
+        return IterationStart(epoch, 0, None)
+
+    def given(self, begin: IterationStart, following: int, is_last: bool) -> None:
+        """Note that an iteration of this process gives a batch, and which one follows."""
+        self.running = None if is_last else (begin, following)
+        if self.read is begin:
+            self.next = following
+
+    def ended(self, begin: IterationStart) -> None:
+        """Note that an iteration of this process has ended, perhaps before its last batch."""
+        if self.running is not None and self.running[0] is begin:
+            self.running = None
+
+    @property
+    def reading_loads(self) -> int:
+        """How often a state had been loaded when the latest iteration of this process began."""
+        return self._reading.loads
+
+    def check_loads(self, loads: int) -> None:
+        """Raise UsageError in an iteration that began before the latest state was loaded, or cannot read it."""
+        if self.loads != loads:
+            raise UsageError(
+                "load_state_dict()",
+                "a state was loaded while this iteration was going on, which ends here",
+                "begin a new one, which goes on where the state was taken",
+            )
+        if self._at_fork.changes != int(self._shared[_CHANGES]) and not self._memory.is_own:
+            raise UsageError(
+                "DataLoader(persistent_workers=True)",
+                "a state with another snapshot, window or number of lanes was loaded after its workers had started",
+                "make a new DataLoader, or use pqcache.torch.Loader, which starts new workers",
+            )
 
     def repeats(self, workers: int) -> bool:
         """Return, once, whether an iteration that begins now reads an epoch that was read, and not set since."""
@@ -206,6 +270,7 @@ class Progress:
         return True
 
     def _set(self, epoch: int, start: int, divisions: Divisions = ()) -> None:
+        self._before = self._now()
         self._shared[_EPOCH], self._shared[_START] = epoch, start
         at = self._shared[-_OF_DIVISIONS:]
         numbers = [len(divisions), *(number for division in divisions for number in division)]
@@ -218,13 +283,14 @@ class Progress:
         return self._reading_at(_EPOCH, self._shared[-_OF_DIVISIONS:])
 
     def _reading_at(self, first: int, divisions: Numbers) -> _Reading:
-        epoch, start, generation = map(int, self._shared[first : first + 3])
+        epoch, start, generation, loads, changes = map(int, self._shared[first : first + _CHANGES + 1])
         numbers = divisions.tolist()
         found = [Division(*numbers[3 * i + 1 : 3 * i + 4]) for i in range(numbers[0])]
-        return _Reading(epoch, start, generation, tuple(found))
+        return _Reading(epoch, start, generation, loads, changes, tuple(found))
 
     def _has_finished(self, generation: int, workers: int) -> bool:
-        return bool((self._shared[_FINISHED : _FINISHED + max(1, workers)] == generation + 1).all())
+        count = 1 if self._memory.is_own else max(1, workers)
+        return bool((self._shared[_FINISHED : _FINISHED + count] == generation + 1).all())
 
     def _pass_of_worker(self) -> _Reading:
         """Return what this worker and all others read in the pass that it begins."""
@@ -235,19 +301,22 @@ class Progress:
         if self._passes == 1:
             return self._at_fork
         if info.id == 0:
-            shared[_PASS_EPOCH : _PASS_GENERATION + 1] = shared[_EPOCH : _GENERATION + 1].copy()
+            shared[_PASS:_PASS_END] = shared[_EPOCH : _CHANGES + 1].copy()
             shared[-2 * _OF_DIVISIONS : -_OF_DIVISIONS] = shared[-_OF_DIVISIONS:].copy()
             shared[_LOADER], shared[_PASS_NUMBER] = loader, self._passes
-        parent = os.getppid()
+        parent, until = os.getppid(), time.monotonic() + _LATE
         while (int(shared[_LOADER]), int(shared[_PASS_NUMBER])) != (loader, self._passes):  # it may end a batch first
             if os.getppid() != parent:
                 raise UsageError("DataLoader", "the trainer has ended")
+            if time.monotonic() > until:  # worker 0 does not iterate it as often, in a dataset of the user's own
+                return self._now()
             time.sleep(0.001)
-        return self._reading_at(_PASS_EPOCH, shared[-2 * _OF_DIVISIONS : -_OF_DIVISIONS])
+        return self._reading_at(_PASS, shared[-2 * _OF_DIVISIONS : -_OF_DIVISIONS])
 
     def finish(self, worker: int) -> None:
         """Note that a worker is about to yield its last batch of the epoch."""
         self._restored = None
+        worker = 0 if self._memory.is_own else worker
         if worker < _MAX_WORKERS:
             self._shared[_FINISHED + worker] = self._reading.generation + 1
             self._shared[_FINISHED_VERSION] = self._version

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -20,7 +20,7 @@ from pqcache.reader.meter import Meter
 from pqcache.reader.options import check_numbers
 from pqcache.reader.order.division import Division, next_divisions
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.processes import check_alike, check_launched, of_torch
+from pqcache.reader.processes import check_alike, check_launched, of_this_process, of_torch
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.torch.batch import Batch
 from pqcache.torch.batch_groups import GroupSizes, grouped, sizes_in_worker
@@ -46,6 +46,14 @@ _REPEATS = (
 def count_or_none(value: Count | None) -> int | None:
     """Return a number that may be given as text; UsageError for other text."""
     return None if value is None else parse_count(value)
+
+
+class GivenByLoader(NamedTuple):
+    """How many batches of the dataset's epoch a Loader has given, and whether that is all; as of a ``version``."""
+
+    version: int
+    batches: int
+    is_all: bool
 
 
 class ResumableDataset(IterableDataset[Batch]):
@@ -86,12 +94,18 @@ class ResumableDataset(IterableDataset[Batch]):
         self._progress = Progress()
         self._read_ahead = False  # by a wrapper of the loader, in this process
         self._has_loader = False  # a Loader, which counts epochs
+        self.given_by_loader = GivenByLoader(-1, 0, False)
         self.groups: GroupSizes | None = None  # in workers of a Loader that takes several batches together
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads."""
         return self._progress.epoch
+
+    @property
+    def progress(self) -> Progress:
+        """The epoch and where it begins, as a Loader looks at it."""
+        return self._progress
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, persistent workers included; it selects the order of the batches.
@@ -144,21 +158,31 @@ class ResumableDataset(IterableDataset[Batch]):
         self.check_ranks(share, begin.epoch)
         indices = share.indices(begin.next)
         self._progress.next = indices[0] if indices else share.end
-        batches = self._iterate(share, indices, begin.epoch, in_worker=info is not None)
+        loads = self._progress.reading_loads
+        read = self._iterate(share, indices, begin, info is not None, loads)
+        batches = of_this_process(read, type(self).__name__)
         return batches if (sizes := sizes_in_worker(self.groups)) is None else grouped(batches, sizes)
 
-    def _iterate(self, share: EpochShare, indices: range, epoch: int, in_worker: bool) -> Generator[Any]:
-        with self._measured(epoch) as meter, closing(self._read(share, indices, epoch)) as batches:
-            for index, batch in meter.over(batches):
-                self._progress.next = index + indices.step if in_worker else share.after(index)
-                if index == indices[-1]:  # a trainer that counts steps does not ask for more
-                    self._progress.finish(share.worker)
-                    meter.is_complete = not in_worker or self._progress.is_finished(share.workers)
-                yield batch
-        if not in_worker:
-            self._progress.next = share.end
+    def _iterate(
+        self, share: EpochShare, indices: range, begin: IterationStart, in_worker: bool, loads: int
+    ) -> Generator[Any]:
+        """Yield the batches of an iteration that began after so many ``loads`` of a state."""
+        progress, epoch = self._progress, begin.epoch
+        try:
+            with self._measured(epoch) as meter, closing(self._read(share, indices, epoch)) as batches:
+                for index, batch in meter.over(batches):
+                    progress.check_loads(loads)
+                    is_last = index == indices[-1]
+                    progress.given(begin, index + indices.step if in_worker else share.after(index), is_last)
+                    if is_last:  # a trainer that counts steps does not ask for more
+                        progress.finish(share.worker)
+                        meter.is_complete = not in_worker or progress.is_finished(share.workers)
+                    yield batch
+        finally:
+            progress.ended(begin)
+        progress.check_loads(loads)
         if not indices:
-            self._progress.finish(share.worker)
+            progress.finish(share.worker)
 
     def _measured(self, epoch: int) -> AbstractContextManager[IterationMeter | NoIterationMeter]:
         """Return what measures an iteration of this process, unless a Loader does."""
@@ -222,10 +246,15 @@ class ResumableDataset(IterableDataset[Batch]):
                     "use pqcache.torch.Loader and its state_dict(), which knows that",
                 )
             readers = worker.num_workers if worker else 1
-            lanes, epoch = self._lanes or ranks * readers, self._progress.current.epoch if worker else self.epoch
-            begin = self._progress.current if worker else self._progress.read or self._progress.begin_of(epoch)
-            share = self._share(epoch, lanes=lanes, begin=begin, readers=readers)
-            return Place(epoch, self._progress.next, lanes, share.divisions)
+            lanes, following = self._lanes or ranks * readers, self._progress.next
+            if self._progress.running is not None:  # also of another epoch than was set for the next iteration
+                begin, following = self._progress.running
+            elif worker:
+                begin = self._progress.current
+            else:
+                begin = self._progress.read or self._progress.begin_of(self.epoch)
+            share = self._share(begin.epoch, lanes=lanes, begin=begin, readers=readers)
+            return Place(begin.epoch, following, lanes, share.divisions)
         if self._progress.unordered:
             raise UsageError(
                 "state_dict(after=batch)",
@@ -241,7 +270,15 @@ class ResumableDataset(IterableDataset[Batch]):
                 )
             epoch, index, lanes = after.epoch, after.index, after.position.lanes
         else:
-            epoch, index, lanes = self.epoch, int(after), self._lanes or ranks * max(1, self._progress.workers)
+            running = self._progress.running
+            if running is None and self._progress.workers and self._progress.is_set_since:
+                raise UsageError(
+                    f"state_dict(after={after})",
+                    "an epoch was set since the iteration began, and an index does not say which epoch it is of",
+                    "pass after=batch, the last batch that was consumed",
+                )
+            epoch = self.epoch if running is None else running[0].epoch
+            index, lanes = int(after), self._lanes or ranks * max(1, self._progress.workers)
         begin = self._progress.begin_of(epoch)
         share = self._share(epoch, lanes=lanes, begin=begin, readers=max(1, self._progress.workers))
         return Place(epoch, share.after(share.place_of(index)), lanes, share.divisions)
@@ -251,12 +288,24 @@ class ResumableDataset(IterableDataset[Batch]):
         info = get_worker_info()
         return [info.id, info.num_workers, self._progress.current.start] if info else None
 
-    def _resume(self, state: State | MixState) -> None:
-        """Set the epoch and the first batch from ``state``; the caller has checked the rest."""
+    def _layout(self) -> Any:
+        """Return the lanes, windows and snapshots that running workers read; None where there are none."""
+        if get_worker_info() is not None or not self._progress.workers:
+            return None
+        ranks, _ = self._ranks()
+        lanes = self._lanes or ranks * self._progress.workers
+        return lanes, [(reader.snapshot, reader.window(lanes, ranks)) for reader in self.readers]
+
+    def _resume(self, state: State | MixState, layout: Any) -> None:
+        """Set the epoch and the first batch from ``state``; the caller has checked the rest.
+
+        ``layout`` is what ``_layout`` returned before the state was loaded.
+        """
         begin = IterationStart(state.epoch, state.batch, None, divisions_in(state))
         remaining = self._share(state.epoch, lanes=state.lanes, begin=begin).rounds()
         in_worker = get_worker_info() is not None
-        self._progress.resume(state, in_worker, ended=state.batch > 0 and not remaining)
+        ended = state.batch > 0 and not remaining
+        self._progress.resume(state, in_worker, ended, changed=self._layout() != layout)
         if in_worker and state.worker is not None:
             begin = IterationStart(state.epoch, state.worker[2], None, divisions_in(state))
             share = self._share(state.epoch, lanes=state.lanes, begin=begin, readers=state.worker[1])
@@ -277,13 +326,19 @@ class ResumableDataset(IterableDataset[Batch]):
         """Whether the next iteration goes on where a state was taken."""
         return self._progress.is_resumed
 
-    def begin_pass(self, workers: int) -> tuple[EpochShare, int]:
-        """Return what this rank reads in the pass that begins next with so many workers, and the epoch's number."""
+    def begin_pass(self, workers: int, is_read: bool = False) -> tuple[EpochShare, int]:
+        """Return what is read here in the pass that begins next with so many workers, and the epoch's number.
+
+        That is the part of this rank; in a worker, its own. It is of the next epoch if the present one ``is_read``.
+        """
         self._check_started()
-        lanes = self._lanes or self._ranks()[0] * max(1, workers)
-        begin = self._progress.next_start(workers)
-        epoch = self._progress.epoch
-        return self._share(epoch, lanes=lanes, begin=begin, readers=max(1, workers)), epoch
+        info, epoch = get_worker_info(), self._progress.epoch + is_read
+        begin = IterationStart(epoch, 0, None) if is_read else self._progress.next_start(workers)
+        readers = info.num_workers if info else max(1, workers)
+        lanes = self._lanes or self._ranks()[0] * readers
+        if info:
+            return self._share(epoch, lanes=lanes, begin=begin, worker=info.id, workers=readers), epoch
+        return self._share(epoch, lanes=lanes, begin=begin, readers=readers), epoch
 
     def check_ranks(self, share: EpochShare, epoch: int) -> None:
         """Raise UsageError, the same on all ranks, unless each of them begins this epoch in the same way."""
@@ -312,6 +367,11 @@ class ResumableDataset(IterableDataset[Batch]):
     def batches_of(self, epoch: int) -> int:
         """Return the number of batches (or rows) of a complete epoch on this rank; weights make epochs differ."""
         return self._share(epoch, lanes=self._ranks()[0]).count()
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether epochs differ in their order."""
+        return self._is_shuffled
 
     @property
     def epochs_differ(self) -> bool:

@@ -36,6 +36,7 @@ class WorkerMemory:
 
     def _use(self, tensor: torch.Tensor) -> None:
         self._tensor, self._numbers = tensor, tensor.numpy()
+        self._made_by = os.getpid()
         self._begin = self._first(self._numbers)
         self._is_inherited = False
         _all[id(self)] = self
@@ -43,6 +44,11 @@ class WorkerMemory:
     def _first(self, numbers: Numbers) -> Numbers:
         """Return with what another trainer begins."""
         return numbers.copy() if self._kept else np.zeros_like(numbers)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this is a worker that shares them with nobody: it made them itself."""
+        return self._made_by == os.getpid() and get_worker_info() is not None
 
     @property
     def numbers(self) -> Numbers:
@@ -70,6 +76,7 @@ class WorkerMemory:
         self._kept, self._parents, values = state["kept"], [], state["values"]
         if isinstance(values, torch.Tensor) and values.is_shared():  # type: ignore[no-untyped-call]
             self._use(values)
+            self._made_by = 0  # another process
         else:
             self._use(_shared_copy(self._first(np.asarray(values))))
 

@@ -228,7 +228,7 @@ def test_sizes_change_for_messages_that_no_worker_has_begun() -> None:
 
 def test_workers_that_send_unequally_many_are_taken_in_turn() -> None:
     groups = [BatchGroup([0, 2, 4, 6], 0, 16), BatchGroup([1], 1, 16), BatchGroup([8], 0, 16), BatchGroup([3, 5], 1)]
-    assert list(ungrouped(iter(groups), GroupSizes(16), 2, 4, lambda: None)) == [0, 1, 2, 3, 4, 5, 6, 8]
+    assert list(ungrouped(iter(groups), GroupSizes(16), 2, 4)) == [0, 1, 2, 3, 4, 5, 6, 8]
 
 
 def test_bytes_of_batches() -> None:

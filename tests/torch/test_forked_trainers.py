@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import threading
 import time
@@ -15,6 +16,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+import pqcache
+from pqcache.errors import UsageError
 from pqcache.torch import Loader, Mix, ParquetDataset, worker_memory
 from tests.torch.conftest import ROWS, ids_of
 
@@ -159,3 +162,81 @@ def test_threads_of_a_rank_take_the_same_memory(monkeypatch: pytest.MonkeyPatch)
     for thread in threads:
         thread.join()
     assert memory.numbers.tolist() == [1, 1, 1]
+
+
+class Begun(IterableDataset[Any]):
+    """A dataset of one's own that holds an iterator of the trainer."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        for batch in self.batches:
+            yield list(map(int, batch["id"]))
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("kind", ["batches", "dataset", "mix", "loader", "loader with workers"])
+def test_an_iterator_is_of_one_process(table: Path, tmp_path: Path, kind: str, begun: bool) -> None:
+    """In a fork its threads are missing: it would wait for ever, or take what workers send to its trainer."""
+    if kind == "batches":
+        pqcache.sync(table, tmp_path / "cache")
+        batches: Any = pqcache.Cache.open(tmp_path / "cache").batches(["id"], batch_size=60)
+    elif kind == "dataset":
+        batches = iter(dataset(table))
+    else:
+        batches = iter((of_mix if kind == "mix" else of_loader)(table, 2 if "workers" in kind else 0))
+    seen = list(map(int, next(batches)["id"])) if begun else []
+    reader = DataLoader(Begun(batches), batch_size=None, num_workers=1, timeout=10, multiprocessing_context="fork")
+    forked: Any = iter(reader)
+    with pytest.raises(UsageError, match=r"made in process \d+.*make the iterator in the process.*forkserver"):
+        next(forked)
+    forked._shutdown_workers()  # which takes torch five seconds if it is left to the garbage collector
+    assert sorted(seen + [i for batch in batches for i in map(int, batch["id"])]) == list(range(ROWS)), (
+        "it goes on here"
+    )
+
+
+def test_a_loader_with_running_workers_has_others_in_a_fork(table: Path) -> None:
+    loader = of_loader(table, 2)
+    batches = iter(loader)
+    seen = ids_of([next(batches)])
+    with child("fork", train_on, loader) as pipe:
+        assert pipe.poll(20)
+        assert pipe.recv() == list(range(ROWS))
+    assert sorted(seen + ids_of(batches)) == list(range(ROWS))
+
+
+def train_on(pipe: Connection, loader: DataLoader[Any]) -> None:
+    pipe.send(sorted(ids_of(loader)))
+
+
+class MadeInWorkers(IterableDataset[Any]):
+    """Reads epochs of a dataset that each worker makes, or copies, by itself."""
+
+    def __init__(self, table: Path, kind: str) -> None:
+        self.table, self.kind, self.read = table, kind, dataset(table)
+
+    def __iter__(self) -> Any:
+        read = copy.deepcopy(self.read) if self.kind == "copy" else dataset(self.table)
+        loader = Loader(read) if self.kind == "loader" else None
+        for epoch in range(3):
+            read.set_epoch(epoch)
+            yield epoch, [i for batch in loader or read for i in batch["id"].tolist()]
+            if loader is not None:
+                assert loader.state_dict()["epoch"] == epoch
+
+
+@pytest.mark.parametrize("kind", ["dataset", "copy", "loader"])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_dataset_made_in_a_worker_has_many_epochs(table: Path, kind: str, persistent: bool) -> None:
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": persistent, "timeout": 5}
+    loader = DataLoader(MadeInWorkers(table, kind), batch_size=None, **options)
+    for _ in range(2):
+        found = list(loader)
+        for epoch in range(3):
+            ids = [i for number, part in found for i in part if number == epoch]
+            read = dataset(table)
+            read.set_epoch(epoch)
+            assert sorted(ids) == list(range(ROWS))
+            assert found[2 * epoch][1][:60] == next(iter(read))["id"].tolist()

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import UsageError
-from pqcache.torch import Loader, ParquetDataset
+from pqcache.torch import Loader, Mix, ParquetDataset
 from tests.torch.conftest import ROWS, ids_of
 
 pytestmark = [
@@ -205,3 +205,149 @@ def test_a_state_goes_on_in_its_snapshot_where_skipping_would_not(tmp_path: Path
     by_name = tmp_path / "cache" / "snapshots" / data.snapshot
     skipped = itertools.islice(Loader(ParquetDataset(by_name, batch_size=32, seed=1)), 5, None)
     assert sorted(seen + ids_of(skipped)) == list(range(400)), "as docs/loading.md says"
+
+
+# ---- an iteration that is going on
+
+
+def mix(table: Path) -> Mix:
+    return Mix({name: ParquetDataset(table, batch_size=64, seed=i) for i, name in enumerate("ab")}, seed=1, lanes=4)
+
+
+def reading(kind: str, table: Path, workers: int, **options: Any) -> tuple[Any, Any]:
+    """Return what is iterated, and what has its state; ``options`` are those of the dataset."""
+    data: Any = mix(table) if "mix" in kind else dataset(table, **options)
+    if "loader" in kind:
+        loader = Loader(data, num_workers=workers)
+        return loader, loader
+    return (DataLoader(data, batch_size=None, num_workers=workers) if "plain" in kind else data), data
+
+
+def places_of(batches: Any) -> list[tuple[int, int]]:
+    return [(batch.epoch, batch.index) for batch in batches]
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [("loader", 0), ("loader", 2), ("mix of a loader", 0), ("mix of a loader", 2), ("dataset", 0), ("plain", 0)],
+)
+@pytest.mark.parametrize("given", [5, BATCHES])
+def test_a_state_that_is_loaded_in_a_loop_ends_it(table: Path, kind: str, workers: int, given: int) -> None:
+    """The iteration would go on where it was, and save the loaded place for good; a new one goes on there."""
+    read, place = reading(kind, table, workers)
+    batches = iter(read)
+    first = [next(batches) for _ in range(2)]
+    state = place.state_dict() if workers == 0 or "loader" in kind else place.state_dict(after=first[-1])
+    for _ in range(given - 2):
+        next(batches)
+    place.load_state_dict(state)
+    assert place.state_dict() == state
+    with pytest.raises(UsageError, match=r"a state was loaded while this iteration was going on.*begin a new one"):
+        next(batches)
+    assert places_of(read) == [(0, index) for index in range(2, BATCHES)]
+    assert places_of(read)[0][0] == ("loader" in kind), "a Loader counts epochs"
+
+
+def test_workers_of_a_plain_loader_end_when_a_state_is_loaded(table: Path) -> None:
+    """What they have sent already comes first."""
+    read, data = reading("plain", table, 2)
+    batches = iter(read)
+    state = data.state_dict(after=next(batches))
+    data.load_state_dict(state)
+    with pytest.raises(UsageError, match="a state was loaded while this iteration was going on"):
+        list(batches)
+    assert places_of(read) == [(0, index) for index in range(1, BATCHES)]
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize(("kind", "workers"), [("loader", 0), ("loader", 2), ("plain", 0), ("plain", 2)])
+def test_a_loop_that_was_left_goes_on_at_a_state(table: Path, kind: str, workers: int, held: bool) -> None:
+    """Of other lanes than those that the workers which are running were started with."""
+    batches = iter(dataset(table))
+    seen = ids_of(next(batches) for _ in range(5))
+    _, place = reading("dataset", table, 0)
+    state = place.state_dict(after=4)
+    rest = ids_of(batches)
+    read, place = reading(kind, table, workers, lanes=None)
+    left = iter(read)
+    next(left)
+    if not held:
+        del left
+    place.load_state_dict(state)
+    assert ids_of(read) == rest
+    assert sorted(seen + rest) == EVERY_ROW
+
+
+def test_persistent_workers_refuse_a_state_of_other_lanes(table: Path) -> None:
+    """They have been started without it; a Loader starts others."""
+    data = dataset(table, lanes=None)
+    loader = DataLoader(data, batch_size=None, num_workers=2, persistent_workers=True)
+    batch = next(iter(loader))
+    data.load_state_dict(data.state_dict(after=batch))
+    assert places_of(loader)[0] == (0, 1), "of the same lanes"
+    data = dataset(table, lanes=None)
+    loader = DataLoader(data, batch_size=None, num_workers=2, persistent_workers=True)
+    next(iter(loader))
+    data.load_state_dict(dataset(table).state_dict(after=4))
+    with pytest.raises(UsageError, match=r"was loaded after its workers had started.*new DataLoader"):
+        list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("at", [3, BATCHES - 1])
+@pytest.mark.parametrize("on", ["loader", "sampler", "dataset"])
+def test_an_epoch_that_is_set_in_a_loop_is_the_next_one(table: Path, on: str, at: int, workers: int) -> None:
+    loader = Loader(dataset(table), num_workers=workers)
+    owner = {"loader": loader, "sampler": loader.sampler, "dataset": loader.dataset}[on]
+    places, states = [], []
+    for number, batch in enumerate(loader):
+        places.append((batch.epoch, batch.index))
+        if number == at:
+            owner.set_epoch(7)
+        states.append(loader.state_dict())
+    assert places == [(0, index) for index in range(BATCHES)]
+    assert [(state["epoch"], state["batch"]) for state in states] == [
+        *((0, index + 1) for index in range(BATCHES - 1)),
+        (7, 0),
+    ]
+    assert places_of(loader) == [(7, index) for index in range(BATCHES)]
+    assert loader.epoch == 8
+
+
+def test_states_of_a_dataset_whose_epoch_is_set_in_a_loop(table: Path) -> None:
+    data, states = dataset(table), []
+    data.load_state_dict(data.state_dict(after=4))
+    for batch in data:
+        data.set_epoch(3)
+        states.append(data.state_dict())
+        after = data.state_dict(after=batch)
+        assert (after["epoch"], after["batch"]) == (0, batch.index + 1)
+    assert [(state["epoch"], state["batch"]) for state in states] == [
+        *((0, index + 1) for index in range(5, BATCHES - 1)),
+        (3, 0),
+    ]
+    assert (data.state_dict()["epoch"], data.state_dict()["batch"]) == (3, 0)
+    assert places_of(data) == [(3, index) for index in range(BATCHES)]
+    loader = DataLoader(data, batch_size=None, num_workers=2)
+    batch = next(iter(loader))
+    data.set_epoch(4)
+    assert (data.state_dict(after=batch)["epoch"], data.state_dict(after=batch)["batch"]) == (3, 1)
+    with pytest.raises(UsageError, match=r"does not say which epoch.*after=batch"):
+        data.state_dict(after=batch.index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_new_loader_for_each_epoch_reads_the_next_one(table: Path, workers: int) -> None:
+    data = dataset(table)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for epoch in range(3):
+            loader = Loader(data, num_workers=workers)
+            assert loader.epoch == epoch
+            assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (epoch, 0)
+            assert places_of(loader) == [(epoch, index) for index in range(BATCHES)]
+        next(iter(Loader(data)))  # a look at a batch is no epoch
+        batches = iter(Loader(data))
+        assert places_of([next(batches), next(batches)]) == [(3, 0), (3, 1)]
+    with pytest.warns(UserWarning, match="one Loader for all epochs, or call loader.set_epoch"):
+        assert places_of(Loader(data))[0] == (3, 0)
