@@ -237,15 +237,26 @@ class DatasetReader:
 
         Options that differ raise UsageError; a snapshot that is no longer kept raises CacheError.
         """
-        if state.snapshot != self._content:
-            self._open(self._plan.columns, self._snapshot_in(state))
-            self._gather_shares()
-            self.token = register(self)
+        snapshot = None if state.snapshot == self._content else self._snapshot_in(state)
         options = {name: getattr(self.options, name) for name in ("seed", "batch_size", "shuffle")}
         options["columns"] = list(self._plan.columns)
         options["window"] = state.window if self._window is None else self._window.row_groups
         check_options(state, options, "dataset")
-        check_rows_of_state(state, self._row_groups_at(state.epoch))
+        before = self.__dict__.copy()
+        try:
+            if snapshot is not None:
+                self._release = None  # the present snapshot stays leased, for a state that does not fit
+                self._open(self._plan.columns, snapshot)
+                self._gather_shares()
+                self.token = register(self)
+            check_rows_of_state(state, self._row_groups_at(state.epoch))
+        except BaseException:
+            if self._release is not None and snapshot is not None:
+                self._release()
+            self.__dict__.update(before)
+            raise
+        if before["_release"] is not None and snapshot is not None:
+            before["_release"]()
         self._window = Window(state.window, state.piece)
 
     def _snapshot_in(self, state: State) -> str:
@@ -255,6 +266,12 @@ class DatasetReader:
                 self.options.path,
                 f"the state belongs to {state.snapshot}, this is {self._data.snapshot}",
                 "its files have changed since the state was taken",
+            )
+        if chosen := self.options.snapshot or getattr(self.options.rows, "snapshot", ""):
+            raise UsageError(
+                "state",
+                f"it was taken with snapshot {state.snapshot}, and this dataset was made with {chosen!r}",
+                "make it with the state's snapshot, or without snapshot= and rows=, to go on; or leave the state out",
             )
         return state.snapshot if self.nodes is None else snapshot_of(self._data.cache, state.snapshot)
 

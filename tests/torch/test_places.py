@@ -351,3 +351,27 @@ def test_a_new_loader_for_each_epoch_reads_the_next_one(table: Path, workers: in
         assert places_of([next(batches), next(batches)]) == [(3, 0), (3, 1)]
     with pytest.warns(UserWarning, match="one Loader for all epochs, or call loader.set_epoch"):
         assert places_of(Loader(data))[0] == (3, 0)
+
+
+def test_a_state_does_not_replace_the_snapshot_that_was_named(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    pq.write_table(pa.table({"id": np.arange(64)}), source / "a.parquet")
+    pqcache.sync(source, tmp_path / "cache")
+    state = ParquetDataset(tmp_path / "cache").state_dict()
+    pq.write_table(pa.table({"id": np.arange(64)}), source / "b.parquet")
+    pqcache.sync(source, tmp_path / "cache")
+    first, second = (snapshot.id for snapshot in pqcache.Cache.open(tmp_path / "cache").snapshots())
+    for snapshot in (second, "2"):
+        data = ParquetDataset(tmp_path / "cache", snapshot=snapshot)
+        for owner in (data, Loader(data)):
+            with pytest.raises(UsageError, match=rf"taken with snapshot {first}.*made with '{snapshot}'"):
+                owner.load_state_dict(state)
+        assert (data.snapshot, sum(len(batch["id"]) for batch in data)) == (second, 128)
+    data = ParquetDataset(tmp_path / "cache", filters="id < 32")
+    with pytest.raises(UsageError, match="other filters"):
+        data.load_state_dict(state)
+    assert (data.snapshot, sum(len(batch["id"]) for batch in data)) == (second, 64), "it is as it was"
+    for found in (ParquetDataset(tmp_path / "cache"), ParquetDataset(tmp_path / "cache", snapshot=first)):
+        found.load_state_dict(state)
+        assert found.snapshot == first
