@@ -46,16 +46,16 @@ def did(record: Mapping[str, Any]) -> str:
         return result
     if "added" in record:
         signs = (("+", "added"), ("~", "changed"), ("-", "removed"))
-        moved = [f"{sign}{record[name]:,}" for sign, name in signs if record[name]]
-        made = "repaired" if record["command"] == "repair" else "rewritten"
-        moved = moved or [made if record["published"] else "unchanged"]
+        moved = [f"{sign}{record[name]:,}" for sign, name in signs if record.get(name)]
+        made = "repaired" if record.get("command") == "repair" else "rewritten"
+        moved = moved or [made if record.get("published") else "unchanged"]
         moved += ["(new source)"] if record.get("previous_source") else []
         return " ".join([*moved, *([f"({len(record['skipped'])} skipped)"] if record.get("skipped") else [])])
     if "built" in record:
-        names = [*(f"+{name}" for name in record["built"]), *(f"-{name}" for name in record["dropped"])]
+        names = [f"+{name}" for name in record["built"] or ()] + [f"-{name}" for name in record.get("dropped") or ()]
         return " ".join(names) or "unchanged"
     if record.get("previous"):  # of a rollback
-        moved = record["previous"] != record["snapshot"]
+        moved = record["previous"] != record.get("snapshot")
         return f"from {str(record['previous']).rpartition('-')[2]}" if moved else "unchanged"
     if record["command"] in ("pin", "unpin"):
         return f"as {record['pinned']}" if record.get("pinned") else "done"

@@ -173,7 +173,7 @@ class CacheDirectory:
         if not self.snapshots_dir.is_dir():
             return []
         names = (p for p in self.snapshots_dir.iterdir() if not p.is_symlink())
-        found = (Snapshot(p) for p in names if (p / FILES).is_file())
+        found = (Snapshot(p) for p in names if _SNAPSHOT_ID.fullmatch(p.name) and (p / FILES).is_file())
         return sorted(found, key=lambda snapshot: (snapshot.number, snapshot.id))
 
     def snapshot(self, name: str | None = None) -> Snapshot:

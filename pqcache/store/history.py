@@ -31,6 +31,48 @@ _LOCK_WAIT = 5.0  # seconds; an append takes a moment
 ROLLBACK = "rollback"
 
 
+_NUMBERS = ("seconds", "fetched_bytes", "added", "changed", "removed", "exit_code", "process")
+_TEXTS = ("command", "run", "result", "error", "snapshot", "previous", "source", "pinned", "version", "started", "host")
+_LISTS = ("skipped", "collected", "built", "dropped")
+_MAPPINGS = ("options", "changes")
+
+
+def parse_record(text: bytes, *needed: str) -> dict[str, Any] | None:
+    """Return the record of a run, in which fields are as a run writes them; None for anything else, which is left out.
+
+    ``needed`` are the fields that it must have. Other versions of pqcache may write further ones.
+    """
+    try:
+        record = json.loads(text)
+        is_good = isinstance(record, dict) and all(record.get(name) is not None for name in needed)
+        return record if is_good and all(_fits(name, value) for name, value in record.items()) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _fits(name: str, value: Any) -> bool:
+    if value is None:
+        return True
+    if name in ("time", "began"):
+        moment = datetime.fromisoformat(str(value))  # ValueError for what is none
+        return moment.tzinfo is not None and 1970 <= moment.year < 9999
+    if name in _NUMBERS:
+        return isinstance(value, int | float) and abs(value) < 1e18
+    if name in _LISTS:
+        return isinstance(value, list) and (name != "skipped" or all(_names_partition(item) for item in value))
+    if name in _MAPPINGS:
+        return isinstance(value, dict) and (name != "changes" or all(map(_is_pair, value.values())))
+    return name not in _TEXTS or isinstance(value, str)
+
+
+def _names_partition(item: Any) -> bool:
+    return isinstance(item, dict) and isinstance(item.get("partition"), str)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
 def append_history(cache: Path, record: Mapping[str, Any]) -> None:
     """Append one run's record durably; a torn frame left by a crash is cut off first.
 
@@ -54,13 +96,14 @@ def append_history(cache: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_history(cache: Path) -> list[dict[str, Any]]:
-    """Return all runs' records, oldest first; a torn last frame is ignored."""
+    """Return all runs' records, oldest first; what is torn or damaged is left out."""
     try:
         with open(open_plain(cache / HISTORY, os.O_RDONLY), "rb") as file:
             text, _ = _complete_frames(file.read())
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in text.splitlines()]
+    records = [parse_record(line, "time", "command") for line in text.splitlines()]
+    return [record for record in records if record is not None]
 
 
 def result_of(record: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ from pqcache.store.history import (
     REFUSED,
     RUNNING_NOW,
     append_history,
+    parse_record,
     read_history,
     unrecorded,
 )
@@ -155,13 +156,13 @@ def recorded_run(
 
 
 def read_running(cache: Path) -> dict[str, Any] | None:
-    """Return what the run that is at work wrote when it began, or one that was killed; None if there is neither."""
+    """Return what the run that is at work wrote when it began, or one that was killed; None if there is neither.
+
+    Also None if it is damaged, as when only a part was written before the machine stopped.
+    """
     try:
-        found = json.loads(read_regular(cache / RUNNING))
-        return found if isinstance(found, dict) and "run" in found else None
+        return parse_record(read_regular(cache / RUNNING), "run", "command", "began")
     except (FileNotFoundError, NotADirectoryError):
-        return None
-    except ValueError:  # written in part, before the machine stopped
         return None
 
 
@@ -177,7 +178,7 @@ def unfinished(cache: CacheDirectory, records: list[dict[str, Any]], under_lock:
         return [*missed, {"time": left["began"], "began": left["began"], "command": left["command"],
                           "run": left["run"], "result": RUNNING_NOW}]  # fmt: skip
     known = {name: left[name] for name in ("began", "command", "run") if name in left}
-    published = missed.pop() if missed else {"time": left.get("began", ""), "interrupted": True}
+    published = missed.pop() if missed else {"time": left["began"], "interrupted": True}
     return [*missed, {**published, **known, "result": INTERRUPTED}]
 
 

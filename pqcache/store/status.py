@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pqcache.errors import CacheError, PqcacheError
+from pqcache.errors import CacheError, PqcacheError, first_line
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.history import DONE
@@ -140,10 +140,11 @@ def find_caches(*roots: str | os.PathLike[str]) -> list[Path]:
 
 
 def _caches(directory: Path, depth: int) -> Iterator[Path]:
-    if CacheDirectory(directory).exists():
-        yield directory
-        return
-    with suppress(PermissionError), os.scandir(directory) as entries:  # another user's: nothing is known of it
+    with suppress(PermissionError):  # another user's: nothing is known of it
+        if CacheDirectory(directory).exists():
+            yield directory
+            return
+    with suppress(PermissionError), os.scandir(directory) as entries:
         below = [Path(e.path) for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
         for path in below if depth else ():
             yield from _caches(path, depth - 1)
@@ -164,6 +165,8 @@ def _status(path: Path, seen: dict[tuple[int, int], int], now: float) -> CacheSt
         return CacheStatus(cache=str(path), error=f"{error.subject}: {error.reason}")
     except OSError as error:
         return CacheStatus(cache=str(path), error=f"{error.filename or path}: {error.strerror or error}")
+    except Exception as error:  # noqa: BLE001  one damaged cache must not hide the others
+        return CacheStatus(cache=str(path), error=f"{path}: is damaged ({type(error).__name__}: {first_line(error)})")
 
 
 def _totals(snapshot: Snapshot) -> Totals:

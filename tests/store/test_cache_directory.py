@@ -191,16 +191,17 @@ def test_comments_in_the_configuration_are_kept(cache: pqcache.Cache) -> None:
 
 
 def test_history_survives_a_torn_frame(tmp_path: Path) -> None:
-    for run in range(3):
-        append_history(tmp_path, {"run": run})
+    about = {"time": "2026-11-01T04:00:00+00:00", "command": "sync"}
+    for run in "012":
+        append_history(tmp_path, {**about, "run": run})
     whole = (tmp_path / "history.jsonl.zst").read_bytes()
-    append_history(tmp_path, {"run": "torn", "text": "x" * 100})
+    append_history(tmp_path, {**about, "run": "torn", "text": "x" * 100})
     torn = (tmp_path / "history.jsonl.zst").read_bytes()
     for length in range(len(whole), len(torn)):
         (tmp_path / "history.jsonl.zst").write_bytes(torn[:length])
-        assert [record["run"] for record in read_history(tmp_path)] == [0, 1, 2]
-    append_history(tmp_path, {"run": 3})
-    assert [record["run"] for record in read_history(tmp_path)] == [0, 1, 2, 3]
+        assert [record["run"] for record in read_history(tmp_path)] == [*"012"]
+    append_history(tmp_path, {**about, "run": "3"})
+    assert [record["run"] for record in read_history(tmp_path)] == [*"0123"]
     assert read_history(tmp_path / "none") == []
 
 

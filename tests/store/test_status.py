@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 import pqcache
 from pqcache.store.cache_directory import CacheDirectory
@@ -89,6 +90,50 @@ def test_runs_readers_and_caches_that_cannot_be_read(root: Path) -> None:
     assert one.synced == pqcache.log(root / "a")[0]["time"], "a run that failed makes no data fresh"
     assert "pqcache.toml: cannot be read" in str(other.error)
     assert pqcache.status(root / "a").caches[0].leased == ()
+
+
+RECORD = {"run": "x", "command": "sync", "began": "2026-11-01T04:00:00+00:00", "process": 1, "started": "1"}
+DAMAGED = [
+    *(json.dumps({**RECORD, "time": RECORD["began"], **damage}) for damage in (
+        {"began": "zzz", "time": "zzz"},
+        {"began": "2026-11-01T04:00:00", "time": "0001-01-01T00:00:00+00:00"},
+        {"began": 3, "time": None},
+        {"command": ["sync"]},
+        {"process": "one", "seconds": "long", "added": "many"},
+        {"skipped": [3], "changes": {"keep": 3}, "options": [1]},
+        {"run": None, "command": None, "began": None},
+        {"seconds": float("inf"), "fetched_bytes": 10**400},
+    )),
+    "[]", "null", '{"run": ', "[" * 100_000,
+]  # fmt: skip
+
+
+def test_damaged_records_are_left_out(root: Path) -> None:
+    """Of a run that was killed, a failing disk or another version; they hide no cache, neither now nor later."""
+    with (root / "a" / HISTORY).open("ab") as file:
+        for text in DAMAGED:
+            file.write(zstandard.ZstdCompressor().compress(f"{text}\n".encode()))
+    for done, text in enumerate(DAMAGED, 1):
+        (root / "a" / "running.json").write_text(text)
+        assert [found.error for found in pqcache.status(root).caches] == [None, None], text
+        assert len(pqcache.log(root / "a")) == done, text
+        pqcache.sync(root / "a")
+        assert not (root / "a" / "running.json").exists()
+    (root / "a" / "running.json").write_text(DAMAGED[0])
+    for words in (("status", root), ("log", root / "a"), ("sync", "--all", root, "--metrics", root / "m.prom")):
+        ended = run_pqcache(*words)
+        assert ended.returncode == 0, ended
+    assert 'pqcache_last_run_exit_code{cache="b"' in (root / "m.prom").read_text()
+    assert pqcache.status(root).caches[0].last_result == "done"
+
+
+def test_a_copy_among_the_snapshots_is_none(root: Path) -> None:
+    shutil.copytree((root / "a" / "current").resolve(), root / "a" / "snapshots" / "before the change")
+    assert run_pqcache("gc", root / "a", "--keep", "1").returncode == 0
+    assert run_pqcache("sync", root / "a").returncode == 0
+    assert [found.error for found in pqcache.status(root).caches] == [None, None]
+    assert len(pqcache.snapshots(root / "a")) == 1
+    assert (root / "a" / "snapshots" / "before the change").is_dir()
 
 
 def test_the_age_without_a_history_is_that_of_the_snapshot(root: Path) -> None:

@@ -88,7 +88,9 @@ def test_a_cache_whose_history_is_lost_knows_its_source_from_its_snapshot(shop: 
     edit(cache, shop, other)
     with pytest.raises(pqcache.UsageError, match=f"a copy of {shop}"):
         pqcache.sync(cache)
-    append_history(cache, {"command": "sync", "source": str(other)})  # older than the snapshot, which it does not name
+    append_history(
+        cache, {"time": "2026-11-01T04:00:00+00:00", "command": "sync", "source": str(other)}
+    )  # older than the snapshot, which it does not name
     with pytest.raises(pqcache.UsageError, match=f"a copy of {shop}"):
         pqcache.sync(cache)
 
