@@ -69,7 +69,7 @@ class RowGroupView:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """What differs between two snapshots: files by path, and rows and bytes of either."""
+    """What differs between two snapshots, ``old`` and ``new`` by ID: files by path, and rows and bytes of either."""
 
     old: str
     new: str
@@ -259,10 +259,11 @@ def readable(value: Any, items: int = 8, characters: int = 200) -> Any:
 def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference:
     """Return what differs between two snapshots of a cache that are kept; others raise CacheError."""
     cache = CacheDirectory.open(target)
-    before, after = ({e.path: e for e in cache.snapshot(name).manifest().files} for name in (old, new))
+    snapshots = cache.snapshot(old), cache.snapshot(new)
+    before, after = ({entry.path: entry for entry in snapshot.manifest().files} for snapshot in snapshots)
     renamed = cached_paths(before)  # by early versions files were kept under the names that they have at the source
     before = {
-        new if _is_same(entry, after.get(new := renamed.get(path, path))) else path: entry
+        there if _is_same(entry, after.get(there := renamed.get(path, path))) else path: entry
         for path, entry in before.items()
     }
     changed = [path for path in before.keys() & after.keys() if _made_from(before[path]) != _made_from(after[path])]
@@ -272,8 +273,8 @@ def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference
             rows[parent(path)] = rows.get(parent(path), 0) + sign * entry.rows
     touched = {parent(path) for path in (before.keys() ^ after.keys()) | set(changed)}
     return Difference(
-        old=old,
-        new=new,
+        old=snapshots[0].id,
+        new=snapshots[1].id,
         added=tuple(sorted(after.keys() - before.keys())),
         removed=tuple(sorted(before.keys() - after.keys())),
         changed=tuple(sorted(changed)),

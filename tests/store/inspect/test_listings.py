@@ -99,8 +99,13 @@ def test_what_differs_between_snapshots(shop: Path, tmp_path: Path, capfd: pytes
     assert found["unchanged"] == 7
     assert found["partitions"] == {"dt=2026-11-02": -50, "dt=2026-11-03": -100, "dt=2026-11-09": 10}
     assert found["rows"] == [900, 760]
-    shown = lines(capfd, str(cache), "--diff", old, new)
-    assert shown[0].endswith("1 added, 1 removed, 1 changed, 7 unchanged files")
+    assert (found["old"], found["new"]) == (old, new)
+    pqcache.pin(cache, old, name="before")
+    for names in ((old, new), ("1", "2"), ("before", "2")):
+        shown = lines(capfd, str(cache), "--diff", *names)
+        assert shown[0] == f"{old} -> {new}: 1 added, 1 removed, 1 changed, 7 unchanged files"
+    back = json.loads(*lines(capfd, str(cache), "--diff", new, old, "--json"))
+    assert (back["old"], back["new"], back["added"]) == (new, old, found["removed"])
     assert "  + dt=2026-11-09/part-00000.parquet" in shown
     assert cli.run(["inspect", str(cache), "--diff", old, "nosuch"]) == 1
     assert "there is no snapshot nosuch" in capfd.readouterr().err
