@@ -23,10 +23,10 @@ def name_lines(cache: str | os.PathLike[str], always: bool = False) -> None:
     if not text:
         _name = ""
         return
-    from pqcache.store.urls import redact, url_scheme  # not for a command that only shows its version
+    from pqcache.store.urls import printable, redact, url_scheme  # not for a command that only shows its version
 
     place = redact(text).rstrip("/") if url_scheme(text) else os.path.abspath(text)
-    _name, _always = place.rpartition("/")[2] or place, always
+    _name, _always = printable(place.rpartition("/")[2] or place), always
 
 
 def line_prefix(stream: TextIO) -> str:

@@ -17,6 +17,7 @@ from pqcache.console.app import print_report
 from pqcache.console.line_prefix import name_lines
 from pqcache.console.sync_text import print_sync
 from pqcache.errors import PqcacheError, UsageError
+from pqcache.store.status import default_root
 from pqcache.store.sync.all_tables import TableResult, sync_all, worst
 from pqcache.units import format_count
 
@@ -71,7 +72,7 @@ def run_all(root: str | None, options: Mapping[str, Any], output: SyncOutput, af
         results = sync_all(
             *([root] if root else []), on_begin=begin, on_result=show, **{**options, "on_event": on_event}
         )
-    name_lines("")
+    name_lines(root or default_root())
     failed = [Path(result.cache).name for result in results if result.error is not None]
     if not (output.json or output.quiet):
         text = f"synced {len(results) - len(failed):,} of {format_count(len(results), 'cache')}"

@@ -17,7 +17,7 @@ from pqcache.store.cache_directory import config_text, has_tables, parsed
 from pqcache.store.config import config_of
 from pqcache.store.layout import CONFIG
 from pqcache.store.ownership import is_own
-from pqcache.store.urls import local_path, quoted, url_scheme
+from pqcache.store.urls import local_path, printable, quoted, url_scheme
 
 _TABLES = "tables"
 _NOT_OF_SYNC = frozenset({"compression", "compat", "keep_int96", "dense", "shuffle", "keys"})
@@ -75,8 +75,8 @@ def _entry(path: Path, name: str, values: Any) -> ListedTable:
 
 
 def is_cache_name(name: str) -> bool:
-    """Return whether a cache in a directory of caches can have this name."""
-    return bool(name) and "/" not in name and not name.startswith(".")
+    """Return whether a cache in a directory of caches can have this name, which is in each line of a log."""
+    return bool(name) and "/" not in name and not name.startswith(".") and printable(name) == name
 
 
 def _absolute(source: str, root: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -50,6 +51,22 @@ def test_no_command_prints_what_controls_a_terminal(data: Path, capsys: pytest.C
     assert "%1B" in outputs(capsys, "inspect", f"{cache}/{NAME}")
     outputs(capsys, "log", cache)
     outputs(capsys, "sync", cache, "--where", f'"{NAME}" > 1')
+
+
+def test_a_log_line_stays_one_line(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lake, cache, root = data.with_name("lake"), data.with_name(NAME), data.parent
+    capsys.readouterr()
+    for words in (
+        ("sync", lake, cache),
+        ("gc", cache),
+        ("sync", "--all", root),
+        ("sync", data.with_name("nowhere"), cache, "--new-source"),
+    ):
+        text = outputs(capsys, *map(str, words))
+        assert SHOWN in text
+        for line in text.splitlines():
+            assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \S+: ", line), (words, line)
+    assert "is no name of a cache" in outputs(capsys, "add", str(lake), f"{NAME}x", "--root", str(root))
 
 
 def test_json_holds_the_names_as_they_are(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,8 @@ def test_one_that_fails_does_not_stop_the_others(root: Path) -> None:
     shown = [line.partition("Z ")[2] or line for line in done.stdout.splitlines()]
     assert shown[0].startswith("other: synced 1 new file in dt=2026-11-01, ")
     assert shown[1].startswith("shop: synced 1 new file")
-    assert shown[2] == "synced 2 of 3 caches; failed: bad"
+    assert shown[2] == "root: synced 2 of 3 caches; failed: bad"
+    assert all(re.match(r"\d{4}-\d\d-\d\dT[\d:]{8}Z ", line) for line in done.stdout.splitlines())
     assert [pqcache.log(root / name)[-1]["result"] for name in ("bad", "other", "shop")] == ["failed", "done", "done"]
     quiet = pqcache_at(root, "sync", "--all", root, "-q")
     assert (quiet.returncode, quiet.stdout, quiet.stderr.count("\n")) == (1, "", 1)
