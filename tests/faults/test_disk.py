@@ -28,6 +28,7 @@ from tests.faults.checks import check_clean, check_snapshot, rows_at
 from tests.faults.runner import Runner, RunResult
 from tests.faults.sweep import CHANGES, DEPTHS, READS, points_to_try
 from tests.faults.test_kill import Scenario, make_scenario, today, yesterday
+from tests.forked_commands import run_pqcache
 
 DISK_SIZE = 96 << 20  # the guard wants 64 MiB to spare
 
@@ -197,12 +198,24 @@ def test_the_guard_says_both_numbers(small_disk: Path, tmp_path: Path) -> None:
     events: list[Event] = []
     with pytest.raises(pqcache.PqcacheError, match=r"needs \d.* MB of free space, has \d.* [KM]B"):
         pqcache.sync(str(lake), cache, on_event=events.append)
+    for words in ((), ("--row-group-size", "1MB"), ("--fill",), ("--newest", "1"), ("--where", "id >= 0")):
+        done = run_pqcache("sync", lake, cache, "--dry-run", *words)
+        assert (done.returncode, " of free space, has " in done.stderr) == (1, True), done
+        assert ("with --newest or" in done.stderr) == ("--newest" not in words), done
+        assert ("with a smaller --newest" in done.stderr) == ("--newest" in words), done
     assert not [event for event in events if isinstance(event, Fetched)]
     assert not (cache / "current").exists()
     assert not any(path.is_file() for path in (cache / "tmp").rglob("*"))
     (small_disk / "filler").unlink()
     pqcache.sync(str(lake), cache)
     check_clean(cache)
+    (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - (1 << 20)))
+    assert run_pqcache("sync", cache, "--dry-run").returncode == 0, "nothing to do needs no space"
+    for words in (("--dry-run",), ()):
+        done = run_pqcache("repartition", cache, *words)
+        assert (done.returncode, done.stderr.endswith("free some, or put the cache on a larger disk\n")) == (1, True), (
+            done
+        )
 
 
 def test_a_read_only_disk(small_disk: Path, runner: Runner, tmp_path: Path) -> None:

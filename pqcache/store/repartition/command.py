@@ -26,9 +26,11 @@ from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import JOBS, ByteCounter, CacheRun, RunOptions, RunResult, finish_run
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.plan import Recipe, plan_repartition, recipe_of
+from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.table_schema import local_table_schema
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, quoted, redact, url_scheme
+from pqcache.system.disk import tree_size
 from pqcache.units import BLOCK_SIZE, parse_count, parse_duration, parse_names, parse_size
 
 log = logging.getLogger("pqcache.repartition")
@@ -217,6 +219,8 @@ def _repartition_snapshot(run: CacheRun, current: Snapshot, before: Manifest) ->
         of_table = schema_of_table(before.table)
         table = local_table_schema(current.path, before.files, rewrite.keep_int96, of_table)
     plan = plan_repartition(before.files, recipe, table.others if table is not None else frozenset())
+    if run.options.dry_run and not plan.nothing_to_do:
+        check_space(run, plan, tree_size(run.cache.tmp_dir))
     if run.options.dry_run or plan.nothing_to_do:
         return RunResult(plan=plan, published=None, totals=before.totals)
     return build_snapshot(run, plan, before, table=table)

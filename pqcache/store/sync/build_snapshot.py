@@ -78,7 +78,7 @@ def build_snapshot(
             # only INT96 that is kept could be of another type to a rewrite
             job = job if job.rewrite.keep_int96 else replace(job, table=uniform_table_schema(known.data_schema))
         take_over_or_remove(cache, job.workdir, *keys_of(job))
-        check_space(cache.path, plan, tree_size(job.workdir))
+        check_space(run, plan, tree_size(job.workdir))
         index = IndexBuilder(job.table_schema)
         built = list(_make_files(job, index))
         if origin is not None:
@@ -114,7 +114,7 @@ def _unify(
         plan = plan_repartition(entries, job.plan.recipe, table.others)
         number = format_count(plan.rewrites, "partition directory", "partition directories")
         job.on_event(Warned(f"{source}: schemas differ; {number} rewritten with the one that holds them all"))
-        check_space(job.run.cache.path, plan)
+        check_space(job.run, plan)
         again = replace(job, previous=Snapshot(target), plan=plan, origin=None, table=table)
         built = list(_make_files(again, IndexBuilder(job.table_schema)))
         target, entries = _assemble(again, job.workdir / "unified", built)

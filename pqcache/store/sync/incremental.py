@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pqcache.errors import DamagedError, ParquetError, PqcacheError, SourceIncomplete, UsageError
 from pqcache.events import Listed, OnEvent, Warned
+from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.cached_paths import SUFFIX
 from pqcache.store.config import write_config
 from pqcache.store.drivers.base import Source, lists_one_version, lists_only_data_files, version_of
@@ -39,6 +40,7 @@ from pqcache.store.sync.safety_checks import (
     check_case,
     check_deletions,
     check_rows,
+    check_space,
     files_to_take,
     wait_rules,
 )
@@ -46,6 +48,7 @@ from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.tables.table_source import TableSource
 from pqcache.store.tmp_directory import discard
 from pqcache.store.urls import redact
+from pqcache.system.disk import tree_size
 from pqcache.units import format_count
 
 NEW_LISTINGS = 3  # from which a run goes on while its source changes
@@ -107,6 +110,8 @@ class _Attempt:
         if dry_run or (plan.nothing_to_do and run.current is not None and self.intact and same):
             for planned in planned_files(plan, manifest, listing.paths) if dry_run else ():
                 run.options.on_event(planned)
+            if not plan.nothing_to_do:
+                self._check_space(plan, fills)
             totals = manifest.totals if manifest is not None else Totals()
             return RunResult(plan=plan, published=None, totals=totals)
         metadata = SnapshotMetadata(
@@ -132,6 +137,13 @@ class _Attempt:
                 self._warn_of_obstacle(str(needs))
             return replace(self, run=replace(run, options=replace(run.options, fill=False))).publish()
         return build_snapshot(run, plan, metadata, origin=origin, reindex=bool(self.comparison.differing))
+
+    def _check_space(self, plan: Plan, fills: bool) -> None:
+        """Check in a dry run that there is space, also for what is rewritten when a first copy has arrived."""
+        cache = self.run.cache
+        already = tree_size(cache.tmp_dir) + sum(found.map().arrived_bytes for found in arriving_snapshots(cache))
+        later = plan.download_bytes if fills and self.run.config.rewrite() is not None else 0
+        check_space(self.run, plan, already - later)
 
     def _fills(self) -> bool:
         """Return whether readers may open the snapshot while its files are fetched, if that is asked for."""

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from pqcache.errors import PqcacheError, SourceError, SourceIncomplete
 from pqcache.store.config import MAX_DELETE, Config, parse_max_delete
-from pqcache.store.hive import parent
+from pqcache.store.hive import parent, partition_values
 from pqcache.store.manifest import FileEntry, SourceFile
+from pqcache.store.newest import FREE, parse_newest
+from pqcache.store.sync.cache_run import CacheRun
 from pqcache.store.sync.plan import Plan
 from pqcache.store.urls import printable
 from pqcache.units import format_count, format_size
@@ -307,8 +309,8 @@ def _check_shrinkage(
         )
 
 
-def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
-    """Raise PqcacheError when the plan needs more bytes than the cache's disk has free.
+def check_space(run: CacheRun, plan: Plan, already: int = 0) -> None:
+    """Raise PqcacheError when the plan of a run needs more bytes than the cache's disk has free.
 
     Rewriting needs space for its output beside its input; links need none, nor do the ``already`` bytes that
     an earlier run downloaded. How much some columns and rows of a file take is not known beforehand.
@@ -316,13 +318,26 @@ def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
     known = max(0, plan.download_bytes - already) + plan.rewrite_bytes
     spare = min(_SPARE, _MIN_SPARE + known // 20)
     needed = spare if plan.recipe.subset else known + spare
-    free = shutil.disk_usage(cache).free
+    place = run.cache.path
+    while not place.exists() and place != place.parent:  # in a dry run
+        place = place.parent
+    free = shutil.disk_usage(place).free
     if needed > free:
-        raise PqcacheError(
-            cache,
-            f"needs {format_size(needed)} of free space, has {format_size(free)}",
-            "free some, take fewer partitions with --newest or --where, or put the cache on a larger disk",
-        )
+        reason = f"needs {format_size(needed)} of free space, has {format_size(free)}"
+        raise PqcacheError(run.cache.path, reason, _space_advice(run, plan))
+
+
+def _space_advice(run: CacheRun, plan: Plan) -> str:
+    less = []
+    if run.command == "sync":
+        newest, where = run.config.newest, run.config.where
+        if newest is None and any(partition_values(directory.directory) for directory in plan.directories):
+            less = ["--newest"]
+        elif newest and parse_newest(newest).text != FREE:
+            less = ["a smaller --newest"]
+        less.append("a narrower --where" if where else "--where")
+    fewer = f"take less with {' or '.join(less)}, " if less else ""
+    return f"free some, {fewer}or put the cache on a larger disk"
 
 
 def check_path(path: str) -> str | None:

@@ -248,7 +248,7 @@ def test_free_space_from_night_to_night(disk: Disk, tmp_path: Path) -> None:
     assert pqcache.sync(cache).newest in range(before - 5, before)  # less is free: more is left out
     disk.others = 10 * disk.size
     write_large(lake, 37)
-    with pytest.raises(PqcacheError, match=r"of free space, has .*--newest"):
+    with pytest.raises(PqcacheError, match=r"of free space, has .*take less with --where, or"):
         pqcache.sync(cache)
     assert days_of(cache / "current")[-1] == 36
 

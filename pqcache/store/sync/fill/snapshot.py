@@ -135,7 +135,7 @@ def _continue(job: SnapshotJob, files: ArrivingFiles, stack: ExitStack) -> tuple
 def _check_space(job: SnapshotJob, plan: Plan, already: int) -> None:
     """Check that there is space for what is fetched, of which ``already`` is there, and for the rewritten files."""
     rewritten = plan.download_bytes if job.rewrite is not None else 0
-    check_space(job.run.cache.path, plan, already - rewritten)  # beside the files as they are
+    check_space(job.run, plan, already - rewritten)  # beside the files as they are
 
 
 def _announce_rewriting(job: SnapshotJob, plan: Plan) -> None:
