@@ -47,6 +47,8 @@ def did(record: Mapping[str, Any]) -> str:
     if "added" in record:
         signs = (("+", "added"), ("~", "changed"), ("-", "removed"))
         moved = [f"{sign}{record[name]:,}" for sign, name in signs if record.get(name)]
+        if record.get("fetched_again") and record.get("command") != "repair":
+            moved.append(f"{record['fetched_again']:,} again")
         made = "repaired" if record.get("command") == "repair" else "rewritten"
         moved = moved or [made if record.get("published") else "unchanged"]
         moved += ["(new source)"] if record.get("previous_source") else []

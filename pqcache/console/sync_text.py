@@ -30,14 +30,14 @@ def summary_line(report: SyncReport) -> str:
     """Return what a sync did, or would do, in one line."""
     changes = _changes(report)
     if report.dry_run:
-        text = f"would sync: {changes}, {format_size(report.fetched_bytes)} to fetch"
+        if not changes and not report.rewritten:
+            return f"nothing to do{_passed_over(report)}"
+        text = f"would sync: {changes or 'no changed file'}, {format_size(report.fetched_bytes)} to fetch"
         if report.shard is not None:
             text += f" for share {report.shard}"
         text += _newest(report)
         if report.rewritten:
             text += f", {directories(report.rewritten)} to rewrite"
-        if changes == "nothing to do":
-            return changes + _passed_over(report)
         return f"{text}{_passed_over(report)} ({report.unchanged:,} unchanged)"
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     if report.shard is not None:
@@ -52,6 +52,9 @@ def summary_line(report: SyncReport) -> str:
         text = f"synced {changes}{_named(report)}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:
             text += f", {directories(report.rewritten)} rewritten"
+        if not changes:
+            rewritten = f"rewrote {directories(report.rewritten)}{_named(report)}"
+            text = rewritten if report.rewritten else "made the snapshot again from the same files"
         return f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}"
     return f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}"
 
@@ -97,6 +100,5 @@ def _changes(report: SyncReport) -> str:
         )
         if count
     ]
-    if parts:
-        return ", ".join(parts)
-    return "no changed file" if report.fetched_bytes or report.rewritten else "nothing to do"
+    parts += [f"{format_count(report.fetched_again, 'file')} again"] if report.fetched_again else []
+    return ", ".join(parts)

@@ -31,7 +31,7 @@ _LOCK_WAIT = 5.0  # seconds; an append takes a moment
 ROLLBACK = "rollback"
 
 
-_NUMBERS = ("seconds", "fetched_bytes", "added", "changed", "removed", "exit_code", "process")
+_NUMBERS = ("seconds", "fetched_bytes", "added", "changed", "removed", "fetched_again", "exit_code", "process")
 _TEXTS = ("command", "run", "result", "error", "snapshot", "previous", "source", "pinned", "version", "started", "host")
 _LISTS = ("skipped", "collected", "built", "dropped")
 _MAPPINGS = ("options", "changes")

@@ -199,6 +199,26 @@ def test_gc_of_a_cache_with_nothing_in_it(tmp_path: Path) -> None:
     assert done.stdout.endswith("Z cache: removed nothing, kept nothing\n")
 
 
+def test_what_a_sync_did_to_unchanged_files(tmp_path: Path) -> None:
+    """Files that were damaged or are held otherwise are fetched again, which is no "no changed file"."""
+    lake, cache = write_shop(tmp_path / "shop", days=2, files=2, rows=10), tmp_path / "cache"
+    pqcache.sync(lake, cache)
+    next((cache / "current" / "dt=2026-11-01").iterdir()).unlink()
+    for words, said in (
+        ((), "1 file again"),
+        (("--columns", "id"), "4 files again"),
+        (("--row-group-size", "1MB"), "rewrote 2 directories in dt=2026-11-01, dt=2026-11-02"),
+    ):
+        planned = run_pqcache("sync", cache, "--dry-run", *words)
+        assert "again" not in said or f"would sync: {said}, " in planned.stdout, planned
+        done = run_pqcache("sync", cache, *words)
+        assert f" {said} in " in done.stdout, done
+        assert "no changed file" not in done.stdout
+    assert [record["fetched_again"] for record in pqcache.log(cache)] == [0, 1, 4, 0]
+    history = run_pqcache("log", cache).stdout
+    assert ("  1 again  " in history, "  4 again  " in history) == (True, True), history
+
+
 def test_closed_streams_change_no_exit_code(tmp_path: Path) -> None:
     write_shop(tmp_path / "shop", days=1, files=1)
     for words, code in (("nowhere", 2), ("shop cache", 0)):

@@ -135,13 +135,14 @@ class RunResult:
 class SyncReport:
     """What a run did, or with ``dry_run`` what it would do.
 
-    File counts are of source files, ``fetched_bytes`` of what was downloaded, ``bytes``, ``rows``, ``files`` and
-    ``row_groups`` of the snapshot that is current now (0 before the first one). ``shard`` is the node whose share is
-    kept, like ``0/3``, or None; files that now belong to another node count as removed. ``version`` is that of the
+    File counts are of source files; ``fetched_again`` counts those that have not changed but were damaged in the cache,
+    or held with other columns or options. ``fetched_bytes`` is what was downloaded, ``bytes``, ``rows``, ``files`` and
+    ``row_groups`` are of the snapshot that is current now (0 before the first one). ``shard`` is the node whose share
+    is kept, like ``0/3``, or None; files that now belong to another node count as removed. ``version`` is that of the
     Delta or Iceberg table that the source is, or None. ``previous_source`` is the source of the run before, where the
-    cache was a copy of another one, else None. ``skipped`` are the partitions that could not be taken as they
-    are at the source. With ``--newest``, the ``newest`` partitions of ``newest_of`` at the source are taken, else both
-    are None. ``touched`` are the partitions that have changed, or would. ``passed_over`` counts the files of the source
+    cache was a copy of another one, else None. ``skipped`` are the partitions that could not be taken as they are at
+    the source. With ``--newest``, the ``newest`` partitions of ``newest_of`` at the source are taken, else both are
+    None. ``touched`` are the partitions that have changed, or would. ``passed_over`` counts the files of the source
     that are not taken: ``hidden`` ones, ``other`` than Parquet, those that ``where`` leaves out, and ``links`` to
     others; None where the source was not listed.
     """
@@ -155,6 +156,7 @@ class SyncReport:
     changed: int
     removed: int
     unchanged: int
+    fetched_again: int
     rewritten: int
     fetched_bytes: int
     files: int
@@ -234,6 +236,7 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         changed=len(plan.changed),
         removed=len(plan.removed),
         unchanged=plan.unchanged,
+        fetched_again=max(0, len(plan.downloads) - len(plan.added) - len(plan.changed)),
         rewritten=plan.rewrites,
         fetched_bytes=plan.download_bytes if options.dry_run else options.on_event.bytes,
         files=totals.files,
