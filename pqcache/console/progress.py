@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # rich is slow to import: only bars need it
 
 LINE_SECONDS = 60.0  # between lines of progress where there is no terminal
 _RATE_SECONDS = 15.0  # that a rate is the mean of, at least
+_PHASE_WIDTH = 16
 _PHASE_TEXT = {
     "list": "listing",
     "fetch": "fetching",
@@ -111,18 +113,22 @@ class PhaseMeter:
         since, before = self._samples[0]
         return max(0.0, (self.done - before) / (now - since)) if now - since >= 1 else 0.0
 
-    def amount(self, now: float) -> str:
-        """Return how much is done, of how much, how fast, and how long the rest takes."""
+    def amount(self, now: float, width: float = math.inf) -> str:
+        """Return how much is done, of how much, how fast, and how long the rest takes.
+
+        Where that takes more than ``width`` characters, the files are left out first, then the rate.
+        """
         done = f"{int(self.done):,}" if self.total and self._unit != "bytes" else self._amount(self.done)
-        parts = [f"{done} of {self._amount(self.total)}" if self.total else done]
-        if self.files:
-            parts.append(f"{self.files_done:,} of {format_count(self.files, 'file')}")
-        rate = self.rate(now)
+        files = f"{self.files_done:,} of {format_count(self.files, 'file')}" if self.files else ""
+        rate, speed, left = self.rate(now), "", ""
         if rate > 0 and self._unit != "settings":
-            parts.append(f"{self._amount(rate)}/s")
-            if self.total > self.done:
-                parts.append(f"{format_seconds((self.total - self.done) / rate)} left")
-        return ", ".join(parts)
+            speed = f"{self._amount(rate)}/s"
+            left = f"{format_seconds((self.total - self.done) / rate)} left" if self.total > self.done else ""
+        parts = [f"{done} of {self._amount(self.total)}" if self.total else done, files, speed, left]
+        for leave_out in (1, 2):
+            if len(", ".join(filter(None, parts))) > width:
+                parts[leave_out] = ""
+        return ", ".join(filter(None, parts))
 
     def _amount(self, amount: float) -> str:
         return format_size(amount) if self._unit == "bytes" else format_count(int(amount), self._unit.removesuffix("s"))
@@ -170,11 +176,13 @@ class ProgressBars(_Phases):
         super().__init__()
         from rich.progress import BarColumn, Progress, TextColumn
 
+        console = stderr_console()
+        self._bar = 20 if console.width >= 100 else 8
         self.bars = Progress(
-            TextColumn("{task.description:<16}"),
-            BarColumn(bar_width=20),
+            TextColumn(f"{{task.description:<{_PHASE_WIDTH}}}"),
+            BarColumn(bar_width=self._bar),
             TextColumn("{task.fields[amount]}{task.fields[awaited]}"),
-            console=stderr_console(),
+            console=console,
             transient=True,
         )
         self._tasks: dict[str, Any] = {}
@@ -198,7 +206,9 @@ class ProgressBars(_Phases):
     def _show_advanced(self, event: Advanced, now: float) -> None:
         if (task := self._tasks.get(event.phase)) is not None:
             meter = self.meters[event.phase]
-            self.bars.update(task, completed=meter.done, amount=meter.amount(now))
+            awaited = next((len(t.fields["awaited"]) for t in self.bars.tasks if t.id == task), 0)
+            width = self.bars.console.width - _PHASE_WIDTH - self._bar - awaited - 3
+            self.bars.update(task, completed=meter.done, amount=meter.amount(now, width))
 
     def _show_awaited(self, event: Awaited) -> None:
         if "fetch" in self._tasks:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 import time
+from contextlib import suppress
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pqcache.console import progress
@@ -53,6 +64,28 @@ def test_how_fast_and_how_long() -> None:
         "reading footers",
         "100 of 300 files, 50 files/s, 4.0 s left",
     )
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_terminal_shows_rate_and_time_left(columns: int, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    for number in range(12):
+        pq.write_table(pa.table({"x": [os.urandom(40_000)]}), lake / f"{number}.parquet", compression="none")
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    command = [sys.executable, "-m", "pqcache", "sync", lake, tmp_path / "cache", "--bwlimit", "200KB", "-j", "1"]
+    environment = {**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8"}
+    environment.pop("COLUMNS", None)
+    said = b""
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        with suppress(OSError):  # which ends what a terminal gives
+            while part := os.read(ours, 10_000):
+                said += part
+    os.close(ours)
+    assert process.returncode == 0
+    assert re.search(r"KB/s, \d.* s left", said.decode()), said.decode()
 
 
 def test_lines_come_from_the_first_minute_on_whatever_happens(
