@@ -11,7 +11,7 @@ import typer
 from pqcache.console import examples, parsing
 from pqcache.console import options as opt
 from pqcache.console.app import app, print_report
-from pqcache.console.help import Command
+from pqcache.console.help import DESTINATION, SAFETY, Command
 from pqcache.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -25,14 +25,21 @@ OptionalName = Annotated[
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The cache's name.")]
 Root = Annotated[
     Path | None,
-    typer.Option(metavar="ROOT", help="The directory of the caches. Default: $PQCACHE_ROOT, or ~/.cache/pqcache."),
+    typer.Option(
+        metavar="ROOT",
+        help="The directory of the caches. Default: $PQCACHE_ROOT, or ~/.cache/pqcache.",
+        rich_help_panel=DESTINATION,
+    ),
 ]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Do not ask, and also if it has readers, pinned snapshots, or other files in it."),
+    typer.Option(
+        "--force",
+        help="Do not ask, and also if it has readers, pinned snapshots, or other files in it.",
+        rich_help_panel=SAFETY,
+    ),
 ]
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
-RemoveJson = Annotated[bool, typer.Option("--json", help="Write one JSON object.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.", rich_help_panel=SAFETY)]
 
 
 @app.command(cls=Command, epilog=examples.ADD)
@@ -55,8 +62,9 @@ def remove(
     root: Root = None,
     force: Force = False,
     yes: Yes = False,
+    wait: opt.Wait = 0.0,
     dry_run: opt.DryRun = False,
-    json: RemoveJson = False,
+    json: opt.InspectJson = False,
 ) -> None:
     """Remove a cache with all its snapshots; its source is not touched.
 
@@ -66,11 +74,11 @@ def remove(
     from pqcache.console import terminal
 
     if not (yes or force or dry_run) and terminal.can_ask():
-        found = pqcache.remove(name, root=root, dry_run=True)
+        found = pqcache.remove(name, root=root, wait=wait, dry_run=True)
         if not terminal.ask(f"remove {found.cache}: {_held(found)}?"):
             terminal.print_line("nothing was removed", sys.stderr)
             raise typer.Exit(1)
-    report = pqcache.remove(name, root=root, force=force, dry_run=dry_run)
+    report = pqcache.remove(name, root=root, force=force, wait=wait, dry_run=dry_run)
     what = "would remove" if dry_run else "removed"
     print_report(report.to_dict(), json, False, lambda: terminal.print_line(f"{what} {report.cache}: {_held(report)}"))
 

@@ -30,6 +30,7 @@ from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.reader.selection.split import Split, first_rows_of
+from pqcache.store.cache_directory import advice_for_file
 from pqcache.store.selected_rows import SelectedRows
 
 _AT_ONCE = 64 << 10  # rows of the columns of a condition that are decoded at once
@@ -170,7 +171,7 @@ def _positions(plan: ReadPlan, reader: RowGroupReader, number: int) -> Ints:
         raise ParquetError(
             reader.path(number),
             f"{len(found):,} rows are selected, where {plan.selected[number]:,} were counted",
-            "the file was replaced or is damaged: open the dataset again",
+            advice_for_file(reader.path(number), "the file was replaced or is damaged: open the dataset again"),
         )
     return found
 

@@ -27,6 +27,7 @@ from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.piece_reader import PieceReader, RowGroupOfFile
+from pqcache.store.cache_directory import advice_for_file
 from pqcache.system.buffer_pool import Arena, BufferPool
 from pqcache.system.disk import check_regular, read_ahead
 from pqcache.system.shared_numbers import SharedNumbers
@@ -263,7 +264,7 @@ class RowGroupReader:
                 path,
                 f"of row group {self.row_group[number]} {len(positions):,} rows are selected, where "
                 f"{count:,} were counted",
-                "the file was replaced or is damaged: open the dataset again",
+                advice_for_file(path, "the file was replaced or is damaged: open the dataset again"),
             )
         return positions
 
@@ -306,7 +307,9 @@ class RowGroupReader:
                 yield file, path
             self._check_identity(number, path)  # it is opened more than once, and may be written in place
         except FileNotFoundError as error:
-            raise ParquetError(path, "the file is gone", "open the dataset again") from error
+            raise ParquetError(
+                path, "the file is gone", advice_for_file(path, "open the dataset again", deep=False)
+            ) from error
         except (pa.ArrowException, OSError, IndexError) as error:
             self._check_identity(number, path)
             raise self._damaged(path, number, error) from error
@@ -318,7 +321,9 @@ class RowGroupReader:
         try:
             status = os.stat(path)
         except FileNotFoundError as error:
-            raise ParquetError(path, "the file is gone", "open the dataset again") from error
+            raise ParquetError(
+                path, "the file is gone", advice_for_file(path, "open the dataset again", deep=False)
+            ) from error
         if not self.data.identities[int(self.file[number])].matches(status):
             raise ParquetError(
                 path,
@@ -381,7 +386,7 @@ class RowGroupReader:
         return ParquetError(
             path,
             f"row group {self.row_group[number]} has {rows} rows where the index has {self.rows[number]}",
-            "the file was replaced while in use: open the dataset again",
+            advice_for_file(path, "the file was replaced while in use: open the dataset again"),
         )
 
     def _damaged(self, path: Path, number: int, error: BaseException) -> ParquetError:
@@ -390,8 +395,12 @@ class RowGroupReader:
         return ParquetError(
             path,
             f"row group {self.row_group[number]} cannot be read ({first_line(error)})",
-            "the file is damaged or was replaced: sync again, or write it again",
+            advice_for_file(path, "the file is damaged or was replaced: write it again"),
         )
+
+
+def _gone(path: Path) -> ParquetError:
+    return ParquetError(path, "the file is gone", advice_for_file(path, "open the dataset again", deep=False))
 
 
 def _no_columns(rows: int) -> pa.Table:

@@ -39,6 +39,7 @@ from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.piece_borders import rows_along_pages
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.sequences import SequenceSelection
+from pqcache.store.cache_directory import advice_for_file
 from pqcache.system.disk import check_regular, open_regular
 from pqcache.system.shared_numbers import SharedNumbers
 
@@ -331,7 +332,8 @@ def _opened(plan: ReadPlan, number: int) -> Iterator[tuple[pq.ParquetFile, Store
                 StoredRowGroup(path, file.metadata, file.schema_arrow, int(index.numbers("row_group")[row_group])),
             )
     except (pa.ArrowException, OSError) as error:
-        raise ParquetError(path, f"cannot be read ({first_line(error)})", "open the dataset again") from error
+        advice = advice_for_file(path, "open the dataset again")
+        raise ParquetError(path, f"cannot be read ({first_line(error)})", advice) from error
 
 
 def first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:

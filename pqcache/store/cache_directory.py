@@ -46,6 +46,7 @@ from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path, quoted, url_scheme
 from pqcache.system.disk import make_directory, open_plain, read_regular, write_durably
 from pqcache.system.locks import lock_holder, open_to_lock, try_lock
+from pqcache.units import format_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,6 +55,7 @@ _WITHOUT_LOCKS = (
     "its file system has no locks: a second run is not noticed until it publishes, and old snapshots are kept, as "
     "their readers are not known; remove those of last week with 'pqcache gc {cache} --older-than 7d'"
 )
+_OF_CACHES = "not a pqcache but a directory of caches"
 _NAMED = 5  # of the caches in a directory
 _LOOK = 0.1  # seconds: more than a reader holds the lock to see whether a run is at work
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A pqcache: a copy of a source.\n"
@@ -109,12 +111,10 @@ class CacheDirectory:
             names = sorted(p.name for p in self.path.iterdir() if CacheDirectory(p).exists())
         except OSError:
             return None
-        reason = "not a pqcache but a directory of caches"
         if names:
-            more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-            return f"{reason}: {', '.join(names[:_NAMED])}{more}", f"name one of them, like {self.path / names[0]}"
+            return named_caches(names, str(self.path))
         if has_tables(self.path / CONFIG):
-            return f"{reason}; none of them is made yet", f"run 'pqcache sync --all {quoted(self.path)}'"
+            return f"{_OF_CACHES}; none of them is made yet", f"run 'pqcache sync --all {quoted(self.path)}'"
         return None
 
     def foreign_entries(self) -> list[Path]:
@@ -283,7 +283,9 @@ class CacheDirectory:
                 if time.monotonic() >= deadline:
                     holder = lock_holder(descriptor)
                     reason = f"another run is at work here{f' ({holder})' if holder else ''}"
-                    raise CacheLocked(self.path, reason, "wait for it with --wait 10m")
+                    if wait:
+                        reason = f"{reason}, and has not ended in {format_seconds(wait)}"
+                    raise CacheLocked(self.path, reason, "try again later" if wait else "wait for it with --wait 10m")
                 time.sleep(min(0.2, max(0.01, wait)))
             if held is None:
                 on_event(Warned(f"{self.path}: {_WITHOUT_LOCKS.format(cache=quoted(self.path))}"))
@@ -296,6 +298,22 @@ class CacheDirectory:
         descriptor = open_plain(self.path / LOCK, os.O_RDWR | os.O_CREAT, private_mode() & 0o666)
         make_private(descriptor)
         return descriptor
+
+
+def named_caches(names: list[str], place: str) -> tuple[str, str]:
+    """Return reason and advice for an error about ``place``, which has these caches in it."""
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"{_OF_CACHES}: {', '.join(names[:_NAMED])}{more}", f"name one of them, like {place.rstrip('/')}/{names[0]}"
+
+
+def advice_for_file(path: Path, elsewhere: str, deep: bool = True) -> str:
+    """Return what to do about a file that is gone, or with ``deep`` damaged; ``elsewhere`` if it is in no cache."""
+    for above in path.parents:
+        cache = above.parent.parent
+        if above.parent.name == "snapshots" and CacheDirectory(cache).exists():
+            how = "--deep --repair" if deep else "--repair"
+            return f"'pqcache verify {quoted(cache)} {how}' fetches it again; then open the dataset again"
+    return elsewhere
 
 
 def check_outside_caches(path: Path) -> None:

@@ -19,6 +19,7 @@ from pqcache.store.status import default_root
 from pqcache.store.tables_file import is_cache_name, read_tables
 from pqcache.store.urls import check_url, is_secret, quoted, remembered_url
 from pqcache.system.disk import fsync_path, remove_tree
+from pqcache.units import parse_duration
 
 
 def add(
@@ -69,12 +70,18 @@ class RemoveReport:
 
 
 def remove(
-    name: str, *, root: str | os.PathLike[str] | None = None, force: bool = False, dry_run: bool = False
+    name: str,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    wait: str | float = 0.0,
+    dry_run: bool = False,
 ) -> RemoveReport:
     """Remove the cache ``name`` of ``root`` with all its snapshots.
 
     The source is not touched. ``force`` removes a cache too that readers have open, that has pinned snapshots, or that
-    has other files in it, and those files with it. A directory that is no cache is never removed.
+    has other files in it, and those files with it. A directory that is no cache is never removed. ``wait`` is how long
+    to wait for another run to end.
 
     >>> remove("shop2", root="cache").snapshots
     ()
@@ -90,7 +97,7 @@ def remove(
     cache = CacheDirectory.open(place / name)
     if cache.path.is_symlink():
         raise CacheError(cache.path, "is a symbolic link", "remove what it leads to")
-    with disk_errors(cache.path), cache.lock():
+    with disk_errors(cache.path), cache.lock(parse_duration(wait)):
         if not force:
             _check_removable(cache)
         report = RemoveReport(str(cache.path), dry_run, tuple(s.id for s in cache.snapshots()), _freed(cache.path))

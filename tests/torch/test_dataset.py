@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import pickle
 import random
+import shlex
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +26,7 @@ from pqcache.errors import CacheError, PqcacheError, UsageError
 from pqcache.system.process_identity import is_running
 from pqcache.torch import Batch, ParquetDataset
 from tests.datasets import write_shop
+from tests.forked_commands import run_pqcache
 from tests.waiting import becomes_true
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
@@ -446,6 +449,43 @@ def test_errors_reach_the_trainer_by_name(shop: Path, tmp_path: Path) -> None:
     (tmp_path / "1.parquet").unlink()
     for workers in (0, 2):
         fails(ds, workers, r"1\.parquet: the file is gone")
+
+
+@pytest.mark.parametrize("file", ["", "tables.a.source = '../lake'"])
+def test_a_directory_of_caches_is_named(file: str, tmp_path: Path) -> None:
+    write_shop(tmp_path / "lake", days=1, files=1, rows=10)
+    for name in ("a", "b"):
+        pqcache.sync(tmp_path / "lake", tmp_path / "caches" / name)
+    if file:
+        (tmp_path / "caches" / "pqcache.toml").write_text(file)
+    opens: list[Callable[[Path], object]] = [ParquetDataset, pqcache.inspect, pqcache.Cache.open, pqcache.snapshots]
+    for open_it in opens:
+        with pytest.raises(PqcacheError, match=r"a directory of caches: a, b; name one of them, like .*/caches/a$"):
+            open_it(tmp_path / "caches")
+    done = run_pqcache("sync", tmp_path / "caches", tmp_path / "copy")
+    assert (done.returncode, "directory of caches: a, b" in done.stderr) == (2, True), done
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged"])
+@pytest.mark.parametrize("place", ["", "current", "current/dt=2026-11-01"])
+def test_a_file_of_a_cache_that_is_lost_comes_back(place: str, damage: str, tmp_path: Path) -> None:
+    cache = tmp_path / "my cache"
+    pqcache.sync(write_shop(tmp_path / "lake", days=1, files=1, rows=100), cache)
+    ds = ParquetDataset(cache / place, columns=["id"], batch_size=10)
+    path = next((cache / "current" / "dt=2026-11-01").iterdir())
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.chmod(0o644)
+        with path.open("r+b") as file:
+            file.write(bytes(1000))
+        if place.startswith("current/"):
+            ds = ParquetDataset(cache / place, columns=["id"], batch_size=10)
+    with pytest.raises(pqcache.ParquetError) as caught:
+        list(ds)
+    command = caught.value.advice.split("'pqcache ", 1)[1].rpartition("'")[0]
+    assert run_pqcache(*shlex.split(command)).returncode == 0, command
+    assert len(list(ParquetDataset(cache / place, columns=["id"], batch_size=10))) == 10
 
 
 @pytest.mark.parametrize("workers", [0, 2])

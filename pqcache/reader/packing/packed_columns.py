@@ -32,6 +32,7 @@ from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows, Pieces
 from pqcache.reader.packing.piece_views import array_of, view_buffers, view_words
 from pqcache.reader.packing.token_batches import TokenBatches
+from pqcache.store.cache_directory import advice_for_file
 from pqcache.system.buffer_pool import BufferPool
 
 
@@ -121,7 +122,7 @@ def check_lengths(pack: Pack | TokenBatches, columns: Sequence[ColumnData], leng
 
 def _other_lengths(pack: Pack | TokenBatches, name: str, found: Ints, lengths: Ints, path: Path) -> ParquetError:
     if name == pack.column or len(found) != len(lengths):
-        advice = "the file was replaced or is damaged: open the dataset again"
+        advice = advice_for_file(path, "the file was replaced or is damaged: open the dataset again")
         return ParquetError(path, f"column {name!r} has documents of other lengths than were counted", advice)
     row = int(np.flatnonzero(found != lengths)[0])
     reason = f"a row has {lengths[row]} items in {pack.column!r} and {found[row]} in {name!r}"

@@ -22,6 +22,7 @@ from pqcache.errors import (
     disk_errors,
     open_error,
 )
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.base import HIDDEN, STAGING, DirectoryLimit, StagedFile, check_options
 from pqcache.store.hive import is_hidden, is_hidden_directory, parent, partition_values
 from pqcache.store.layout import ARRIVED, CONFIG
@@ -70,7 +71,9 @@ class LocalSource:
             self._root, self._only = os.path.split(self._root)
         self.url = os.path.join(self._root, self._only) if self._only else self._root
         if not self._only and os.path.isfile(os.path.join(self._root, CONFIG)):  # all its snapshots would be read
-            raise UsageError(self.url, "is a pqcache", f"for what it holds now name {self.url}/current")
+            cache = CacheDirectory(Path(self.url))
+            inside = None if cache.exists() else cache.caches_inside()
+            raise UsageError(self.url, *(inside or ("is a pqcache", f"for what it holds now name {self.url}/current")))
 
     def list(self) -> Iterator[SourceFile]:
         self._private = {}

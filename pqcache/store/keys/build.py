@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import DamagedError, ParquetError, UsageError, first_line
 from pqcache.events import Advanced, OnEvent, Started, Warned
 from pqcache.parquet.misread_columns import check_read_right
+from pqcache.store.cache_directory import advice_for_file
 from pqcache.store.keys.codes import Keys, is_hashed, keys_of, scramble
 from pqcache.store.keys.lookup import (
     BITS,
@@ -364,7 +365,7 @@ def _read(
                 if not left:
                     return
     except FileNotFoundError as error:
-        raise ParquetError(path, "the file is gone") from error
+        raise ParquetError(path, "the file is gone", advice_for_file(path, "sync again", deep=False)) from error
     except (pa.ArrowException, OSError) as error:
         raise ParquetError(path, f"column {field.name!r} cannot be indexed ({first_line(error)})") from error
     raise ParquetError(path, f"has {left:,} rows less than the row-group index says", "verify the cache")

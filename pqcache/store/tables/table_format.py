@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from pqcache.errors import UsageError
+from pqcache.store.cache_directory import named_caches
 from pqcache.store.hive import is_hidden, is_hidden_directory
 from pqcache.store.layout import CONFIG
 from pqcache.store.urls import local_path, printable, url_scheme
@@ -87,6 +88,8 @@ def find_tables(paths: Iterable[str]) -> list[FoundTable]:
 def check_tables(paths: Iterable[str], place: str) -> None:
     """Raise UsageError, by name, when the listing ``paths`` of ``place`` holds a table that a listing does not show."""
     tables = find_tables(paths)
+    if tables and all(table.format is _CACHE and table.directory for table in tables):
+        raise UsageError(printable(place), *named_caches([printable(table.directory) for table in tables], place))
     if tables:
         table = tables[0]
         among = ""
