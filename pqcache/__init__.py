@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.benchmark.command import BenchReport as BenchReport
     from pqcache.benchmark.command import bench as bench
     from pqcache.dataset import Cache as Cache
+    from pqcache.errors import AccessExpired as AccessExpired
     from pqcache.errors import CacheError as CacheError
     from pqcache.errors import CacheLocked as CacheLocked
     from pqcache.errors import DamagedError as DamagedError

@@ -5,8 +5,9 @@ PqcacheError                1   something failed; the message says which file an
 ├── SourceError             1   the source cannot be reached, listed or read; nor can a target be written
 │   ├── SourceNotFound      1   nothing is there
 │   ├── SourceDenied        1   wrong or missing credentials, or no permission
+│   ├── AccessExpired      75   a token or a ticket has expired, or the clock is wrong (EX_TEMPFAIL)
 │   ├── SourceChanged       1   a file is no longer the one that was listed
-│   └── SourceUnavailable   1   server down, reset, or too slow: worth another try
+│   └── SourceUnavailable  75   server down, reset, or too slow: was retried, try again later (EX_TEMPFAIL)
 ├── SourceIncomplete        3   empty, vanished or still moving: nothing was published
 ├── ParquetError            1   not Parquet, truncated, or something we cannot represent
 │   └── TypeClash           1   a column has types in two files that do not fit together
@@ -90,12 +91,20 @@ class SourceDenied(SourceError):
     """Wrong or missing credentials, or no permission."""
 
 
+class AccessExpired(SourceError):
+    """Credentials have expired, or the clock is wrong: a later run may get in, another try of this one does not."""
+
+    exit_code = 75
+
+
 class SourceChanged(SourceError):
     """A file is no longer the one that was listed."""
 
 
 class SourceUnavailable(SourceError):
     """The server is down, resets connections or is too slow; trying again may help."""
+
+    exit_code = 75
 
 
 class SourceIncomplete(PqcacheError):

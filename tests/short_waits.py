@@ -16,6 +16,7 @@ def install() -> None:
     """Do so in this process and those it forks: fsync checks its file, and sessions of botocore share a loader."""
     os.fsync = os.fdatasync = _check_open  # type: ignore[assignment]
     retries._FIRST_WAIT = 0.01
+    retries.PATIENT = retries.Patience(4, 600.0)
     if find_spec("botocore"):
         import botocore.session
 

@@ -147,8 +147,23 @@ HdfsDriver = Annotated[
     ),
 ]
 Retries = Annotated[
-    int,
-    typer.Option(metavar="N", min=0, help="How often a transient failure is retried.", rich_help_panel=STORE),
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="How many tries in a row may fail. Default: as many as --retry-for allows.",
+        rich_help_panel=STORE,
+    ),
+]
+RetryFor = Annotated[
+    float | None,
+    typer.Option(
+        metavar="DURATION",
+        min=0,
+        help="How long a transient failure is retried, then exit code 75. Default: 10m; a few seconds for the first "
+        "contact of a new cache.",
+        rich_help_panel=STORE,
+    ),
 ]
 Timeout = Annotated[
     float,

@@ -18,7 +18,7 @@ from pqcache.console.line_prefix import name_lines
 from pqcache.console.sync_text import print_sync
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.store.status import default_root
-from pqcache.store.sync.all_tables import TableResult, sync_all, worst
+from pqcache.store.sync.all_tables import TableResult, exit_code_of, sync_all
 from pqcache.units import format_count
 
 
@@ -56,7 +56,7 @@ def _follow(result: TableResult, options: Mapping[str, Any], after: AfterSync) -
 
 
 def run_all(root: str | None, options: Mapping[str, Any], output: SyncOutput, after: AfterSync) -> None:
-    """Sync all caches below a directory: a line for each, and the worst exit code."""
+    """Sync all caches below a directory: a line for each, and one exit code."""
     codes: list[int] = []
 
     def begin(cache: Path) -> None:
@@ -79,7 +79,7 @@ def run_all(root: str | None, options: Mapping[str, Any], output: SyncOutput, af
         terminal.print_line(f"{text}; failed: {', '.join(failed)}" if failed else text)
     if not options.get("dry_run"):
         after.write_metrics(results)
-    if code := worst(codes):
+    if code := exit_code_of(codes):
         raise typer.Exit(code)
 
 

@@ -481,7 +481,7 @@ def test_the_command_line_says_it_in_one_line(
             environment = {**os.environ, "AWS_ENDPOINT_URL": proxy.url}
             done = run_pqcache(*command, env=environment)
             last = json.loads(done.stdout.splitlines()[-1])
-            assert (done.returncode, last["kind"], last["exit_code"]) == (1, "SourceUnavailable", 1)
+            assert (done.returncode, last["kind"], last["exit_code"]) == (75, "SourceUnavailable", 75)
             assert "part-00000.parquet" in last["message"]
             proxy.clear()
             done = run_pqcache(*command, env=environment)

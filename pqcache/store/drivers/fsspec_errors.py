@@ -12,7 +12,8 @@ from pqcache.errors import (
     SourceUnavailable,
     first_line,
 )
-from pqcache.store.drivers.time_limits import Stalled, too_slow
+from pqcache.store.drivers.network_errors import known_cause
+from pqcache.store.drivers.time_limits import Stalled
 
 _DENIED = ("AuthenticationException", "BadHostKeyException", "ClientAuthenticationError", "GatedRepoError")
 _MISSING = ("RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError")
@@ -28,8 +29,8 @@ def fsspec_error(name: str, error: BaseException) -> PqcacheError:
     failed, or the status of an answer.
     """
     chain = _chain(error)
-    if (slow := too_slow(name, error)) is not None:
-        return slow
+    if (known := known_cause(name, error)) is not None:
+        return known
     if any(isinstance(found, Stalled | TimeoutError) or "Timeout" in type(found).__name__ for found in chain):
         return SourceUnavailable(name, "no answer in time", "check the host and the network")
     is_broken = any(base.__name__ == _BROKEN for found in chain for base in type(found).__mro__)

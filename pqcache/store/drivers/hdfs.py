@@ -42,7 +42,8 @@ from pqcache.store.drivers.base import (
 )
 from pqcache.store.drivers.hadoop_site import site_configuration
 from pqcache.store.drivers.hdfs_user import act_as
-from pqcache.store.drivers.time_limits import Stalled, too_slow, with_time_limit
+from pqcache.store.drivers.network_errors import known_cause
+from pqcache.store.drivers.time_limits import Stalled, with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
 
@@ -190,8 +191,8 @@ class HdfsSource:
     def _error(self, name: str, error: BaseException) -> PqcacheError:
         show = self._show(name)
         text = re.split(r"(\\n|\n)(\\t|\t)at ", str(error))[0]  # without Java's stack, which names many classes
-        if (slow := too_slow(show, error)) is not None:
-            return slow
+        if (known := known_cause(show, error)) is not None:
+            return known
         if isinstance(error, Stalled):
             return SourceUnavailable(show, "no answer in time", "check the host, the port and the cluster's health")
         if isinstance(error, FileNotFoundError) or "FileNotFoundException" in text:
@@ -204,6 +205,8 @@ class HdfsSource:
                 "permission denied",
                 "check HADOOP_USER_NAME, the Kerberos ticket (klist) and the directory's permissions",
             )
+        if re.search(r"SASL|GSSAPI|Kerberos", text):
+            return SourceDenied(show, first_line(text), "check the Kerberos ticket (klist) and the keytab")
         if "min-block-size" in text or "not a multiple of" in text:
             return UsageError(show, _reason(text), "give another --block-size")
         if "QuotaExceeded" in text or "NSQuota" in text or "DSQuota" in text:

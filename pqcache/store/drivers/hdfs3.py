@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.drivers.base import TIMEOUT, DirectoryLimit, path_below, root_of
 from pqcache.store.drivers.hdfs3_config import login, name_node, settings
+from pqcache.store.drivers.network_errors import known_cause
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact
 
@@ -191,6 +192,8 @@ class Hdfs3Source:
     def _error(self, name: str, reason: str) -> SourceError:
         show = f"hdfs://{self._host}{name}"
         text = _first_line(reason)
+        if (known := known_cause(show, text.replace(name, ""))) is not None:
+            return known
         kind = text.replace(name, "")  # a path may hold any of the words below
         missing = re.match(r"FileNotFoundException|File does not exist|Path is not a file", kind)
         if missing or kind.endswith("(is not a directory)"):

@@ -33,8 +33,9 @@ from pqcache.errors import (
     first_line,
 )
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT
+from pqcache.store.drivers.network_errors import known_cause
 from pqcache.store.drivers.object_store_config import BucketConfig, place_of
-from pqcache.store.drivers.time_limits import Stalled, too_slow, with_time_limit
+from pqcache.store.drivers.time_limits import Stalled, with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact
 
@@ -185,8 +186,8 @@ def _with_parents(directories: set[str]) -> set[str]:
 def _source_error(name: str, error: Exception, place: BucketConfig) -> PqcacheError:
     """Return pqcache's error; obstore's text has the URL of the request, which may hold a signature."""
     text = str(error)
-    if (slow := too_slow(name, error)) is not None:
-        return slow
+    if (known := known_cause(name, error)) is not None:
+        return known
     advice = f"check {place.endpoint_words} and the network"
     if isinstance(error, Stalled) or "kind: Timeout" in text:  # by the client's own limit, which is the same
         return SourceUnavailable(name, "no answer in time", advice)
@@ -210,7 +211,8 @@ def _source_error(name: str, error: Exception, place: BucketConfig) -> PqcacheEr
     if status:
         return SourceError(name, f"the server answers {status} {code}".rstrip(), place.advice)
     if (reason := re.search(r"HTTP error: ([^\n]*)", text)) is not None:
-        return SourceUnavailable(name, _unreachable(text, _without_urls(reason[1])), advice)
+        kind = SourceError if "InvalidCertificate" in text else SourceUnavailable
+        return kind(name, _unreachable(text, _without_urls(reason[1])), advice)
     return SourceError(name, _without_urls(first_line(text)))
 
 
@@ -220,8 +222,6 @@ def _unreachable(text: str, reason: str) -> str:
     host = urlsplit(asked[1]).netloc.rpartition("@")[2] if asked is not None else ""
     if (system := re.search(r'message: "([^"]+)"', text)) is not None:
         reason = system[1].lower()
-    elif "dns error" in text:
-        reason = "its name is not found"
     elif "InvalidCertificate" in text:
         reason = "its certificate is not valid"
     if not host:

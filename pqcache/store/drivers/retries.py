@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pqcache.errors import SourceUnavailable
 from pqcache.events import OnEvent, Retried
@@ -15,56 +16,93 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RETRIES = 4
-_FIRST_WAIT = 0.3  # seconds at most; each further wait may be twice as long
+_FIRST_WAIT = 0.3  # seconds at most; each further wait is up to twice as long
+_LONGEST_WAIT = 30.0
 
 
 class SourceTooSlow(SourceUnavailable):
     """A server sends too few bytes a second: it is tried again as often as one that sends none."""
 
 
+class Patience(NamedTuple):
+    """When to stop retrying: after so many failures in a row, or so many seconds after the first of them began."""
+
+    retries: float = 4
+    seconds: float = math.inf
+
+
+FEW_TRIES = Patience()
+PATIENT = Patience(math.inf, 600.0)  # of a sync, which may be alone at night
+FIRST_CONTACT = Patience(4, 5.0)  # with a server that may never have existed, while somebody waits for the answer
+
+
+def patience_of_run(retries: int | None, seconds: float | None) -> Patience:
+    """Return the patience of a sync; None is the default."""
+    if retries is None and seconds is None:
+        return PATIENT
+    return Patience(math.inf if retries is None else retries, 600.0 if seconds is None else seconds)
+
+
 def with_retries(
     call: Callable[[], T],
     path: str,
-    retries: int,
+    patience: Patience,
     on_event: OnEvent,
     progress: Callable[[], int] = lambda: 0,
-    within: float = math.inf,
 ) -> T:
     """Return what ``call`` returns; after SourceUnavailable call it again, with growing jittered waits in between.
 
-    The error is raised after ``retries`` tries in a row during which ``progress`` (a number that grows) did not change
-    or the server was too slow, or when ``within`` seconds have passed. ``on_event`` gets a Retried before each wait,
-    about ``path``.
+    The error is raised when ``patience`` ends. A failure after which ``progress`` (a number that grows) has changed
+    begins a new row, unless the server was too slow. ``on_event`` gets a Retried before each wait, about ``path``.
     """
-    began, seen, idle = time.monotonic(), progress(), 0
+    seen, idle, began, since = progress(), 0, time.monotonic(), math.inf
     failed: list[SourceUnavailable] = []
     try:
         return call()
     except SourceUnavailable as error:
-        failed.append(error)  # tenacity, which takes time to import, is needed from here on only
+        failed.append(error)  # what takes time to import is needed from here on only
     import tenacity
 
+    from pqcache.system.parallel import told_to_stop
+
     def again() -> T:
+        nonlocal began
         if failed:
             raise failed.pop()
+        began = time.monotonic()
         return call()
 
-    def is_enough(state: tenacity.RetryCallState) -> bool:
-        nonlocal seen, idle
+    def count(state: tenacity.RetryCallState) -> None:
+        nonlocal seen, idle, since
         before, seen = seen, progress()
         slow = state.outcome is not None and isinstance(state.outcome.exception(), SourceTooSlow)
-        idle = 0 if seen > before and not slow else idle + 1
-        return idle > retries or time.monotonic() - began > within
+        got_on = seen > before and not slow
+        idle = 0 if got_on else idle + 1
+        since = time.monotonic() if got_on else min(since, began)
+
+    def left() -> float:
+        return since + patience.seconds - time.monotonic()
+
+    def wait(_: tenacity.RetryCallState) -> float:
+        longest = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(max(idle - 1, 0), 30))
+        return max(0.0, min(random.uniform(longest / 2, longest), left()))
+
+    def sleep(seconds: float) -> None:
+        """Sleep in short steps, so that a thread whose work is not wanted any more ends soon."""
+        while seconds > 0 and not told_to_stop():
+            time.sleep(min(seconds, 0.2))
+            seconds -= 0.2
 
     def report(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        wait = state.next_action.sleep if state.next_action else 0.0
-        on_event(Retried(path, str(error), round(wait, 1)))
+        seconds = state.next_action.sleep if state.next_action else 0.0
+        on_event(Retried(path, str(error), round(seconds, 1)))
 
     return tenacity.Retrying(
-        stop=is_enough,
-        wait=tenacity.wait_random_exponential(multiplier=_FIRST_WAIT, max=20),
+        after=count,
+        stop=lambda _: idle > patience.retries or left() <= 0 or told_to_stop(),
+        wait=wait,
+        sleep=sleep,
         retry=tenacity.retry_if_exception_type(SourceUnavailable),
         before_sleep=report,
         reraise=True,

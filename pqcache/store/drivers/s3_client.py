@@ -24,7 +24,7 @@ from pqcache.errors import (
     first_line,
 )
 from pqcache.store.drivers.http_speed_floor import pool_classes
-from pqcache.store.drivers.time_limits import too_slow
+from pqcache.store.drivers.network_errors import known_cause
 from pqcache.store.urls import redact, userinfo
 
 log = logging.getLogger("pqcache.store")
@@ -41,8 +41,8 @@ OPTIONS = {
     "requester_pays": "true pays for the requests",
 }
 _DENIED = {
-    "403", "401", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken",
-    "InvalidToken", "TokenRefreshRequired", "AllAccessDisabled", "AccountProblem", "RequestTimeTooSkewed",
+    "403", "401", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch",
+    "InvalidToken", "AllAccessDisabled", "AccountProblem",
 }  # fmt: skip
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NotFound"}
 _NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
@@ -101,8 +101,8 @@ def _set_speed_floor(client: Any, timeout: float) -> None:
 
 def source_error(name: str, error: Exception) -> SourceError:
     """Return pqcache's error for what botocore, urllib3 or ``http.client`` has raised about the object ``name``."""
-    if (slow := too_slow(name, error)) is not None:
-        return slow
+    if (known := known_cause(name, error)) is not None:
+        return known
     if isinstance(error, botocore.exceptions.ClientError):
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

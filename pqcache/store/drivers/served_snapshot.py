@@ -12,7 +12,6 @@ import http.client
 import json
 import os
 import re
-import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,8 +35,8 @@ from pqcache.store.access_token import TOKEN, checked_token, read_token
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, check_options
 from pqcache.store.drivers.http_connections import HttpConnections
 from pqcache.store.drivers.http_speed_floor import MAX_ANSWER, response_class
+from pqcache.store.drivers.network_errors import known_cause
 from pqcache.store.drivers.snapshot_source import files_below, identity_of, table_below
-from pqcache.store.drivers.time_limits import too_slow
 from pqcache.store.manifest import FileEntry, Identity, SourceFile, TableVersion
 from pqcache.store.urls import printable, redact, url_scheme
 from pqcache.system.checksum import checksum_text, new_checksum
@@ -260,11 +259,8 @@ class _SnapshotGone(SourceNotFound):
 
 
 def _source_error(shown: str, error: BaseException) -> SourceError:
-    if (slow := too_slow(shown, error)) is not None:
-        return slow
-    if isinstance(error, ssl.SSLCertVerificationError):
-        reason = f"the certificate is not trusted ({error.verify_message})"
-        return SourceError(shown, reason, "name the authority's file in SSL_CERT_FILE")
+    if (known := known_cause(shown, error)) is not None:
+        return known
     if isinstance(error, TimeoutError):
         return SourceUnavailable(shown, "no answer in time", "check the host, the port and the network")
     if isinstance(error, ConnectionRefusedError):

@@ -16,8 +16,6 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import ClassVar, Generic, TypeVar
 
-from pqcache.store.drivers.retries import SourceTooSlow
-
 T = TypeVar("T")
 FLOOR = 1000  # bytes a second
 _QUEUED = 4  # items that may wait to be taken
@@ -146,15 +144,3 @@ def with_time_limit(
     finally:
         closed.set()
         free_slots.put(None)
-
-
-def too_slow(name: str, error: BaseException) -> SourceTooSlow | None:
-    """Return pqcache's error about ``name`` if a library's error has TooSlow inside, however deep."""
-    pending: list[object] = [error]
-    for found in pending:
-        if isinstance(found, TooSlow):
-            advice = "check the network and the server's load"
-            return SourceTooSlow(name, f"the server sends fewer than {FLOOR:,} bytes a second ({found})", advice)
-        if isinstance(found, BaseException) and len(pending) < 100:
-            pending += [found.__cause__, found.__context__, *found.args]
-    return None

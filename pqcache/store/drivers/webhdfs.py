@@ -11,7 +11,7 @@ from fsspec.implementations.webhdfs import WebHDFS
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, DirectoryLimit, check_options, path_below, root_of
-from pqcache.store.drivers.time_limits import too_slow
+from pqcache.store.drivers.network_errors import known_cause
 from pqcache.store.drivers.webhdfs_http import NameNodeSession, origin_of, shown
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
@@ -123,8 +123,8 @@ class WebHdfsSource:
         text = first_line(error)
         if isinstance(error, SourceError):
             return error
-        if (slow := too_slow(show, error)) is not None:
-            return slow
+        if (known := known_cause(show, error)) is not None:
+            return known
         if isinstance(error, requests.HTTPError) and error.response is not None:
             status = error.response.status_code
             origin = origin_of(str(error.response.url))
@@ -136,7 +136,7 @@ class WebHdfsSource:
             if status == 404 and "/webhdfs/" in str(error.response.url) and "offset=" in str(error.response.url):
                 return SourceNotFound(show, "no such file", "check the URL")
             if status == 404:
-                return SourceUnavailable(show, "no WebHDFS here", "check that the port is the HTTP port")
+                return SourceError(show, "no WebHDFS here", "check that the port is the HTTP port")
             return SourceUnavailable(show, f"the server answers {status}", "try again later")
         if isinstance(error, requests.ReadTimeout):
             return SourceUnavailable(show, "no answer in time", "check the host, the port and the cluster's health")

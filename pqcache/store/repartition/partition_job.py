@@ -20,7 +20,7 @@ from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite_directory import KnownOfSources
 from pqcache.store.drivers.base import Source, StagedFile, Target, file_url
 from pqcache.store.drivers.registry import open_target
-from pqcache.store.drivers.retries import RETRIES, with_retries
+from pqcache.store.drivers.retries import FEW_TRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.repartition.endpoints import Endpoints
 from pqcache.store.repartition.spool import Spool, open_spool
@@ -211,7 +211,7 @@ def _publish(
     target = context.target
 
     def retried(call: Callable[[], object]) -> None:
-        with_retries(call, job.name, RETRIES, context.on_event)
+        with_retries(call, job.name, FEW_TRIES, context.on_event)
 
     def send(file: Path) -> None:
         path = f"{job.directory}/{file.name}" if job.directory else file.name
@@ -230,7 +230,7 @@ def _check_unchanged(job: PartitionJob, context: JobContext) -> None:
     source = context.source
     for file in job.files:
         try:
-            now: Identity | None = with_retries(partial(source.stat, file.path), file.path, RETRIES, context.on_event)
+            now: Identity | None = with_retries(partial(source.stat, file.path), file.path, FEW_TRIES, context.on_event)
         except SourceNotFound:
             now = None
         if now is None or not file.identity.is_still(now):

@@ -18,7 +18,7 @@ from pqcache.parquet.dense_columns import parse_dense
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import Source, Target, pinned_url, version_of
 from pqcache.store.drivers.registry import open_target
-from pqcache.store.drivers.retries import with_retries
+from pqcache.store.drivers.retries import Patience, with_retries
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.manifest_file import schema_of_table
@@ -44,7 +44,7 @@ from pqcache.units import format_count
 from pqcache.versions import __version__
 
 _ENCODING_AT_ONCE = 2  # partitions: each overlaps decoding and encoding on several threads
-_RETRIES = 2  # of reading the records at the target
+_PATIENCE = Patience(2)  # of reading the records at the target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def repartition_to(
         source = endpoints.open_source()
         stack.callback(source.close)
         jobs = _jobs(source, endpoints, rewrite, dense, options)
-        complete, incomplete = with_retries(lambda: read_records(target), target.url, _RETRIES, options.on_event)
+        complete, incomplete = with_retries(lambda: read_records(target), target.url, _PATIENCE, options.on_event)
         keys = {job.directory: job.key for job in jobs}
         done = {record.directory: record.done for record in complete if keys.get(record.directory) == record.key}
         run = _TargetRun(

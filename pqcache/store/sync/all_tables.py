@@ -16,8 +16,7 @@ from pqcache.store.sync.command import sync
 from pqcache.store.tables_file import ListedTable, read_tables
 from pqcache.store.tables_of_root import add
 
-# exit codes, the worst first: interrupted, damage, failed, usage, source incomplete, partitions skipped, locked, done
-SEVERITY = (130, 4, 1, 2, 3, 5, 75, 0)
+SKIPPED, LATER = 5, 75  # exit codes of tables that got a part of what is new, and of those that may be done later
 
 
 @dataclass(frozen=True)
@@ -95,10 +94,14 @@ def sync_one(cache: str | os.PathLike[str], source: str | None = None, **options
         return TableResult(os.fspath(cache), None, PqcacheError(type(error).__name__, first_line(error), advice))
 
 
-def worst(codes: Sequence[int]) -> int:
-    """Return the worst of several exit codes.
+def exit_code_of(codes: Sequence[int]) -> int:
+    """Return the exit code of several syncs: 75 if all that failed may be done later.
 
-    >>> worst([0, 75, 3]), worst([0, 75, 1, 3]), worst([])
-    (3, 1, 0)
+    Else it is that of the first failure that lasts. Partitions that were skipped count less than a failed sync.
+
+    >>> exit_code_of([0, 75]), exit_code_of([75, 5]), exit_code_of([0, 5, 75, 3, 1]), exit_code_of([])
+    (75, 5, 3, 0)
     """
-    return min(codes, key=lambda code: SEVERITY.index(code) if code in SEVERITY else SEVERITY.index(1), default=0)
+    failed = [code for code in codes if code]
+    lasting = [code for code in failed if code not in (SKIPPED, LATER)]
+    return (lasting or sorted(failed) or [0])[0]

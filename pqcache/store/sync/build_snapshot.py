@@ -203,7 +203,7 @@ def _downloader(job: SnapshotJob, stopped: Callable[[], bool]) -> Downloader:
     source = None if job.origin is None else job.origin.source
     options = DownloadOptions(
         subset=subset,
-        retries=job.run.options.retries,
+        patience=job.run.options.patience,
         checksum=job.run.config.checksum,
         confirm=not (reads_versions(source) and subset.is_all),
         stopped=stopped,

@@ -11,7 +11,7 @@ from pqcache.events import Advanced, Collected, Event, OnEvent, Reused, Started,
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.drivers.base import TIMEOUT
-from pqcache.store.drivers.retries import RETRIES
+from pqcache.store.drivers.retries import FEW_TRIES, Patience
 from pqcache.store.gc import remove_old_snapshots
 from pqcache.store.manifest import TableVersion, Totals
 from pqcache.store.newest import NewestPartitions
@@ -66,7 +66,7 @@ class RunOptions:
 
     Attributes:
         jobs: files, or partitions, worked on at once.
-        retries: how often what fails for a passing reason is tried again.
+        patience: when to stop retrying what fails for a passing reason.
         timeout: seconds without a byte after which a server counts as unavailable.
         wait: seconds to wait for another run to end.
         force: drop more files than the cache's ``max_delete`` allows.
@@ -79,7 +79,7 @@ class RunOptions:
     """
 
     jobs: int = JOBS
-    retries: int = RETRIES
+    patience: Patience = FEW_TRIES
     timeout: float = TIMEOUT
     wait: float = 0.0
     force: bool = False

@@ -14,7 +14,7 @@ from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.cache_directory import CacheDirectory, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import TIMEOUT, Source, may_give_only_sizes, version_of
-from pqcache.store.drivers.retries import RETRIES
+from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, patience_of_run
 from pqcache.store.manifest import TableVersion
 from pqcache.store.manifest_digest import Summary, digest_of_held, read_summary, table_digest
 from pqcache.store.newest import NewestPartitions
@@ -72,7 +72,8 @@ def sync(
     version: str | int | None = None,
     as_of: str | None = None,
     jobs: str | int = JOBS,
-    retries: str | int = RETRIES,
+    retries: str | int | None = None,
+    retry_for: str | float | None = None,
     timeout: str | float = TIMEOUT,
     wait: str | float = 0.0,
     dry_run: bool = False,
@@ -85,9 +86,9 @@ def sync(
     """Make ``cache`` hold what ``source`` holds now and publish a new snapshot if anything changed.
 
     An option that is None is what the cache remembers from before. Options are remembered, except secrets and those
-    of one run (``force``, ``jobs``, ``retries``, ``timeout``, ``bwlimit``, ``wait``, ``dry_run``, ``compare``,
-    ``new_source``). Sizes, durations and counts are numbers (bytes, seconds) or text, like ``"128MB"``, ``"10m"`` and
-    ``"8"``.
+    of one run (``force``, ``jobs``, ``retries``, ``retry_for``, ``timeout``, ``bwlimit``, ``wait``, ``dry_run``,
+    ``compare``, ``new_source``). Sizes, durations and counts are numbers (bytes, seconds) or text, like ``"128MB"``,
+    ``"10m"`` and ``"8"``.
 
     Args:
         source: URL or path of the dataset; or the cache alone, which repeats with the source it remembers.
@@ -120,7 +121,9 @@ def sync(
             an empty text for the newest again.
         as_of: the time, in ISO 8601, whose version of such a table is taken.
         jobs: files downloaded at once.
-        retries: how often what fails for a passing reason is tried again.
+        retries: how many tries in a row may fail for a passing reason; by default as many as ``retry_for`` allows.
+        retry_for: how long what fails for a passing reason is retried, 10 minutes by default. Without this and
+            ``retries`` the first contact of a cache that has no snapshot yet is retried for a few seconds only.
         timeout: time without a byte after which a server counts as unavailable.
         wait: how long to wait for another run to end.
         dry_run: work out the report and change nothing.
@@ -139,11 +142,13 @@ def sync(
     False
 
     Raises UsageError, SourceError, SourceIncomplete (nothing was published), ParquetError, CacheError or
-    CacheLocked; then the current snapshot is unchanged.
+    CacheLocked; then the current snapshot is unchanged. An error with ``exit_code`` 75 may be gone later.
     """
     options_of_run = RunOptions(
         jobs=parse_count(jobs),
-        retries=parse_count(retries),
+        patience=patience_of_run(
+            None if retries is None else parse_count(retries), None if retry_for is None else parse_duration(retry_for)
+        ),
         timeout=parse_duration(timeout),
         wait=parse_duration(wait),
         force=force,
@@ -179,20 +184,32 @@ def sync(
         if inside := target.caches_inside():
             raise UsageError(place, inside[0], f"sync all of them: pqcache sync --all {quoted(place)}")
         raise UsageError(place, "not a pqcache yet", f"name the source too: pqcache sync SOURCE {quoted(place)}")
-    request = _Request(cache=target, url=url, store_options=options or {}, changes=changes, run=options_of_run)
+    request = _Request(
+        cache=target,
+        url=url,
+        store_options=options or {},
+        changes=changes,
+        run=options_of_run,
+        is_patient=not (retries is None and retry_for is None),
+    )
     with ExitStack() as stack, disk_errors(target.path):
         return _sync(request, stack)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """What ``sync`` is asked for: ``changes`` is what the cache is to remember from now on, by name."""
+    """What ``sync`` is asked for.
+
+    ``changes`` is what the cache is to remember from now on, by name. ``is_patient`` says whether it was asked for how
+    long it is to retry.
+    """
 
     cache: CacheDirectory
     url: str | None
     store_options: Mapping[str, str]
     changes: Mapping[str, Any]
     run: RunOptions
+    is_patient: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +269,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
         record = stack.enter_context(recorded_run(cache, "sync", options.wait, options.on_event))
     state = _read_state(request)  # read under the lock: a run that was waited for may have changed it
     check_apart(state.config.source, cache.path)
-    source = _open(request, state.config)
+    source = _open(request, state)
     stack.callback(source.close)
     run = replace(_run_of(request, state), record=record)
     if (known := _known_result(run, state, source)) is not None:
@@ -302,7 +319,13 @@ def _rewrite_arrived(run: CacheRun, arrived: SyncReport, source: Source, list_it
     return replace(report, **changes, fetched_bytes=fetched, seconds=seconds, published=True, touched=arrived.touched)
 
 
-def _open(request: _Request, config: Config) -> Source:
+def _first_contact(request: _Request, state: _CacheState) -> Patience:
+    """Return how long a source is asked that has not answered yet in this run: a mistyped one is to fail soon."""
+    return request.run.patience if request.is_patient or state.current is not None else FIRST_CONTACT
+
+
+def _open(request: _Request, state: _CacheState) -> Source:
+    config = state.config
     source = open_table(
         request.url or config.source,
         OpenOptions(
@@ -311,7 +334,7 @@ def _open(request: _Request, config: Config) -> Source:
             hdfs_driver=config.hdfs_driver,
             as_files=config.as_files,
             rule=config.version_rule,
-            retries=request.run.retries,
+            patience=_first_contact(request, state),
             on_event=request.run.on_event,
         ),
     )
@@ -325,13 +348,14 @@ def _open(request: _Request, config: Config) -> Source:
 
 def _lister(request: _Request, state: _CacheState, source: Source, memory: ContentMemory) -> ListSource:
     """Return what lists the source in this run, always for the same partitions."""
-    rules, retries = listing_rules(state.config), request.run.retries
+    rules, patience = listing_rules(state.config), _first_contact(request, state)
     rule = newest_rule(state.config, request.cache, state.current)
     last: Listing | None = None
 
     def list_it(on_event: OnEvent) -> Listing:
-        nonlocal last
-        last = list_source(source, on_event, rules, retries, memory, last)
+        nonlocal last, patience
+        last = list_source(source, on_event, rules, patience, memory, last)
+        patience = request.run.patience
         return only_newest(last, rule)
 
     return list_it

@@ -49,7 +49,7 @@ def compare_content(
                 same = md5_of(path) == file.identity.tag
             else:
                 read = partial(_checksum_at, source, file, options.on_event)
-                found = with_retries(read, file.path, options.retries, options.on_event)
+                found = with_retries(read, file.path, options.patience, options.on_event)
                 same = found == (entry.checksum or checksum_of(path))
         options.on_event(Advanced("compare", entry.size))
         return not same

@@ -272,7 +272,7 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
     if not (run.config.as_files or lists_only_data_files(source)):
         held = () if manifest is None else manifest.files
         paths = (file.path for entry in held for file in entry.sources)
-        check_one_table(source, listing.files, paths, run.options.retries)
+        check_one_table(source, listing.files, paths, run.options.patience)
     rules = wait_rules(run.config)
     attempt = _Attempt(
         run=run,

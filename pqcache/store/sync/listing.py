@@ -19,14 +19,13 @@ from pqcache.errors import (
 from pqcache.events import Advanced, Listed, OnEvent, Started, Warned, ignore
 from pqcache.store.config import Config
 from pqcache.store.drivers.base import (
-    FIRST_ANSWER_TIMEOUT,
     Source,
     collect_odd,
     lists_only_data_files,
     narrow,
     second_names,
 )
-from pqcache.store.drivers.retries import RETRIES, with_retries
+from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, with_retries
 from pqcache.store.hive import parent, partition_keys, partition_values
 from pqcache.store.manifest import SourceFile
 from pqcache.store.manifest_digest import digest_of_sources
@@ -113,7 +112,7 @@ def list_source(
     source: Source,
     on_event: OnEvent,
     rules: ListingRules = ListingRules(),
-    retries: int = RETRIES,
+    patience: Patience = FIRST_CONTACT,
     memory: ContentMemory | None = None,
     before: Listing | None = None,
 ) -> Listing:
@@ -130,7 +129,7 @@ def list_source(
     plain = not lists_only_data_files(source)
     for number in range(_TRIES):
         odd = {} if rules.skip_bad is None else collect_odd(source)
-        found = _all_files(source, on_event, retries)
+        found = _all_files(source, on_event, patience)
         if plain and before is not None and found == before.found and not (odd or before.odd):
             if not rules.files.as_files:
                 check_above(source.url)
@@ -141,7 +140,7 @@ def list_source(
             if file.path in unsafe and (not plain or may_have_rows(file, rules.files)):
                 odd[file.path] = unsafe[file.path]
         try:
-            files = dataset_files(source, safe, rules.files, on_event, memory, retries, odd) if plain else safe
+            files = dataset_files(source, safe, rules.files, on_event, memory, patience, odd) if plain else safe
             break
         except FileMoved:
             if number == _TRIES - 1:
@@ -156,7 +155,7 @@ def list_source(
     files = without_links(source, files, links, on_event)
     partition_keys(file.path for file in files)  # raises
     if plain and rules.skip_bad is None and not rules.files.as_files:  # a sync does so where something has changed
-        check_one_table(source, files, retries=retries)
+        check_one_table(source, files, patience=patience)
     chosen, subset = select_subset(source, files, rules.where, rules.columns)
     if not chosen:
         raise SourceIncomplete(source.url, f"no partition satisfies --where {rules.where!r}")
@@ -187,7 +186,7 @@ def without_links(
     return [file for file in files if file.path not in links]
 
 
-def _all_files(source: Source, on_event: OnEvent, retries: int) -> list[SourceFile]:
+def _all_files(source: Source, on_event: OnEvent, patience: Patience) -> list[SourceFile]:
     """Return every file of a source."""
     found: list[SourceFile] = []
 
@@ -201,9 +200,7 @@ def _all_files(source: Source, on_event: OnEvent, retries: int) -> list[SourceFi
         if len(found) > MAX_FILES:
             raise SourceError(source.url, f"lists more than {MAX_FILES:,} files", "name a directory below it")
 
-    with_retries(
-        list_once, source.url, min(retries, 2), on_event, within=FIRST_ANSWER_TIMEOUT / 2
-    )  # a silent server is asked once
+    with_retries(list_once, source.url, patience, on_event)
     return found
 
 
@@ -213,7 +210,7 @@ def dataset_files(
     rules: FileRules,
     on_event: OnEvent,
     memory: ContentMemory | None = None,
-    retries: int = RETRIES,
+    patience: Patience = FIRST_CONTACT,
     odd: MutableMapping[str, PqcacheError] | None = None,
 ) -> list[SourceFile]:
     """Return those of all files ``found`` in a source that are its dataset's, in the same order.
@@ -230,7 +227,7 @@ def dataset_files(
     if not (files.unknown or files.other or files.unfinished):
         return list(files.taken)
     denied: dict[str, PqcacheError] = {}
-    parquet = parquet_by_content(source, files.unknown, memory or ContentMemory(), retries, on_event, denied)
+    parquet = parquet_by_content(source, files.unknown, memory or ContentMemory(), patience, on_event, denied)
     if odd is None and denied:
         raise denied[min(denied)]
     if odd is not None:
@@ -245,7 +242,7 @@ def dataset_files(
 
 
 def check_one_table(
-    source: Source, files: Sequence[SourceFile], held: Iterable[str] = (), retries: int = RETRIES
+    source: Source, files: Sequence[SourceFile], held: Iterable[str] = (), patience: Patience = FIRST_CONTACT
 ) -> None:
     """Raise UsageError where directories of ``files`` are different tables by their names and columns.
 
@@ -262,7 +259,7 @@ def check_one_table(
     step = -(-len(new) // _ROOTS)
     some = {roots[root]: root for root in (*known[:1], *new[::step])}
     chosen = {some[file.path]: file for file in files if file.path in some}
-    calls = [partial(_columns, source, chosen[root], retries) for root in some.values()]
+    calls = [partial(_columns, source, chosen[root], patience) for root in some.values()]
     found = [
         (root, columns) for root, columns in zip(some.values(), in_parallel(calls, _THREADS), strict=True) if columns
     ]
@@ -275,12 +272,12 @@ def check_one_table(
         raise several_tables(source.url, roots, first, root, why)
 
 
-def _columns(source: Source, file: SourceFile, retries: int) -> frozenset[str]:
+def _columns(source: Source, file: SourceFile, patience: Patience) -> frozenset[str]:
     """Return the names of a file's columns, and of those in its path; none where it cannot be read, as a sync says."""
     from pqcache.store.sync.download.remote_footer import read_remote_footer  # and pyarrow
 
     try:
-        schema = with_retries(lambda: read_remote_footer(source, file)[1], file.path, retries, ignore)
+        schema = with_retries(lambda: read_remote_footer(source, file)[1], file.path, patience, ignore)
     except (ParquetError, SourceDenied, SourceNotFound, SourceChanged):
         return frozenset()
     names = (name for name in schema.names if not name.startswith("__index_level_"))  # which pandas leaves, or not

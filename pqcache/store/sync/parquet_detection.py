@@ -17,7 +17,7 @@ from pathlib import Path
 from pqcache.errors import PqcacheError, SourceChanged, SourceDenied, SourceIncomplete, SourceNotFound
 from pqcache.events import OnEvent
 from pqcache.store.drivers.base import Source, file_url, read_range
-from pqcache.store.drivers.retries import with_retries
+from pqcache.store.drivers.retries import Patience, with_retries
 from pqcache.store.layout import CONTENT
 from pqcache.store.manifest import SourceFile
 from pqcache.store.ownership import file_mode
@@ -81,7 +81,7 @@ def parquet_by_content(
     source: Source,
     files: Sequence[SourceFile],
     memory: ContentMemory,
-    retries: int,
+    patience: Patience,
     on_event: OnEvent,
     denied: MutableMapping[str, PqcacheError],
 ) -> set[SourceFile]:
@@ -95,7 +95,7 @@ def parquet_by_content(
         from pqcache.system.parallel import in_parallel  # a sync with nothing to do does not need it
 
         _log("%s: %d files are looked into", source.url, len(unknown))
-        calls = [partial(_has_magic, source, file, retries, on_event) for file in unknown]
+        calls = [partial(_has_magic, source, file, patience, on_event) for file in unknown]
         for file, is_parquet in zip(unknown, in_parallel(calls, _THREADS), strict=True):
             if isinstance(is_parquet, SourceDenied):
                 denied[file.path] = is_parquet
@@ -104,13 +104,13 @@ def parquet_by_content(
     return {file for file in files if memory.get(source.url, file)}
 
 
-def _has_magic(source: Source, file: SourceFile, retries: int, on_event: OnEvent) -> bool | SourceDenied:
+def _has_magic(source: Source, file: SourceFile, patience: Patience, on_event: OnEvent) -> bool | SourceDenied:
     def read(offset: int) -> bytes:
         return read_range(source, file.path, offset, _MAGIC_SIZE, file.identity.tag)
 
     for offset in (0, file.identity.size - _MAGIC_SIZE):
         try:
-            data = with_retries(partial(read, offset), file.path, retries, on_event)
+            data = with_retries(partial(read, offset), file.path, patience, on_event)
         except SourceDenied as error:
             return error
         except (SourceNotFound, SourceChanged) as error:

@@ -26,7 +26,7 @@ from pqcache.parquet.int96_unit import Int96Values, int96_leaves, int96_unit, in
 from pqcache.parquet.schema_merge import merge_schemas, with_time_zones
 from pqcache.store.drivers.base import Source, file_url, read_range
 from pqcache.store.drivers.local import LocalSource
-from pqcache.store.drivers.retries import RETRIES, with_retries
+from pqcache.store.drivers.retries import FEW_TRIES, with_retries
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
 from pqcache.store.sync.download.remote_footer import read_remote_footer, read_remote_tail
 from pqcache.system.parallel import in_parallel
@@ -87,7 +87,7 @@ def read_table_schema(
     zones = pa.schema([]) if of_table is None else of_table
 
     def of_each(call: Callable[[SourceFile], T], some: Sequence[SourceFile]) -> list[T]:
-        calls = [partial(with_retries, partial(call, file), file.path, RETRIES, on_event) for file in some]
+        calls = [partial(with_retries, partial(call, file), file.path, FEW_TRIES, on_event) for file in some]
         return in_parallel(calls, _JOBS)
 
     found = of_each(lambda file: _schema_of(source, file, "us"), files)

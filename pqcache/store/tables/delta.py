@@ -129,7 +129,7 @@ class _Delta:
                 link_log(source.url, log, files, directory)
                 return directory
             with _listed_files():
-                copy_log(source, log, files, directory, options.retries, options.on_event)
+                copy_log(source, log, files, directory, options.patience, options.on_event)
         return directory
 
     def _about_file(self, error: PqcacheError, entries: Sequence[SourceFile]) -> PqcacheError:
@@ -223,7 +223,7 @@ class _Delta:
 
     def _retried(self, call: Callable[[], T], path: str) -> T:
         options = self._log.options
-        return with_retries(call, path or self.url, options.retries, options.on_event)
+        return with_retries(call, path or self.url, options.patience, options.on_event)
 
 
 @contextmanager

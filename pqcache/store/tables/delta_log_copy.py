@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from pqcache.errors import ParquetError, SourceUnavailable, first_line
 from pqcache.events import OnEvent
 from pqcache.store.drivers.base import Source, file_url
-from pqcache.store.drivers.retries import with_retries
+from pqcache.store.drivers.retries import Patience, with_retries
 from pqcache.store.manifest import SourceFile
 from pqcache.store.tables.delta_log import LOG, SIDECARS, DeltaLog
 
@@ -19,7 +19,7 @@ _THREADS = 8
 
 
 def copy_log(
-    source: Source, log: DeltaLog, files: Sequence[SourceFile], directory: Path, retries: int, on_event: OnEvent
+    source: Source, log: DeltaLog, files: Sequence[SourceFile], directory: Path, patience: Patience, on_event: OnEvent
 ) -> None:
     """Copy ``files`` of a log, and the sidecars that a checkpoint among them names, to ``directory``.
 
@@ -28,7 +28,7 @@ def copy_log(
     target = directory / LOG
 
     def copy(file: SourceFile) -> None:
-        with_retries(lambda: _copy(source, file, target / file.path), file_url(source, file.path), retries, on_event)
+        with_retries(lambda: _copy(source, file, target / file.path), file_url(source, file.path), patience, on_event)
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="pqcache-log") as threads:
         (target / SIDECARS).mkdir(parents=True)

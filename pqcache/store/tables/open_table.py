@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from pqcache.errors import SourceError, SourceNotFound, UsageError
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files
+from pqcache.store.drivers.base import Source, lists_only_data_files
 from pqcache.store.drivers.registry import installed
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile
@@ -179,9 +179,8 @@ def _listed(log: Source, options: OpenOptions) -> list[SourceFile]:
         return with_retries(
             lambda: list(log.list()),
             log.url,
-            min(options.retries, 2),
+            options.patience,
             options.on_event,
-            within=FIRST_ANSWER_TIMEOUT / 2,
         )
     except SourceNotFound:
         return []

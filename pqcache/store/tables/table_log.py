@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pqcache.events import OnEvent, ignore
 from pqcache.store.drivers.base import HDFS_NATIVE, TIMEOUT, Source
 from pqcache.store.drivers.registry import open_source
-from pqcache.store.drivers.retries import RETRIES
+from pqcache.store.drivers.retries import FEW_TRIES, Patience
 from pqcache.store.manifest import SourceFile
 from pqcache.store.manifest_digest import digest_of_sources
 from pqcache.store.tables.store_files import StoreFiles
@@ -28,7 +28,7 @@ class OpenOptions:
         hdfs_driver: the driver of ``hdfs://``.
         as_files: take a table's directory as files.
         rule: the version of a table that is wanted.
-        retries: how often what fails for a passing reason is tried again.
+        patience: when to stop retrying what fails for a passing reason.
         on_event: called with what happens.
     """
 
@@ -37,7 +37,7 @@ class OpenOptions:
     hdfs_driver: str = HDFS_NATIVE
     as_files: bool = False
     rule: VersionRule = field(default_factory=VersionRule)
-    retries: int = RETRIES
+    patience: Patience = FEW_TRIES
     on_event: OnEvent = ignore
 
     def open_files(self, url: str, of: str) -> Source:

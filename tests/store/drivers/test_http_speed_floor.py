@@ -12,7 +12,7 @@ import pytest
 from pqcache.errors import SourceUnavailable
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source
-from pqcache.store.drivers.retries import SourceTooSlow, with_retries
+from pqcache.store.drivers.retries import Patience, SourceTooSlow, with_retries
 from pqcache.store.drivers.time_limits import FLOOR, SpeedFloor, TooSlow, with_time_limit
 from tests.store.drivers.web_server import Asked, Server, reply, serving
 
@@ -109,7 +109,7 @@ def test_items_that_drip() -> None:
 
 def test_bytes_that_drip_are_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that grows by a few bytes with every try would be tried for days."""
-    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    monkeypatch.setattr("time.sleep", lambda _: None)
     tries: list[int] = []
 
     def call(error: Callable[[], SourceUnavailable], most: int) -> None:
@@ -118,8 +118,10 @@ def test_bytes_that_drip_are_no_progress(monkeypatch: pytest.MonkeyPatch) -> Non
             raise error()
 
     with pytest.raises(SourceTooSlow):
-        with_retries(lambda: call(lambda: SourceTooSlow("x", "slow"), 99), "x", 3, print, lambda: len(tries))
+        with_retries(lambda: call(lambda: SourceTooSlow("x", "slow"), 99), "x", Patience(3), print, lambda: len(tries))
     assert len(tries) == 4
     tries.clear()
-    with_retries(lambda: call(lambda: SourceUnavailable("x", "reset"), 30), "x", 3, lambda _: None, lambda: len(tries))
+    with_retries(
+        lambda: call(lambda: SourceUnavailable("x", "reset"), 30), "x", Patience(3), lambda _: None, lambda: len(tries)
+    )
     assert len(tries) == 30

@@ -319,7 +319,7 @@ def test_the_limit_of_the_client_is_no_other_error() -> None:
 def test_a_host_with_a_wrong_certificate_is_named(tmp_path: Path) -> None:
     server = Tls("http://127.0.0.1:1", tmp_path)
     server.use(server.certificate("IP:127.0.0.1"))  # of an authority that nobody knows
-    with pytest.raises(SourceUnavailable, match=rf"{server.url[8:]} cannot be reached \(its certificate is not valid"):
+    with pytest.raises(SourceError, match=rf"{server.url[8:]} cannot be reached \(its certificate is not valid"):
         next(open_source("gs://lake/x", {"endpoint": server.url, "token": "t"}).list())
     server.close()
 

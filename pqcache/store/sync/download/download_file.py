@@ -36,7 +36,7 @@ from pqcache.errors import (
 from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.store.drivers.base import LocalFiles, ReadIntoSource, Source, file_url
 from pqcache.store.drivers.file_shape import shape_of
-from pqcache.store.drivers.retries import RETRIES, with_retries
+from pqcache.store.drivers.retries import FEW_TRIES, Patience, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.sync.download.subset import EVERYTHING, Subset
 from pqcache.system.checksum import add_file, checksum_of, checksum_text, is_checksum, new_checksum
@@ -63,7 +63,7 @@ class DownloadOptions:
 
     Attributes:
         subset: the columns and rows to take of each file.
-        retries: how often what fails for a passing reason is tried again.
+        patience: when to stop retrying what fails for a passing reason.
         checksum: compare what was downloaded with the store's own checksum where it has one: the ETag of an S3
             object that was uploaded in one part.
         confirm: ask the source for a file's identity after each download. Without it the source is asked only if
@@ -73,7 +73,7 @@ class DownloadOptions:
     """
 
     subset: Subset = EVERYTHING
-    retries: int = RETRIES
+    patience: Patience = FEW_TRIES
     checksum: bool = False
     confirm: bool = True
     stopped: Callable[[], bool] = lambda: False
@@ -207,7 +207,7 @@ def _download_version(transfer: _Transfer) -> Downloaded:
     for last in (False, True):
         error: PqcacheError | None = None
         try:
-            checksum, tail = with_retries(receive, file.path, options.retries, options.on_event, lambda: transfer.size)
+            checksum, tail = with_retries(receive, file.path, options.patience, options.on_event, lambda: transfer.size)
             metadata, schema = _footer(transfer, tail)
         except (SourceChanged, SourceUnavailable) as failure:
             error = failure  # it may have failed because the file changed meanwhile: ask before raising it
@@ -217,7 +217,7 @@ def _download_version(transfer: _Transfer) -> Downloaded:
             transfer.part.unlink(missing_ok=True)  # it may be damaged: no later run must resume from it
         if error is None and not options.confirm and file.identity.tag:
             return Downloaded(file, metadata, schema, checksum)
-        now = with_retries(lambda: transfer.source.stat(file.path), file.path, options.retries, options.on_event)
+        now = with_retries(lambda: transfer.source.stat(file.path), file.path, options.patience, options.on_event)
         if not file.identity.is_still(now):
             raise _Moved(file.path, now)
         if error is None:

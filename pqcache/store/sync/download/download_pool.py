@@ -19,6 +19,7 @@ from pqcache.store.sync.bad_partitions import BadPartitionsSoFar, Blame, blame_n
 from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions, download_file
 from pqcache.store.sync.plan import DirectoryPlan
 from pqcache.store.urls import quoted
+from pqcache.system.parallel import stop_with
 from pqcache.system.stopwatch import Stopwatch
 
 Task = tuple[DirectoryPlan, SourceFile]
@@ -159,7 +160,7 @@ def _batches(tasks: Iterable[Task]) -> Iterator[_DownloadBatch]:
 @contextmanager
 def stoppable_threads(threads: int, stop: threading.Event) -> Iterator[ThreadPoolExecutor]:
     """Yield a thread pool that on an error is asked to stop and not waited for: a read may hang."""
-    executor = ThreadPoolExecutor(max(1, threads))
+    executor = ThreadPoolExecutor(max(1, threads), initializer=stop_with, initargs=(stop,))
     try:
         yield executor
     except BaseException:

@@ -25,7 +25,7 @@ from pqcache.events import Advanced, Awaited, Fetched, Warned
 from pqcache.store.arriving.arrival_map import FileState
 from pqcache.store.arriving.wanted import WantedLists
 from pqcache.store.drivers.base import Source, file_url, reads_versions
-from pqcache.store.drivers.retries import with_retries
+from pqcache.store.drivers.retries import FEW_TRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.row_group_index import unfit_in_file
 from pqcache.store.sync.download.download_columns import merged_ranges
@@ -41,7 +41,6 @@ from pqcache.system.checksum import is_checksum
 from pqcache.system.disk import write_at
 from pqcache.units import format_seconds
 
-PATIENCE = 120.0  # seconds without a byte after which a source that has answered before counts as gone
 PAUSE = 1.0  # seconds before a source that does not answer is asked again
 
 _LOOK = 0.02  # seconds between looks at what readers want
@@ -176,8 +175,9 @@ class Fetch:
             if not (reads_versions(self._source) and file.identity.tag):
                 self._check_identity(file, self._source.stat(file.path))
 
+        few = options.patience._replace(retries=min(options.patience.retries, FEW_TRIES.retries))
         try:
-            with_retries(receive, file.path, options.retries, options.on_event, lambda: position)
+            with_retries(receive, file.path, few, options.on_event, lambda: position)
         except SourceError as error:
             self._job.on_event(Advanced("fetch", piece.start - position))
             self._failed(piece, error)
@@ -250,13 +250,14 @@ class Fetch:
             return
         except SourceUnavailable as unavailable:
             error = unavailable
-        if not isinstance(error, SourceUnavailable) or time.monotonic() - self._answered > PATIENCE:
+        patience = self._job.run.options.patience.seconds
+        if not isinstance(error, SourceUnavailable) or time.monotonic() - self._answered > patience:
             raise error
         with self._changed:
             self._scheduler.put_back(piece.file, piece.start, piece.end)
             was_out, self._is_out = self._is_out, True
         if not was_out:
-            trying = f"what is there is kept, and it is tried again for {format_seconds(PATIENCE)}"
+            trying = f"what is there is kept, and it is tried again for {format_seconds(patience)}"
             self._job.on_event(Warned(f"{error}; {trying}"))
         self._stop.wait(PAUSE)
 
@@ -334,7 +335,7 @@ class Fetch:
             advice = "nothing was published, run 'pqcache verify --repair' on the cache that it comes from"
             raise self._abandon(SourceError(url, reason, advice))
         self._damaged[file] += 1
-        if self._damaged[file] > self._job.run.options.retries:
+        if self._damaged[file] > min(self._job.run.options.patience.retries, FEW_TRIES.retries):
             error = SourceUnavailable(url, "was damaged on its way: its MD5 is not the store's")
             raise self._abandon(error)  # its end may be what is damaged, which is fetched once
         with self._changed:

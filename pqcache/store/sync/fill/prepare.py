@@ -195,7 +195,7 @@ def _fetch_end(
         return make(source, file, read)
 
     try:
-        made, parts = with_retries(make_once, file.path, options.retries, options.on_event)
+        made, parts = with_retries(make_once, file.path, options.patience, options.on_event)
     except (SourceNotFound, SourceChanged) as error:
         what = "vanished from" if isinstance(error, SourceNotFound) else "changed at"
         advice = "nothing was published, sync again when the source is complete"

@@ -26,6 +26,7 @@ from thrift.transport.TTransport import TTransportException
 
 from pqcache.errors import SourceDenied, SourceError, SourceIncomplete, SourceNotFound, SourceUnavailable, first_line
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT
+from pqcache.store.drivers.network_errors import known_cause
 from pqcache.store.drivers.retries import SourceTooSlow
 from pqcache.store.drivers.time_limits import SpeedFloor, TooSlow
 from pqcache.store.tables.hive_metastore import structs
@@ -257,7 +258,9 @@ class Metastore:
     def _unavailable(self, reason: str, advice: str = "") -> SourceUnavailable:
         return SourceUnavailable(self._address.url, f"{self._place}: {reason}", advice)
 
-    def _denied(self, reason: str) -> SourceDenied:
+    def _denied(self, reason: str) -> SourceError:
+        if (known := known_cause(self._address.url, reason)) is not None:
+            return known
         advice = "check user and password" if self._address.auth == PLAIN else "check the ticket with klist"
         return SourceDenied(self._address.url, f"{self._place} refuses the login ({_shown(reason)})", advice)
 

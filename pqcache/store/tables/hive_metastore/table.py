@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound, SourceUnavailable
 from pqcache.events import Warned
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, file_url
+from pqcache.store.drivers.base import Source, file_url
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import NULL, is_hidden_directory, partition_table
@@ -228,9 +228,8 @@ class HiveTable:
             listed = with_retries(
                 lambda: list(islice(source.list(), _MAX_FILES)),
                 source.url,
-                min(options.retries, 2),
+                options.patience,
                 options.on_event,
-                within=FIRST_ANSWER_TIMEOUT / 2,
             )
         except SourceNotFound:
             return {}

@@ -110,7 +110,7 @@ def _answer(url: str, options: OpenOptions, call: Callable[[], T]) -> T:
                 reason = f"its catalog has not answered for {options.timeout:.0f} s"
                 raise SourceUnavailable(url, reason, "check the catalog's uri, or raise --timeout") from None
 
-    return with_retries(answer, url, options.retries, options.on_event)
+    return with_retries(answer, url, options.patience, options.on_event)
 
 
 def _opener(properties: Mapping[str, Any], options: OpenOptions) -> Callable[[str], Source]:

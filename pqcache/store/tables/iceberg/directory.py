@@ -69,11 +69,11 @@ class _Directory:
 
     def _listed(self) -> list[SourceFile]:
         source, options = self._log.source, self._log.options
-        return with_retries(lambda: list(source.list()), source.url, options.retries, options.on_event)
+        return with_retries(lambda: list(source.list()), source.url, options.patience, options.on_event)
 
     def _hint(self, size: int) -> str:
         source, options = self._log.source, self._log.options
-        data = with_retries(lambda: read_range(source, HINT, 0, size), HINT, options.retries, options.on_event)
+        data = with_retries(lambda: read_range(source, HINT, 0, size), HINT, options.patience, options.on_event)
         return data.decode(errors="replace")
 
 

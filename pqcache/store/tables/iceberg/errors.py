@@ -16,10 +16,11 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
+from pqcache.store.drivers.network_errors import known_cause
 from pqcache.store.urls import printable
 
 _MISSING = ("NoSuchTableError", "NoSuchIcebergTableError", "NoSuchNamespaceError", "NoSuchIdentifierError")
-_DENIED = ("UnauthorizedError", "ForbiddenError", "AuthorizationExpiredError", "OAuthError")
+_DENIED = ("UnauthorizedError", "ForbiddenError", "OAuthError")
 _PASSING = ("ServiceUnavailableError", "ServerError", "TooManyRequestsError")
 _SECRETIVE = ("ArgumentError",)  # what SQLAlchemy says of a URL that it cannot read may show the password
 _AS_FILES = "take its files as they are with --as-files (as_files=True)"
@@ -65,6 +66,8 @@ def damaged(uri: str, reason: str) -> ParquetError:
 
 
 def _error(subject: str, error: Exception) -> PqcacheError:
+    if (known := known_cause(subject, error)) is not None:
+        return known
     names = [kind.__name__ for kind in type(error).__mro__]
     said = _said(error)
     if not _is_disjoint(names, _MISSING):

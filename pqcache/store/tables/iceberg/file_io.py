@@ -79,7 +79,7 @@ class TableAccess:
         return io.BufferedReader(_StoreStream(self, uri), _BUFFER)
 
     def _tried(self, uri: str, call: Callable[[], T]) -> T:
-        return with_retries(call, uri, self.options.retries, self.options.on_event)
+        return with_retries(call, uri, self.options.patience, self.options.on_event)
 
 
 def plain_url(uri: str) -> str:

@@ -379,8 +379,7 @@ def test_a_source_that_does_not_come_back(
     reads: LocalReads, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "PAUSE", 0.0)
-    monkeypatch.setattr(fetch, "PATIENCE", 0.0)
-    filling = Filling(reads, made, tmp_path / "cache", retries=0, jobs=1)
+    filling = Filling(reads, made, tmp_path / "cache", retry_for=0, jobs=1)
     snapshot = filling.arriving()
     ended(filling, pqcache.SourceUnavailable(str(made), "connection refused"))
     assert snapshot.map().state == ArrivalState.ARRIVING

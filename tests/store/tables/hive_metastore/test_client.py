@@ -391,7 +391,7 @@ def test_the_command_line(handler: Handler, tmp_path: Path) -> None:
         text = (cache / "pqcache.toml").read_text()
         assert f'source = "{shown}"' in text
     down = run_pqcache("sync", cache, "-o", "password=geheim", "--retries", "0")
-    assert (down.returncode, down.stderr.count("\n")) == (1, 1)
+    assert (down.returncode, down.stderr.count("\n")) == (75, 1)
     assert "connection refused" in down.stderr
     wrong = run_pqcache("sync", "hive://127.0.0.1/table", cache)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)

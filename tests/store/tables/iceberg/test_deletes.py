@@ -15,6 +15,7 @@ from pyroaring import BitMap64
 
 from pqcache.errors import ParquetError, SourceNotFound
 from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.retries import Patience
 from pqcache.store.tables.iceberg import deletes as deletes_module
 from pqcache.store.tables.iceberg.deletes import DeleteFile, Deletes
 from pqcache.store.tables.iceberg.file_io import TableAccess
@@ -24,7 +25,7 @@ from pqcache.store.tables.table_log import OpenOptions
 
 @pytest.fixture
 def reads(tmp_path: Path) -> Deletes:
-    return Deletes(TableAccess(files=StoreFiles(None, open_source), options=OpenOptions(retries=0)))
+    return Deletes(TableAccess(files=StoreFiles(None, open_source), options=OpenOptions(patience=Patience(0))))
 
 
 def write(path: Path, positions: dict[str, list[int]], **how: Any) -> str:
