@@ -39,6 +39,7 @@ def sync(
     fill: fill_options.Fill = False,
     new_source: source_options.NewSource = False,
     skip_bad: source_options.SkipBad = None,
+    time_units: source_options.TimeUnits = None,
     option: opt.Options = None,
     hdfs_driver: opt.HdfsDriver = None,
     retries: opt.Retries = None,
@@ -79,6 +80,7 @@ def sync(
         "version": version,
         "as_of": as_of,
         "skip_bad": skip_bad,
+        "time_units": parsing.time_units(time_units),
         "options": parsing.store_options(option) or None,
     }
     once = {

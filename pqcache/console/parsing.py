@@ -93,6 +93,14 @@ def store_options(pairs: list[str] | None) -> dict[str, str]:
     return options
 
 
+def time_units(text: str | None) -> dict[str, str] | None:
+    """Return the units of ``--time-units`` by column; None if it is absent."""
+    pairs = [item.strip().rpartition("=") for item in (text or "").split(",") if item.strip()]
+    if any(not name or not unit for name, _, unit in pairs):
+        raise UsageError(f"--time-units {text!r}", "not COLUMN=UNIT", "write it like ts=us")
+    return None if text is None else {name: unit for name, _, unit in pairs}
+
+
 def chosen_view(views: dict[str, Any]) -> str | None:
     """Return the name of the one option that is set, or None; they exclude one another."""
     chosen = [name for name, value in views.items() if value]

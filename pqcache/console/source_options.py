@@ -17,6 +17,15 @@ SkipBad = Annotated[
         rich_help_panel=SAFETY,
     ),
 ]
+TimeUnits = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN=UNIT,...",
+        help="* Let the times of a column be in s, ms, us or ns, if all of them fit. '' for the unit that they have "
+        "had. Default: the finest of the first night, and files in a finer unit are refused.",
+        rich_help_panel=SAFETY,
+    ),
+]
 NewSource = Annotated[
     bool,
     typer.Option(

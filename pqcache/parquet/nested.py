@@ -62,3 +62,28 @@ def with_changed_types(kind: pa.DataType, change: Callable[[pa.DataType], pa.Dat
         if is_list(kind):
             return make(changed(kind.value_field))
     return kind
+
+
+def with_types_like(
+    kind: pa.DataType, other: pa.DataType, change: Callable[[pa.DataType, pa.DataType], pa.DataType]
+) -> pa.DataType:
+    """Return a type with ``change`` made to each type inside that is not nested, given what ``other`` has there.
+
+    Fields of structs are found by name; what ``other`` has not remains.
+    """
+    if not pt.is_nested(kind):
+        return kind if pt.is_nested(other) else change(kind, other)
+    if pt.is_struct(kind) and pt.is_struct(other):
+        inside = {field.name: field.type for field in other.fields}
+        fields = [f.with_type(with_types_like(f.type, inside.get(f.name, f.type), change)) for f in kind.fields]
+        return pa.struct(fields)
+    if pt.is_map(kind) and pt.is_map(other):
+        kinds = iter((other.key_type, other.item_type))
+        return with_changed_types(kind, lambda inner: with_types_like(inner, next(kinds), change))
+    if _is_list(kind) and _is_list(other):
+        return with_changed_types(kind, lambda inner: with_types_like(inner, other.value_type, change))
+    return kind
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pt.is_fixed_size_list(kind) or any(is_list(kind) for is_list, _ in _LISTS))

@@ -197,7 +197,7 @@ def always_fits(kind: pa.DataType, into: pa.DataType) -> bool:
         return always_fits(kind.value_type, into.value_type)
     if pt.is_integer(kind) and pt.is_floating(into):
         return bool(kind.bit_width < 64)
-    return kind == into or not (pt.is_timestamp(kind) or pt.is_duration(kind))
+    return kind == into or not (pt.is_timestamp(kind) or pt.is_duration(kind) or pt.is_time(kind))
 
 
 def cast_exactly(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:

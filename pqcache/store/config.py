@@ -33,7 +33,8 @@ class Config:
     """A cache's source and options; ``row_group_size`` is in bytes, None keeps files as they are at the source.
 
     From ``compression`` to ``shuffle`` they are the options of the last repartition, None where it had none.
-    ``keys`` are the columns that each new snapshot has key indexes of.
+    ``keys`` are the columns that each new snapshot has key indexes of, ``time_units`` the units that columns of times
+    have, where not the ones that they had first.
     """
 
     source: str
@@ -60,6 +61,7 @@ class Config:
     dense: Mapping[str, str] | None = None
     shuffle: int | None = None
     keys: tuple[str, ...] = ()
+    time_units: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -79,6 +81,9 @@ class Config:
                 f"excludes --shard {self.shard}, because nodes with other free space would take other partitions",
                 "give a size or a number of partitions",
             )
+        for name, unit in self.time_units.items():
+            if unit not in ("s", "ms", "us", "ns"):
+                raise UsageError(f"--time-units {name}={unit}", "not a unit of time", "choose s, ms, us or ns")
         self.rewrite()
 
     @property
@@ -170,6 +175,7 @@ def config_of(document: Mapping[str, Any]) -> Config:
         dense={str(k): str(v) for k, v in document["dense"].items()} if "dense" in document else None,
         shuffle=None if document.get("shuffle") is None else _count(document, "shuffle", 0),
         keys=_names(document, "keys"),
+        time_units={str(k): str(v) for k, v in document.get("time_units", {}).items()},
     )
 
 
@@ -250,6 +256,7 @@ def write_config(cache: Path, config: Config) -> None:
         "shuffle": config.shuffle,
         "keys": list(config.keys) or None,
         "dense": None if config.dense is None else dict(config.dense),
+        "time_units": dict(config.time_units) or None,
     }
     for name, value in values.items():
         if value is None:

@@ -41,7 +41,14 @@ import pyarrow.parquet as pq
 from pqcache.errors import CacheError, DamagedError, ParquetError, TypeClash, first_line
 from pqcache.parquet.dense_columns import is_alike
 from pqcache.parquet.nested import leaves_in
-from pqcache.parquet.row_group_stats import BASE, columns_table, index_schema, read_footer, row_group_columns
+from pqcache.parquet.row_group_stats import (
+    BASE,
+    columns_table,
+    index_schema,
+    names_of_chunks,
+    read_footer,
+    row_group_columns,
+)
 from pqcache.parquet.schema_merge import (
     always_fits,
     cast_exactly,
@@ -52,6 +59,7 @@ from pqcache.parquet.schema_merge import (
     with_table_columns,
     with_time_zones,
 )
+from pqcache.parquet.time_units import TimeUnits
 from pqcache.store.hive import parent, partition_keys, partition_values, partitions_of
 from pqcache.store.index_parts import IndexPart, index_part, merged_parts
 from pqcache.system.disk import check_regular
@@ -60,6 +68,7 @@ from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 FORMAT = 1
 NO_SCHEMA = pa.schema([])
 _BATCH = 8_192  # rows decoded at once
+NO_UNITS = TimeUnits()
 _PLACES = ("file", "row_group", "rows")  # columns that each row group that is read needs
 
 
@@ -177,9 +186,10 @@ def build_index(
     jobs: int = 8,
     table_schema: pa.Schema = NO_SCHEMA,
     clashes: dict[str, TypeClash] | None = None,
+    units: TimeUnits = NO_UNITS,
 ) -> Index:
     """Build the index of the Parquet files ``paths`` below ``root`` by reading their footers."""
-    builder = IndexBuilder(table_schema, clashes)
+    builder = IndexBuilder(table_schema, clashes, units)
     ordered = sorted(paths)
     with ForkSafeThreadPool(jobs) as pool:
         footers = pool.map(lambda path: read_footer(root / path), ordered)
@@ -193,11 +203,17 @@ class IndexBuilder:
 
     Rows are collected in lists per schema and packed into Arrow tables every few thousand row groups, so that there
     are few tables however many files. ``table_schema`` is that of the table that the files are of. ``clashes`` takes
-    the errors about columns with types that do not fit together; without it they are raised.
+    the errors about columns with types that do not fit together; without it they are raised. Columns of times have the
+    ``units``.
     """
 
-    def __init__(self, table_schema: pa.Schema = NO_SCHEMA, clashes: dict[str, TypeClash] | None = None) -> None:
-        self._table_schema, self._clashes = table_schema, clashes
+    def __init__(
+        self,
+        table_schema: pa.Schema = NO_SCHEMA,
+        clashes: dict[str, TypeClash] | None = None,
+        units: TimeUnits = NO_UNITS,
+    ) -> None:
+        self._table_schema, self._clashes, self._units = table_schema, clashes, units
         self._lock = threading.Lock()
         self._ids: dict[str, int] = {}
         self._schemas: list[tuple[str, pa.Schema]] = []
@@ -223,6 +239,7 @@ class IndexBuilder:
                 "write it again at the source, or move it away",
             ) from error
         schema = with_time_zones(schema, self._table_schema)
+        self._units.check(path, schema, partial(_int96_columns, metadata, schema))
         position = self._schema_position(path, schema)
         file = self._ids.setdefault(path, len(self._ids))
         if file == len(self._schema_of):
@@ -258,10 +275,10 @@ class IndexBuilder:
             schemas.append(previous.data_schema)
         return all(is_alike(schema, schemas[0]) for schema in schemas)
 
-    def write(self, paths: Sequence[str], previous: Index | None, path: Path, root: Path | None = None) -> None:
+    def write(self, paths: Sequence[str], previous: Index | None, path: Path, root: Path | None = None) -> pa.Schema:
         """Write what ``finish`` would return to ``path``, a few files at a time; the caller makes it durable.
 
-        ``root`` is where the files are, if they are there: see `check_values`.
+        Return the schema of the files. ``root`` is where they are, if they are there: see `check_values`.
         """
         uniform = self.is_uniform(paths, previous)
         parts, schema, columns = self._gather(paths, previous)
@@ -275,6 +292,7 @@ class IndexBuilder:
         with _writer(path, paths, columns, about) as write:
             for block in merged_parts([part for _, part in parts], len(paths), columns):
                 write(block)
+        return schema
 
     def check_values(self, paths: Sequence[str], previous: Index | None, root: Path, schema: pa.Schema) -> None:
         """Raise TypeClash about files below ``root`` with values that have no place in the ``schema`` of all.
@@ -347,7 +365,7 @@ class IndexBuilder:
     def _merged(self, named: list[tuple[str, pa.Schema]], owner: Callable[[str], str] | None = None) -> pa.Schema:
         """Return the schema of all files; where types clash, TypeClash has all added files of such a type."""
         try:
-            return merge_schemas(named, owner, self._clashes)
+            return self._units.of(merge_schemas(named, owner, self._clashes))
         except TypeClash as clash:
             number = next((n for n, (path, _) in enumerate(self._schemas) if path == clash.files[0]), None)
             alike = [path for path, of in zip(self._ids, self._schema_of, strict=True) if of == number]
@@ -382,8 +400,11 @@ class IndexBuilder:
         root: Path,
     ) -> TypeClash:
         """Return the error about ``bad`` files, with values of type ``kind`` that do not fit ``others``."""
-        other, files = others[0]
         path, reason = next(iter(bad.items()))
+        if not others:  # the unit is that of earlier times, or chosen
+            advice = "choose a unit that holds all times with --time-units"
+            return TypeClash(path, reason, advice, column=field.name, files=(*bad, ""), types=(kind, field.type))
+        other, files = others[0]
         if path in self._ids:
             place = next((p for p in files if _type_in(root / p, field.name) == other), files[0])
             clash = TypeClash(path, f"{reason} in {place}", column=field.name, files=(*bad, place), types=(kind, other))
@@ -485,6 +506,14 @@ def doubtful_columns(index: Index) -> dict[int, list[pa.Field]]:
 
 def _may_be_rounded(kind: pa.DataType) -> bool:
     return not all(always_fits(other, kind) for other in (pa.int64(), pa.timestamp("s"), pa.duration("s")))
+
+
+def _int96_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> set[str]:
+    """Return the columns in which a file has INT96 times."""
+    if not metadata.num_row_groups:
+        return set()
+    first, names = metadata.row_group(0), names_of_chunks(metadata, schema)
+    return {name for leaf, name in enumerate(names) if first.column(leaf).physical_type == "INT96"}
 
 
 def _type_in(path: Path, name: str) -> pa.DataType | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pqcache.errors import DamagedError, ParquetError, disk_errors
 from pqcache.events import Published, Started, Warned
+from pqcache.parquet.time_units import changed_units
 from pqcache.store.drivers.base import reads_versions
 from pqcache.store.hive import parent
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
@@ -79,16 +80,18 @@ def build_snapshot(
             job = job if job.rewrite.keep_int96 else replace(job, table=uniform_table_schema(known.data_schema))
         take_over_or_remove(cache, job.workdir, *keys_of(job))
         check_space(run, plan, tree_size(job.workdir))
-        index = IndexBuilder(job.table_schema)
+        index = IndexBuilder(job.table_schema, units=job.units)
         built = list(_make_files(job, index))
         if origin is not None:
             origin.confirm([*(item.entry for item in built), *_kept(plan)])
         target, entries = _assemble(job, job.workdir / "snapshot", built)
         if job.rewrite is not None and not index.is_uniform([entry.path for entry in entries], known):
             target, entries, known, plan = _unify(job, target, entries, index, known)
-            index = IndexBuilder(job.table_schema)
+            index = IndexBuilder(job.table_schema, units=job.units)
         with job.clashes_by_partition():
-            index.write([entry.path for entry in entries], known, target / ROW_GROUPS, target)
+            schema = index.write([entry.path for entry in entries], known, target / ROW_GROUPS, target)
+        for change in changed_units(job.schema_before() or schema, schema):
+            job.on_event(Warned(f"{metadata.source}: {change}"))
         manifest = write_metadata(job, target, entries)
         snapshot = publish(cache, target, job.previous)
     job.on_event(Published(snapshot.id))
@@ -107,7 +110,7 @@ def _unify(
     try:
         with job.clashes_by_partition(f"{target}/"):
             table = local_table_schema(target, entries, job.rewrite.keep_int96, job.table_schema)
-            index.check_values([entry.path for entry in entries], known, target, table.schema)
+            index.check_values([entry.path for entry in entries], known, target, job.units.of(table.schema))
     except ParquetError as error:
         raise error.renamed(target, source) from error
     if table.others:
@@ -116,11 +119,16 @@ def _unify(
         job.on_event(Warned(f"{source}: schemas differ; {number} rewritten with the one that holds them all"))
         check_space(job.run, plan)
         again = replace(job, previous=Snapshot(target), plan=plan, origin=None, table=table)
-        built = list(_make_files(again, IndexBuilder(job.table_schema)))
+        built = list(_make_files(again, IndexBuilder(job.table_schema, units=job.units)))
         target, entries = _assemble(again, job.workdir / "unified", built)
         redone = {directory.directory: directory for directory in plan.directories}
         done = replace(done, directories=tuple(d if d.rewrite else redone[d.directory] for d in done.directories))
-    return target, entries, build_index(target, [e.path for e in entries], table_schema=job.table_schema), done
+    return (
+        target,
+        entries,
+        build_index(target, [e.path for e in entries], table_schema=job.table_schema, units=job.units),
+        done,
+    )
 
 
 def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
@@ -297,7 +305,7 @@ def _previous_index(job: SnapshotJob) -> Index | None:
         except DamagedError as error:
             log.debug("footers of all kept files are read again: %s", error)
     kept = [entry.path for d in job.plan.directories for entry in d.keep]
-    return _with_new_paths(job.plan, build_index(previous.path, kept, table_schema=job.table_schema))
+    return _with_new_paths(job.plan, build_index(previous.path, kept, table_schema=job.table_schema, units=job.units))
 
 
 def _with_new_paths(plan: Plan, index: Index) -> Index:

@@ -101,7 +101,8 @@ class CacheRun:
 
     ``config`` is what the cache remembers from now on, ``current`` the snapshot that the run began with. ``record`` is
     what the history will have of it; a run that changes nothing has none. ``previous_source`` is the source that the
-    cache was a copy of, where this run takes another one.
+    cache was a copy of, where this run takes another one. With ``changes_index`` a new snapshot is published even if
+    no file has changed.
     """
 
     command: str
@@ -111,6 +112,7 @@ class CacheRun:
     options: RunOptions
     record: RunRecord | None = None
     previous_source: str | None = None
+    changes_index: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

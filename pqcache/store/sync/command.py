@@ -67,6 +67,7 @@ def sync(
     hdfs_driver: str | None = None,
     checksum: bool | None = None,
     skip_bad: bool | None = None,
+    time_units: Mapping[str, str] | None = None,
     as_files: bool | None = None,
     all_files: bool | None = None,
     version: str | int | None = None,
@@ -113,6 +114,9 @@ def sync(
         skip_bad: keep the old version of a partition whose new files are damaged, cannot be read or held, or have types
             that do not fit the others', and publish the rest; ``report.skipped`` names them. Without an old version, it
             is left out.
+        time_units: the unit of the times of columns, like ``{"ts": "us"}``; an empty dict for the units that they have
+            had. Times that do not fit it are refused. Without a choice a column keeps the unit of its first night (the
+            finest of all its files): coarser files are converted, finer ones refused.
         as_files: take all Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, also those that its log
             does not count; those of several tables as if they were one; and those of a directory whose files are of
             another kind for the greater part.
@@ -171,6 +175,7 @@ def sync(
         "hdfs_driver": hdfs_driver,
         "checksum": checksum,
         "skip_bad": skip_bad,
+        "time_units": _units_by_column(time_units),
         "as_files": as_files,
         "all_files": all_files,
         "version": None if version is None else str(version),
@@ -194,6 +199,12 @@ def sync(
     )
     with ExitStack() as stack, disk_errors(target.path):
         return _sync(request, stack)
+
+
+def _units_by_column(units: Any) -> dict[str, str] | None:
+    if units is not None and not isinstance(units, Mapping):
+        raise UsageError(f"time_units={units!r}", "not a dict", "give one, like {'ts': 'us'}")
+    return None if units is None else dict(units)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +253,7 @@ def _run_of(request: _Request, state: _CacheState) -> CacheRun:
         current=state.current,
         options=request.run,
         previous_source=state.previous_source,
+        changes_index=state.remembered is not None and state.config.time_units != state.remembered.time_units,
     )
 
 
@@ -383,7 +395,7 @@ def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: Lis
     if run.options.compare == IDENTITY and may_give_only_sizes(source):
         check_identities(listing.files, source.url)
     summary = None
-    if run.current is not None and run.options.compare == IDENTITY:
+    if run.current is not None and run.options.compare == IDENTITY and not run.changes_index:
         table = table_digest(version_of(source))
         summary = _unchanged(run.current, listing.sources, recipe, run.config.shard, table)
     if summary is not None and not listing.odd:

@@ -107,6 +107,7 @@ class _Attempt:
         now = (config.shard, digest, table_digest(table))
         same = manifest is not None and (manifest.shard, manifest.listing, table_digest(manifest.table)) == now
         same = same and (manifest is self.manifest or _source_paths(manifest) == _source_paths(self.manifest))
+        same = same and not run.changes_index
         if dry_run or (plan.nothing_to_do and run.current is not None and self.intact and same):
             for planned in planned_files(plan, manifest, listing.paths) if dry_run else ():
                 run.options.on_event(planned)

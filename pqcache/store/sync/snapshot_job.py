@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from pqcache.errors import DamagedError
 from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.time_units import TimeUnits
 from pqcache.store.drivers.base import Source
 from pqcache.store.hive import partition_values
 from pqcache.store.manifest import FileEntry, SnapshotMetadata, SourceFile
@@ -83,6 +84,13 @@ class SnapshotJob:
         names = {*columns, *(name for plan in self.plan.directories for name in partition_values(plan.directory))}
         return pa.schema([field for field in found if field.name in names])
 
+    @cached_property
+    def units(self) -> TimeUnits:
+        """The units of times that stay: those before, unless INT96, which had none of its own, is rewritten."""
+        chosen = self.run.config.time_units
+        before = None if self.table is not None and self.table.int96 is not None else self.schema_before()
+        return TimeUnits(before=before or NO_SCHEMA, chosen=chosen)
+
     @property
     def on_event(self) -> ByteCounter:
         """Called with what happens."""
@@ -100,9 +108,10 @@ class SnapshotJob:
         if self.origin is None:
             return nullcontext()
         new = {plan.directory for plan in self.plan.directories if plan.downloads}
-        return clashes_by_partition(new, self._schema_before, root, skip=self.origin.skip_bad)
+        return clashes_by_partition(new, self.schema_before, root, skip=self.origin.skip_bad)
 
-    def _schema_before(self) -> pa.Schema | None:
+    def schema_before(self) -> pa.Schema | None:
+        """Return the schema of the files in the snapshot before; None without one, or if its index is damaged."""
         try:
             return None if self.previous is None else self.previous.index().data_schema
         except DamagedError:

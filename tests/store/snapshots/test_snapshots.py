@@ -60,7 +60,7 @@ def age(snapshot: Path, seconds: float) -> None:
 
 def test_a_list_says_what_there_is(cache: Path) -> None:
     pqcache.pin(cache, "2", name="paper")
-    with ParquetDataset(cache) and pqcache.Cache.open(cache).snapshot("paper").lease():
+    with ParquetDataset(cache, nulls="mask") and pqcache.Cache.open(cache).snapshot("paper").lease():
         views = pqcache.snapshots(cache)
         text = run_pqcache("snapshots", cache).stdout
         lines = [json.loads(line) for line in run_pqcache("snapshots", cache, "--json").stdout.splitlines()]
@@ -94,12 +94,12 @@ def test_pinned_snapshots_outlive_keep_and_gc(lake: Path, cache: Path) -> None:
     assert numbers(cache) == [1, 5, 6]
     assert first in pqcache.gc(cache, keep=1).kept
     assert numbers(cache) == [1, 6]
-    assert len(ParquetDataset(cache, snapshot="paper", batch_size=20)) == 1
-    assert ParquetDataset(cache, snapshot="paper").snapshot == first
+    assert len(ParquetDataset(cache, snapshot="paper", batch_size=20, nulls="mask")) == 1
+    assert ParquetDataset(cache, snapshot="paper", nulls="mask").snapshot == first
     pqcache.unpin(cache, "paper")
     assert pqcache.gc(cache, keep=1).removed == (first,)
     with pytest.raises(pqcache.CacheError, match=r"there is no snapshot paper \(kept: .*-0006\)"):
-        ParquetDataset(cache, snapshot="paper")
+        ParquetDataset(cache, snapshot="paper", nulls="mask")
 
 
 def test_a_snapshot_is_found_by_id_number_and_name(cache: Path) -> None:
@@ -146,13 +146,13 @@ def test_what_is_pinned_is_not_removed_where_that_cannot_be_read(cache: Path) ->
 
 def test_a_rollback_is_one_step_and_recorded(cache: Path) -> None:
     first, _, third = ids(cache)
-    reader = ParquetDataset(cache)
+    reader = ParquetDataset(cache, nulls="mask")
     result = run_pqcache("rollback", cache, "1")
     assert (result.returncode, result.stderr) == (0, "")
     assert f"rolled back from {third}; {first} is current; the next sync publishes" in result.stdout
     assert days_in(cache) == 1
     assert reader.snapshot == third
-    assert ParquetDataset(cache).snapshot == first
+    assert ParquetDataset(cache, nulls="mask").snapshot == first
     record = pqcache.log(cache)[-1]
     assert (record["command"], record["snapshot"], record["previous"]) == ("rollback", first, third)
     assert "from 0003" in run_pqcache("log", cache).stdout.splitlines()[-1]

@@ -129,7 +129,7 @@ def prepare(job: SnapshotJob, source: Source, found: Mapping[SourceFile, FoundFi
         one = _take_over(job, target, file, found[file]) if file in found else None
         return one or _fetch_end(job, source, target, file, lengths)
 
-    index, known, stop = IndexBuilder(job.table_schema), list[_Known](), threading.Event()
+    index, known, stop = IndexBuilder(job.table_schema, units=job.units), list[_Known](), threading.Event()
     size = max(1, min(_BATCH, len(files) // (4 * options.jobs)))
     batches = [files[first : first + size] for first in range(0, len(files), size)]
 
