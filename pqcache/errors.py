@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What parsers raise of data that are not as they were written: wrong values or types, missing keys, deep nesting
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, NotImplementedError, RecursionError)
 NOT_REGULAR = "not a regular file"  # of an OSError with EINVAL
 
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.errors import ParquetError, UsageError
+from pqcache.errors import MALFORMED, ParquetError, UsageError
 from pqcache.parquet.numpy_types import numpy_dtype
 
 DTYPE, SHAPE, LIST = b"pqcache.dtype", b"pqcache.shape", b"pqcache.list"
@@ -84,7 +84,7 @@ def dense_of(field: pa.Field) -> Dense | None:
     try:
         (length,) = json.loads(field.metadata[SHAPE])
         found = parse_dense(f"{field.metadata[DTYPE].decode()}[{length}]")
-    except (UsageError, KeyError, ValueError, TypeError):
+    except MALFORMED:
         return None
     return found if found.width == field.type.byte_width else None
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pqcache.errors import MALFORMED
 from pqcache.parquet.footer.source_footer import SourceFooter, one_of_each_schema
 
 PANDAS = b"pandas"
@@ -29,7 +30,7 @@ def _range_of(text: bytes | None) -> dict[str, Any] | None:
         for column in json.loads(text or b"{}")["index_columns"]:
             if isinstance(column, dict) and column.get("kind") == "range":
                 return column
-    except (ValueError, KeyError, TypeError):
+    except MALFORMED:
         pass
     return None
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from pqcache.errors import ParquetError
+from pqcache.errors import MALFORMED, ParquetError
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.footer import MAGIC
 from pqcache.parquet.footer.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, Struct
@@ -214,7 +214,7 @@ def _cut_spark_schema(value: bytes, wanted: Sequence[bool], names: Sequence[byte
         schema: dict[str, Any] = json.loads(value)
         schema["fields"] = [field for field in schema["fields"] if field["name"] in kept]
         return json.dumps(schema, separators=(",", ":")).encode()
-    except (ValueError, KeyError, TypeError):
+    except MALFORMED:
         return value
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pqcache.errors import MALFORMED
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.selection.stored_counts import COUNTS
 from pqcache.store.layout import ROW_GROUPS
@@ -81,7 +82,7 @@ def _is_valid(path: Path) -> bool:
         log.debug("%s: counted again: the file is of another format or damaged", path)
     except FileNotFoundError:
         pass
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+    except (pa.ArrowException, OSError, *MALFORMED) as error:
         log.debug("%s: counted again: %s", path, error)
     return False
 

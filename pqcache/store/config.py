@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pqcache.errors import CacheError, UsageError
+from pqcache.errors import MALFORMED, CacheError, UsageError
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
 from pqcache.store.cache_directory import config_text, parsed
 from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE
@@ -132,7 +132,7 @@ def read_config(cache: Path) -> Config:
         document: Mapping[str, Any] = parsed(config_text(path))
     except FileNotFoundError as error:
         raise CacheError(cache, "not a pqcache", f"make one with 'pqcache sync SOURCE {quoted(cache)}'") from error
-    except (OSError, ValueError) as error:
+    except (OSError, *MALFORMED) as error:
         raise CacheError(path, f"cannot be read ({error})", "correct it, or sync into a new directory") from error
     if document.get("format") != FORMAT:
         raise CacheError(
@@ -142,7 +142,7 @@ def read_config(cache: Path) -> Config:
         )
     try:
         return config_of(document)
-    except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         raise CacheError(path, f"{error}", "correct it, or sync into a new directory") from error
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from pqcache.errors import DamagedError
+from pqcache.errors import MALFORMED, DamagedError
 from pqcache.store.layout import FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import Manifest, SourceFile, TableVersion, Totals
 from pqcache.store.ownership import is_own, is_trusted_cache
@@ -78,7 +78,7 @@ def read_summary(snapshot: Snapshot) -> Summary | None:
             values = json.loads(read_regular(snapshot.path / SUMMARY))
             if values.pop("format") == FORMAT:
                 return Summary(**{**values, "totals": Totals(**values["totals"])})
-    except (DamagedError, OSError, ValueError) as error:
+    except (DamagedError, OSError, *MALFORMED) as error:
         reason = error
     import logging  # a sync with nothing to do does not need it
 

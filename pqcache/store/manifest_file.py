@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pqcache.errors import CacheError, DamagedError
+from pqcache.errors import MALFORMED, CacheError, DamagedError
 from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile, TableVersion
 from pqcache.system.disk import check_regular
 
@@ -84,20 +84,28 @@ def _read(
             if validate:
                 for batch in batches:
                     batch.validate(full=True)
+            _check_schema(reader.schema)
             files = tuple(entry for batch in batches for entry in _entries(batch))
+        return Manifest(
+            files=files,
+            source=about["source"],
+            created=about["created"],
+            where=about.get("where"),
+            shard=about.get("shard"),
+            listing=about.get("listing"),
+            table=_table_of(about.get("table")),
+        )
     except PermissionError as error:
         raise CacheError(path, "permission denied", "make it readable for this user") from error
-    except (pa.ArrowInvalid, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, *MALFORMED) as error:
         raise DamagedError(path, f"the manifest cannot be read ({error})", "the next sync builds it again") from error
-    return Manifest(
-        files=files,
-        source=about["source"],
-        created=about["created"],
-        where=about.get("where"),
-        shard=about.get("shard"),
-        listing=about.get("listing"),
-        table=_table_of(about.get("table")),
-    )
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    """Raise TypeError unless the columns are those of a manifest; one from before there were checksums lacks these."""
+    known = _SCHEMA if "checksum" in schema.names else _SCHEMA.remove(_SCHEMA.get_field_index("checksum"))
+    if not schema.equals(known):
+        raise TypeError(f"its columns are {', '.join(schema.names)}, or of other types")
 
 
 def schema_of_table(table: TableVersion | None) -> pa.Schema | None:
@@ -167,6 +175,8 @@ def _entries(batch: pa.RecordBatch) -> Iterable[FileEntry]:
     flat = [SourceFile(p, Identity(s, m, t)) for p, s, m, t in zip(*columns, strict=True)]
     plain = [batch[name].to_pylist() for name in ("path", "size", "rows", "row_groups", "recipe")]
     recorded = "checksum" in batch.schema.names  # not in a snapshot from before there were checksums
+    if any(None in values for values in (*columns, *plain)):
+        raise ValueError("it has nulls")
     plain.append(batch["checksum"].to_pylist() if recorded else [""] * batch.num_rows)
     for i, (path, size, rows, row_groups, recipe, checksum) in enumerate(zip(*plain, strict=True)):
         sources = tuple(flat[offsets[i] : offsets[i + 1]])

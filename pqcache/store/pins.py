@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pqcache.errors import CacheError, UsageError
+from pqcache.errors import MALFORMED, CacheError, UsageError
 from pqcache.store.layout import SNAPSHOTS
 from pqcache.store.ownership import file_mode
 from pqcache.store.snapshot import Snapshot
@@ -72,7 +72,7 @@ def read_kept(cache: Path) -> KeptSnapshots:
         )
     except FileNotFoundError:
         return KeptSnapshots()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *MALFORMED) as error:
         advice = "remove it, if no snapshot has to remain pinned"
         raise CacheError(path, f"cannot be read ({error})", advice) from error
 

@@ -38,7 +38,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pqcache.errors import CacheError, DamagedError, ParquetError, TypeClash, first_line
+from pqcache.errors import MALFORMED, CacheError, DamagedError, ParquetError, TypeClash, first_line
 from pqcache.parquet.dense_columns import is_alike
 from pqcache.parquet.nested import leaves_in
 from pqcache.parquet.row_group_stats import (
@@ -69,6 +69,7 @@ FORMAT = 1
 NO_SCHEMA = pa.schema([])
 _BATCH = 8_192  # rows decoded at once
 NO_UNITS = TimeUnits()
+_NUMBERS = (":bytes", ":uncompressed", ":nulls", ":values")  # of a column, behind its name
 _PLACES = ("file", "row_group", "rows")  # columns that each row group that is read needs
 
 
@@ -569,11 +570,15 @@ def read_index(path: Path) -> Index:
         schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.schema"]))
         of_table = metadata.get(b"pqcache.table_schema")  # not in an index from before there were any
         table_schema = NO_SCHEMA if of_table is None else pa.ipc.read_schema(pa.py_buffer(of_table))
+        wrong = [field.name for field in list(BASE)[1:] if not table.schema.field(field.name).equals(field)]
+        wrong += [field.name for field in table.schema if field.name.endswith(_NUMBERS) and field.type != pa.int64()]
+        if wrong or any(table[name].null_count for name in _PLACES):
+            raise TypeError(f"columns of it are missing or of other types: {', '.join(wrong or _PLACES)}")
         codes = pa.chunked_array([chunk.indices for chunk in table["file"].chunks], pa.int32())
         paths = tuple(dictionary.to_pylist())
     except PermissionError as error:
         raise CacheError(path, "permission denied", "make it readable for this user") from error
-    except (pa.ArrowInvalid, OSError, ValueError, KeyError, IndexError, AttributeError) as error:
+    except (pa.ArrowException, OSError, *MALFORMED) as error:
         raise DamagedError(
             path, f"the row-group index cannot be read ({error})", "the next sync builds it again"
         ) from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pqcache.errors import CacheError, CacheLocked, DamagedError, open_error
+from pqcache.errors import MALFORMED, CacheError, CacheLocked, DamagedError, open_error
 from pqcache.store.layout import CHECKSUMS, FILES, LEASE, ROW_GROUPS, SUMMARY
 from pqcache.system.checksum import checksum_matches, checksum_of
 from pqcache.system.disk import open_plain, read_regular
@@ -81,7 +81,7 @@ class Snapshot:
             ) from error
         except KeyError as error:
             raise DamagedError(checksums, f"has no checksum of {name}", "the next sync builds it again") from error
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, *MALFORMED) as error:
             raise DamagedError(checksums, f"cannot be read ({error})", "the next sync builds it again") from error
         raise DamagedError(path, "is not as it was written", "the next sync builds it again")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pqcache.errors import CacheError, PqcacheError, UsageError
+from pqcache.errors import MALFORMED, CacheError, PqcacheError, UsageError
 from pqcache.store.cache_directory import config_text, has_tables, parsed
 from pqcache.store.config import config_of
 from pqcache.store.layout import CONFIG
@@ -48,7 +48,7 @@ def read_tables(root: Path) -> list[ListedTable]:
         )
     try:
         document = parsed(config_text(path))
-    except (OSError, ValueError) as error:
+    except (OSError, *MALFORMED) as error:
         raise CacheError(path, f"cannot be read ({error})", "correct it") from error
     strange = [name for name in document if name not in (_TABLES, "format")]
     tables = document[_TABLES]
@@ -70,7 +70,7 @@ def _entry(path: Path, name: str, values: Any) -> ListedTable:
         config = config_of(values)
         options = {key: getattr(config, key) for key in values if key not in ("source", "format")}
         return ListedTable(name, _absolute(config.source, path.parent), options)
-    except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         return ListedTable(name, error=CacheError(path, f"[{_TABLES}.{name}]: {error}", "correct it"))
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
+from pqcache.errors import MALFORMED
 from pqcache.reader.arriving.arrival_queue import arrival_queue
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
@@ -92,7 +93,7 @@ def _read(path: Path, groups: Ints) -> pa.Table | None:
         return table.replace_schema_metadata(None)
     except FileNotFoundError:
         return None
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+    except (pa.ArrowException, OSError, *MALFORMED) as error:
         log.debug("%s: rows are counted again: %s", path, error)
         return None
 

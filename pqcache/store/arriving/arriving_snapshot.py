@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pqcache.errors import CacheError, SourceChanged
+from pqcache.errors import MALFORMED, CacheError, SourceChanged
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import ARRIVED, ARRIVING, CHANGED, FILES, ROW_GROUPS, RUN, WANTED
 from pqcache.store.snapshot import Snapshot
@@ -89,7 +89,7 @@ class ArrivingSnapshot(Snapshot):
         """Return why nothing more will come of it, as subject and reason; empty where the run has not said it."""
         try:
             subject, reason, _ = json.loads(read_regular(self.path / CHANGED))[""]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, *MALFORMED):
             return ""
         return f"{subject}: {reason}"
 
@@ -98,7 +98,7 @@ class ArrivingSnapshot(Snapshot):
         try:
             known = json.loads(read_regular(self.path / CHANGED))
             return SourceChanged(*known[path])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, *MALFORMED):
             return SourceChanged(path, "changed at the source while it was copied", "sync again")
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pqcache import errors
-from pqcache.errors import CacheError, PqcacheError
+from pqcache.errors import MALFORMED, CacheError, PqcacheError
 from pqcache.system.disk import open_plain
 from pqcache.system.locks import try_lock, user_name
 
@@ -90,7 +90,7 @@ class RunFiles:
                 kind = getattr(errors, name, PqcacheError)
                 if isinstance(kind, type) and issubclass(kind, PqcacheError):
                     return kind(*map(str, texts))
-            except (ValueError, KeyError, TypeError):
+            except MALFORMED:
                 continue
         return None
 
@@ -100,7 +100,7 @@ def warning_in(line: bytes) -> str | None:
     try:
         values = json.loads(line)
         return str(values["message"]) if values["event"] == "Warned" else None
-    except (ValueError, KeyError, TypeError):
+    except MALFORMED:
         return None
 
 

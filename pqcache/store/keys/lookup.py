@@ -25,7 +25,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 import pyarrow as pa
 
-from pqcache.errors import CacheError, DamagedError, UsageError
+from pqcache.errors import MALFORMED, CacheError, DamagedError, UsageError
 from pqcache.store.keys.codes import Codes, Keys, key_type, keys_of, keys_to_find, scramble
 from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import Ints, SelectedRows
@@ -258,6 +258,8 @@ def read_key_index(directory: Path) -> KeyIndex:
         ) as reader:  # reading a small file is faster than mapping it
             spans = reader.read_all()
         metadata = spans.schema.metadata or {}
+        if not spans.schema.equals(SPANS) or any(column.null_count for column in spans.columns):
+            raise TypeError("its columns are of other types")
         about = json.loads(metadata[b"pqcache"])
         if about["format"] != FORMAT:
             raise CacheError(
@@ -265,7 +267,7 @@ def read_key_index(directory: Path) -> KeyIndex:
             )
         runs = tuple(KeyRun(**run) for run in about["runs"])
         field = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.schema"])).field(0)
-    except (pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (pa.ArrowException, OSError, *MALFORMED) as error:
         raise _damaged(path) from error
     return KeyIndex(directory, field, runs, spans.replace_schema_metadata(None))
 
@@ -275,7 +277,7 @@ def read_checksums(directory: Path) -> dict[str, str]:
     path = directory / CHECKSUMS
     try:
         return {str(name): str(checksum) for name, checksum in json.loads(read_regular(path)).items()}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise _damaged(path) from error
 
 

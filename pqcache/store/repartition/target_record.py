@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from pqcache.errors import CacheLocked, SourceNotFound, UsageError
+from pqcache.errors import MALFORMED, CacheLocked, SourceNotFound, UsageError
 from pqcache.store.drivers.base import HIDDEN, Target
 from pqcache.store.urls import printable
 
@@ -57,7 +57,7 @@ def decode_record(data: bytes) -> DirectoryRecord | None:
         done = stored.pop("done")
         done = {name: tuple(value) if isinstance(value, list) else value for name, value in done.items()}
         return DirectoryRecord(**stored, done=DirectoryResult(**done))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except MALFORMED:
         return None
 
 

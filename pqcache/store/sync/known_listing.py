@@ -14,6 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from pqcache.errors import MALFORMED
 from pqcache.store.config import Config
 from pqcache.store.drivers.base import Source, state_of, version_of
 from pqcache.store.layout import LISTED
@@ -107,7 +108,7 @@ def known_listing(cache: Path, key: str | None) -> KnownListing | None:
         return KnownListing(**values)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *MALFORMED) as error:
         import logging  # a sync with nothing to do does not need it
 
         logging.getLogger("pqcache.sync").debug("%s: the table is listed again: %s", cache / LISTED, error)

@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
-from pqcache.errors import PqcacheError, SourceChanged, SourceDenied, SourceIncomplete, SourceNotFound
+from pqcache.errors import MALFORMED, PqcacheError, SourceChanged, SourceDenied, SourceIncomplete, SourceNotFound
 from pqcache.events import OnEvent
 from pqcache.store.drivers.base import Source, file_url, read_range
 from pqcache.store.drivers.retries import Patience, with_retries
@@ -72,7 +72,7 @@ def read_memory(cache: Path) -> ContentMemory:
             return ContentMemory(known)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *MALFORMED) as error:
         _log("%s: files without a suffix are looked into again: %s", cache / CONTENT, error)
     return ContentMemory()
 

@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from pqcache.errors import PqcacheError, SourceError, SourceNotFound, UsageError, disk_errors, first_line
+from pqcache.errors import MALFORMED, PqcacheError, SourceError, SourceNotFound, UsageError, disk_errors, first_line
 from pqcache.store.drivers.base import file_url, read_range
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile, TableVersion
@@ -209,7 +209,7 @@ class _Delta:
             info = json.loads(data.partition(b"\n")[0]).get("commitInfo") or {}
             time = info.get("inCommitTimestamp")
             return None if time is None else int(time) * 1_000_000
-        except (ValueError, AttributeError, TypeError) as error:
+        except MALFORMED as error:
             raise SourceError(file_url(source, file.path), f"is no commit ({first_line(error)})", _CHECK) from error
 
     def _read_vector(self, path: str, offset: int, length: int) -> bytes:
