@@ -75,13 +75,13 @@ def remove(
 
     if not (yes or force or dry_run) and terminal.can_ask():
         found = pqcache.remove(name, root=root, wait=wait, dry_run=True)
-        if not terminal.ask(f"remove {found.cache}: {_held(found)}?"):
+        if not terminal.ask(f"remove {found.cache} ({_held(found)})?"):
             terminal.print_line("nothing was removed", sys.stderr)
             raise typer.Exit(1)
     report = pqcache.remove(name, root=root, force=force, wait=wait, dry_run=dry_run)
-    what = "would remove" if dry_run else "removed"
-    print_report(report.to_dict(), json, False, lambda: terminal.print_line(f"{what} {report.cache}: {_held(report)}"))
+    did = "would remove {}: {} would be freed" if dry_run else "removed {}: {} freed"
+    print_report(report.to_dict(), json, False, lambda: terminal.print_line(did.format(report.cache, _held(report))))
 
 
 def _held(report: RemoveReport) -> str:
-    return f"{format_count(len(report.snapshots), 'snapshot')}, {format_size(report.bytes)} on disk"
+    return f"{format_count(len(report.snapshots), 'snapshot')}, {format_size(report.bytes)}"

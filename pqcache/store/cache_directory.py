@@ -118,11 +118,20 @@ class CacheDirectory:
         return None
 
     def foreign_entries(self) -> list[Path]:
-        """What is in the cache and pqcache did not put there: top-level entries, snapshots of no ID, other caches."""
+        """What is in the cache and pqcache did not put there, beside what is in ``tmp``, which each sync empties."""
         found = [path for path in self.path.iterdir() if path.name not in _ENTRIES]
         found += [p for p in self.snapshots_dir.iterdir() if p.is_symlink() or not _SNAPSHOT_ID.fullmatch(p.name)]
-        found += [path.parent for path in self.path.rglob(CONFIG) if path.parent != self.path]
-        return sorted(set(found))
+        for snapshot in self.snapshots():
+            try:
+                ours = {entry.path for entry in snapshot.manifest().files}
+            except DamagedError:  # nobody knows
+                continue
+            for directory, _, names in os.walk(snapshot.path):
+                below = os.path.relpath(directory, snapshot.path)
+                if below.partition("/")[0] != "_pqcache":
+                    prefix = "" if below == "." else f"{below}/"
+                    found += [snapshot.path / f"{prefix}{name}" for name in names if f"{prefix}{name}" not in ours]
+        return sorted(found)
 
     @property
     def snapshots_dir(self) -> Path:

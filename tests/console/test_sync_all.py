@@ -95,7 +95,7 @@ def test_caches_are_added_and_removed(root: Path, tmp_path: Path) -> None:
         pqcache.remove("third", root=root)
     assert (root / "third" / "current").is_dir()
     removed = pqcache_at(root, "remove", "third")
-    assert re.fullmatch(rf"removed {root}/third: 1 snapshot, \d+ KB on disk\n", removed.stdout), removed
+    assert re.fullmatch(rf"removed {root}/third: 1 snapshot, \d+ KB freed\n", removed.stdout), removed
     assert {path.name for path in root.iterdir()} == {"shop", "other", "bad", "users"}
     for name in ("../lake", "..", "", "none"):
         with pytest.raises(pqcache.PqcacheError):
@@ -118,6 +118,9 @@ def test_a_cache_with_what_nobody_should_lose_is_kept(root: Path) -> None:
     refused("not the cache's: notes.txt, snapshots/mine; move it away, or give --force")
     (shop / "notes.txt").unlink()
     (shop / "snapshots" / "mine").rmdir()
+    (shop / "current" / "dt=2026-11-01" / "mine.csv").write_text("precious")
+    refused("dt=2026-11-01/mine.csv; move it away, or give --force")
+    (shop / "current" / "dt=2026-11-01" / "mine.csv").unlink()
     text = (shop / "pqcache.toml").read_text()
     (shop / "pqcache.toml").write_text("hello")
     refused("pqcache.toml: cannot be read")
@@ -143,7 +146,7 @@ def test_a_terminal_is_asked(root: Path, answer: str) -> None:
         os.write(ours, answer.encode())
         process.wait()
     os.close(ours)
-    assert f"remove {root}/shop: 1 snapshot, ".encode() in said.replace(b"\r\n", b"")
+    assert f"remove {root}/shop (1 snapshot, ".encode() in said.replace(b"\r\n", b"")
     assert (process.returncode, (root / "shop").exists()) == ((0, False) if answer == "y\n" else (1, True))
 
 
