@@ -270,6 +270,13 @@ def with_table_columns(files: pa.Schema, table: pa.Schema) -> pa.Schema:
     return pa.schema([*fields, *missing], files.metadata) if len(table) else files
 
 
+def check_names(path: str, schema: pa.Schema) -> None:
+    """Raise ParquetError where a file has two columns of one name."""
+    if len(set(schema.names)) < len(schema.names):
+        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+        raise ParquetError(path, f"has two columns named {twice!r}", "rename one at the source")
+
+
 def with_time_zones(files: pa.Schema, table: pa.Schema) -> pa.Schema:
     """Return the schema of files with the time zones that the columns of their ``table`` have.
 

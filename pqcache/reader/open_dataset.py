@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from pqcache.errors import CacheError, ParquetError, UsageError
+from pqcache.errors import CacheError, ParquetError, SourceError, UsageError
 from pqcache.events import Event, Warned
 from pqcache.reader.arriving.arrivals import Arrivals, Ints
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
@@ -36,7 +36,7 @@ from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.sync.listing import check_one_table, dataset_files, without_links
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.table_format import check_above
-from pqcache.store.urls import quoted, redact
+from pqcache.store.urls import printable, quoted, redact
 from pqcache.system.mounts import has_lasting_inodes
 
 T = TypeVar("T")
@@ -300,6 +300,9 @@ def _indexed(root: Path, identities: Mapping[str, FileIdentity]) -> LocalDataset
     """Open files by their footers; ``identities`` are those of before they are read."""
     index = build_index(root, list(identities), clashes={})
     known = tuple(identities[path] for path in index.paths)
+    wrong = next((path for path in index.paths if path.encode(errors="replace").decode() != path), None)
+    if wrong is not None:
+        raise SourceError(printable(f"{root}/{wrong}"), "has a name that is not UTF-8", "rename it")
     digest = hashlib.blake2b("\n".join(index.paths).encode(), digest_size=8)
     digest.update(repr([identity[:2] for identity in known]).encode())  # no inodes: copies may keep their times
     for column in ("file", "rows", "offset", "bytes"):

@@ -163,7 +163,7 @@ class CacheDirectory:
         return snapshot
 
     def _run_at_work(self) -> str:
-        """Return the process that holds the lock; empty where none does, or where this user cannot know."""
+        """Return the other process that holds the lock; empty where none does, or where this user cannot know."""
         try:
             descriptor = open_to_lock(self.path / LOCK)
         except OSError as error:
@@ -173,7 +173,8 @@ class CacheDirectory:
             return ""
         try:
             is_held = try_lock(descriptor, exclusive=False) is False
-            return (lock_holder(descriptor) or "a process") if is_held else ""
+            holder = lock_holder(descriptor) or "a process"
+            return holder if is_held and not holder.startswith(f"process {os.getpid()} ") else ""
         finally:
             os.close(descriptor)
 

@@ -52,6 +52,7 @@ from pqcache.parquet.row_group_stats import (
 from pqcache.parquet.schema_merge import (
     always_fits,
     cast_exactly,
+    check_names,
     differing_in_case,
     joined_type,
     merge_schemas,
@@ -228,9 +229,7 @@ class IndexBuilder:
             self._add(path, metadata, schema)
 
     def _add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
-        if len(set(schema.names)) < len(schema.names):
-            twice = next(name for name in schema.names if schema.names.count(name) > 1)
-            raise ParquetError(path, f"has two columns named {twice!r}", "rename one at the source")
+        check_names(path, schema)
         try:
             columns = row_group_columns(metadata, schema)
         except (LookupError, ValueError) as error:

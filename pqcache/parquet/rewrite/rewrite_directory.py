@@ -47,7 +47,7 @@ from pqcache.parquet.rewrite.prefetch import ReadTask, join_small_batches, prefe
 from pqcache.parquet.rewrite.row_group_writer import WriterSettings, write_row_groups
 from pqcache.parquet.rewrite.source_reader import RowBatch, RowGroupRange, read_batches, row_group_ranges
 from pqcache.parquet.rewrite.unchanged_files import count_unchanged_files
-from pqcache.parquet.schema_merge import merge_schemas, with_time_zones, working_schema
+from pqcache.parquet.schema_merge import check_names, merge_schemas, with_time_zones, working_schema
 from pqcache.system.disk import fsync_path, link_or_copy
 
 _MIN_FILE = 1 << 30
@@ -272,6 +272,8 @@ def _declared(opened: list[SourceFooter], known: KnownOfSources) -> pa.Schema:
     """Return the schema of all files, as lists; key-values are those of the files, whatever the table's are."""
     zones = known.of_table if known.schema is None else known.schema
     footers = [(str(source.path), as_lists(source.schema)) for source in one_of_each_schema(opened)]
+    for path, schema in footers:
+        check_names(path, schema)
     named = footers if zones is None else [(path, with_time_zones(schema, zones)) for path, schema in footers]
     own = merge_schemas(named)
     if known.schema is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import duckdb
@@ -12,6 +14,7 @@ import pytest
 import pqcache
 from pqcache.store.config import read_config
 from tests.datasets import files_of, rows_of, shop_table, write_day, write_shop
+from tests.forked_commands import run_pqcache
 from tests.remote import make_remote
 
 LIMIT = 32 << 10
@@ -170,3 +173,27 @@ def test_a_cache_is_read_once_whatever_its_url(scheme: str, tmp_path: Path) -> N
     assert report.rows == pqcache.inspect(f"{scheme}{cache}").rows == pqcache.inspect(tmp_path / "out").rows
     with pytest.raises(pqcache.UsageError, match=r"is a pqcache; for what it holds now name .*/current"):
         pqcache.sync(f"{scheme}{cache}", tmp_path / "copy")
+
+
+def test_files_that_no_table_can_have_are_named(tmp_path: Path) -> None:
+    for name in ("twice", "bytes"):
+        (tmp_path / name).mkdir()
+    pq.write_table(pa.table([[1], [2]], names=["a", "a"]), tmp_path / "twice/x.parquet")
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "bytes/x.parquet")
+    os.rename(tmp_path / "bytes/x.parquet", os.fsencode(tmp_path) + b"/bytes/\xff.parquet")
+    said = {
+        "twice": r"x\.parquet: has two columns named 'a'; rename one",
+        "bytes": "has a name that is not UTF-8; rename",
+    }
+    for name, text in said.items():
+        for words in (
+            ["repartition", name, "new", "--row-group-size", "1MB"],
+            ["bench", name],
+            ["sync", name, "cache"],
+        ):
+            done = run_pqcache(*words, cwd=tmp_path)
+            assert done.returncode == 1, words
+            assert re.search(text, done.stderr), words
+            assert len(done.stderr.splitlines()) == 1
+    done = run_pqcache("repartition", "cache", "--row-group-size", "1MB", cwd=tmp_path)
+    assert "nothing is published yet; run 'pqcache sync " in done.stderr, "no other run is at work"
