@@ -40,6 +40,7 @@ def sync(
     new_source: source_options.NewSource = False,
     skip_bad: source_options.SkipBad = None,
     time_units: source_options.TimeUnits = None,
+    ignore_case: source_options.IgnoreCase = None,
     option: opt.Options = None,
     hdfs_driver: opt.HdfsDriver = None,
     retries: opt.Retries = None,
@@ -81,6 +82,7 @@ def sync(
         "as_of": as_of,
         "skip_bad": skip_bad,
         "time_units": parsing.time_units(time_units),
+        "ignore_case": ignore_case,
         "options": parsing.store_options(option) or None,
     }
     once = {

@@ -26,6 +26,15 @@ TimeUnits = Annotated[
         rich_help_panel=SAFETY,
     ),
 ]
+IgnoreCase = Annotated[
+    bool | None,
+    typer.Option(
+        "--ignore-case/--no-ignore-case",
+        help="* Take columns, fields of structs and partition keys whose names differ only in case in different files "
+        "as one, under the first spelling. Default: they clash.",
+        rich_help_panel=SAFETY,
+    ),
+]
 NewSource = Annotated[
     bool,
     typer.Option(

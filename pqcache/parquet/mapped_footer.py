@@ -7,15 +7,23 @@ same file.
 
 from __future__ import annotations
 
+import base64
 import logging
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import pyarrow as pa
 
 from pqcache.errors import ParquetError
 from pqcache.parquet.column_mapping import ColumnKind, TableColumn
 from pqcache.parquet.footer import footer
 from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.projection import kept_sorting, keyvalues_of, number_of
+from pqcache.parquet.rewrite.file_writer import ARROW_SCHEMA, arrow_schema
+
+Spelling = Mapping[tuple[str, ...], str]
+"""The name of each column, or field of structs, by its path in lower case."""
 
 _REPEATED = (I32, 2)
 _NAMES_IN_KEYVALUES = (b"ARROW:schema", b"pandas", b"org.apache.spark.sql.parquet.row.metadata")
@@ -100,6 +108,54 @@ def as_in_table(fields: Struct, columns: Sequence[TableColumn], name: str) -> St
     kept = _Matcher(name, by_id).matched(tree, columns)
     if tree and not kept:
         raise ParquetError(name, "none of its columns is one of its table's", "write the file again")
+    return _with_columns(fields, schema, kept, name)
+
+
+def in_spelling(fields: Struct, spelling: Spelling, name: str) -> Struct:
+    """Return the footer ``fields`` with columns, and fields of structs, as other files spell them; the same file's.
+
+    Two that differ only in case stay as they are.
+    """
+    schema = footer.schema_of(fields, name)
+    kept = _spelled(_tree(schema, name), spelling, ())
+    return _with_columns(fields, schema, kept, name, spelling)
+
+
+def _spelled(elements: Sequence[_Element], spelling: Spelling, above: tuple[str, ...]) -> tuple[_Element, ...]:
+    counts, found = Counter(element.name.lower() for element in elements), []
+    for element in elements:
+        path = (*above, element.name.lower())
+        if counts[path[-1]] == 1 and path in spelling:
+            element = replace(element, fields={**element.fields, 4: (BINARY, spelling[path].encode())})
+        if element.children and not {6, 10} & element.fields.keys():  # a struct, and no list or map
+            element = replace(element, children=_spelled(element.children, spelling, path))
+        found.append(element)
+    return tuple(found)
+
+
+def _arrow_in_spelling(value: bytes | None, spelling: Spelling) -> bytes | None:
+    """Return the Arrow schema of a footer with the fields as other files spell them."""
+
+    def spelled(fields: Sequence[pa.Field], above: tuple[str, ...]) -> list[pa.Field]:
+        counts, found = Counter(field.name.lower() for field in fields), []
+        for field in fields:
+            path = (*above, field.name.lower())
+            name = spelling.get(path, field.name) if counts[path[-1]] == 1 else field.name
+            kind = pa.struct(spelled(field.type.fields, path)) if pa.types.is_struct(field.type) else field.type
+            found.append(field.with_name(name).with_type(kind))
+        return found
+
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value or b"")))
+    except (pa.ArrowException, OSError, ValueError):
+        return None
+    return arrow_schema(pa.schema(spelled(list(schema), ()), schema.metadata))
+
+
+def _with_columns(
+    fields: Struct, schema: Sequence[Struct], kept: Sequence[_Element], name: str, spelling: Spelling | None = None
+) -> Struct:
+    """Return a footer with the columns ``kept`` of its ``schema``, which may have other names."""
     elements = [element for column in kept for element in column.flat()]
     written = [schema[0] | {5: (I32, len(kept))}, *(element.fields for element in elements)]
     if written == schema:
@@ -107,8 +163,11 @@ def as_in_table(fields: Struct, columns: Sequence[TableColumn], name: str) -> St
     leaves = [element.leaf for element in elements if element.leaf is not None]
     paths = [leaf.path for leaf in footer.leaves_of(written, name)]
     groups = [_with_leaves(group, leaves, paths, name) for group in footer.row_groups_of(fields, name)]
-    keyvalues = {key: value for key, value in keyvalues_of(fields).items() if key not in _NAMES_IN_KEYVALUES}
-    log.debug("%s: %d of its %d columns are the table's", name, len(kept), len(tree))
+    known = keyvalues_of(fields)
+    keyvalues = {key: value for key, value in known.items() if key not in _NAMES_IN_KEYVALUES}
+    if spelling is not None and (arrow := _arrow_in_spelling(known.get(ARROW_SCHEMA), spelling)) is not None:
+        keyvalues[ARROW_SCHEMA] = arrow
+    log.debug("%s: %d columns are those of its table", name, len(kept))
     orders = fields.get(7)
     template = {key: value for key, value in fields.items() if key != 7}
     if orders is not None and len(orders[1].values) == len(footer.leaves_of(schema, name)):

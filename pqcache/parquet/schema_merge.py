@@ -82,6 +82,22 @@ def differing_in_case(known: Iterable[str], new: Iterable[str]) -> tuple[str, st
     return next(((left[name.lower()], name) for name in sorted(new - known) if name.lower() in left), None)
 
 
+def spelling_of(schemas: Iterable[pa.Schema], known: Iterable[str] = ()) -> dict[tuple[str, ...], str]:
+    """Return the first spelling of each column, and field of structs, by its path in lower case."""
+    found: dict[tuple[str, ...], str] = {(name.lower(),): name for name in known}
+
+    def note(fields: Iterable[pa.Field], above: tuple[str, ...]) -> None:
+        for field in fields:
+            path = (*above, field.name.lower())
+            found.setdefault(path, field.name)
+            if pt.is_struct(field.type):
+                note(field.type.fields, path)
+
+    for schema in schemas:
+        note(schema, ())
+    return found
+
+
 def _pairs(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[tuple[pa.Field | None, pa.Field | None]]:
     """Return the fields of two structs or schemas by name: ``a``'s in order, then those only ``b`` has."""
     if [f.name for f in a] == [f.name for f in b]:
@@ -355,7 +371,7 @@ def merge_schemas(
             clash = TypeClash(
                 path,
                 f"column {names[1]!r} differs only in case from {names[0]!r} in {place}",
-                "rename one of them",
+                "rename one of them, or merge them with 'pqcache sync --ignore-case'",
                 column=names[1],
                 files=(path, place),
                 types=(other.field(names[1]).type, schema.field(names[0]).type),
@@ -412,7 +428,7 @@ def _clash(path: str, other: str, known: pa.Field, new: pa.Field, differ: _Diffe
     elif differ.names is not None:
         inside = f"{known.name}{differ.path.removeprefix(f'.{known.name}')}"
         reason = f"field {inside!r} differs only in case from {differ.names[0]!r} in {other}"
-        advice = "rename one of them"
+        advice = "rename one of them, or merge them with 'pqcache sync --ignore-case'"
     else:
         types = differ.types or (known.type, new.type)
         column = (known.name + differ.path.removeprefix(f".{known.name}")) if differ.path else known.name

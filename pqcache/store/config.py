@@ -50,6 +50,7 @@ class Config:
     hdfs_driver: str = HDFS_NATIVE
     checksum: bool = False
     skip_bad: bool = False
+    ignore_case: bool = False
     as_files: bool = False
     all_files: bool = False
     version: str | None = None
@@ -164,6 +165,7 @@ def config_of(document: Mapping[str, Any]) -> Config:
         hdfs_driver=str(document.get("hdfs_driver", HDFS_NATIVE)),
         checksum=_flag(document, "checksum"),
         skip_bad=_flag(document, "skip_bad"),
+        ignore_case=_flag(document, "ignore_case"),
         as_files=_flag(document, "as_files"),
         all_files=_flag(document, "all_files"),
         version=None if "version" not in document else str(document["version"]),
@@ -245,6 +247,7 @@ def write_config(cache: Path, config: Config) -> None:
         "hdfs_driver": config.hdfs_driver if config.hdfs_driver != HDFS_NATIVE else None,
         "checksum": config.checksum or None,
         "skip_bad": config.skip_bad or None,
+        "ignore_case": config.ignore_case or None,
         "as_files": config.as_files or None,
         "all_files": config.all_files or None,
         "version": config.version,

@@ -128,7 +128,7 @@ def partition_keys(paths: Iterable[str]) -> dict[str, str]:
             raise TypeClash(
                 path,
                 reason,
-                "rename one of the two directories",
+                "rename one of the two directories, or merge them with 'pqcache sync --ignore-case'",
                 column=key,
                 files=(path, found[other]),
                 names=(key, other),

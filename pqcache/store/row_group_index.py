@@ -349,7 +349,7 @@ class IndexBuilder:
             clash = TypeClash(
                 file,
                 f"column {column!r} differs only in case from the partition column {key!r} in {keys[key]}",
-                "rename one of them",
+                "rename one of them, or merge them with 'pqcache sync --ignore-case'",
                 column=column,
                 files=(file, keys[key]),
                 types=(schema.field(column).type, pa.string()),

@@ -163,6 +163,8 @@ def _in_partition(clash: TypeClash, directory: str, path: str, skip: bool) -> Ty
 def _ways_out(clash: TypeClash, directory: str, skip: bool) -> str:
     what = "name" if clash.names else "type"
     ways = [f"write {f'partition {directory}' if directory else 'the file'} again with the other {what}"]
+    if clash.names:
+        ways.append("merge the two with --ignore-case")
     if directory and not skip:
         ways.append("publish the rest with --skip-bad")
     if clash.others:

@@ -33,7 +33,7 @@ from pqcache.store.sync.cache_run import (
 )
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.known_listing import known_listing, listing_key, remember_listing
-from pqcache.store.sync.listing import Listing, ListSource, list_source, listing_rules
+from pqcache.store.sync.listing import Listing, ListSource, known_keys, list_source, listing_rules
 from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import ContentMemory, read_memory
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
@@ -68,6 +68,7 @@ def sync(
     checksum: bool | None = None,
     skip_bad: bool | None = None,
     time_units: Mapping[str, str] | None = None,
+    ignore_case: bool | None = None,
     as_files: bool | None = None,
     all_files: bool | None = None,
     version: str | int | None = None,
@@ -117,6 +118,8 @@ def sync(
         time_units: the unit of the times of columns, like ``{"ts": "us"}``; an empty dict for the units that they have
             had. Times that do not fit it are refused. Without a choice a column keeps the unit of its first night (the
             finest of all its files): coarser files are converted, finer ones refused.
+        ignore_case: take columns, fields of structs and partition keys whose names differ only in case in different
+            files as one, under the first spelling. Files are then fetched by their columns, and their footers first.
         as_files: take all Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, also those that its log
             does not count; those of several tables as if they were one; and those of a directory whose files are of
             another kind for the greater part.
@@ -176,6 +179,7 @@ def sync(
         "checksum": checksum,
         "skip_bad": skip_bad,
         "time_units": _units_by_column(time_units),
+        "ignore_case": ignore_case,
         "as_files": as_files,
         "all_files": all_files,
         "version": None if version is None else str(version),
@@ -348,6 +352,7 @@ def _open(request: _Request, state: _CacheState) -> Source:
             rule=config.version_rule,
             patience=_first_contact(request, state),
             on_event=request.run.on_event,
+            keys=known_keys(state.current) if config.ignore_case else None,
         ),
     )
     if isinstance(source, TableSource) and source.reads_versions and (config.marker or config.settle):

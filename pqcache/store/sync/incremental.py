@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pyarrow as pa
 
 from pqcache.errors import DamagedError, ParquetError, PqcacheError, SourceIncomplete, UsageError
 from pqcache.events import Listed, OnEvent, Warned
+from pqcache.parquet.schema_merge import spelling_of
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.cached_paths import SUFFIX
 from pqcache.store.config import write_config
 from pqcache.store.drivers.base import Source, lists_one_version, lists_only_data_files, version_of
-from pqcache.store.hive import parent
+from pqcache.store.drivers.retries import with_retries
+from pqcache.store.hive import parent, partition_keys
 from pqcache.store.layout import SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, Totals
 from pqcache.store.manifest_digest import table_digest
@@ -29,6 +35,8 @@ from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import IDENTITY, CacheRun, RunResult
 from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.download_file import Vanished
+from pqcache.store.sync.download.remote_footer import read_remote_footer
+from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.fill.obstacle import NeedsRewriting, obstacle
 from pqcache.store.sync.held_files import find_unusable
 from pqcache.store.sync.listing import Listing, ListSource, check_one_table, digest_of_shares
@@ -49,6 +57,7 @@ from pqcache.store.tables.table_source import TableSource
 from pqcache.store.tmp_directory import discard
 from pqcache.store.urls import redact
 from pqcache.system.disk import tree_size
+from pqcache.system.parallel import in_parallel
 from pqcache.units import format_count
 
 NEW_LISTINGS = 3  # from which a run goes on while its source changes
@@ -127,8 +136,10 @@ class _Attempt:
                 uncompared = self._moved(plan) | listing.outside | _fetched_otherwise(manifest, recipe)
                 check_rows(entries, manifest.files, uncompared, self.source.url, config.max_delete)
 
-        skips = config.skip_bad and not fills
-        origin = Origin(source=self.source, subset=listing.subset, confirm=confirm, skip_bad=skips)
+        skips, subset = config.skip_bad and not fills, listing.subset
+        if subset.ignore_case:
+            subset = spelled(subset, run.current, files, self._schemas_of(plan))
+        origin = Origin(source=self.source, subset=subset, confirm=confirm, skip_bad=skips)
         if fills:
             from pqcache.store.sync.fill.snapshot import fill_snapshot  # and pyarrow.compute, which few syncs need
 
@@ -145,6 +156,15 @@ class _Attempt:
         already = tree_size(cache.tmp_dir) + sum(found.map().arrived_bytes for found in arriving_snapshots(cache))
         later = plan.download_bytes if fills and self.run.config.rewrite() is not None else 0
         check_space(self.run, plan, already - later)
+
+    def _schemas_of(self, plan: Plan) -> list[pa.Schema]:
+        """Return the schemas of the files to download, in the order of their paths."""
+        options, files = self.run.options, sorted(plan.downloads, key=lambda file: file.path)
+        calls = [
+            partial(with_retries, partial(_schema_of, self.source, file), file.path, options.patience, options.on_event)
+            for file in files
+        ]
+        return [schema for schema in in_parallel(calls, options.jobs) if schema is not None]
 
     def _fills(self) -> bool:
         """Return whether readers may open the snapshot while its files are fetched, if that is asked for."""
@@ -258,6 +278,24 @@ def _odd_places(listing: Listing) -> dict[str, PqcacheError]:
     for path in sorted(listing.odd):
         found.setdefault(place_of(path), []).append(listing.odd[path])
     return {place: with_number(errors) for place, errors in found.items() if place not in listing.outside}
+
+
+def spelled(
+    subset: Subset, current: Snapshot | None, files: Iterable[SourceFile], schemas: Sequence[pa.Schema] = ()
+) -> Subset:
+    """Return a subset that knows how columns are spelled: as in a snapshot, else as in the first of ``schemas``."""
+    keys = partition_keys(file.path for file in files)
+    before: list[pa.Schema] = []
+    with suppress(DamagedError):
+        before = [] if current is None else [current.index().data_schema]
+    return replace(subset, spelling=spelling_of([*before, *schemas], [*(subset.columns or ()), *keys]))
+
+
+def _schema_of(source: Source, file: SourceFile) -> pa.Schema | None:
+    try:
+        return read_remote_footer(source, file)[1]
+    except ParquetError:  # its download says so
+        return None
 
 
 def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> RunResult:

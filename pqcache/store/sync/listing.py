@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 
 from pqcache.errors import (
+    DamagedError,
     ParquetError,
     PqcacheError,
     SourceChanged,
@@ -31,6 +32,7 @@ from pqcache.store.manifest import SourceFile
 from pqcache.store.manifest_digest import digest_of_sources
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.shard import listing_digest, owners, parse_shard
+from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import or_skip, with_number
 from pqcache.store.sync.download.subset import Subset, select_subset
 from pqcache.store.sync.parquet_detection import ContentMemory, FileMoved, parquet_by_content
@@ -98,11 +100,27 @@ class ListingRules:
     columns: Sequence[str] | None = None
     files: FileRules = field(default_factory=FileRules)
     skip_bad: bool | None = None
+    ignore_case: bool = False
 
 
 def listing_rules(config: Config) -> ListingRules:
     """Return the rules that a cache remembers."""
-    return ListingRules(where=config.where, columns=config.columns, files=config.file_rules, skip_bad=config.skip_bad)
+    return ListingRules(
+        where=config.where,
+        columns=config.columns,
+        files=config.file_rules,
+        skip_bad=config.skip_bad,
+        ignore_case=config.ignore_case,
+    )
+
+
+def known_keys(snapshot: Snapshot | None) -> Collection[str]:
+    """Return the partition keys of a snapshot, as they are spelled there."""
+    try:
+        entries = () if snapshot is None else snapshot.manifest().files
+    except DamagedError:  # then everything is fetched again
+        return ()
+    return partition_keys(file.path for entry in entries for file in entry.sources)
 
 
 ListSource = Callable[[OnEvent], Listing]  # lists one source, always for the same selection
@@ -156,7 +174,7 @@ def list_source(
     partition_keys(file.path for file in files)  # raises
     if plain and rules.skip_bad is None and not rules.files.as_files:  # a sync does so where something has changed
         check_one_table(source, files, patience=patience)
-    chosen, subset = select_subset(source, files, rules.where, rules.columns)
+    chosen, subset = select_subset(source, files, rules.where, rules.columns, rules.ignore_case)
     if not chosen:
         raise SourceIncomplete(source.url, f"no partition satisfies --where {rules.where!r}")
     on_event(Listed(len(chosen), sum(file.identity.size for file in chosen)))

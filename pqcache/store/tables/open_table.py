@@ -7,6 +7,7 @@ from functools import partial
 
 from pqcache.errors import SourceError, SourceNotFound, UsageError
 from pqcache.store.drivers.base import Source, lists_only_data_files
+from pqcache.store.drivers.one_spelling import OneSpelling
 from pqcache.store.drivers.registry import installed
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile
@@ -73,7 +74,8 @@ def open_table(url: str, options: OpenOptions) -> Source:
             raise
         if table is not None:
             return table
-    return _with_version(source, url, options)
+    source = _with_version(source, url, options)
+    return source if options.keys is None else OneSpelling(source, options.keys)
 
 
 def _with_version(source: Source, url: str, options: OpenOptions) -> Source:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pqcache.events import OnEvent, ignore
@@ -30,6 +30,7 @@ class OpenOptions:
         rule: the version of a table that is wanted.
         patience: when to stop retrying what fails for a passing reason.
         on_event: called with what happens.
+        keys: of partitions, as they are spelled; others that differ only in case are these. None: they differ.
     """
 
     store: Mapping[str, str] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class OpenOptions:
     rule: VersionRule = field(default_factory=VersionRule)
     patience: Patience = FEW_TRIES
     on_event: OnEvent = ignore
+    keys: Collection[str] | None = None
 
     def open_files(self, url: str, of: str) -> Source:
         """Return the source of the files at ``url``, with the options of the store of ``of`` if it is of its kind."""

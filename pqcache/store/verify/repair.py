@@ -21,8 +21,8 @@ from pqcache.store.sync.command import sync
 from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.subset import select_subset
 from pqcache.store.sync.held_files import find_damaged
-from pqcache.store.sync.incremental import files_to_sync, plan_for, with_tags
-from pqcache.store.sync.listing import list_source, listing_rules
+from pqcache.store.sync.incremental import files_to_sync, plan_for, spelled, with_tags
+from pqcache.store.sync.listing import known_keys, list_source, listing_rules
 from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import read_memory
 from pqcache.store.sync.plan import Recipe, plan_sync, recipe_for
@@ -58,12 +58,16 @@ def repair(
     with ExitStack() as stack, disk_errors(cache.path):
         record = stack.enter_context(recorded_run(cache, "repair", options.wait, options.on_event))
         config = read_config(cache.path)
-        source = _open(config, store_options, manifest.table)
+        source = _open(config, store_options, snapshot, manifest.table)
         stack.callback(source.close)
         if cache.current() != snapshot:
             raise CacheLocked(cache.path, "another run has published meanwhile", "verify again")
         held = sorted({file.path: file for entry in manifest.files for file in entry.sources}.items())
-        files, subset = select_subset(source, [file for _, file in held], config.where, config.columns)
+        files, subset = select_subset(
+            source, [file for _, file in held], config.where, config.columns, config.ignore_case
+        )
+        if config.ignore_case:
+            subset = spelled(subset, snapshot, files)
         recipe = recipe_for(config, subset.recipe)
         plan = plan_sync(files, manifest.files, recipe, damaged | find_damaged(snapshot, manifest.files))
         run = CacheRun(
@@ -118,7 +122,7 @@ def changes_at_source(
     """
     check_ownership(cache.path)
     config, comparison = read_config(cache.path), Comparison()
-    source = _open(config, store_options)
+    source = _open(config, store_options, snapshot)
     try:
         listing = list_source(source, options.on_event, listing_rules(config), memory=read_memory(cache.path))
         listing = only_newest(listing, newest_rule(config, cache, snapshot))
@@ -140,12 +144,15 @@ def changes_at_source(
     return tuple(sorted((*plan.added, *plan.changed, *plan.removed)))
 
 
-def _open(config: Config, store_options: Mapping[str, str], table: TableVersion | None = None) -> Source:
+def _open(
+    config: Config, store_options: Mapping[str, str], snapshot: Snapshot, table: TableVersion | None = None
+) -> Source:
     """Open the source of a cache, of a table at a version."""
     options = OpenOptions(
         store={**config.options, **store_options},
         hdfs_driver=config.hdfs_driver,
         as_files=config.as_files,
         rule=VersionRule(version=table.version) if table is not None and table.version else config.version_rule,
+        keys=known_keys(snapshot) if config.ignore_case else None,
     )
     return open_table(config.source, options)

@@ -95,3 +95,42 @@ def test_a_column_that_older_files_lack(lake: Path, tmp_path: Path, options: dic
     assert rows_in(tmp_path / "cache") == expected
     assert pqcache.verify(tmp_path / "cache", deep=True, source=True).ok
     assert not pqcache.sync(tmp_path / "cache").published
+
+
+@pytest.mark.parametrize("row_group_size", [None, "1MB"])
+def test_names_that_differ_in_case_are_merged_if_that_is_wanted(
+    lake: Path, tmp_path: Path, row_group_size: str | None
+) -> None:
+    cache, texts = tmp_path / "cache", pa.array(["x"]).dictionary_encode()
+    write(lake / "dt=1" / "p.parquet", id=[1], userId=texts, place=[{"City": "a"}])
+    write(lake / "DT=2" / "p.parquet", ID=[2], userid=texts, Place=[{"city": "b"}])
+    words = [] if row_group_size is None else ["--row-group-size", row_group_size]
+    assert run_pqcache("sync", lake, cache, "--ignore-case", *words).returncode == 0
+    rows = [
+        {"id": 1, "userId": "x", "place": {"City": "a"}, "DT": 1},
+        {"id": 2, "userId": "x", "place": {"City": "b"}, "DT": 2},
+    ]
+    assert sorted(rows_in(cache), key=str) == sorted(rows, key=str)
+    found = pqcache.Cache.open(cache).batches(["id"], filters="userId = 'x' and dt >= 1", shuffle=False)
+    assert sorted(value for batch in found for value in batch["id"].to_pylist()) == [1, 2]
+    assert not pqcache.sync(cache).published  # it is remembered
+    write(lake / "Dt=3" / "p.parquet", iD=[3], USERID=texts, PLACE=[{"CITY": "c"}])
+    pqcache.sync(cache)
+    assert {"id": 3, "userId": "x", "place": {"City": "c"}, "DT": 3} in rows_in(cache)
+    assert pqcache.verify(cache, deep=True, source=True).ok
+    (damaged,) = (cache / "current").resolve().glob("DT=1/*.parquet")
+    damaged.chmod(0o644)
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    assert pqcache.verify(cache, deep=True, repair=True).repaired
+    assert rows[0] in rows_in(cache)
+    with pytest.raises(ParquetError, match="differs only in case"):
+        pqcache.sync(cache, ignore_case=False)
+
+
+def test_conditions_and_columns_of_names_that_are_merged(lake: Path, tmp_path: Path) -> None:
+    write(lake / "dt=1" / "p.parquet", id=[1], userId=[5])
+    write(lake / "dt=2" / "p.parquet", id=[2], userid=[6])
+    for column in ("userId", "userid"):
+        cache = tmp_path / column
+        pqcache.sync(lake, cache, columns=[column], where=f"{column} > 1", ignore_case=True)
+        assert rows_in(cache) == [{column: 5, "dt": 1}, {column: 6, "dt": 2}]

@@ -28,7 +28,7 @@ from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.footer import MAGIC
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.mapped_footer import as_in_table
+from pqcache.parquet.mapped_footer import as_in_table, in_spelling
 from pqcache.parquet.projection import ByteRange, Projection, number_of, project, top_elements
 from pqcache.parquet.rewrite.file_writer import write_errors
 from pqcache.parquet.row_group_stats import columns_table, footer_in, row_group_columns
@@ -184,6 +184,9 @@ def _read_wanted(
     end, shape = read_end(file_url(source, file.path), file.identity.size, read), shape_of(source, file.path)
     if shape is not None and shape.columns is not None:
         end = _as_in_table(end, shape.columns)
+    if subset.ignore_case:
+        fields = in_spelling(end.fields, subset.spelling, end.name)
+        end = replace(end, fields=fields, columns=_columns_of(fields, end.name))
     return end, _wanted(end, subset.columns, subset.partitions.get(parent(file.path), {}), subset.types)
 
 

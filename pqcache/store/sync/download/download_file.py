@@ -229,7 +229,7 @@ def _download_version(transfer: _Transfer) -> Downloaded:
 
 def _download_subset(transfer: _Transfer) -> None:
     """Download the wanted columns and rows, unless an earlier run had done so already."""
-    if transfer.part.exists():
+    if transfer.part.exists() and not transfer.options.subset.ignore_case:  # whose columns may be spelled otherwise
         return
     from pqcache.store.sync.download.download_columns import (
         download_columns,  # and pyarrow.parquet, which a copy can wait for

@@ -22,18 +22,21 @@ class Subset:
 
     ``where`` is a condition that partition columns alone do not decide. ``partitions`` holds the typed
     partition values of each directory. ``types`` are those of the named columns that are in files: a file from before
-    one was added has nulls in it.
+    one was added has nulls in it. With ``ignore_case`` columns get the names of ``spelling``, which
+    are by path in lower case.
     """
 
     columns: tuple[str, ...] | None = None
     where: str | None = None
     partitions: Mapping[str, Mapping[str, pa.Scalar]] = field(default_factory=dict, compare=False)
     types: Mapping[str, pa.DataType] = field(default_factory=dict, compare=False)
+    ignore_case: bool = False
+    spelling: Mapping[tuple[str, ...], str] = field(default_factory=dict, compare=False)
 
     @property
     def is_all(self) -> bool:
         """Whether files are copied as they are."""
-        return self.columns is None and self.where is None
+        return self.columns is None and self.where is None and not self.ignore_case
 
     @property
     def recipe(self) -> str:
@@ -41,6 +44,8 @@ class Subset:
         values: dict[str, Any] = {} if self.columns is None else {"columns": sorted(self.columns)}
         if self.where is not None:
             values["where"] = self.where
+        if self.ignore_case:
+            values["ignore_case"] = True
         return canonical_json(values) if values else ""
 
 
@@ -48,7 +53,11 @@ EVERYTHING = Subset()
 
 
 def select_subset(
-    source: Source, files: Sequence[SourceFile], where: str | None, columns: Sequence[str] | None
+    source: Source,
+    files: Sequence[SourceFile],
+    where: str | None,
+    columns: Sequence[str] | None,
+    ignore_case: bool = False,
 ) -> tuple[list[SourceFile], Subset]:
     """Return the files that may hold wanted rows, and what is to be taken of each.
 
@@ -56,8 +65,9 @@ def select_subset(
     footers are read for their types; rows are then filtered while they are fetched. A column that none of them has
     raises UsageError.
     """
+    everything = Subset(ignore_case=ignore_case)
     if not where and columns is None:
-        return list(files), EVERYTHING
+        return list(files), everything
     import pyarrow as pa  # a plain sync need not wait for it
 
     from pqcache.store.manifest_file import schema_of_table
@@ -79,7 +89,8 @@ def select_subset(
     names = inside.column_names
     in_paths = {name.lower() for name in names}
     in_files = [path for path in in_files if ".".join(path).lower() not in in_paths]
-    types = _types(source, files, [name for name in columns or () if name not in names], in_files, inside.schema)
+    wanted = [name for name in columns or () if name not in names]
+    types = _types(source, files, wanted, in_files, inside.schema, ignore_case)
     if where:
         if not in_files:
             taken = set(rows_matching(inside, where))
@@ -93,12 +104,12 @@ def select_subset(
         kept = {directories[position] for position in taken}
         files = [file for file in files if parent(file.path) in kept]
     if columns is None and row_where is None:
-        return list(files), EVERYTHING
+        return list(files), everything
     values = {
         d: {name: table[name][i] for name in table.column_names if name in names or name in partition_values(d)}
         for i, d in enumerate(directories)
     }
-    return list(files), Subset(None if columns is None else tuple(columns), row_where, values, types)
+    return list(files), Subset(None if columns is None else tuple(columns), row_where, values, types, ignore_case)
 
 
 def _mixed(source: Source, files: Sequence[SourceFile], table: pa.Table, names: Sequence[str]) -> list[str]:
@@ -142,6 +153,7 @@ def _types(
     names: Sequence[str],
     paths: Sequence[tuple[str, ...]],
     partitions: pa.Schema,
+    ignore_case: bool,
 ) -> dict[str, pa.DataType]:
     """Return the types of columns by their names in the files: as in the first, the last or one in between.
 
@@ -156,6 +168,8 @@ def _types(
     known: dict[str, None] = {}
     absent, unresolved = dict.fromkeys(names), dict[tuple[str, ...], UsageError | None](dict.fromkeys(paths))
     for schema in _schemas(source, files) if absent or unresolved else ():
+        if ignore_case:
+            schema = _in_spelling(schema, names)
         known |= dict.fromkeys([*schema.names, *partitions.names])
         here = {name for name in names if name in schema.names}
         for path in paths:
@@ -176,6 +190,14 @@ def _types(
     for reason in filter(None, unresolved.values()):
         raise reason.within(source.url)
     return found
+
+
+def _in_spelling(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """Return a schema with the columns ``names`` as they are spelled there."""
+    import pyarrow as pa  # as above
+
+    known = {name.lower(): name for name in names}
+    return pa.schema([column.with_name(known.get(column.name.lower(), column.name)) for column in schema])
 
 
 def _with_partitions(schema: pa.Schema, partitions: pa.Schema) -> pa.Schema:

@@ -10,6 +10,8 @@ from pqcache.store.sync.listing import Listing
 
 def obstacle(source: Source, listing: Listing) -> str:
     """Return why the files of a listing cannot be read before all is there; empty where they can."""
+    if listing.subset.ignore_case:
+        return "columns get one spelling while they are fetched"
     if listing.subset.where is not None:
         return "rows are filtered while they are fetched"
     shapes = (shape_of(source, file.path) for file in listing.files)
