@@ -137,6 +137,8 @@ def test_a_value_that_does_not_fit_is_found_by_the_sync(
     assert [(item.partition, item.kept) for item in report.skipped] == [("dt=2", False)]
     assert values_in(cache) == make(good).to_pylist() * 2
 
+    if pa.types.is_timestamp(make(bad).type):
+        return  # a finer unit than that of the times that are kept is refused whatever the values are
     other = tmp_path / "other"  # the file with the value comes first, and is kept
     for day in (1, 3):
         (lake / f"dt={day}" / "p.parquet").unlink()
