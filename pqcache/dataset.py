@@ -22,9 +22,11 @@ from pqcache.reader.selection.sequences import Sequence
 from pqcache.reader.selection.split import Split
 from pqcache.store.arriving.start_run import FillRequest, fill_request
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.hive import parse_types
 from pqcache.store.keys.lookup import lookup
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.shard import parse_shard
+from pqcache.store.tables.data_files import FileRules
 from pqcache.units import parse_count, parse_size
 
 
@@ -60,6 +62,7 @@ class Cache(CacheDirectory):
         limit: int | None = None,
         weights: Any = None,
         balance: str | None = None,
+        partition_types: Mapping[str, str] | None = None,
         sequence: Sequence | None = None,
         pack: Pack | TokenBatches | None = None,
         source: str | os.PathLike[str] | None = None,
@@ -100,6 +103,7 @@ class Cache(CacheDirectory):
         ``split``         a ``Split``: the part of these rows whose key has a hash in an interval
         ``sample``, ``limit``   a share of these rows, chosen by ``seed``; only the first so many of them
         ``weights``, ``balance``   how often a row comes in an epoch; see ``ParquetDataset``
+        ``partition_types``   types of partition columns, like ``{"hour": "int"}``; None: those of the cache
         ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                           ``batch_size`` then counts sequences, and columns are lists of fixed size
         ``pack``          a ``Pack``: documents of different lengths in sequences of one length, lists of fixed size,
@@ -140,7 +144,7 @@ class Cache(CacheDirectory):
             pack=pack,
             fill=fill,
         )
-        return read_record_batches(self.path, options)
+        return read_record_batches(self.path, options, FileRules(types=parse_types(partition_types)))
 
     def _replicas(
         self, num_replicas: int | None, rank: int | None, snapshot: str | None, fill: FillRequest | None

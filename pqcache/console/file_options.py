@@ -17,6 +17,15 @@ Newest = Annotated[
         rich_help_panel=SELECTION,
     ),
 ]
+PartitionTypes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME=TYPE,...",
+        help="* Types of partition columns: int, float, date, timestamp or text. '' infers them again. Default: int if "
+        "all values of the first sync are integers without leading zeros, else text; kept from then on.",
+        rich_help_panel=SELECTION,
+    ),
+]
 AsFiles = Annotated[
     bool | None,
     typer.Option(

@@ -24,6 +24,17 @@ def column_names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
+def partition_types(text: str | None) -> dict[str, str] | None:
+    """Return the types of ``--partition-types`` by name; None if it is absent."""
+    if text is None:
+        return None
+    pairs = (pair.rpartition("=") for pair in column_names(text) or ())
+    types = {name.strip(): kind.strip() for name, _, kind in pairs}
+    if "" in types:
+        raise UsageError(f"--partition-types {text!r}", "not NAME=TYPE,...", "write it like hour=int,dt=date")
+    return types
+
+
 def worker_counts(text: str | None) -> list[int] | None:
     """Return the numbers of ``--workers``; None if it is absent."""
     if text is None:

@@ -31,6 +31,7 @@ from pqcache.filters.expression import (
     operand_of,
     value_type,
 )
+from pqcache.parquet.schema_merge import is_text
 
 _OPS = {"=": "EQ", "==": "EQ", "!=": "NEQ", "<": "LT", "<=": "LTE", ">": "GT", ">=": "GTE"}
 _NAME = r'"((?:[^"]|"")*)"|([^".]+)'
@@ -74,13 +75,14 @@ def _comparison(part: Any, schema: pa.Schema) -> Condition:
             raise UsageError(
                 "", f"a comparison of {column} with None is never true", f"write filters='{column} IS NULL'"
             )
-        return comparison(operand, _OPS[op], _constant(value, operand))
+        return comparison(operand, _OPS[op], _constant(value, operand, f'("{{name}}", "{op}", "{{value}}")'))
     if op not in ("in", "not in"):
         raise UsageError("", f"{op!r} is not one of {', '.join(_OPS)}, in, not in")
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise UsageError("", f"{column} {op} needs a list of values, not {value!r}")
     values = [item.as_py() if isinstance(item, pa.Scalar) and not item.is_valid else item for item in value]
-    found = in_condition(operand, [_constant(item, operand) for item in values if item is not None])
+    text = f'("{{name}}", "{op}", ["{{value}}"])'
+    found = in_condition(operand, [_constant(item, operand, text) for item in values if item is not None])
     some_null = any(item is None for item in values)
     null = IsNull(operand.column, operand.inner)
     if op == "in":
@@ -99,19 +101,24 @@ def _names(path: str) -> list[str]:
     return [plain or quoted.replace('""', '"') for quoted, plain in re.findall(_NAME, path)]
 
 
-def _constant(value: Any, operand: Operand) -> pa.Scalar | int:
-    """Return a Python, numpy, pandas or Arrow value in the type of ``operand``."""
+def _constant(value: Any, operand: Operand, as_text: str) -> pa.Scalar | int:
+    """Return a value of Python, numpy, pandas or Arrow in the type of ``operand``, as `constant_of` does."""
     kind = value_type(operand.type)
     if isinstance(value, np.generic) and not isinstance(value, np.datetime64 | np.timedelta64):
         value = value.item()
+    elif isinstance(value, pa.Scalar) and not pt.is_temporal(value_type(value.type)):
+        value = value.as_py()
     if isinstance(value, bool):
-        value = str(value).lower()
-    elif isinstance(value, int | float | Decimal):
-        value = str(value)
+        return constant_of(str(value).lower(), operand, as_text)
+    if isinstance(value, int | float | Decimal):
+        return constant_of(str(value), operand, as_text)
     if isinstance(value, str):
         return constant_of(value, operand)
     try:
         scalar = _scalar(value)
+        if pt.is_temporal(scalar.type) and not (pt.is_temporal(kind) or (pt.is_date(scalar.type) and is_text(kind))):
+            reason = f"{operand.name} is {kind}, and {value} is {scalar.type}"
+            raise UsageError("", reason, "give a value of the column's type, text as the column has it")
         if pt.is_timestamp(kind) and pt.is_timestamp(scalar.type) and (kind.tz is None) != (scalar.type.tz is None):
             raise UsageError("", f"{value} and {operand.name} must both have a time zone, or neither")
         found = scalar.cast(kind)

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from pqcache.errors import UsageError
+from pqcache.parquet.schema_merge import is_text, without_views
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "EQ": operator.eq,
@@ -29,6 +30,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "GT": operator.gt,
     "GTE": operator.ge,
 }
+HINTS = b"pqcache.hints"  # where a field has as JSON what `pqcache.store.hive.with_hints` knows of its values
 _MAX_DIGITS = 80  # of a number; decimal256 holds 76
 
 
@@ -105,11 +107,15 @@ Condition = Compare | In | Like | IsNull | Always | And | Or | Not
 
 @dataclass(frozen=True)
 class Operand:
-    """What a condition compares: a column, or a field inside a column of structs, and its type."""
+    """What a condition compares: a column, or a field inside a column of structs, and its type.
+
+    ``metadata`` is that of the column, with HINTS for a partition column of text.
+    """
 
     column: str
     inner: tuple[str, ...]
     type: pa.DataType
+    metadata: Mapping[bytes, bytes] | None = None
 
     @property
     def name(self) -> str:
@@ -235,7 +241,7 @@ def operand_of(parts: Sequence[str], schema: pa.Schema) -> Operand:
             if field is not None:
                 inner.append(field.name)
         if column is not None and field is not None:
-            return Operand(column.name, tuple(inner), field.type)
+            return Operand(column.name, tuple(inner), field.type, column.metadata)
     raise _missing(parts, schema)
 
 
@@ -288,12 +294,18 @@ def value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pt.is_dictionary(kind) else kind
 
 
-def constant_of(text: str, operand: Operand) -> pa.Scalar | int:
+def constant_of(text: str, operand: Operand, as_text: str = "") -> pa.Scalar | int:
     """Return what ``text`` stands for in the type of ``operand``; see `comparison` for an int.
 
-    What is no value of that type raises UsageError.
+    A number or a boolean is never compared as text or with a time: for one, ``as_text`` is how the same comparison is
+    written with text. Anything that is not a value of the type raises UsageError.
     """
-    if pt.is_integer(value_type(operand.type)) and not text.lstrip("-").isdigit():
+    kind = without_views(value_type(operand.type))
+    if as_text and (is_text(kind) or pt.is_fixed_size_binary(kind)):
+        raise number_against_text(text, operand, as_text)
+    if as_text and pt.is_temporal(kind):
+        raise no_value(text, operand)
+    if pt.is_integer(kind) and not text.lstrip("-").isdigit():
         return _whole_number(text, operand)
     return _cast(text, operand)
 
@@ -321,6 +333,23 @@ def _cast(text: str, field: Operand) -> pa.Scalar:
         return pa.scalar(text).cast(kind)
     except (pa.ArrowException, ValueError) as error:
         raise no_value(text, field) from error
+
+
+def number_against_text(text: str, operand: Operand, as_text: str) -> UsageError:
+    """Return the error for a number or a boolean that a column of text is compared with."""
+    hints = json.loads((operand.metadata or {}).get(HINTS, b"{}"))
+    padded = text.zfill(hints.get("width", 0)) if text.isdecimal() else text
+    what = "a boolean" if text.lower() in ("true", "false") else "a number"
+    kind = "binary" if "binary" in str(value_type(operand.type)) else "text"
+    reason = f"{operand.name} is {kind}, and {text} is {what}"
+    advice = f"compare it as text with {as_text.format(name=operand.name, value=padded)}"
+    if hints.get("type") and what == "a number":
+        declared = hints["type"]
+        advice += f", or declare --partition-types {operand.name}={declared}"
+        advice += f" (in Python partition_types={{'{operand.name}': '{declared}'}})"
+        if "except" in hints:
+            advice += f" and leave out values like {hints['except']!r} with --skip-bad"
+    return UsageError("", reason, advice)
 
 
 def no_value(text: str, field: Operand) -> UsageError:

@@ -38,6 +38,7 @@ _HELP = "use comparisons of columns with constants, IN, BETWEEN, LIKE, IS NULL, 
 _DATE = re.compile(r"\b\d{4}[-/]\d{1,2}[-/]\d{1,2}(?:[ T]\d\d:\d\d[:.\d]*)?(?!\S*')")  # without quotes
 _COLUMN = ("Column", "Dot")  # the second from the fifth name of a path on
 _COMPARE = ("EQ", "NEQ", "LT", "LTE", "GT", "GTE")
+_SYMBOLS = {"EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
 _MIRROR = {"EQ": "EQ", "NEQ": "NEQ", "LT": "GT", "LTE": "GTE", "GT": "LT", "GTE": "LTE"}
 
 
@@ -166,7 +167,7 @@ def _plain_condition(kind: str, node: Any, schema: pa.Schema) -> Condition:
         if _is_column(right) and not _is_column(left):
             left, right, kind = right, left, _MIRROR[kind]
         field = _field(left, schema)
-        return comparison(field, kind, _constant(right, field))
+        return comparison(field, kind, _constant(right, field, f"{{name}} {_SYMBOLS[kind]} '{{value}}'"))
     if kind == "Boolean":
         return Always(bool(node.this))
     field = _field(node if kind in _COLUMN else node.this, schema)
@@ -177,16 +178,19 @@ def _plain_condition(kind: str, node: Any, schema: pa.Schema) -> Condition:
     if kind == "In":
         if not node.expressions:
             raise UsageError("", "IN needs a list of constants", _HELP)
-        values = [_constant(item, field) for item in node.expressions]
+        values = [_constant(item, field, "{name} IN ('{value}')") for item in node.expressions]
         return in_condition(field, values)
     if kind == "Between":
-        low, high = (_constant(node.args[end], field) for end in ("low", "high"))
+        low, high = (
+            _constant(node.args[end], field, f"{{name}} {op} '{{value}}'")
+            for end, op in (("low", ">="), ("high", "<="))
+        )
         return And((comparison(field, "GTE", low), comparison(field, "LTE", high)))
     if kind == "Like":
         text = value_type(field.type)
         if not (pt.is_string(text) or pt.is_large_string(text)):
             raise UsageError("", f"LIKE needs a string column, {field.name} is {field.type}")
-        pattern = _constant(node.expression, field)
+        pattern = _constant(node.expression, field, "{name} LIKE '{value}'")
         assert isinstance(pattern, pa.Scalar)
         return Like(field.column, pattern.as_py(), text, field.inner)
     if type(node.expression).__name__ == "Null":
@@ -214,18 +218,23 @@ def _field(node: Any, schema: pa.Schema) -> Operand:
     return operand_of(_names(node), schema)
 
 
-def _constant(node: Any, field: Operand) -> pa.Scalar | int:
-    """Return a constant in its column's type, or, for one between two whole numbers, the lower of them."""
+def _constant(node: Any, field: Operand, as_text: str) -> pa.Scalar | int:
+    """Return a constant in its column's type, or, for one between two whole numbers, the lower of them.
+
+    ``as_text`` is as for `constant_of`.
+    """
     kind = type(node).__name__
     if kind == "Paren":
-        return _constant(node.this, field)
+        return _constant(node.this, field, as_text)
     if kind == "Null":
         raise UsageError("", f"{field.name} = NULL is never true", f"write {field.name} IS NULL")
     sign = ""
     if kind == "Neg":
         node, sign = node.this, "-"
         kind = type(node).__name__
+    quoted = kind == "Literal" and node.is_string and not sign
     if kind == "Cast" and type(node.this).__name__ == "Literal" and node.this.is_string:  # DATE '2026-11-01'
+        quoted = not sign and not _is_number(node.to)
         node, kind = node.this, "Literal"
     if kind == "Boolean":
         text = str(bool(node.this)).lower()
@@ -233,7 +242,13 @@ def _constant(node: Any, field: Operand) -> pa.Scalar | int:
         text = sign + str(node.this)
     else:
         raise _no_constant(node)
-    return constant_of(text, field)
+    return constant_of(text, field, "" if quoted else as_text)
+
+
+def _is_number(kind: Any) -> bool:
+    from sqlglot import exp
+
+    return bool(kind.is_type(*exp.DataType.NUMERIC_TYPES, exp.DataType.Type.BOOLEAN))
 
 
 def _no_constant(node: Any) -> UsageError:

@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import pyarrow as pa
+
 from pqcache.errors import CacheError, ParquetError, SourceError, UsageError
 from pqcache.events import Event, Warned
 from pqcache.reader.arriving.arrivals import Arrivals, Ints
@@ -28,10 +30,11 @@ from pqcache.store.arriving.start_run import (
 from pqcache.store.cache_directory import CacheDirectory, lease_at, snapshot_at
 from pqcache.store.drivers.base import second_names
 from pqcache.store.drivers.local import LocalSource
+from pqcache.store.hive import parent, partition_schema
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, PUBLISHING
 from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_file import read_heading
-from pqcache.store.row_group_index import Index, build_index
+from pqcache.store.row_group_index import NO_SCHEMA, Index, build_index
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.sync.listing import check_one_table, dataset_files, without_links
 from pqcache.store.tables.data_files import FileRules
@@ -133,9 +136,36 @@ def open_local_dataset(
 
     A cache without a snapshot is opened while its first one arrives; ``fill`` says how to have it fetched where no run
     does. A path into a snapshot leads to that one from now on, also where ``current`` is a part of it. The lease keeps
-    a snapshot from being removed; close it when done. ``rules`` say which files of a directory are taken. A path where
-    there is nothing, or nothing that is Parquet, raises UsageError.
+    a snapshot from being removed; close it when done. ``rules`` say which files of a directory are taken, and which
+    types partition columns have. A path where there is nothing, or nothing that is Parquet, raises UsageError.
     """
+    data, lease = _open_local(path, snapshot, rules or FileRules(), fill)
+    try:
+        return data if rules is None or not rules.types else _with_types(data, rules.types, NO_SCHEMA), lease
+    except BaseException:
+        if lease is not None:
+            lease.close()
+        raise
+
+
+def _with_types(data: LocalDataset, declared: Mapping[str, str], whole: pa.Schema) -> LocalDataset:
+    """Return a dataset with declared types of partition columns, and those of the ``whole`` that it is a part of."""
+    index = data.index
+    if mixed := declared.keys() & set(index.path_values.column_names):
+        reason = "some files have that column inside, and their type counts"
+        raise UsageError(f"partition type {min(mixed)}={declared[min(mixed)]}", reason)
+    table = pa.schema([*index.table_schema, *whole])
+    types, misfits = partition_schema(map(parent, index.paths), declared, table)
+    for errors in misfits.values():
+        error = next(iter(errors.values()))
+        raise UsageError(error.subject, error.reason, "declare another type; text takes any value")
+    others = [field for field in index.table_schema if field.name not in types.names]
+    return replace(data, index=replace(index, table_schema=pa.schema([*others, *types])))
+
+
+def _open_local(
+    path: str | os.PathLike[str], snapshot: str | None, rules: FileRules, fill: FillRequest | None
+) -> tuple[LocalDataset, Lease | None]:
     text = os.fspath(path)
     if not text:  # Path("") would be this directory
         raise UsageError("", "an empty path", "name a cache, a directory of Parquet or a file")
@@ -158,7 +188,9 @@ def open_local_dataset(
         if whole is not None and place == whole.path:  # CACHE/current, or a snapshot by its own path
             data = LocalDataset(directory=place, index=whole.index(), snapshot=whole.id)
         else:
-            data = replace(_plain_files(place, text, rules or FileRules()), part_of=None if held is None else whole)
+            data = replace(_plain_files(place, text, rules), part_of=None if held is None else whole)
+            if whole is not None:
+                data = _with_types(data, {}, whole.index().table_schema)
         return _check_snapshot(data, snapshot), held
     except BaseException:
         if held is not None:

@@ -13,6 +13,7 @@ from pqcache.errors import MALFORMED, CacheError, UsageError
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
 from pqcache.store.cache_directory import config_text, parsed
 from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE
+from pqcache.store.hive import parse_types
 from pqcache.store.layout import CONFIG
 from pqcache.store.newest import FREE, parse_newest
 from pqcache.store.ownership import file_mode
@@ -34,7 +35,7 @@ class Config:
 
     From ``compression`` to ``shuffle`` they are the options of the last repartition, None where it had none.
     ``keys`` are the columns that each new snapshot has key indexes of, ``time_units`` the units that columns of times
-    have, where not the ones that they had first.
+    have, where not the ones that they had first, and ``partition_types`` the types declared for partition columns.
     """
 
     source: str
@@ -63,6 +64,7 @@ class Config:
     shuffle: int | None = None
     keys: tuple[str, ...] = ()
     time_units: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    partition_types: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -76,6 +78,7 @@ class Config:
             raise UsageError("--version", "and --as-of name two versions", "give one of them, and '' for the other")
         if self.shard is not None:
             parse_shard(self.shard)
+        parse_types(self.partition_types)
         if self.newest and parse_newest(self.newest).text == FREE and self.shard is not None:
             raise UsageError(
                 f"--newest {FREE}",
@@ -89,8 +92,9 @@ class Config:
 
     @property
     def file_rules(self) -> FileRules:
-        """Which files of the source are taken."""
-        return FileRules(as_files=self.as_files, all_files=self.all_files, marker=self.marker)
+        """Which files of the source are taken, and what their paths say."""
+        types = self.partition_types or {}
+        return FileRules(as_files=self.as_files, all_files=self.all_files, marker=self.marker, types=types)
 
     @property
     def version_rule(self) -> VersionRule:
@@ -174,10 +178,11 @@ def config_of(document: Mapping[str, Any]) -> Config:
         compression=_text(document, "compression"),
         compat=_flag(document, "compat"),
         keep_int96=_flag(document, "keep_int96"),
-        dense={str(k): str(v) for k, v in document["dense"].items()} if "dense" in document else None,
+        dense=_pairs(document, "dense"),
         shuffle=None if document.get("shuffle") is None else _count(document, "shuffle", 0),
         keys=_names(document, "keys"),
-        time_units={str(k): str(v) for k, v in document.get("time_units", {}).items()},
+        time_units=_pairs(document, "time_units") or {},
+        partition_types=_pairs(document, "partition_types"),
     )
 
 
@@ -211,6 +216,13 @@ def _names(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if isinstance(value, str):  # which would be taken as a list of letters
         raise UsageError("", f"{name} = {value!r} has to be a list, like [{value!r}]")
     return tuple(map(str, value))
+
+
+def _pairs(document: Mapping[str, Any], name: str) -> dict[str, str] | None:
+    value = document.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise UsageError("", f"{name} = {value!r} has to be a table, like [{name}]")
+    return None if value is None else {str(k): str(v) for k, v in value.items()}
 
 
 def _count(document: Mapping[str, Any], name: str, default: int) -> int:
@@ -260,6 +272,7 @@ def write_config(cache: Path, config: Config) -> None:
         "keys": list(config.keys) or None,
         "dense": None if config.dense is None else dict(config.dense),
         "time_units": dict(config.time_units) or None,
+        "partition_types": dict(config.partition_types) if config.partition_types else None,
     }
     for name, value in values.items():
         if value is None:

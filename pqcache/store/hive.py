@@ -6,12 +6,18 @@ cannot hold, and writes a null as ``__HIVE_DEFAULT_PARTITION__``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from decimal import Decimal
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from pqcache.errors import SourceError, TypeClash
+from pqcache.errors import SourceError, TypeClash, UsageError
+from pqcache.store.urls import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,6 +25,9 @@ if TYPE_CHECKING:
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _HIDDEN_SUFFIXES = (".crc", "._COPYING_", "_$folder$")
 _INT64 = range(-(2**63), 2**63)
+_INTEGER = re.compile(r"-?[0-9]{1,30}")
+_NUMBER = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?")
+TYPES = ("int", "float", "date", "timestamp", "text")  # that can be declared for partition columns
 
 
 def is_hidden(name: str) -> bool:
@@ -61,16 +70,147 @@ def infer_type(values: Iterable[str | None]) -> pa.DataType:
     return pa.int64() if present and all(map(_is_integer, present)) else pa.string()
 
 
-def partition_table(directories: Sequence[str], schema: pa.Schema | None = None) -> pa.Table:
+def parse_types(types: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the types that a user declares for partition columns; UsageError unless each is one of TYPES."""
+    if types and not isinstance(types, Mapping):
+        raise UsageError(f"partition_types={types!r}", 'give a mapping, like {"hour": "int"}')
+    for name, kind in dict(types or {}).items():
+        if kind not in TYPES:
+            raise UsageError(f"partition type {name}={kind}", "unknown type", f"choose one of {', '.join(TYPES)}")
+    return dict(types or {})
+
+
+def fits(value: str, kind: str) -> bool:
+    """Return whether the value of a partition is one of a declared type, exactly.
+
+    >>> fits("007", "int"), fits("0.5", "int"), fits("0.5", "float"), fits("2026-02-30", "date")
+    (True, False, True, False)
+    """
+    if kind == "int":
+        return _INTEGER.fullmatch(value) is not None and int(value) in _INT64
+    if kind == "float":
+        if not _NUMBER.fullmatch(value) or not math.isfinite(number := float(value)):
+            return False
+        return not number.is_integer() or Decimal(value) == int(number)
+    if kind == "text":
+        return True
+    import pyarrow as pa
+
+    try:
+        pa.scalar(value).cast(_arrow_type(kind))
+    except (pa.ArrowException, ValueError):
+        return False
+    return True
+
+
+def partition_schema(
+    directories: Iterable[str],
+    declared: Mapping[str, str],
+    table: pa.Schema | None = None,
+    known: pa.Schema | None = None,
+) -> tuple[pa.Schema, dict[str, dict[str, SourceError]]]:
+    """Return the types of partition columns, and errors for values that don't fit, by directory and column.
+
+    A type that is declared wins, then that of the ``table``, then the one that was inferred before, in ``known``. Other
+    types are inferred from all values; a column without any value has none yet. UsageError if there is no such column
+    as one that is declared.
+    """
+    import pyarrow as pa
+
+    rows = {directory: partition_values(directory) for directory in directories}
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    for name, kind in declared.items():
+        if name not in names:
+            there = f"there are: {', '.join(names) or 'none'}"
+            raise UsageError(f"partition type {name}={kind}", f"there is no partition column {name}", there)
+    fields: dict[str, pa.DataType] = {}
+    misfits: dict[str, dict[str, SourceError]] = {}
+    for name in names:
+        values = {value for row in rows.values() if (value := row.get(name)) is not None}
+        unfit: set[str] = set()
+        if name in declared:
+            fields[name] = _arrow_type(declared[name])
+            unfit = {value for value in values if not fits(value, declared[name])}
+        elif table is not None and name in table.names:
+            fields[name] = table.field(name).type
+        elif known is not None and name in known.names:
+            fields[name] = known.field(name).type
+            unfit = {value for value in values if not _is_integer(value)} if fields[name] == pa.int64() else set()
+        elif values:
+            fields[name] = infer_type(values)
+        for directory in [directory for directory, row in rows.items() if row.get(name) in unfit] if unfit else ():
+            error = _misfit(directory, name, rows[directory][name] or "", declared.get(name))
+            misfits.setdefault(directory, {})[name] = error
+    return pa.schema(list(fields.items())), misfits
+
+
+def _misfit(directory: str, name: str, value: str, declared: str | None) -> SourceError:
+    if declared is not None:
+        reason = f"{value!r} is not {'an' if declared == 'int' else 'a'} {declared}, the type declared for {name}"
+        advice = f"declare --partition-types {name}=text, which takes any value"
+    elif fits(value, "int"):
+        reason = f"{value!r} is not written as an integer is, which all values of {name} were until now"
+        advice = f"declare --partition-types {name}=int to take it as {int(value)}"
+    else:
+        reason = f"{value!r} is not an integer, which all values of {name} were until now"
+        advice = f"declare --partition-types {name}={'float' if fits(value, 'float') else 'text'}"
+    return SourceError(f"partition {printable(directory)}", reason, advice)
+
+
+def _arrow_type(kind: str) -> pa.DataType:
+    import pyarrow as pa
+
+    if kind == "timestamp":
+        return pa.timestamp("us")
+    return {"int": pa.int64, "float": pa.float64, "date": pa.date32, "text": pa.string}[kind]()
+
+
+def with_hints(schema: pa.Schema, partitions: pa.Table, declarable: bool = True) -> pa.Schema:
+    """Return a schema for conditions whose partition columns of text know what their values look like.
+
+    ``type`` is the type of numbers that can be declared for them if they are ``declarable``, ``width`` is set if all
+    are equally long, and ``except`` is a value that is no number.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from pqcache.filters.expression import HINTS
+
+    for name in partitions.column_names:
+        number = schema.get_field_index(name)
+        if number < 0 or partitions.schema.field(name).type != pa.string():
+            continue
+        values = [value for value in pc.unique(partitions[name]).to_pylist() if value is not None]
+        kinds = {value: next((kind for kind in ("int", "float") if fits(value, kind)), "") for value in values}
+        numbers = {kind for kind in kinds.values() if kind}
+        if not numbers:
+            continue
+        hints: dict[str, str | int] = {"type": "float" if "float" in numbers else "int"} if declarable else {}
+        if len(widths := set(map(len, values))) == 1:
+            hints["width"] = widths.pop()
+        if (odd := next((value for value, kind in kinds.items() if not kind), None)) is not None:
+            hints["except"] = odd
+        schema = schema.set(number, schema.field(number).with_metadata({HINTS: json.dumps(hints)}))
+    return schema
+
+
+def partition_table(
+    directories: Sequence[str],
+    schema: pa.Schema | None = None,
+    misfits: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> pa.Table:
     """Return one row per directory and one column per partition column.
 
     Types are those in ``schema``, that of a table; of columns that are not in it they are inferred from all values.
-    A directory that lacks one of the columns has a null there. A value that is none of its type raises SourceError.
+    A directory that lacks one of the columns has a null there, and in the columns in which ``misfits`` has it. A value
+    that is none of its type raises SourceError.
     """
     import pyarrow as pa
 
     rows = [partition_values(directory) for directory in directories]
     names = list(dict.fromkeys(name for row in rows for name in row))
+    for directory, row in zip(directories, rows, strict=True) if misfits else ():
+        row.update(dict.fromkeys(misfits.get(directory, ())))
     columns = {}
     for name in names:
         values = [row.get(name) for row in rows]
@@ -90,8 +230,10 @@ def _typed(values: Sequence[str | None], kind: pa.DataType, name: str) -> pa.Arr
     import pyarrow as pa
 
     try:
+        if kind == pa.int64() and all(value is None or _INTEGER.fullmatch(value) for value in values):
+            return pa.array([None if value is None else int(value) for value in values], kind)
         return pa.array(values, pa.string()).cast(kind)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError) as error:
         reason = f"is {kind} in the table, and a value in a path is not ({error})"
         raise SourceError(f"column {name!r}", reason, "check the table with the engine that wrote it") from error
 

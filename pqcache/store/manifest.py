@@ -7,9 +7,12 @@ millions of them, and a frozen one takes several times as long to make.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
+DIRECTORY = "directory"  # the format of a TableVersion that is no table
 _INODE = "inode:"
 _COMMITTED = "committed:"
 _SHAPED = "committed-shaped:"
@@ -101,8 +104,11 @@ class Totals:
 class TableVersion:
     """The version of a Delta or Iceberg table that a listing is of, or what is known of a table without versions.
 
+    Of a directory it has the types of the partition columns, and ``schema_digest`` says which are declared; see
+    `typed_version`.
+
     Attributes:
-        format: ``Delta``, ``Iceberg`` or ``Hive``.
+        format: ``Delta``, ``Iceberg``, ``Hive``, or DIRECTORY.
         version: the number of the version, or the ID of the snapshot; empty of a table without versions.
         time: when it was committed, in ISO 8601; empty of a table without versions.
         schema: the table's schema, partition columns included, as a serialized Arrow schema; of a table without
@@ -130,6 +136,30 @@ class TableVersion:
 
     def __str__(self) -> str:
         return f"{self.format} version {self.version} of {self.time}" if self.version else f"{self.format} table"
+
+
+def typed_version(table: TableVersion | None, declared: Mapping[str, str], schema: bytes = b"") -> TableVersion | None:
+    """Return what a snapshot records of its ``table``, or of a directory of partitions, as partition types.
+
+    ``schema`` has the types of all partition columns that have a value; without it, the result is fit for a digest.
+    """
+    if table is not None and not declared:
+        return table
+    of_table = None
+    if table is not None:
+        of_table = table.schema_digest or blake2b(table.arrow_schema, digest_size=16).hexdigest()
+    digest = json.dumps([dict(declared), of_table], sort_keys=True)
+    if table is None:
+        return TableVersion(format=DIRECTORY, version="", time="", schema=schema, schema_digest=digest)
+    return replace(table, schema=schema, schema_digest=digest, load_schema=None)
+
+
+def declared_types(table: TableVersion | None) -> dict[str, str]:
+    """Return the partition types that were declared for a snapshot of a directory."""
+    if table is None or table.format != DIRECTORY or not table.schema_digest:
+        return {}
+    types: dict[str, str] = json.loads(table.schema_digest)[0]
+    return types
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,9 +105,11 @@ class Index:
 
         That is how a table looks whose partitioning has changed. The value in the path wins, as for all partitions.
         """
-        found = self._partitions.select(
-            [name for name in self._partitions.column_names if name in self.data_schema.names and self._is_mixed(name)]
-        )
+        names = self._partitions.column_names
+        mixed = [name for name in names if name in self.data_schema.names and self._is_mixed(name)]
+        if not mixed:
+            return self._partitions.select([])
+        found = partitions_of(self.paths, pa.schema([(name, pa.string()) for name in mixed])).select(mixed)
         for position, name in enumerate(found.column_names):
             kind = self.data_schema.field(name).type
             kind = kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -21,6 +21,7 @@ from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split
 from pqcache.store.arriving.start_run import fill_request
+from pqcache.store.hive import parse_types
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch
@@ -98,6 +99,8 @@ class ParquetDataset(ResumableDataset):
                       documents by their tokens, without a batch_size
     ``snapshot``      the snapshot of a cache to read, by its ID, its number or the name of its pin (None: the current)
     ``as_files``, ``all_files``   of a directory: which of its files are read, as for ``pqcache.sync``
+    ``partition_types``   types of partition columns, like ``{"hour": "int"}``, as for ``pqcache.sync``. None: those of
+                      the cache; of a directory, whole numbers if all values are written so, else text
     ``source``        the URL of the dataset that ``path`` is to be a cache of. While that has no snapshot, a run that
                       fetches the first one is started, or one that does is waited for, and batches come as their
                       row groups arrive. With a snapshot there nothing is done. See docs/loading.md.
@@ -161,6 +164,7 @@ class ParquetDataset(ResumableDataset):
         snapshot: str | None = None,
         as_files: bool = False,
         all_files: bool = False,
+        partition_types: Mapping[str, str] | None = None,
         source: str | os.PathLike[str] | None = None,
         source_options: Mapping[str, str] | None = None,
         keep_filling: bool = True,
@@ -204,7 +208,7 @@ class ParquetDataset(ResumableDataset):
             ),
             conversion=Conversion.of(nulls, decimals),
             ragged=parse_names("ragged", ragged),
-            rules=FileRules(as_files=as_files, all_files=all_files),
+            rules=FileRules(as_files=as_files, all_files=all_files, types=parse_types(partition_types)),
             fill=fill_request(source, source_options, keep_filling),
         )
         check_packing(self.options, columns, batch_rows)

@@ -47,6 +47,7 @@ def test_all_that_is_written_is_known(cache: Path) -> None:
         marker="_SUCCESS", settle=600.0, max_delete="10%", checksum=True, skip_bad=True, as_files=True, all_files=True,
         version="3", options={"endpoint": "http://127.0.0.1:1"}, compression="zstd", compat=True, keep_int96=True,
         dense={"t": "uint16[4]"}, shuffle=1, keys=("a",), time_units={"ts": "us"}, ignore_case=True,
+        partition_types={"hour": "int"},
     )  # fmt: skip
     write_config(cache, full)
     assert read_config(cache) == full
@@ -61,6 +62,7 @@ def test_all_that_is_written_is_known(cache: Path) -> None:
         ("keep = true", "keep = True has to be a whole number"),
         ("where = 3", "where = 3 has to be a text"),
         ('columns = "id"', "columns = 'id' has to be a list"),
+        ('partition_types = "hour=int"', "partition_types = 'hour=int' has to be a table"),
         ("shuffle = [1]", r"shuffle = \[1\] has to be a whole number"),
     ],
 )

@@ -11,6 +11,7 @@ from pqcache.errors import UsageError
 from pqcache.filters.expression import operand_of
 from pqcache.parquet.dense_columns import as_lists
 from pqcache.reader.open_dataset import LocalDataset
+from pqcache.store.hive import with_hints
 from pqcache.store.selected_rows import Ints
 
 
@@ -19,9 +20,11 @@ class ChosenColumn:
 
     def __init__(self, data: LocalDataset, name: str, option: str) -> None:
         try:
-            operand = operand_of(name.split("."), as_lists(data.index.schema))
+            schema = with_hints(as_lists(data.index.schema), data.index.partitions)
+            operand = operand_of(name.split("."), schema)
         except UsageError as error:
             raise error.within(option) from error
+        self.operand = operand
         self.path, self.type = (operand.column, *operand.inner), operand.type
         self._data = data
         partitions = data.index.partitions

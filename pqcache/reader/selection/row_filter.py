@@ -26,6 +26,7 @@ from pqcache.parquet.schema_merge import cast_to_schema, condition_schema_of
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.selection.selection import Intersection, Selection
 from pqcache.reader.selection.stored_counts import Counts, count_once, map_row_groups
+from pqcache.store.hive import with_hints
 from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import Ints, SelectedRows
 
@@ -122,7 +123,7 @@ def counts_of(rows: SelectedRows, groups: int) -> Ints:
 
 def parse_filters(filters: Any, index: Index) -> RowFilter:
     """Return ``filters`` parsed, on the columns of ``index``; what makes no sense raises UsageError."""
-    schema = condition_schema_of(as_lists(index.schema))
+    schema = with_hints(condition_schema_of(as_lists(index.schema)), index.partitions)
     if isinstance(filters, pc.Expression):
         columns = _columns_in(filters, schema)
         (serialized,) = filters.__reduce__()[1]
@@ -136,7 +137,8 @@ def parse_filters(filters: Any, index: Index) -> RowFilter:
         from pqcache.filters.dnf import condition_from
 
         condition = condition_from(filters, schema)
-    expression = expression_of(condition)
+    expression, named = expression_of(condition), condition_columns(condition)
+    types = {name: str(schema.field(name).type) for name in named if name in index.partitions.column_names}
     try:
         rows_where(schema.empty_table(), expression)
     except (pa.ArrowException, TypeError) as error:
@@ -144,9 +146,9 @@ def parse_filters(filters: Any, index: Index) -> RowFilter:
     return RowFilter(
         expression=expression,
         condition=condition,
-        columns=tuple(condition_columns(condition)),
+        columns=tuple(named),
         schema=schema,
-        text=text_of(condition),
+        text=f"{text_of(condition)} {types}",  # which decide what a constant means
     )
 
 

@@ -121,7 +121,7 @@ class SplitSelection:
     @cached_property
     def fingerprint(self) -> str:
         """A name for the part."""
-        key = None if self._key is None else self._key.path
+        key = None if self._key is None else [*self._key.path, *([str(self._key.type)] if self._key.in_paths else [])]
         text = json.dumps(["split", _FORM, key, *self.split.bounds, self.split.outside, self.split.salt])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

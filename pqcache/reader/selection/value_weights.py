@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import UsageError, first_line
+from pqcache.filters.expression import number_against_text
 from pqcache.parquet.schema_merge import cast_exactly, is_text, without_views
 from pqcache.reader.selection.chosen_column import ChosenColumn
 from pqcache.store.selected_rows import Ints
@@ -74,12 +76,19 @@ class ValueWeights:
                 raise UsageError("weights", f"{value!r} has the weight {weight!r}", f"give a number from 0 to {MOST:,}")
         named = {value: weight for value, weight in by_value.items() if value is not None and value is not ...}
         kind = plain_values(None, column.type).type
+        plain = [getattr(value, "item", lambda v=value: v)() for value in named]
+        odd = next((v for v in plain if isinstance(v, bool | int | float | Decimal)), None)
+        if odd is not None and is_text(kind):
+            as_text = '{{"{name}": {{"{value}": ' + f"{by_value[odd]!r}" + "}}}}"
+            raise number_against_text(str(odd), column.operand, as_text).within("weights")
         try:
-            values = pa.array([getattr(value, "item", lambda v=value: v)() for value in named], kind)
+            values = pa.array(plain, kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise UsageError(
                 "weights", f"not all are values of {column.name!r}, which is {kind}", first_line(error)
             ) from error
+        if odd is not None and (pa.types.is_temporal(kind) or values.to_pylist() != plain):
+            raise UsageError("weights", f"{odd!r} is not a value of {column.name!r}, which is {kind}")
         others = [int(fixed_point(by_value[key])) if key in by_value else -1 for key in (None, ...)]
         return ValueWeights(column, values, fixed_point(list(named.values())), (others[0], others[1]))
 

@@ -20,7 +20,7 @@ from pqcache.store.cache_directory import lease_at
 from pqcache.store.drivers.base import check_options
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.hive import parent, partition_values
-from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile, TableVersion
+from pqcache.store.manifest import DIRECTORY, FileEntry, Identity, Manifest, SourceFile, TableVersion
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path
 
@@ -120,9 +120,9 @@ def table_below(manifest: Manifest, below: str) -> TableVersion | None:
         return None
     fetched = [json.loads(recipe or "{}").get("fetch", {}) for recipe in {entry.recipe for entry in manifest.files}]
     taken = set(schema.names)
-    if all("columns" in subset for subset in fetched):
+    if manifest.table.format == DIRECTORY or all("columns" in subset for subset in fetched):
         directories = {parent(entry.path) for entry in manifest.files}
-        taken = {name for subset in fetched for name in subset["columns"]}
+        taken = {name for subset in fetched for name in subset.get("columns", ())}
         taken.update(name for directory in directories for name in partition_values(directory))
     above = partition_values(below)
     for name in schema.names:

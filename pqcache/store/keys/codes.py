@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pqcache.errors import UsageError, first_line
-from pqcache.parquet.schema_merge import cast_exactly
+from pqcache.filters.expression import Operand, number_against_text
+from pqcache.parquet.schema_merge import cast_exactly, is_text
 
 Codes = npt.NDArray[np.uint64]
 _SIGN = np.uint64(1 << 63)
@@ -91,10 +92,11 @@ def keys_of(values: pa.Array, kind: pa.DataType) -> Keys:
     return Keys(numbers.astype(np.int64).view(np.uint64) ^ _SIGN, None, valid)  # ascending as the values are
 
 
-def keys_to_find(column: str, values: Any, kind: pa.DataType) -> Keys:
+def keys_to_find(column: str, values: Any, kind: pa.DataType, operand: Operand | None = None) -> Keys:
     """Return the keys that are looked up: a value, or a list, numpy or Arrow array of values, each once.
 
-    Values that cannot be in the column because of their type, and nulls, raise UsageError.
+    Values that cannot be in the column because of their type, and nulls, raise UsageError; ``operand`` is the column
+    where it is known.
     """
     array = as_array(column, values, kind)
     if array.null_count:
@@ -102,6 +104,11 @@ def keys_to_find(column: str, values: Any, kind: pa.DataType) -> Keys:
     if not len(array):
         return Keys(np.zeros(0, np.uint64), np.zeros(0, np.uint64) if is_hashed(kind) else None, None)
     if not _alike(array.type, kind):
+        if is_text(kind) and (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+            sought = operand or Operand(column, (), kind)
+            raise number_against_text(str(array[0]), sought, "lookup('{name}', '{value}')").within(
+                f"lookup of {column}"
+            )
         raise UsageError(f"lookup of {column}", f"its keys are {_named(kind)}, and these values are {array.type}")
     try:
         found = keys_of(array, kind)

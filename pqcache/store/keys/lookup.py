@@ -26,6 +26,8 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.errors import MALFORMED, CacheError, DamagedError, UsageError
+from pqcache.filters.expression import operand_of
+from pqcache.store.hive import with_hints
 from pqcache.store.keys.codes import Codes, Keys, key_type, keys_of, keys_to_find, scramble
 from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import Ints, SelectedRows
@@ -223,7 +225,8 @@ def _in_partitions(index: Index, column: str, values: Any) -> tuple[Ints, Ints]:
     held = index.partitions[column].combine_chunks()
     kind = key_type(column, held.type)
     here = keys_of(held, kind)
-    match = np.isin(here.first, keys_to_find(column, values, kind).first)
+    operand = operand_of([column], with_hints(index.partitions.schema, index.partitions))
+    match = np.isin(here.first, keys_to_find(column, values, kind, operand).first)
     if here.valid is not None:
         match &= here.valid
     groups = np.flatnonzero(match[index.numbers("file")] & (index.rows > 0))

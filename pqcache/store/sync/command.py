@@ -15,6 +15,7 @@ from pqcache.store.cache_directory import CacheDirectory, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import TIMEOUT, Source, may_give_only_sizes, version_of
 from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, patience_of_run
+from pqcache.store.hive import parent, parse_types
 from pqcache.store.manifest import TableVersion
 from pqcache.store.manifest_digest import Summary, digest_of_held, read_summary, table_digest
 from pqcache.store.newest import NewestPartitions
@@ -33,7 +34,7 @@ from pqcache.store.sync.cache_run import (
 )
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.known_listing import known_listing, listing_key, remember_listing
-from pqcache.store.sync.listing import Listing, ListSource, known_keys, list_source, listing_rules
+from pqcache.store.sync.listing import Listing, ListSource, known_keys, list_source, listing_rules, typed_listing
 from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import ContentMemory, read_memory
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
@@ -62,6 +63,7 @@ def sync(
     keep: str | int | None = None,
     marker: str | None = None,
     settle: str | float | None = None,
+    partition_types: Mapping[str, str] | None = None,
     max_delete: str | int | None = None,
     force: bool = False,
     hdfs_driver: str | None = None,
@@ -108,6 +110,9 @@ def sync(
         keep: how many snapshots to keep, the new one among them.
         marker: take a partition only if it holds a file of this name; an empty string takes all again.
         settle: leave files younger than this for the next run; 0 takes all again.
+        partition_types: types of partition columns, ``int``, ``float``, ``date``, ``timestamp`` or ``text``, like
+            ``{"hour": "int"}``; an empty mapping has them inferred again. Without it a column is ``int`` if all values
+            that the first sync finds are integers in the usual form (``7``, not ``007``), else ``text``, and stays so.
         max_delete: refuse to drop more files than this number, or more files or rows than a share like ``"50%"``.
         force: drop them all the same.
         hdfs_driver: ``hdfs-native`` or ``hdfs3``.
@@ -184,6 +189,7 @@ def sync(
         "all_files": all_files,
         "version": None if version is None else str(version),
         "as_of": as_of,
+        "partition_types": None if partition_types is None else parse_types(partition_types) or "",
     }
     url, place = (None, source) if cache is None else (os.fspath(source), cache)
     if url is not None:
@@ -360,22 +366,34 @@ def _open(request: _Request, state: _CacheState) -> Source:
         given, none = ("--marker", "''") if config.marker else ("--settle", "0")
         reason = "is a table, whose files are complete when they are committed"
         raise UsageError(source.url, f"{reason}; {given} is for directories", f"leave it out with {given} {none}")
+    if isinstance(source, TableSource) and config.partition_types:
+        source.close()
+        reason = "is a table, which has types of its own; --partition-types is for directories"
+        raise UsageError(source.url, reason, "leave it out with --partition-types ''")
     return source
 
 
 def _lister(request: _Request, state: _CacheState, source: Source, memory: ContentMemory) -> ListSource:
     """Return what lists the source in this run, always for the same partitions."""
-    rules, patience = listing_rules(state.config), _first_contact(request, state)
+    held = state.current if state.previous_source is None else None
+    rules, patience = listing_rules(state.config, held), _first_contact(request, state)
     rule = newest_rule(state.config, request.cache, state.current)
     last: Listing | None = None
 
     def list_it(on_event: OnEvent) -> Listing:
         nonlocal last, patience
-        last = list_source(source, on_event, rules, patience, memory, last)
+        last = listed = list_source(source, on_event, rules, patience, memory, last)
         patience = request.run.patience
-        return only_newest(last, rule)
+        if rules.files.types or not _holds(held, listed):
+            listed = typed_listing(source, listed, rules)
+        return only_newest(listed, rule)
 
     return list_it
+
+
+def _holds(held: Snapshot | None, listing: Listing) -> bool:
+    """Return whether a snapshot has all partitions of a listing, whose types are known then, or there is none yet."""
+    return held is None or all(os.path.isdir(held.path / d) for d in {parent(file.path) for file in listing.files})
 
 
 def _known_result(run: CacheRun, state: _CacheState, source: Source) -> RunResult | None:
@@ -401,9 +419,9 @@ def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: Lis
         check_identities(listing.files, source.url)
     summary = None
     if run.current is not None and run.options.compare == IDENTITY and not run.changes_index:
-        table = table_digest(version_of(source))
+        table = table_digest(listing.typed(version_of(source), run.config))
         summary = _unchanged(run.current, listing.sources, recipe, run.config.shard, table)
-    if summary is not None and not listing.odd:
+    if summary is not None and not (listing.odd or listing.misfits):
         result = _nothing_to_do(summary, recipe, version_of(source), listing.newest)
         return replace(result, passed_over=listing.passed_over)
     from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above

@@ -20,8 +20,9 @@ from pqcache.store.drivers.base import Source, lists_one_version, lists_only_dat
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import parent, partition_keys
 from pqcache.store.layout import SUMMARY
-from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, Totals
+from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, TableVersion, Totals
 from pqcache.store.manifest_digest import table_digest
+from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.shard import owners, parse_shard
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import (
@@ -36,7 +37,7 @@ from pqcache.store.sync.cache_run import IDENTITY, CacheRun, RunResult
 from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.download_file import Vanished
 from pqcache.store.sync.download.remote_footer import read_remote_footer
-from pqcache.store.sync.download.subset import Subset
+from pqcache.store.sync.download.subset import Subset, known_types, types_of_source
 from pqcache.store.sync.fill.obstacle import NeedsRewriting, obstacle
 from pqcache.store.sync.held_files import find_unusable
 from pqcache.store.sync.listing import Listing, ListSource, check_one_table, digest_of_shares
@@ -112,7 +113,7 @@ class _Attempt:
             raise next(iter(self._left_out().values()), reason)  # nothing that is skipped has an old version
         if not dry_run and run.current is None:  # so that a first run that fails can be repeated by the cache's name
             write_config(run.cache.path, config)
-        table = version_of(self.source)
+        table = self._table()
         now = (config.shard, digest, table_digest(table))
         same = manifest is not None and (manifest.shard, manifest.listing, table_digest(manifest.table)) == now
         same = same and (manifest is self.manifest or _source_paths(manifest) == _source_paths(self.manifest))
@@ -165,6 +166,19 @@ class _Attempt:
             for file in files
         ]
         return [schema for schema in in_parallel(calls, options.jobs) if schema is not None]
+
+    def _table(self) -> TableVersion | None:
+        """Return what the snapshot records as its table: of a directory, the types of its partition columns."""
+        config, listing, of_source = self.run.config, self.listing, version_of(self.source)
+        declared = config.partition_types or {}
+        if of_source is not None and not declared:
+            return of_source
+        held = self.manifest if self.run.previous_source is None else None
+        known = None if held is None else known_types(held.table, declared)
+        schema, _ = types_of_source(self.source, listing.directories, declared, known)
+        others = schema_of_table(of_source) or ()
+        fields = [*schema, *(field for field in others if field.name not in schema.names)]
+        return listing.typed(of_source, config, bytes(pa.schema(fields).serialize()))
 
     def _fills(self) -> bool:
         """Return whether readers may open the snapshot while its files are fetched, if that is asked for."""
@@ -226,7 +240,8 @@ class _Attempt:
                 attempt = replace(attempt, skipped={**attempt.skipped, **bad.errors})
                 continue
             held = () if self.manifest is None else self.manifest.files
-            skipped = skipped_partitions(attempt._left_out(), held)
+            misfits = skipped_partitions(attempt.listing.misfits, ())
+            skipped = (*misfits, *skipped_partitions(attempt._left_out(), held))
             for item in skipped:
                 what = "its old version is kept" if item.kept else "left out, as there is no old version"
                 kind = "file" if item.partition.startswith("./") else "partition"

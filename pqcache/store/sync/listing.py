@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapp
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from pqcache.errors import (
+    CacheError,
     DamagedError,
     ParquetError,
     PqcacheError,
@@ -28,13 +30,14 @@ from pqcache.store.drivers.base import (
 )
 from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, with_retries
 from pqcache.store.hive import parent, partition_keys, partition_values
-from pqcache.store.manifest import SourceFile
+from pqcache.store.layout import FILES
+from pqcache.store.manifest import SourceFile, TableVersion, typed_version
 from pqcache.store.manifest_digest import digest_of_sources
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.shard import listing_digest, owners, parse_shard
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import or_skip, with_number
-from pqcache.store.sync.download.subset import Subset, select_subset
+from pqcache.store.sync.download.subset import KnownTypes, Subset, known_types, select_subset, types_of_source
 from pqcache.store.sync.parquet_detection import ContentMemory, FileMoved, parquet_by_content
 from pqcache.store.sync.safety_checks import WaitRules, divide_both, files_to_take, unsafe_names
 from pqcache.store.tables.data_files import (
@@ -51,6 +54,9 @@ from pqcache.store.tables.table_format import check_above, check_tables, several
 from pqcache.store.urls import printable
 from pqcache.units import format_count
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _REPORTED = 1000  # files that are reported at once while they are listed
 _ROOTS, _THREADS = 32, 16  # directories that may be tables of their own: footers read, and at once
 _TRIES = 4  # of a listing whose files change before they are looked into
@@ -63,15 +69,25 @@ class Listing:
 
     With ``--newest``, ``newest`` says which partitions are left out; the files of these are not in ``files``.
     ``passed_over`` counts the files that are not taken for other reasons. ``odd`` has an error for each thing that a
-    cache cannot hold, by path, and with a ``/`` at its end for a directory; they are not in ``files``.
+    cache cannot hold, by path, and with a ``/`` at its end for a directory; they are not in ``files``, and neither are
+    the partitions in ``misfits``, whose values don't fit their types. ``directories`` are those of all data files, also
+    where ``--where`` leaves them out.
     """
 
     files: list[SourceFile]
     found: list[SourceFile]
     subset: Subset
+    directories: Sequence[str]
+    misfits: Mapping[str, SourceError] = field(default_factory=dict)
     newest: NewestPartitions | None = None
     passed_over: PassedOver = field(default_factory=PassedOver)
     odd: Mapping[str, PqcacheError] = field(default_factory=dict)
+
+    def typed(self, table: TableVersion | None, config: Config, schema: bytes = b"") -> TableVersion | None:
+        """Return what a snapshot records as the ``table`` that it is of, with the types of a directory's partitions."""
+        if table is None and not any(map(partition_values, self.directories)):
+            return None
+        return typed_version(table, config.partition_types or {}, schema)
 
     @cached_property
     def paths(self) -> list[str]:
@@ -94,6 +110,7 @@ class ListingRules:
     """Which files of a source are taken, and what of each: all Parquet files as they are, where nothing is said.
 
     ``skip_bad`` is what a sync does with things that a cache cannot hold; None where no sync asks, and they are errors.
+    ``known`` returns the partition types of the cache's snapshot, None where it has none.
     """
 
     where: str | None = None
@@ -101,17 +118,45 @@ class ListingRules:
     files: FileRules = field(default_factory=FileRules)
     skip_bad: bool | None = None
     ignore_case: bool = False
+    known: KnownTypes = lambda: None
 
 
-def listing_rules(config: Config) -> ListingRules:
-    """Return the rules that a cache remembers."""
+def listing_rules(config: Config, current: Snapshot | None) -> ListingRules:
+    """Return the rules that a cache remembers, and whose snapshot is ``current``."""
+    known = partial(_types_of, current, config.partition_types or {})
     return ListingRules(
         where=config.where,
         columns=config.columns,
         files=config.file_rules,
         skip_bad=config.skip_bad,
         ignore_case=config.ignore_case,
+        known=known,
     )
+
+
+def _types_of(current: Snapshot | None, declared: Mapping[str, str]) -> pa.Schema | None:
+    if current is None:
+        return None
+    from pqcache.store.manifest_file import read_heading  # and pyarrow, which a plain sync need not wait for
+
+    try:
+        return known_types(read_heading(current.path / FILES).table, declared)
+    except CacheError:  # then nothing is known of what is held, and all is synced again
+        return None
+
+
+def typed_listing(source: Source, listing: Listing, rules: ListingRules) -> Listing:
+    """Return a listing without partitions whose values don't fit their types; SourceError unless they are skipped."""
+    _, misfits = types_of_source(source, listing.directories, rules.files.types, rules.known())
+    unfit = {directory: misfits[directory] for directory in {parent(f.path) for f in listing.files} & misfits.keys()}
+    errors = {directory: next(iter(unfit[directory].values())) for directory in sorted(unfit)}
+    if not errors:
+        return listing
+    rest = [file for file in listing.files if parent(file.path) not in errors]
+    if not (rules.skip_bad and rest):
+        error = with_number(list(errors.values()))
+        raise or_skip(error) if rest else error
+    return replace(listing, files=rest, misfits=errors)
 
 
 def known_keys(snapshot: Snapshot | None) -> Collection[str]:
@@ -174,13 +219,15 @@ def list_source(
     partition_keys(file.path for file in files)  # raises
     if plain and rules.skip_bad is None and not rules.files.as_files:  # a sync does so where something has changed
         check_one_table(source, files, patience=patience)
-    chosen, subset = select_subset(source, files, rules.where, rules.columns, rules.ignore_case)
+    types, known = rules.files.types, rules.known
+    chosen, subset = select_subset(source, files, rules.where, rules.columns, types, known, rules.ignore_case)
     if not chosen:
         raise SourceIncomplete(source.url, f"no partition satisfies --where {rules.where!r}")
     on_event(Listed(len(chosen), sum(file.identity.size for file in chosen)))
     listed = [file for file in found if file.path not in odd and file.path not in links] if odd or links else found
     passed_over = replace(count_passed_over(listed, files), where=len(files) - len(chosen), links=len(links))
-    return Listing(files=chosen, found=found, subset=subset, passed_over=passed_over, odd=odd)
+    directories = sorted({parent(file.path) for file in files})
+    return Listing(files=chosen, found=found, subset=subset, directories=directories, passed_over=passed_over, odd=odd)
 
 
 def _check_odd(odd: Mapping[str, PqcacheError], skip_bad: bool | None, is_rest: bool) -> None:

@@ -16,7 +16,7 @@ from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.time_units import TimeUnits
 from pqcache.store.drivers.base import Source
 from pqcache.store.hive import partition_values
-from pqcache.store.manifest import FileEntry, SnapshotMetadata, SourceFile
+from pqcache.store.manifest import DIRECTORY, FileEntry, SnapshotMetadata, SourceFile
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA
 from pqcache.store.snapshot import Snapshot
@@ -78,10 +78,13 @@ class SnapshotJob:
     @cached_property
     def table_schema(self) -> pa.Schema:
         """The schema of the table that the source is, of the columns that are taken; without any where it is none."""
-        found, columns = schema_of_table(self.metadata.table), self.run.config.columns
-        if found is None or columns is None:
-            return NO_SCHEMA if found is None else found
-        names = {*columns, *(name for plan in self.plan.directories for name in partition_values(plan.directory))}
+        table, columns = self.metadata.table, self.run.config.columns
+        found = schema_of_table(table)
+        if table is None or found is None:
+            return NO_SCHEMA
+        if columns is None and table.format != DIRECTORY:
+            return found
+        names = {*(columns or ()), *(n for plan in self.plan.directories for n in partition_values(plan.directory))}
         return pa.schema([field for field in found if field.name in names])
 
     @cached_property

@@ -8,8 +8,8 @@ a table of which half would be passed over is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from pqcache.errors import UsageError
@@ -62,17 +62,19 @@ class FileKind(Enum):
 
 @dataclass(frozen=True)
 class FileRules:
-    """Which files of a source are taken.
+    """Which files of a source are taken, and what their paths say.
 
     Attributes:
         as_files: take the Parquet files of a listing also where they are not the rows of a table.
         all_files: take every file that is not hidden, whatever its name and content.
         marker: the name of files that say that a partition is complete, and hold no rows.
+        types: the types that are declared for partition columns, of `pqcache.store.hive.TYPES`.
     """
 
     as_files: bool = False
     all_files: bool = False
     marker: str | None = None
+    types: Mapping[str, str] = field(default_factory=dict)
 
 
 def file_kind(path: str) -> FileKind:

@@ -63,9 +63,9 @@ def repair(
         if cache.current() != snapshot:
             raise CacheLocked(cache.path, "another run has published meanwhile", "verify again")
         held = sorted({file.path: file for entry in manifest.files for file in entry.sources}.items())
-        files, subset = select_subset(
-            source, [file for _, file in held], config.where, config.columns, config.ignore_case
-        )
+        rules, listed = listing_rules(config, snapshot), [file for _, file in held]
+        types, known = rules.files.types, rules.known
+        files, subset = select_subset(source, listed, rules.where, rules.columns, types, known, rules.ignore_case)
         if config.ignore_case:
             subset = spelled(subset, snapshot, files)
         recipe = recipe_for(config, subset.recipe)
@@ -124,7 +124,7 @@ def changes_at_source(
     config, comparison = read_config(cache.path), Comparison()
     source = _open(config, store_options, snapshot)
     try:
-        listing = list_source(source, options.on_event, listing_rules(config), memory=read_memory(cache.path))
+        listing = list_source(source, options.on_event, listing_rules(config, snapshot), memory=read_memory(cache.path))
         listing = only_newest(listing, newest_rule(config, cache, snapshot))
         if options.compare == CONTENT:
             comparison = compare_content(source, listing.files, snapshot, manifest.files, options)

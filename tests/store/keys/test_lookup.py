@@ -214,7 +214,7 @@ def test_values_come_as_anything(cache: Cache) -> None:
         ("id", 2**64, UsageError, "lookup of id: "),
         ("id", [5, "a"], UsageError, "not of one type"),
         ("title", b"item 5 of 0", UsageError, "its keys are string, and these values are binary"),
-        ("dt", 5, UsageError, "its keys are string"),
+        ("dt", 5, UsageError, "dt is text, and 5 is a number"),
         ("nothing", 5, UsageError, "nothing: there is no such column; choose one of id, title,"),
         ("note", 5, CacheError, "cache --key note'"),
         ("note.x", 5, UsageError, "note.x: there is no 'x' in it, it is int32"),

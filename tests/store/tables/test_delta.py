@@ -515,3 +515,15 @@ def test_a_damaged_log_is_named(damage: Callable[[Path], str], table: Path, cach
     assert done.returncode == 1
     assert re.search(said, done.stderr)
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_partition_types_are_those_of_the_table(tmp_path: Path) -> None:
+    table, cache = tmp_path / "table", tmp_path / "cache"
+    write_deltalake(str(table), pa.table({"hour": ["07", "08", "10"], "id": [7, 8, 10]}), partition_by=["hour"])
+    with pytest.raises(UsageError, match="is a table, which has types of its own"):
+        pqcache.sync(table, cache, partition_types={"hour": "int"})
+    with pytest.raises(UsageError, match=r"hour is text, and 8 is a number; compare it as text with hour < '08'$"):
+        pqcache.sync(table, cache, where="hour < 8")
+    assert pqcache.sync(table, cache, where="hour < '08'").rows == 1
+    (batch,) = pqcache.Cache.open(cache).batches(filters="hour = 7", partition_types={"hour": "int"})
+    assert batch["hour"].to_pylist() == [7]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pqcache.errors import ParquetError, PqcacheError, SourceDenied, UsageError
+from pqcache.errors import ParquetError, PqcacheError, SourceDenied, SourceError, UsageError
 from pqcache.parquet.rewrite.options import canonical_json
 from pqcache.store.drivers.base import Source, version_of
-from pqcache.store.hive import parent, partition_table, partition_values
-from pqcache.store.manifest import SourceFile
+from pqcache.store.hive import parent, partition_schema, partition_table, partition_values, with_hints
+from pqcache.store.manifest import DIRECTORY, SourceFile, TableVersion, declared_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+KnownTypes = Callable[[], "pa.Schema | None"]
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,40 @@ class Subset:
 EVERYTHING = Subset()
 
 
+def known_types(table: TableVersion | None, declared: Mapping[str, str]) -> pa.Schema | None:
+    """Return the partition types of a snapshot of a directory, but for those that were declared and no more are."""
+    from pqcache.store.manifest_file import schema_of_table  # as below
+
+    schema = schema_of_table(table)
+    if table is None or schema is None or table.format != DIRECTORY:
+        return None
+    for name in declared_types(table).keys() - declared.keys():
+        schema = schema.remove(schema.get_field_index(name))
+    return schema
+
+
+def types_of_source(
+    source: Source, directories: Sequence[str], declared: Mapping[str, str], known: pa.Schema | None
+) -> tuple[pa.Schema, dict[str, dict[str, SourceError]]]:
+    """Return what `partition_schema` does of the partitions of a source, which may be a table."""
+    from pqcache.store.manifest_file import schema_of_table  # as below
+
+    return partition_schema(directories, declared, schema_of_table(version_of(source)), known)
+
+
 def select_subset(
     source: Source,
     files: Sequence[SourceFile],
     where: str | None,
     columns: Sequence[str] | None,
+    declared: Mapping[str, str],
+    known: KnownTypes,
     ignore_case: bool = False,
 ) -> tuple[list[SourceFile], Subset]:
     """Return the files that may hold wanted rows, and what is to be taken of each.
 
-    Partitions are pruned by their values. Where ``where`` or ``columns`` name columns in the files, one to three
+    Partitions are pruned by their values, whose types are those of `types_of_source`; those with a value that doesn't
+    fit are taken unless the others exclude them. Where ``where`` or ``columns`` name columns in the files, one to three
     footers are read for their types; rows are then filtered while they are fetched. A column that none of them has
     raises UsageError.
     """
@@ -70,16 +96,15 @@ def select_subset(
         return list(files), everything
     import pyarrow as pa  # a plain sync need not wait for it
 
-    from pqcache.store.manifest_file import schema_of_table
-
     directories = sorted({parent(file.path) for file in files})
-    of_table = schema_of_table(version_of(source))
-    table = partition_table(directories, of_table)
+    schema, misfits = types_of_source(source, directories, declared, known())
+    table = partition_table(directories, schema, misfits)
     row_where = None
     in_files: list[tuple[str, ...]] = []
     if where:
+        from pqcache.filters.expression import expression_of, rows_where
         from pqcache.filters.pruning import prune_row_groups
-        from pqcache.filters.sql import parse_condition, rows_matching, where_columns  # as above
+        from pqcache.filters.sql import parse_condition, where_columns  # as above
         from pqcache.parquet.schema_merge import condition_schema_of
 
         in_files = where_columns(where)
@@ -92,15 +117,30 @@ def select_subset(
     wanted = [name for name in columns or () if name not in names]
     types = _types(source, files, wanted, in_files, inside.schema, ignore_case)
     if where:
+        known_columns = condition_schema_of(pa.schema([*types.items(), *inside.schema]))
+        version = version_of(source)
+        declarable = version is None or version.format == DIRECTORY
+        condition = parse_condition(where, with_hints(known_columns, inside, declarable))
+
+        def may_match(positions: Sequence[int], unknown: Iterable[str] = ()) -> Iterator[int]:
+            rows = {"rows": pa.array([1] * len(positions), pa.int64())}
+            rows |= {f"{name}:nulls": pa.array([0] * len(positions), pa.int64()) for name in unknown}
+            constants = {name: inside[name].take(pa.array(positions, pa.int64())) for name in names}
+            for name in unknown:
+                constants.pop(name, None)
+            some = prune_row_groups(condition, pa.table(rows), constants).some
+            yield from (position for position, maybe in zip(positions, some, strict=True) if maybe)
+
         if not in_files:
-            taken = set(rows_matching(inside, where))
+            taken = set(rows_where(inside, expression_of(condition)).tolist())
         else:
             row_where = where
-            condition = parse_condition(where, condition_schema_of(pa.schema([*types.items(), *inside.schema])))
-            rows = pa.table({"rows": pa.array([1] * len(directories), pa.int64())})
-            constants = {name: inside[name] for name in names}
-            some = prune_row_groups(condition, rows, constants).some
-            taken = {position for position in range(len(directories)) if some[position]}
+            taken = set(may_match(range(len(directories))))
+        unfit: dict[tuple[str, ...], list[int]] = {}
+        for position, directory in enumerate(directories):
+            if directory in misfits:
+                unfit.setdefault(tuple(misfits[directory]), []).append(position)
+        taken.update(position for unknown, some in unfit.items() for position in may_match(some, unknown))
         kept = {directories[position] for position in taken}
         files = [file for file in files if parent(file.path) in kept]
     if columns is None and row_where is None:
