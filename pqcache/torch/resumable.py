@@ -181,6 +181,8 @@ class ResumableDataset(IterableDataset[Batch]):
         finally:
             progress.ended(begin)
         progress.check_loads(loads)
+        if not in_worker:  # with pad=False another rank may have had one batch more
+            progress.given(begin, share.end, is_last=True)
         if not indices:
             progress.finish(share.worker)
 
