@@ -93,7 +93,11 @@ class S3Source:
             head = self._client.head_object(Bucket=self._bucket, Key=self._key(path), **self._extra)
         except ERRORS as error:
             raise source_error(self._name(path), error) from error
-        return identity(head["ContentLength"], head["LastModified"], head["ETag"])
+        try:
+            return identity(head["ContentLength"], head["LastModified"], head["ETag"])
+        except KeyError as error:
+            reason = f"the server answers without {error.args[0]}, as S3 never does"
+            raise SourceError(self._name(path), reason, "check the endpoint") from error
 
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         if length <= 0:

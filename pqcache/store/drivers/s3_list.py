@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 from botocore.utils import parse_timestamp
 
-from pqcache.errors import SourceError
+from pqcache.errors import SourceError, first_line
 from pqcache.store.manifest import Identity
 from pqcache.store.urls import printable
 
@@ -80,6 +80,10 @@ def list_bucket(client: Any, bucket: str, prefix: str, extra: Mapping[str, str])
                 yield key, known
         except KeyError as error:
             raise keys.error(f"lists an object without {error.args[0]}") from error
+        except (ValueError, OverflowError) as error:
+            raise keys.error(f"lists an object whose size or date cannot be read ({first_line(error)})") from error
+        if page.keys() <= {"ResponseMetadata"}:
+            raise keys.error("answers with something that is no listing")
         token = page.get("NextContinuationToken")
         if not page.get("IsTruncated", bool(token)):
             return
@@ -115,7 +119,10 @@ def entries(page: Mapping[str, Any]) -> Iterator[tuple[str, Identity]]:
             slash = "%2F" if "%2F" in key else "/"  # Ceph encodes a slash, Amazon does not
             directory, slash, name = key.rpartition(slash)
             key = _decoded(directory + slash) + unquote_plus(name)
-        yield key, Identity(int(fields["Size"]), _nanoseconds(fields["LastModified"]), fields["ETag"].strip('"'))
+        size = int(fields["Size"])
+        if not 0 <= size < 1 << 63:
+            raise ValueError(f"{size:,} bytes")
+        yield key, Identity(size, _nanoseconds(fields["LastModified"]), fields["ETag"].strip('"'))
 
 
 def identity(size: int, modified: datetime, etag: str) -> Identity:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus
 from xml.sax.saxutils import escape
@@ -20,10 +22,14 @@ from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+import pqcache
+from pqcache.errors import SourceError
 from pqcache.store.drivers.s3 import S3Source
 from pqcache.store.drivers.s3_list import entries, take_entries
 from pqcache.store.manifest import Identity
 from tests.examples import examples
+from tests.store.drivers.fake_s3 import fake_s3
+from tests.store.drivers.web_server import Asked, reply, serving
 
 if TYPE_CHECKING:
     from tests.conftest import Bucket
@@ -155,3 +161,47 @@ def test_several_pages_of_a_real_store(s3_bucket: Bucket) -> None:
     assert len(pages) == 4
     assert all(listed[name] == source.stat(name) for name in names)
     source.close()
+
+
+def listing(modified: str = "2026-11-20T04:00:03.000Z", size: str = "3", comment: str = "") -> str:
+    item = f"<Key>t/a.parquet</Key><LastModified>{modified}</LastModified><ETag>e</ETag><Size>{size}</Size>"
+    head = "<Name>b</Name><IsTruncated>false</IsTruncated>"
+    return f"<ListBucketResult>{comment}{head}<Contents>{item}</Contents></ListBucketResult>"
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("<html>log in</html>", "answers with something that is no listing"),
+        ("", "answers with something that is no listing"),
+        *((listing(size=size), "whose size or date cannot be read") for size in ("x", "-1", "9" * 30, "9" * 5000)),
+        *(
+            (listing(modified=date), "whose size or date cannot be read")
+            for date in ("", "soon", "99999-01-01T00:00:00Z")
+        ),
+        pytest.param(
+            listing(comment=f"<!--{'x' * (40 << 20)}-->"),
+            "bytes",
+            marks=pytest.mark.xfail(
+                strict=True, reason="pages have no limit until S3 listings go through the new object-store client"
+            ),
+        ),
+    ],
+    ids=["html", "empty", "text", "negative", "huge", "digits", "undated", "soon", "far", "endless"],
+)
+def test_listings_that_make_no_sense_are_refused(page: str, said: str, tmp_path: Path) -> None:
+    with fake_s3(lambda _: page, {"t/a.parquet": b"PAR"}) as store:
+        with pytest.raises(SourceError, match=said) as error:
+            pqcache.sync("s3://b/t", tmp_path / "cache", options=store.options, retries=0)
+        assert "\n" not in str(error.value)
+
+
+def test_a_web_page_in_place_of_an_object(tmp_path: Path) -> None:
+    def page(_: Asked, handler: BaseHTTPRequestHandler) -> None:
+        empty = b"<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated></ListBucketResult>"
+        reply(handler, empty if "list-type" in handler.path else b"<html>log in</html>")
+
+    with serving(page) as server:
+        options = {"endpoint": server.url, "key": "k", "secret": "s", "addressing": "path"}
+        with pytest.raises(SourceError, match="answers without LastModified, as S3 never does"):
+            pqcache.sync("s3://b/t/a.parquet", tmp_path / "cache", options=options, retries=0)
