@@ -193,12 +193,15 @@ def expression_of(condition: Condition, constants: Mapping[str, pa.Scalar] | Non
             column = pc.scalar(_inside(known[node.column], node.inner))
         else:
             column = pc.field(node.column, *node.inner)
+        values = (node.value,) if isinstance(node, Compare) else node.values if isinstance(node, In) else ()
+        if values and pt.is_float16(values[0].type):  # which Arrow does not compare
+            column, values = column.cast(pa.float32()), tuple(value.cast(pa.float32()) for value in values)
         if isinstance(node, Compare):
-            return _COMPARE[node.op](column, node.value)
+            return _COMPARE[node.op](column, values[0])
         if isinstance(node, Like):
             return pc.match_like(column.cast(node.kind), node.pattern)  # it takes no dictionary
         if isinstance(node, In):
-            return _any_of(column, node.values)
+            return _any_of(column, values)
         return column.is_null()
 
     return build(condition)
