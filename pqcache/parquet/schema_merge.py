@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -221,6 +222,10 @@ def cast_exactly(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Ar
     if pt.is_null(column.type):
         nulls = pa.nulls(len(column), kind)
         return pa.chunked_array([nulls]) if isinstance(column, pa.ChunkedArray) else nulls
+    if _has_list_views(column.type) and not _has_list_views(kind):
+        chunked = isinstance(column, pa.ChunkedArray)
+        lists = [without_list_views(chunk) for chunk in (column.chunks if chunked else [column])]
+        column = pa.chunked_array(lists, plain_lists(column.type)) if chunked else lists[0]
     if isinstance(column.type, pa.BaseExtensionType) and not isinstance(kind, pa.BaseExtensionType):
         column = column.cast(column.type.storage_type)
     if pt.is_dictionary(column.type) and not pt.is_dictionary(kind):
@@ -258,10 +263,49 @@ def unfit_reason(name: str, column: pa.Array | pa.ChunkedArray, kind: pa.DataTyp
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:
-    """Return a type with strings and binary in place of views, of which Arrow joins and takes little."""
+    """Return a type with strings, binary and lists in place of views, of which Arrow joins and takes little."""
     if pt.is_string_view(kind):
         return pa.string()
-    return pa.binary() if pt.is_binary_view(kind) else with_changed_types(kind, without_views)
+    if pt.is_binary_view(kind):
+        return pa.binary()
+    return with_changed_types(_list_type(kind), without_views)
+
+
+def _list_type(kind: pa.DataType) -> pa.DataType:
+    if pt.is_list_view(kind):
+        return pa.list_(kind.value_field)
+    return pa.large_list(kind.value_field) if pt.is_large_list_view(kind) else kind
+
+
+def plain_lists(kind: pa.DataType) -> pa.DataType:
+    """Return a type with lists in place of list views, also inside."""
+    return with_changed_types(_list_type(kind), plain_lists)
+
+
+def _has_list_views(kind: pa.DataType) -> bool:
+    return bool(pt.is_nested(kind)) and plain_lists(kind) != kind
+
+
+def without_list_views(array: pa.Array) -> pa.Array:
+    """Return an array with lists in place of list views, also inside: Arrow's own cast leaves the offsets too short."""
+    kind = array.type
+    if not _has_list_views(kind):
+        return array
+    wanted, mask = plain_lists(kind), array.is_null() if array.null_count else None
+    if pt.is_struct(kind):
+        children = [without_list_views(array.field(i)) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=wanted.fields, mask=mask)
+    if pt.is_fixed_size_list(kind):
+        items = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
+        return pa.FixedSizeListArray.from_arrays(without_list_views(items), type=wanted, mask=mask)
+    if pt.is_map(kind):
+        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        offsets = pa.array(array.offsets.to_numpy() - first, pa.int32())
+        parts = [without_list_views(part.slice(first, last - first)) for part in (array.keys, array.items)]
+        return pa.MapArray.from_arrays(offsets, *parts, type=wanted, mask=mask)
+    offsets = np.concatenate([[0], np.cumsum(array.value_lengths().fill_null(0).to_numpy())])
+    made, width = (pa.LargeListArray, pa.int64()) if pt.is_large_list(wanted) else (pa.ListArray, pa.int32())
+    return made.from_arrays(pa.array(offsets, width), without_list_views(array.flatten()), type=wanted, mask=mask)
 
 
 def with_fields(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
@@ -452,15 +496,9 @@ def _working_type(kind: pa.DataType, top: bool, stored: bool = False) -> pa.Data
     if pt.is_dictionary(kind):
         value = _working_type(kind.value_type, False, stored)
         return pa.dictionary(pa.int32(), value, kind.ordered) if top else value
-    if pt.is_string_view(kind):
-        return pa.string()
-    if pt.is_binary_view(kind):
-        return pa.binary()
-    if pt.is_list_view(kind):
-        kind = pa.list_(kind.value_field)
-    elif pt.is_large_list_view(kind):
-        kind = pa.large_list(kind.value_field)
-    return with_changed_types(kind, lambda inner: _working_type(inner, False, stored))
+    if pt.is_string_view(kind) or pt.is_binary_view(kind):
+        return without_views(kind)
+    return with_changed_types(_list_type(kind), lambda inner: _working_type(inner, False, stored))
 
 
 def working_schema(schema: pa.Schema) -> pa.Schema:

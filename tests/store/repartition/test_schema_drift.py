@@ -21,6 +21,7 @@ from pqcache.parquet.key_values import SPARK
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.row_group_index import IndexBuilder
 from pqcache.store.snapshot import write_checksums
+from pqcache.torch import ParquetDataset
 from tests.datasets import files_of
 from tests.remote import Remote, make_remote
 
@@ -447,3 +448,41 @@ def test_a_column_that_is_dense_where_it_is_there(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "out" / files_of(tmp_path / "out")[0])["x"].to_pylist() == [[0, 0]] * 10
     with pytest.raises(pqcache.ParquetError, match=r"day=1/part-0\.parquet: has no column 'x'"):
         pqcache.repartition(source, tmp_path / "dense", row_group_size=LIMIT, dense=["x"])
+
+
+_VIEW = pa.list_view(pa.int32())
+LIST_VIEWS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "numbers": (_VIEW, [[1, 2], None, []]),
+    "large": (pa.large_list_view(pa.int64()), [[1, 2], None, []]),
+    "texts": (pa.list_view(pa.string()), [["a"], None, ["b", "c"]]),
+    "views": (pa.list_view(pa.string_view()), [["a"], None, ["b"]]),
+    "views of views": (pa.list_view(_VIEW), [[[1], [2]], None, [[]]]),
+    "in a list": (pa.list_(_VIEW), [[[1], [2]], None, []]),
+    "in a struct": (pa.struct([("x", _VIEW)]), [{"x": [1]}, None, {"x": []}]),
+    "of structs": (pa.list_view(pa.struct([("a", pa.int32())])), [[{"a": 1}], None, []]),
+    "in a map": (pa.map_(pa.string(), _VIEW), [[("a", [1])], None, []]),
+    "in pairs": (pa.list_(_VIEW, 2), [[[1], [2]], None, [[], [3, 4]]]),
+}
+
+
+@pytest.mark.parametrize("case", LIST_VIEWS)
+def test_list_views_are_lists(tmp_path: Path, case: str) -> None:
+    kind, values = LIST_VIEWS[case]
+    source, cache, target = tmp_path / "in", tmp_path / "cache", tmp_path / "out"
+    source.mkdir()
+    for name in ("a", "b"):
+        pq.write_table(pa.table({"id": [1, 2, 3], "x": pa.array(values, kind)}), source / f"{name}.parquet")
+    pqcache.sync(source, cache)
+    pqcache.repartition(cache, row_group_size="4KB")
+    pqcache.repartition(source, target, row_group_size="4KB", shuffle=1)
+    (file,) = target.glob("*.parquet")
+    rows = pq.read_table(file).to_pylist()
+    assert sorted(map(str, rows)) == sorted(str({"id": i + 1, "x": v}) for i, v in enumerate(values) for _ in range(2))
+    for where in (source, cache):
+        assert len(ParquetDataset(where, ["id"], filters="x is not null", batch_size=1)) == 4
+    (batch,) = pqcache.Cache(cache).batches(shuffle=False, batch_size=9)
+    assert batch.column("x").to_pylist() == values * 2
+    batch.validate(full=True)
+    pqcache.sync(source, tmp_path / "some", where="id > 1")
+    (batch,) = pqcache.Cache(tmp_path / "some").batches(shuffle=False, batch_size=9)
+    assert batch.column("x").to_pylist() == values[1:] * 2
