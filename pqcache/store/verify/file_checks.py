@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.errors import PqcacheError, first_line
+from pqcache.parquet.decoded_size import StoredRowGroup, decoded_bytes, densest_rows, most_decoded_bytes
+from pqcache.parquet.nested import leaves_in
 from pqcache.parquet.row_group_stats import EXTREMES, columns_table, read_footer, row_group_columns
-from pqcache.parquet.schema_merge import joined_type
+from pqcache.parquet.schema_merge import is_text, joined_type, without_views
 from pqcache.store.index_parts import with_columns
 from pqcache.store.row_group_index import Index
 from pqcache.store.snapshot import Snapshot
@@ -207,7 +210,8 @@ def decode(path: Path, schema: pa.Schema, footer: pa.Table, size: int, seconds: 
                 stored = min(line[f"{field.name}:bytes"].as_py() or 0, size)
                 report(step=[group, field.name], seconds=seconds + stored / _SLOWEST)
                 try:
-                    wrong = _decode_column(file, group, field, line)
+                    each = max(_bytes_of_row(StoredRowGroup(path, file.metadata, schema, group), field, line), 1)
+                    wrong = _decode_column(file, group, field, line, max(1, min(65536, int(_BATCH // each))))
                 except _Enough:
                     raise
                 except MemoryError:
@@ -218,13 +222,27 @@ def decode(path: Path, schema: pa.Schema, footer: pa.Table, size: int, seconds: 
                     report(damage=wrong, row_group=group, column=field.name)
 
 
-def _decode_column(file: pq.ParquetFile, group: int, field: pa.Field, line: dict[str, Any]) -> str | None:
+def _bytes_of_row(group: StoredRowGroup, field: pa.Field, line: dict[str, Any]) -> float:
+    """Return what a row of a column takes decoded where texts are longest: those of a dictionary are stored once."""
+    names = [field.name]
+    each = (line[f"{field.name}:uncompressed"].as_py() or 0) / max(1, group.rows)
+    if any(is_text(without_views(leaf)) or pa.types.is_dictionary(leaf) for leaf in leaves_in(field.type)):
+        with suppress(Exception):  # what is damaged is found when it is decoded
+            most = most_decoded_bytes(group, names)
+            if most is None or most > MEMORY // 8:
+                decoded = decoded_bytes(group, names)[field.name] / max(1, group.rows)
+                each = max(each, decoded * densest_rows(group, names))
+    return float(each)
+
+
+def _decode_column(
+    file: pq.ParquetFile, group: int, field: pa.Field, line: dict[str, Any], batch_rows: int
+) -> str | None:
     """Return what is wrong with a column of a row group, or None."""
     name, rows = field.name, line["rows"].as_py()
-    each = max(1, (line[f"{name}:uncompressed"].as_py() or 0) // max(1, rows))
     low, high = line.get(f"{name}:min"), line.get(f"{name}:max")
     count = nulls = 0
-    for batch in file.iter_batches(max(1, min(65536, _BATCH // each)), [group], [name], use_threads=False):
+    for batch in file.iter_batches(batch_rows, [group], [name], use_threads=False):
         column = batch.column(0)
         column.validate()
         count, nulls = count + len(column), nulls + column.null_count

@@ -584,3 +584,14 @@ def test_a_process_that_dies_over_several_files_is_asked_again(snapshot: Snapsho
     )
     assert reported == [ones[1]["path"]]
     assert ended == [one["path"] for one in ones]
+
+
+@pytest.mark.slow  # 2.4 GB are decoded, a little at a time
+@pytest.mark.parametrize("others", [0, 400_000])
+def test_texts_that_are_stored_once_may_be_long_together(tmp_path: Path, others: int) -> None:
+    codes = pa.array(np.repeat(np.array([0, 1], np.int32), [60_000, others]))
+    texts = pa.DictionaryArray.from_arrays(codes, pa.array(["x" * 40_000, "a"]))
+    (tmp_path / "lake").mkdir()
+    pq.write_table(pa.table({"t": texts}), tmp_path / "lake" / "a.parquet", store_schema=False)
+    pqcache.sync(tmp_path / "lake", tmp_path / "cache")
+    assert pqcache.verify(tmp_path / "cache", deep=True).damage == ()
