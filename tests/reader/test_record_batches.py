@@ -172,7 +172,7 @@ def test_columns_that_are_not_there_are_named(numbers: Path) -> None:
         loader_of(numbers, ["nope"])
     with pytest.raises(UsageError, match="twice"):
         loader_of(numbers, ["id", "id"])
-    with pytest.raises(UsageError, match="give a list"):
+    with pytest.raises(UsageError, match="not a list of names"):
         loader_of(numbers, "id")  # type: ignore[arg-type]
 
 

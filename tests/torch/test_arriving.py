@@ -250,7 +250,7 @@ def test_stats_count_what_is_wanted_and_waited_for(
     after = dataset.stats().arrivals
     assert after.wanted_arrived_bytes == after.wanted_bytes == before.wanted_bytes
     assert after.waited_seconds > 0
-    assert ParquetDataset(published).stats().arrivals == ArrivalStats()
+    assert ParquetDataset(published, ["id"]).stats().arrivals == ArrivalStats()
 
 
 # The run that source= starts. A small one, of tests/filling.py, does what the options of its store say.
