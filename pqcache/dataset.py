@@ -15,7 +15,7 @@ from pqcache.reader.open_dataset import shard_of
 from pqcache.reader.options import BATCH_SIZE, BatchOptions
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.token_batches import TokenBatches
-from pqcache.reader.processes import check_launched, count_and_number, worker_of_torch
+from pqcache.reader.processes import check_launched, count_and_number, is_rank, worker_of_torch
 from pqcache.reader.record_batches import RecordBatches, read_record_batches, read_rows
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence
@@ -136,6 +136,7 @@ class Cache(CacheDirectory):
             rank=number,
             workers=workers,
             worker=worker,
+            compares=num_replicas is None and rank is None and is_rank(),
             start=start,
             snapshot=snapshot,
             rows=rows,

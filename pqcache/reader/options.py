@@ -61,6 +61,7 @@ class BatchOptions:
     rank: int = 0
     workers: int = 1
     worker: int = 0
+    compares: bool = False  # with the other ranks of torch.distributed, that all begin alike
     start: int = 0
     snapshot: str | None = None
     rows: SelectedRows | None = None

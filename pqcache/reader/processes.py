@@ -50,6 +50,12 @@ def of_torch() -> tuple[int, int] | None:
     return distributed.get_world_size(), distributed.get_rank()
 
 
+def is_rank() -> bool:
+    """Whether this is one of several ranks of torch.distributed, and not a DataLoader's worker of one."""
+    data: Any = sys.modules.get("torch.utils.data")
+    return (of_torch() or (1, 0))[0] > 1 and (data is None or data.get_worker_info() is None)
+
+
 def worker_of_torch() -> tuple[int, int]:
     """Return the number of workers of the DataLoader that this process is a worker of, and its own; else 1 and 0."""
     data: Any = sys.modules.get("torch.utils.data")

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -36,13 +37,15 @@ from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import TokenBatches
-from pqcache.reader.processes import of_this_process
+from pqcache.reader.processes import check_alike, of_this_process
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
+
+_PATIENCE = 60.0  # seconds for other ranks to begin an epoch
 
 
 class RecordBatches(Iterator[pa.RecordBatch]):
@@ -98,6 +101,8 @@ def read_record_batches(
 
     def read() -> Generator[pa.RecordBatch]:
         try:
+            if options.compares:
+                check_alike(epoch.compared(data, options), _PATIENCE)
             with lease or nullcontext(), closing(epoch.record_batches()) as found:
                 for _, batch in found:
                     yield batch
@@ -131,6 +136,24 @@ class _Epoch:
     order: Order
     share: EpochShare
     budget: DecodeBudget
+
+    def compared(self, data: LocalDataset, options: BatchOptions) -> dict[str, tuple[Any, Any]]:
+        """What all ranks have to begin alike; see `check_alike`."""
+        plan, order = self.loader.plan, self.order
+        found = {
+            "row_groups": plan.fingerprint,
+            "columns": plan.columns,
+            "batch_size": order.batch_size,
+            "lanes": order.lanes,
+            "window": order.window,
+            "piece": plan.piece_rows,
+            "seed": order.seed,
+            "epoch": order.epoch,
+            "shuffle": order.shuffle,
+            "start": options.start,
+            "drop_last": options.drop_last,
+        }
+        return {"snapshot": (data.content, data.snapshot), **{name: (value, value) for name, value in found.items()}}
 
     def record_batches(self) -> Generator[tuple[int, pa.RecordBatch]]:
         return record_batches(self.loader, self.order, self.share.indices(), self.share.total, self.budget)

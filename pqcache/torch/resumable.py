@@ -20,7 +20,7 @@ from pqcache.reader.meter import Meter
 from pqcache.reader.options import check_numbers
 from pqcache.reader.order.division import Division, next_divisions
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.processes import check_alike, check_launched, of_this_process, of_torch
+from pqcache.reader.processes import check_alike, check_launched, is_rank, of_this_process
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.torch.batch import Batch
 from pqcache.torch.batch_groups import GroupSizes, grouped, sizes_in_worker
@@ -344,7 +344,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def check_ranks(self, share: EpochShare, epoch: int) -> None:
         """Raise UsageError, the same on all ranks, unless each of them begins this epoch in the same way."""
-        if self._chosen_ranks is not None or get_worker_info() is not None or (of_torch() or (1, 0))[0] == 1:
+        if self._chosen_ranks is not None or not is_rank():
             return
         state = self.state_dict(after=Place(epoch, share.start, share.lanes, share.divisions))
         contents = {reader.snapshot: reader.content for reader in self.readers}
