@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED, CacheError, DamagedError, ParquetError, TypeClash, first_line
@@ -459,8 +458,9 @@ def may_not_fit(table: pa.Table, field: pa.Field) -> npt.NDArray[np.bool_]:
     size, low, high = (f"{field.name}:{what}" for what in ("bytes", "min", "max"))
     if size not in table.column_names:
         return np.zeros(len(table), np.bool_)
-    all_null = pc.equal(table[f"{field.name}:nulls"], table["rows"]).fill_null(False)
-    open_groups = np.asarray(table[size].is_valid(), np.bool_) & ~np.asarray(all_null, np.bool_)
+    nulls = np.nan_to_num(table[f"{field.name}:nulls"].to_numpy(), nan=-1)
+    all_null = nulls == table["rows"].to_numpy()
+    open_groups = np.asarray(table[size].is_valid(), np.bool_) & ~all_null
     if low not in table.column_names:
         return np.asarray(open_groups)
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
