@@ -382,7 +382,7 @@ def test_files_that_are_arriving_are_not_read_by_their_own_path(source: Path, tm
             open_local_dataset(path)
         with pytest.raises(CacheError, match="its files are still arriving"):
             pqcache.sync(str(path), str(tmp_path / "other"))
-    with pytest.raises(UsageError, match="its files are still arriving"):
+    with pytest.raises(SourceError, match="its files are still arriving"):
         open_local_dataset(tmp_path / "cache" / "arriving")
     with pytest.raises(SourceError, match="its files are still arriving"):
         pqcache.sync(str(tmp_path / "cache" / "arriving"), str(tmp_path / "other"))
