@@ -101,9 +101,8 @@ def test_a_local_name_that_is_no_text(tmp_path: Path) -> None:
     [
         ("dt=1/Part.parquet", "dt=1/part.parquet"),
         ("r=US/a.parquet", "r=us/b.parquet"),
-        ("R=1/a.parquet", "r=1/b.parquet"),
     ],
-    ids=["files", "values", "columns"],
+    ids=["files", "values"],
 )
 def test_names_that_differ_only_in_case(
     names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
