@@ -177,6 +177,8 @@ def _entries(batch: pa.RecordBatch) -> Iterable[FileEntry]:
     recorded = "checksum" in batch.schema.names  # not in a snapshot from before there were checksums
     if any(None in values for values in (*columns, *plain)):
         raise ValueError("it has nulls")
+    if any(min(values) < 0 for values in (columns[1], *plain[1:4]) if values):
+        raise ValueError("it has negative numbers")
     plain.append(batch["checksum"].to_pylist() if recorded else [""] * batch.num_rows)
     for i, (path, size, rows, row_groups, recipe, checksum) in enumerate(zip(*plain, strict=True)):
         sources = tuple(flat[offsets[i] : offsets[i + 1]])
