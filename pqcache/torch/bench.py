@@ -16,7 +16,9 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     """Return the speed of a Loader with ``job["workers"]`` workers, and the window; nulls come as masks."""
     warnings.simplefilter("ignore")
     options = {name: job[name] for name in ("columns", "filters", "batch_size", "memory")}
-    dataset = ParquetDataset(job["path"], nulls="mask", num_replicas=1, rank=0, **options, **job["rules"])
+    dataset = ParquetDataset(
+        job["path"], nulls="mask", decimals="float64", num_replicas=1, rank=0, **options, **job["rules"]
+    )
     workers = job["workers"]
     loader = Loader(dataset, num_workers=workers)
     window = 0  # of the batches

@@ -88,6 +88,12 @@ def test_the_command_line_reads_a_share_by_itself(cache: Path, tmp_path: Path) -
     assert all(set(item) == {field.name for field in fields(Advice)} for item in found["advice"])
 
 
+def test_decimals_without_an_exact_tensor_are_measured_too(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"d": pa.array([1], pa.decimal128(38, 2))}), tmp_path / "a.parquet")
+    (measured,) = bench(tmp_path, workers=[0], seconds=QUICK).measured
+    assert measured.rows_per_second > 0
+
+
 def test_without_torch(cache: Path, tmp_path: Path) -> None:
     """As where torch is not installed: every process of the bench refuses to import it."""
     (tmp_path / "sitecustomize.py").write_text(
