@@ -207,6 +207,17 @@ def test_an_index_of_other_columns(
         use(cache)
 
 
+def test_a_manifest_of_fewer_files_than_the_index(originals: Path, tmp_path: Path) -> None:
+    cache = Path(shutil.copytree(originals / "caches/cache", tmp_path / "cache", symlinks=True))
+    path = (cache / "current/_pqcache/files.arrow").resolve()
+    table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all().slice(1)
+    path.unlink()
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(DamagedError, match="names other files than the row-group index"):
+        pqcache.inspect(cache)
+
+
 def test_a_damaged_line_of_the_history_is_passed_over(originals: Path, tmp_path: Path) -> None:
     cache = Path(shutil.copytree(originals / "caches/cache", tmp_path / "cache", symlinks=True))
     known = pqcache.log(cache)
@@ -224,8 +235,17 @@ def test_a_damaged_line_of_the_history_is_passed_over(originals: Path, tmp_path:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("seed", [pytest.param(0), *(pytest.param(n, marks=pytest.mark.deep) for n in range(1, 20))])
-@pytest.mark.parametrize("what", ["lake", "delta", "caches/cache"])
+@pytest.mark.parametrize(
+    ("what", "seed"),
+    [
+        ("caches/cache", 7),
+        *(
+            pytest.param(what, seed, marks=pytest.mark.deep)
+            for what in ("lake", "delta", "caches/cache")
+            for seed in range(20)
+        ),
+    ],
+)
 def test_every_error_is_ours(what: str, seed: int, originals: Path, tmp_path: Path) -> None:
     chance = random.Random(f"{what} {seed}")
     for number in range(COUNT):

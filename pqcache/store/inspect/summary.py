@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pqcache.errors import DamagedError
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.parquet.dense_columns import as_list, dense_of
 from pqcache.parquet.row_group_stats import read_footer, top_level_names
@@ -23,6 +24,7 @@ from pqcache.store.drivers.base import Source, version_of
 from pqcache.store.hive import parent
 from pqcache.store.inspect.arriving_progress import ArrivalProgress, leased_snapshot
 from pqcache.store.keys.lookup import columns_indexed
+from pqcache.store.layout import FILES
 from pqcache.store.manifest import SourceFile, TableVersion
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA, Index, IndexBuilder
@@ -190,6 +192,9 @@ class _SummaryInput:
 def _inspect_cache(cache: CacheDirectory, block_size: int | None) -> Inspection:
     with leased_snapshot(cache) as (snapshot, progress):
         manifest, index = snapshot.manifest(), snapshot.index()
+        if index.paths != tuple(entry.path for entry in manifest.files):
+            reason = "names other files than the row-group index"
+            raise DamagedError(snapshot.path / FILES, reason, "the next sync builds both again")
         encodings = encodings_of([read_footer(snapshot.path / path) for path in index.paths[:1]])
         keys = tuple(columns_indexed(snapshot.path))
     sizes = np.array([entry.size for entry in manifest.files], np.int64)
