@@ -38,7 +38,7 @@ from pqcache.store.sync.listing import Listing, ListSource, known_keys, list_sou
 from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import ContentMemory, read_memory
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
-from pqcache.store.sync.safety_checks import check_identities
+from pqcache.store.sync.safety_checks import check_identities, wait_rules
 from pqcache.store.sync.source_and_cache import check_apart, check_order
 from pqcache.store.sync.source_change import changed_source, merged_config
 from pqcache.store.sync.source_modes import limit_to_source
@@ -385,7 +385,7 @@ def _lister(request: _Request, state: _CacheState, source: Source, memory: Conte
         last = listed = list_source(source, on_event, rules, patience, memory, last)
         patience = request.run.patience
         if rules.files.types or not _holds(held, listed):
-            listed = typed_listing(source, listed, rules)
+            listed = typed_listing(source, listed, rules, wait_rules(state.config))
         return only_newest(listed, rule)
 
     return list_it

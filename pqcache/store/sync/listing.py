@@ -145,15 +145,19 @@ def _types_of(current: Snapshot | None, declared: Mapping[str, str]) -> pa.Schem
         return None
 
 
-def typed_listing(source: Source, listing: Listing, rules: ListingRules) -> Listing:
-    """Return a listing without partitions whose values don't fit their types; SourceError unless they are skipped."""
+def typed_listing(source: Source, listing: Listing, rules: ListingRules, waits: WaitRules) -> Listing:
+    """Return a listing without partitions whose values don't fit their types; SourceError unless they are skipped.
+
+    Those that still wait for their marker, or to settle, are no error yet.
+    """
     _, misfits = types_of_source(source, listing.directories, rules.files.types, rules.known())
     unfit = {directory: misfits[directory] for directory in {parent(f.path) for f in listing.files} & misfits.keys()}
-    errors = {directory: next(iter(unfit[directory].values())) for directory in sorted(unfit)}
-    if not errors:
+    if not unfit:
         return listing
-    rest = [file for file in listing.files if parent(file.path) not in errors]
-    if not (rules.skip_bad and rest):
+    ready = {parent(file.path) for file in files_to_take(listing.files, listing.paths, (), waits)}
+    errors = {directory: next(iter(unfit[directory].values())) for directory in sorted(unfit) if directory in ready}
+    rest = [file for file in listing.files if parent(file.path) not in unfit]
+    if errors and not (rules.skip_bad and rest):
         error = with_number(list(errors.values()))
         raise or_skip(error) if rest else error
     return replace(listing, files=rest, misfits=errors)
