@@ -62,7 +62,7 @@ class Deletes:
                         if file.metadata.num_rows > _MAX_CACHED:
                             return _grouped(file, _groups_of(file, data_file), data_file).get(data_file, _none())
                         self._cached[uri] = _grouped(file, range(file.num_row_groups))
-                    except (pa.ArrowException, KeyError, ValueError) as error:
+                    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
                         raise damaged(uri, f"this delete file cannot be read ({first_line(error)})") from error
                 self._shrink()
             return self._cached[uri].get(data_file, _none())

@@ -500,3 +500,8 @@ def test_a_delete_file_of_other_types_is_refused(wrong: dict[str, Any], lake: La
     pq.write_table(pa.table({"file_path": [file.file_path], "pos": [1], **wrong}), local(deletes.file_path))
     with pytest.raises(ParquetError, match="this delete file cannot be read"):
         pqcache.sync(place(table), tmp_path / "cache")
+    pq.write_table(pa.table({"file_path": [file.file_path], "pos": [1]}), local(deletes.file_path))
+    data = local(deletes.file_path).read_bytes()
+    local(deletes.file_path).write_bytes(data[:4] + b"\xff" * 16 + data[20:])
+    with pytest.raises(ParquetError, match="this delete file cannot be read"):
+        pqcache.sync(place(table), tmp_path / "cache")
