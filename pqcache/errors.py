@@ -153,7 +153,7 @@ class TypeClash(ParquetError):
 
 
 class PartitionsSkipped(PqcacheError):
-    """A sync with ``skip_bad`` could not take all partitions as they are at the source now."""
+    """A sync could not take all partitions as they are now: they are bad, or were replaced by far fewer rows."""
 
     exit_code = 5
 

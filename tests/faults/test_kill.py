@@ -67,8 +67,8 @@ def yesterday(lake: Path) -> None:
 
 
 def today(lake: Path) -> None:
-    """One file changes, one goes, a partition goes, one comes, one is the same as yesterday."""
-    pq.write_table(shop_table(700_000, 150), lake / "dt=2026-11-01" / "part-00000.parquet")
+    """One file changes, one goes, with less than half of the rows; a partition goes, one comes, one is the same."""
+    pq.write_table(shop_table(700_000, 250), lake / "dt=2026-11-01" / "part-00000.parquet")
     (lake / "dt=2026-11-01" / "part-00001.parquet").unlink()
     shutil.rmtree(lake / "dt=2026-11-03")
     write_day(lake, "2026-11-04", files=2, rows=150, first=300_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from datetime import datetime, timedelta, timezone
@@ -22,6 +23,7 @@ from pqcache.store.sync import safety_checks
 from tests.datasets import shop_table, write_day
 from tests.faults.checks import check_snapshot, rows_at
 from tests.faults.lakes import lake_of, rewrite_day
+from tests.forked_commands import run_pqcache
 
 
 def test_marker(tmp_path: Path) -> None:
@@ -327,16 +329,119 @@ def test_bytes_are_compared_where_rows_cannot_be(tmp_path: Path) -> None:
     assert pqcache.sync(cache, where="id >= 0", force=True).published
 
 
-def test_one_partition_of_many_that_is_being_overwritten_is_refused(tmp_path: Path) -> None:
-    lake, cache = tmp_path / "lake", tmp_path / "cache"
-    days = partitions(lake, 30)
+def age(directory: Path, minutes: float = 60) -> None:
+    """Make everything in a partition so many minutes older than it is."""
+    for path in directory.rglob("*"):
+        moment = path.stat().st_mtime - 60 * minutes
+        os.utime(path, (moment, moment))
+
+
+def days_in_cache(root: Path, large: bool = True) -> tuple[list[Path], Path]:
+    """Return four partitions of a lake, of five files of twenty rows each, and a cache of it; one more may be large."""
+    days = [root / "lake" / f"dt={day:04d}" for day in range(4)]
     for day in days:
         write_files(day, "old", files=5, rows=20)
-    pqcache.sync(str(lake), cache)
+        age(day)
+    if large:
+        write_files(root / "lake" / "dt=1000", "old", files=1, rows=12_000)
+    pqcache.sync(str(root / "lake"), root / "cache")
+    return days, root / "cache"
+
+
+def check_waiting(cache: Path, held: dict[str, pa.Table], partition: str, why: str) -> None:
+    """Sync, which is to keep the old version of a partition, to say why, and to publish everything else."""
+    warned: list[str] = []
+    report = pqcache.sync(cache, on_event=lambda event: isinstance(event, Warned) and warned.append(event.message))
+    assert [(item.partition, item.kept) for item in report.skipped] == [(partition, True)]
+    assert re.search(why, report.skipped[0].reason), report.skipped
+    assert any(re.search(rf"partition {partition}: its old version is kept: .*{why}", text) for text in warned)
+    assert check_snapshot(cache, [held]) == 0
+
+
+@pytest.mark.parametrize("names", ["new", "old"])
+def test_one_partition_that_is_being_overwritten_waits_and_the_rest_is_published(names: str, tmp_path: Path) -> None:
+    """Its writer has deleted all of it and writes one file after the other, under new names or the same."""
+    days, cache = days_in_cache(tmp_path)
+    lake, old = tmp_path / "lake", rows_at(tmp_path / "lake")[days[3].name]
+    write_files(lake / "dt=2000", "new", files=1, rows=7)
+    for files in (1, 2):
+        write_files(days[3], names, files=files, rows=20)
+        held = {**rows_at(lake), days[3].name: old}
+        for _ in range(2):  # also where nothing else has changed
+            check_waiting(cache, held, days[3].name, rf"has {20 * files} in place of 100 rows; .* older than 10 min")
+    done = run_pqcache("sync", cache)
+    assert done.returncode == 5
+    assert f"1 partition skipped: {days[3].name}" in done.stderr
+    for path in days[3].glob("*.parquet"):
+        path.unlink()
+    (days[3] / ".hive-staging_hive_2026").mkdir()
+    (days[3] / ".hive-staging_hive_2026" / "000000_0").write_bytes(b"half")
+    check_waiting(
+        cache, held, days[3].name, r"has 0 in place of 100 rows; .* at work in dt=0003/\.hive-staging_hive_2026"
+    )
+    write_files(days[3], names, files=3, rows=20)  # more than half
+    report = pqcache.sync(cache)
+    assert (report.published, report.skipped) == (True, ())
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
+
+
+@pytest.mark.parametrize("row_group_size", [None, 16 << 10])
+def test_a_partition_that_has_shrunk_is_taken_once_its_files_have_settled(
+    row_group_size: int | None, tmp_path: Path
+) -> None:
+    days, cache = days_in_cache(tmp_path)
+    if row_group_size is not None:
+        pqcache.sync(cache, row_group_size=row_group_size)
+    lake, held = tmp_path / "lake", rows_at(tmp_path / "lake")
     write_files(days[0], "new", files=1, rows=20)
-    with pytest.raises(
-        pqcache.SourceIncomplete, match=r"was replaced, and has 20 in place of 100 rows.*--max-delete 50%"
-    ):
-        pqcache.sync(cache)
-    write_files(days[0], "new", files=3, rows=20)
-    assert pqcache.sync(cache).published
+    age(days[0], minutes=9)
+    check_waiting(cache, held, days[0].name, "not known to be older than 10 min")
+    for staging in (days[0] / "_temporary", lake / "_temporary", lake / ".spark-staging-1" / days[0].name):
+        staging.mkdir(parents=True)
+        (staging / "part").write_bytes(b"half")
+        age(days[0], minutes=9)
+        top = staging.relative_to(lake).parts[-1 if days[0] in staging.parents else 0]
+        check_waiting(cache, held, days[0].name, rf"has 20 in place of 100 rows; its writer may be at work in .*{top}")
+        shutil.rmtree(lake / staging.relative_to(lake).parts[0] if days[0] not in staging.parents else staging)
+    (lake / "_temporary").mkdir()
+    (lake / "_temporary" / "left").write_bytes(b"by a job that died long ago")
+    age(lake / "_temporary", minutes=60 * 48)
+    report = pqcache.sync(cache)
+    assert (report.published, report.skipped) == (True, ())
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
+
+
+def test_settle_says_how_long_a_partition_that_has_shrunk_waits(tmp_path: Path) -> None:
+    days, cache = days_in_cache(tmp_path)
+    write_files(days[0], "new", files=1, rows=20)
+    age(days[0], minutes=2)
+    assert len(pqcache.sync(cache).skipped) == 1
+    assert pqcache.sync(cache, settle="1m").published
+    assert check_snapshot(cache, [rows_at(tmp_path / "lake")]) == 0
+
+
+def test_a_partition_that_loses_much_of_the_table_waits_for_force(tmp_path: Path) -> None:
+    days, cache = days_in_cache(tmp_path, large=False)
+    held = rows_at(tmp_path / "lake")
+    write_files(days[0], "new", files=1, rows=20)
+    age(days[0])
+    check_waiting(cache, held, days[0].name, r"loses 20\.0% of the table's rows, .*less than 1% may go; .*--force")
+    assert pqcache.sync(cache, force=True).skipped == ()
+    assert check_snapshot(cache, [rows_at(tmp_path / "lake")]) == 0
+    write_files(days[0], "new", files=1, rows=3)  # under all its names: nothing that it had is gone
+    assert pqcache.sync(cache).skipped == ()
+    write_files(days[1], "new", files=1, rows=60)
+    assert pqcache.sync(cache).skipped == ()
+    shutil.rmtree(days[2])  # dropped, and not being overwritten
+    report = pqcache.sync(cache)
+    assert (report.removed, report.skipped) == (5, ())
+    assert check_snapshot(cache, [rows_at(tmp_path / "lake")]) == 0
+
+
+def test_a_partition_that_is_overwritten_under_the_same_names_is_as_it_was_until_it_settles(tmp_path: Path) -> None:
+    """With --settle too, where its first new file has the name of an old one, and the others are not there yet."""
+    days, cache = days_in_cache(tmp_path, large=False)
+    held = rows_at(tmp_path / "lake")
+    write_files(days[0], "old", files=1, rows=20)
+    assert not pqcache.sync(cache, settle="10m").published
+    assert check_snapshot(cache, [held]) == 0

@@ -185,7 +185,7 @@ class SyncReport:
             return None
         number = format_count(len(self.skipped), "partition")
         named = ", ".join(item.partition for item in self.skipped[:3]) + (", ..." if len(self.skipped) > 3 else "")
-        advice = "the next sync tries again; correct the files at the source"
+        advice = "the next sync tries again; correct the files at the source, or let their writer finish"
         return PartitionsSkipped(self.cache, f"{number} skipped: {named}", advice)
 
     def raise_if_skipped(self) -> None:

@@ -51,6 +51,7 @@ from pqcache.store.sync.safety_checks import (
     check_rows,
     check_space,
     files_to_take,
+    shrunk_partitions,
     wait_rules,
 )
 from pqcache.store.sync.snapshot_job import Origin
@@ -136,6 +137,7 @@ class _Attempt:
             if manifest is not None and guarded:
                 uncompared = self._moved(plan) | listing.outside | _fetched_otherwise(manifest, recipe)
                 check_rows(entries, manifest.files, uncompared, self.source.url, config.max_delete)
+                self._check_replaced([e for e in entries if parent(e.path) not in uncompared], manifest)
 
         skips, subset = config.skip_bad and not fills, listing.subset
         if subset.ignore_case:
@@ -179,6 +181,14 @@ class _Attempt:
         others = schema_of_table(of_source) or ()
         fields = [*schema, *(field for field in others if field.name not in schema.names)]
         return listing.typed(of_source, config, bytes(pa.schema(fields).serialize()))
+
+    def _check_replaced(self, entries: Sequence[FileEntry], manifest: Manifest) -> None:
+        """Raise BadPartitions about those whose writers may be at work; a version of a table or cache is complete."""
+        if lists_one_version(self.source) or hasattr(self.source, "pinned_url"):
+            return
+        url, limit, found = self.source.url, self.run.config.max_delete, self.listing.found
+        if waiting := shrunk_partitions(entries, manifest.files, found, url, limit, self.rules):
+            raise BadPartitions(waiting)
 
     def _fills(self) -> bool:
         """Return whether readers may open the snapshot while its files are fetched, if that is asked for."""

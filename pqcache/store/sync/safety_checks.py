@@ -20,8 +20,12 @@ from pqcache.store.newest import FREE, parse_newest
 from pqcache.store.sync.cache_run import CacheRun
 from pqcache.store.sync.plan import Plan
 from pqcache.store.urls import printable
-from pqcache.units import format_count, format_size
+from pqcache.units import format_count, format_seconds, format_size
 
+SETTLE = 600.0  # seconds that a partition which was replaced waits for, if no --settle says how many
+_MAY_LOSE = 1  # percent of the table's rows, in such a partition
+_LEFT_BEHIND = 86400.0  # seconds after which temporary files above a partition are those of a job that died
+_STAGING = re.compile(r"(?:^|/)(?:_temporary|\.hive-staging|\.spark-staging|__magic)[^/]*/")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MAX_PATH = 3072  # bytes of a path below a source, so that Linux's 4,096 are left with the cache's own
 _MIN_SPARE, _SPARE = 1 << 20, 64 << 20  # bytes left for indexes and metadata
@@ -62,15 +66,15 @@ def files_to_take(
     marked = {parent(p) for p in names if p.rpartition("/")[2] == rules.marker}
     deadline = (rules.now - rules.settle) * 1e9
     result: dict[str, SourceFile] = {}
-    young: set[str] = set()  # directories that have new files which are too young
+    young: set[str] = set()  # directories with files, new or changed, that are too young
     for file in files:
         if rules.marker is not None and not _is_marked(parent(file.path), marked):
             continue
         if rules.settle and file.identity.mtime_ns > deadline:
+            if before.get(file.path) != file:
+                young.add(parent(file.path))
             if file.path in before:
                 result[file.path] = before[file.path]
-            else:
-                young.add(parent(file.path))
         else:
             result[file.path] = file
     listed = {file.path for file in files}
@@ -230,25 +234,77 @@ def check_rows(
 
     ``entries`` are those of the new snapshot. Partitions that grow, and new ones, do not make up for those that shrink.
     Directories in ``uncompared`` are taken to lose nothing. A ``max_delete`` that is a number of files limits rows to
-    the default share. A partition of which no file's name was kept must not lose more than that share either: its
-    writer may have written some of its files only.
+    the default share.
     """
-    entries = list(entries)
     now = _total((entry.path, entry.rows) for entry in entries)
     before = _total((entry.path, entry.rows) for entry in held)
-    known = {**now, **_only(before, uncompared)}
-    _check_shrinkage(before, known, source, max_delete, "row")
-    share, limit = _share(max_delete)
-    shrunk = [name for name in before if name in now and (before[name] - known[name]) * 100 > share * before[name]]
-    kept = {parent(path) for path in _source_paths(held) & _source_paths(entries)} if shrunk else set()
-    for name in sorted(shrunk):
-        if name not in kept:
-            raise SourceIncomplete(
-                source,
-                f"{name or 'the table'} was replaced, and has {known[name]:,} in place of "
-                f"{format_count(before[name], 'row')}, which is less than --max-delete {limit} allows",
-                "nothing was published, wait until its writers have finished, or say --force if it is meant",
-            )
+    _check_shrinkage(before, {**now, **_only(before, uncompared)}, source, max_delete, "row")
+
+
+def shrunk_partitions(
+    entries: Sequence[FileEntry],
+    held: Sequence[FileEntry],
+    found: Sequence[SourceFile],
+    source: str,
+    max_delete: str,
+    rules: WaitRules,
+) -> dict[str, SourceIncomplete]:
+    """Return the partitions that wait, each with the reason: their writers may have written some of their files only.
+
+    All files of such a partition were replaced, not all under their old names, and it has lost more rows than the share
+    of ``max_delete``. It waits until its files have settled, and if it loses too much of the table. A partition without
+    any file waits while its writer is at work. ``found`` is everything at the source.
+    """
+    now = _total((entry.path, entry.rows) for entry in entries)
+    before = _total((entry.path, entry.rows) for entry in held)
+    share, total = _share(max_delete)[0], sum(before.values())
+    shrunk = {name for name in before if (before[name] - now.get(name, 0)) * 100 > share * before[name]}
+    if not shrunk:
+        return {}
+    old, new = ({file.path: file for entry in some for file in entry.sources} for some in (held, entries))
+    shrunk &= {parent(path) for path in old if path not in new}
+    shrunk -= {parent(path) for path, file in new.items() if old.get(path) == file}
+    shrunk -= {parent(file.path) for file in found if _is_data(file.path)} - now.keys()  # which are not wanted any more
+    reasons = _unsettled(shrunk, found, rules)
+    for name in shrunk & now.keys() - reasons.keys():
+        lost = before[name] - now[name]
+        if not now[name] or lost * 100 >= _MAY_LOSE * total:
+            share_lost = f"{100 * lost / total:.1f}% of the table's rows"
+            reasons[name] = f"that loses {share_lost}, of which less than {_MAY_LOSE}% may go"
+    return {
+        name: SourceIncomplete(
+            f"{source}/{name}",
+            f"was replaced, and has {now.get(name, 0):,} in place of {format_count(before[name], 'row')}; {reason}",
+            "sync again when its writer has finished, or say --force if it is meant",
+        )
+        for name, reason in reasons.items()
+    }
+
+
+def _unsettled(directories: Collection[str], found: Iterable[SourceFile], rules: WaitRules) -> dict[str, str]:
+    """Return which directories may not have all of their files yet, each with the reason."""
+    settle = rules.settle or SETTLE
+    reasons: dict[str, str] = {}
+    for file in found:
+        modified = file.identity.mtime_ns
+        if match := _STAGING.search(file.path):
+            inside = file.path[: match.start()]
+            above = f"{inside}/" if inside else ""
+            is_old = modified < (rules.now - _LEFT_BEHIND) * 1e9
+            at = [name for name in directories if name == inside or (f"{name}/".startswith(above) and not is_old)]
+            reasons.update(dict.fromkeys(at, f"its writer may be at work in {file.path[: match.end() - 1]}"))
+        elif (directory := parent(file.path)) in directories and _is_data(file.path):
+            name = file.path.rpartition("/")[2]
+            if not file.identity.size and name != rules.marker:
+                reasons[directory] = f"{name} is empty"
+            elif not modified or modified > (rules.now - settle) * 1e9:
+                reasons.setdefault(directory, f"{name} is not known to be older than {format_seconds(settle)}")
+    return reasons
+
+
+def _is_data(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return bool(name) and not name.startswith(("_", "."))
 
 
 def check_bytes(
@@ -274,10 +330,6 @@ def _share(max_delete: str) -> tuple[float, str]:
     """Return the percentage of rows that may be lost, and how it is written: the default for a number of files."""
     number, percent = parse_max_delete(max_delete)
     return (number, max_delete) if percent else (parse_max_delete(MAX_DELETE)[0], MAX_DELETE)
-
-
-def _source_paths(entries: Iterable[FileEntry]) -> set[str]:
-    return {file.path for entry in entries for file in entry.sources}
 
 
 def _total(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
