@@ -384,9 +384,10 @@ def _lister(request: _Request, state: _CacheState, source: Source, memory: Conte
         nonlocal last, patience
         last = listed = list_source(source, on_event, rules, patience, memory, last)
         patience = request.run.patience
-        if rules.files.types or not _holds(held, listed):
-            listed = typed_listing(source, listed, rules, wait_rules(state.config))
-        return only_newest(listed, rule)
+        wanted = only_newest(listed, rule)
+        if rules.files.types or not _holds(held, wanted):
+            wanted = only_newest(typed_listing(source, listed, rules, wait_rules(state.config)), rule)
+        return wanted
 
     return list_it
 
