@@ -334,11 +334,19 @@ def check_one_table(
     ]
     first, expected = found[0] if found else ("", frozenset())
     for root, columns in found[1:]:
-        if columns == expected or (len(known) > 1 and (columns < expected or columns > expected)):
+        shared = expected
+        if _lies_in(root, first) or _lies_in(first, root):  # parts of a table need not be partitioned alike
+            keys = {key for path in (roots[root], roots[first]) for key in partition_values(parent(path))}
+            columns, shared = columns - keys, expected - keys
+        if columns == shared or (len(known) > 1 and (columns < shared or columns > shared)):
             continue
-        name, owner = min((name, root if name in columns else first) for name in columns ^ expected)
+        name, owner = min((name, root if name in columns else first) for name in columns ^ shared)
         why = f"only {printable(owner) or 'the latter'} has {printable(name)}"
         raise several_tables(source.url, roots, first, root, why)
+
+
+def _lies_in(root: str, other: str) -> bool:
+    return root.startswith(f"{other}/") if other else True
 
 
 def _columns(source: Source, file: SourceFile, patience: Patience) -> frozenset[str]:

@@ -157,6 +157,8 @@ ONE = {
     "years": {"2025/dt=1/p.parquet": "ab", "2026/dt=1/p.parquet": "abc"},
     "below partitions": {"dt=1/p.parquet": "ab", "dt=2/HIVE_UNION_SUBDIR_1/000000_0": "ab"},
     "columns in paths": {"a/dt=1/p.parquet": "x", "b/dt=2/p.parquet": "x"},
+    "without a partition": {"dt=1/p.parquet": "ab", "plain/p.parquet": "ab"},
+    "partitioned later": {"t/p.parquet": "abd", "t/new/d=1/p.parquet": "ab"},
     "deep": {"lake/table/dt=1/p.parquet": "ab", "lake/table/dt=2/p.parquet": "abc"},
 }
 
