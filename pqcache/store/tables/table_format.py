@@ -46,6 +46,7 @@ _OTHER_FILES = {  # that show a table in any directory; a partition's, mostly
 }
 _HIDDEN_BEGIN = frozenset("_.")
 _SERIES = re.compile(r"\d[\d\W_TZ]*")  # numbers, dates and times, which are names of parts of a table
+_DATED = re.compile(r"\d{4}([\d\W_TZW]*\d)?")  # a date or a long number in such a name
 _NAMED = 5  # tables, in an error
 
 
@@ -103,10 +104,11 @@ def check_tables(paths: Iterable[str], place: str) -> None:
 def table_roots(paths: Iterable[str]) -> dict[str, str]:
     """Return the directories that may each be a table by their names, with the first path of each.
 
-    They are the paths without partitions, numbers and dates; ``""`` has the files that lie in nothing else.
+    They are the paths without partitions, numbers and dates; ``""`` has the files that lie in nothing else. A date
+    within a name becomes ``*``.
 
-    >>> table_roots(["orders/dt=1/a.parquet", "orders/2026/11/b.parquet", "dt=1/c.parquet"])
-    {'orders': 'orders/2026/11/b.parquet', '': 'dt=1/c.parquet'}
+    >>> table_roots(["orders/dt=1/a.parquet", "orders/2026/11/b.parquet", "dt=1/c.parquet", "new-2026-11/d.parquet"])
+    {'orders': 'orders/2026/11/b.parquet', '': 'dt=1/c.parquet', 'new-*': 'new-2026-11/d.parquet'}
     """
     found: dict[str, str] = {}
     for path in paths:
@@ -137,7 +139,8 @@ def _name_of(root: str) -> str:
 @lru_cache(1 << 14)
 def _root_of(directory: str) -> str:
     names = directory.split("/")
-    return "/".join(name for name in names if "=" not in name and not _SERIES.fullmatch(name))
+    parts = (_DATED.sub("*", name) for name in names if "=" not in name and not _SERIES.fullmatch(name))
+    return "/".join(part for part in parts if part != "*")
 
 
 def check_above(url: str) -> None:

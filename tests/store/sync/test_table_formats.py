@@ -148,11 +148,14 @@ SEVERAL = {  # with the two that are named
     "of databases": ({"x.db/t/dt=1/p.parquet": "ab", "y.db/t/dt=1/p.parquet": "ac"}, "x.db/t and y.db/t"),
     "by dates": ({"orders/2026/11/p.parquet": "ab", "users/2026/11/p.parquet": "ac"}, "orders and users"),
     "nested": ({"dt=1/p.parquet": "ab", "old/dt=1/p.parquet": "ac"}, "old and the files beside"),
+    "names with dates": ({"x_20261101/p.parquet": "ab", "y_20261101/p.parquet": "ac"}, r"x_\* and y_\*"),
     "nested deeper": ({"a/p.parquet": "ab", "a/b/p.parquet": "ac"}, "a and a/b"),
     "among many": ({f"{name}/p.parquet": "ab" if name != "h" else "ac" for name in "abcdefghij"}, "a and h"),
 }
 ONE = {
     "dates": {"2026/11/01/p.parquet": "ab", "2026/11/02/p.parquet": "abc", "2026-11-03T00/p.parquet": "ad"},
+    "names with dates": {"x_20261101/p.parquet": "ab", "x_2026-11-02/p.parquet": "abc", "x_2026-W45/p.parquet": "ad"},
+    "weeks": {"2026-W45/p.parquet": "ab", "2026-W46/p.parquet": "ac"},
     "parts": {"part1/p.parquet": "ab", "part2/p.parquet": "ba"},
     "years": {"2025/dt=1/p.parquet": "ab", "2026/dt=1/p.parquet": "abc"},
     "below partitions": {"dt=1/p.parquet": "ab", "dt=2/HIVE_UNION_SUBDIR_1/000000_0": "ab"},
