@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Generator, Mapping
 from typing import Any, TypeVar
 
@@ -15,6 +17,7 @@ from pqcache.errors import UsageError
 
 T = TypeVar("T")
 _POLL = 0.02  # seconds
+_TURN = 2.0  # seconds for another thread of a rank to begin the epoch that this one begins
 _LAUNCHERS = (  # what holds the number of a process, and how many there are
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -23,7 +26,7 @@ _LAUNCHERS = (  # what holds the number of a process, and how many there are
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
-_epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # compared so far, by process group
+_epochs: weakref.WeakKeyDictionary[Any, tuple[int, Counter[str]]] = weakref.WeakKeyDictionary()  # by process group
 _of_parents: list[Any] = []
 _log = logging.getLogger("pqcache.reader")
 
@@ -113,42 +116,59 @@ def check_alike(epoch: Mapping[str, tuple[Any, Any]], patience: float) -> None:
     ``epoch`` has, by name, the values that have to be equal, and how they are shown.
 
     The ranks meet at the store of their process group. A rank that does not come delays the others by ``patience``
-    seconds and a warning, where a collective operation would wait for it without a word.
+    seconds and a warning, where a collective operation would wait for it without a word. Epochs that threads begin at
+    the same time may begin in another order on each rank.
     """
     distributed: Any = sys.modules["torch.distributed"]
     group, store = distributed.group.WORLD, distributed.distributed_c10d._get_default_store()
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
-    number = _epochs[group] = _epochs.get(group, 0) + 1
-    key = f"pqcache/epoch-{number}"
+    values = json.dumps({name: value for name, (value, _) in epoch.items()}, default=str, sort_keys=True)
     here = json.dumps({"rank": rank, "epoch": epoch}, default=str)
-    first = json.loads(store.compare_set(f"{key}/first", "", here))
+    try:
+        if group not in _epochs:  # a process group may have the store of one before
+            _epochs[group] = (store.add("pqcache/ranks", 1) - 1) // ranks, Counter()
+        number, begun = _epochs[group]
+        begun.update(["", values])  # "" counts them all
+        nth = f"pqcache/{number}/{begun['']}"
+        first = json.loads(store.compare_set(f"{nth}/first", "", here))
+    except RuntimeError:  # MPI has none, nor has torch's fake process group
+        _log.warning("ranks are not compared: their process group has no store")
+        return
+    same = f"pqcache/{number}/{hashlib.blake2b(values.encode(), digest_size=16).hexdigest()}-{begun[values]}"
     if _difference(first["epoch"], json.loads(here)["epoch"]):
-        store.compare_set(f"{key}/differs", "", here)
-    if store.add(f"{key}/begun", 1) == ranks:
-        store.set(f"{key}/all", "all")
-    deadline = time.monotonic() + patience
-    while not store.check([f"{key}/all"]):
+        store.compare_set(f"{nth}/differs", "", here)
+    if store.add(f"{same}/begun", 1) == ranks:
+        store.set(f"{same}/all", "all")
+    deadline, differs = time.monotonic() + patience, False
+    while not store.check([f"{same}/all"]):
+        if not differs and store.check([f"{nth}/differs"]):
+            differs, deadline = True, time.monotonic() + _TURN
         if time.monotonic() > deadline:
-            missing = ranks - store.add(f"{key}/begun", 0)
+            if differs:
+                begun[values] -= 1
+                store.add(f"{same}/begun", -1)
+                raise _unlike(first, json.loads(store.get(f"{nth}/differs")))
+            missing = ranks - store.add(f"{same}/begun", 0)
             message = (
                 "rank %d waited %.0f s for %d of %d ranks to begin this epoch and goes on without them: each has to "
                 "read it, and a dataset that only some ranks read needs num_replicas=1, rank=0"
             )
             _log.warning(message, rank, patience, missing, ranks)
-            break
+            return
         time.sleep(_POLL)
-    if store.check([f"{key}/differs"]):
-        other = json.loads(store.get(f"{key}/differs"))
-        found = _difference(first["epoch"], other["epoch"])
-        assert found is not None
-        name, one, two = found
-        raise UsageError(
-            "ranks",
-            f"rank {first['rank']} begins an epoch with {name}={one!r}, rank {other['rank']} with {name}={two!r}: rows "
-            "would come twice or never",
-            "give every rank the same snapshot and options and begin epochs in the same order; a dataset that one rank "
-            "reads alone needs num_replicas=1, rank=0",
-        )
+
+
+def _unlike(one: Mapping[str, Any], two: Mapping[str, Any]) -> UsageError:
+    found = _difference(one["epoch"], two["epoch"])
+    assert found is not None
+    name, value, other = found
+    return UsageError(
+        "ranks",
+        f"rank {one['rank']} begins an epoch with {name}={value!r}, rank {two['rank']} with {name}={other!r}: rows "
+        "would come twice or never",
+        "give every rank the same snapshot and options and begin epochs in the same order; a dataset that one rank "
+        "reads alone needs num_replicas=1, rank=0",
+    )
 
 
 def _difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> tuple[str, Any, Any] | None:

@@ -142,7 +142,6 @@ class _Epoch:
         plan, order = self.loader.plan, self.order
         found = {
             "row_groups": plan.fingerprint,
-            "columns": plan.columns,
             "batch_size": order.batch_size,
             "lanes": order.lanes,
             "window": order.window,

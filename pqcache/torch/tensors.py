@@ -209,7 +209,7 @@ def _check_int64(name: str, kind: pa.DataType, decimals: str | None, bounds: Cal
         unit = Decimal(1).scaleb(-kind.scale)
         if known is not None and -(2**63) * unit <= known[0] and known[1] < 2**63 * unit:
             return
-        found = "no statistics show that" if known is None else f"with {max(known, key=abs)}, not"
+        found = "no statistics show that" if known is None else f"with {known[known[1] >= 2**63 * unit]}, not"
         reason = f"it is {kind}, and {found} all its values fit into an int64"
     raise UsageError(f"column {name!r}", reason, f"pass {others}, or leave it out with columns=")
 

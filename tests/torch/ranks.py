@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -75,6 +79,7 @@ def _read(
     stop: int | None = None,
     epoch: int = 0,
     loader: str = "DataLoader",
+    columns: Sequence[str] = ("id",),
     **options: Any,
 ) -> dict[str, Any]:
     """Return the ids and indices of an epoch's batches, or of the first ``stop`` and the state after them."""
@@ -82,7 +87,9 @@ def _read(
     if loader == "Cache.batches":
         batches = pqcache.Cache.open(cache).batches(["id"], epoch=epoch, **options)
         return {"ids": [batch["id"].to_pylist() for batch in batches]}
-    ds: Any = ParquetDataset(cache, columns=["id"], **options)
+    if loader == "threads":
+        return {"ids": _read_in_threads(cache)}
+    ds: Any = ParquetDataset(cache, columns=columns, **options)
     if loader == "Mix":
         ds = Mix({"a": ds})
     if state is not None:
@@ -101,3 +108,20 @@ def _read(
             found["state"] = ds.state_dict(after=batch)
             break
     return found
+
+
+def _read_in_threads(cache: Path) -> list[list[int]]:
+    """Return the ids of two datasets that threads read at the same time, begun in another order on each rank."""
+    halves = [ParquetDataset(cache, columns=["id"], filters=f"dt = {day}") for day in (0, 1)]
+    begun = threading.Event()
+
+    def read(ds: ParquetDataset, is_first: bool) -> list[int]:
+        if is_first:
+            begun.set()
+        else:
+            begun.wait(10)
+            time.sleep(0.2)
+        return [i for batch in Loader(ds) for i in batch["id"].tolist()]
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(read, halves, [dist.get_rank() == day for day in (0, 1)]))

@@ -7,12 +7,14 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch.distributed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +22,7 @@ import pqcache
 import pqcache.store.config
 from pqcache.errors import UsageError
 from pqcache.store.shard import Shard
-from pqcache.torch import ParquetDataset
+from pqcache.torch import Loader, ParquetDataset
 from pqcache.torch.distributed import NodeShares, RankShare, combine_shares
 from tests.torch.ranks import Ranks
 
@@ -263,6 +265,26 @@ def test_ranks_with_different_options_say_so(
     found = run_ranks([whole[0]] * 2, each=[same, differing])
     assert found[0] == found[1]
     assert "rank 1 with" in found[0]["error"] or "rank 0 with" in found[0]["error"]
+
+
+def test_ranks_may_read_other_columns(whole: tuple[Path, Path, Path], run_ranks: RunRanks) -> None:
+    found = run_ranks([whole[0]] * 2, each=[{}, {"columns": ["dt", "id"]}])
+    assert sorted(i for rank in found for batch in rank["ids"] for i in batch) == list(range(2000))
+
+
+def test_threads_of_ranks_may_begin_in_any_order(whole: tuple[Path, Path, Path], run_ranks: RunRanks) -> None:
+    found = run_ranks([whole[0]] * 2, loader="threads")
+    for half, first in enumerate((0, 1000)):
+        assert sorted(i for rank in found for i in rank["ids"][half]) == list(range(first, first + 1000))
+
+
+def test_a_group_without_a_store_reads_all_the_same(whole: tuple[Path, Path, Path]) -> None:
+    import_module("torch.testing._internal.distributed.fake_pg")  # makes the backend known
+    torch.distributed.init_process_group("fake", store=torch.distributed.Store(), rank=0, world_size=2)
+    try:
+        assert sum(len(batch["id"]) for batch in Loader(ParquetDataset(whole[0], pad=False))) in (976, 1024)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_rank_that_reads_alone_waits_for_a_while_only(whole: tuple[Path, Path, Path], run_ranks: RunRanks) -> None:
