@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import pqcache
 from pqcache.errors import CacheError, UsageError
@@ -176,6 +176,23 @@ def test_workers_divide_the_batches(
     lanes = how.get("lanes", max(1, workers))
     dataset = ParquetDataset(cache.path, ["id"], batch_size=90, lanes=lanes, shuffle=how.get("shuffle", True))
     assert found == ids(dataset)[how.get("start", 0) :]
+
+
+class Items(Dataset[int]):
+    """A dataset with items by number, each of which reads from a cache."""
+
+    def __init__(self, cache: pqcache.Cache) -> None:
+        self.cache = cache
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return sum(batch.num_rows for batch in self.cache.batches(["id"], batch_size=90, limit=10 + index))
+
+
+def test_a_worker_reads_all_rows_of_an_item(cache: pqcache.Cache) -> None:
+    assert list(DataLoader(Items(cache), batch_size=None, num_workers=2)) == [10, 11, 12, 13]
 
 
 def test_what_workers_cannot_divide_is_refused(cache: pqcache.Cache) -> None:

@@ -60,10 +60,15 @@ def is_rank() -> bool:
 
 
 def worker_of_torch() -> tuple[int, int]:
-    """Return the number of workers of the DataLoader that this process is a worker of, and its own; else 1 and 0."""
+    """Return the number of workers that share what this worker of a DataLoader reads, and its own; else 1 and 0.
+
+    Each item of a dataset with items by number is asked of one worker only, which reads all that belongs to it.
+    """
     data: Any = sys.modules.get("torch.utils.data")
     info = None if data is None else data.get_worker_info()
-    return (1, 0) if info is None else (info.num_workers, info.id)
+    if info is None or not isinstance(info.dataset, data.IterableDataset):
+        return 1, 0
+    return info.num_workers, info.id
 
 
 def check_launched(known: int) -> None:
