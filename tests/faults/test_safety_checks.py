@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import time
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
+from pqcache.errors import SourceIncomplete
 from pqcache.events import Warned
 from pqcache.store import publish
 from pqcache.store.cache_directory import CacheDirectory
@@ -445,3 +447,29 @@ def test_a_partition_that_is_overwritten_under_the_same_names_is_as_it_was_until
     write_files(days[0], "old", files=1, rows=20)
     assert not pqcache.sync(cache, settle="10m").published
     assert check_snapshot(cache, [held]) == 0
+
+
+def test_nodes_that_share_a_partition_do_not_mix_its_versions(tmp_path: Path) -> None:
+    """One of them would keep its files of the old version, and the other take those of the new one."""
+
+    def write(day: int, version: str, rows: list[int]) -> None:
+        (tmp_path / f"lake/dt={day}").mkdir(parents=True)
+        for number, count in enumerate(rows):
+            table = pa.table({"version": [version] * count, "text": ["x" * (20_000 // count)] * count})
+            path = tmp_path / f"lake/dt={day}/{version}-{number}.parquet"
+            pq.write_table(table, path, compression="none", use_dictionary=False)
+
+    for day in (1, 2, 3):
+        write(day, "old", [100] * 4)
+    nodes = [tmp_path / "0", tmp_path / "1"]
+    for number, node in enumerate(nodes):
+        pqcache.sync(tmp_path / "lake", node, shard=f"{number}/2")
+    shared = [day for day in (1, 2, 3) if all((node / f"current/dt={day}").is_dir() for node in nodes)]
+    assert len(shared) == 1
+    shutil.rmtree(tmp_path / f"lake/dt={shared[0]}")
+    write(shared[0], "new", [10, 10, 100, 100])  # of equal size: one node loses much, and the other nothing
+    for node in nodes:
+        with suppress(SourceIncomplete):
+            pqcache.sync(node)
+    held = [rows_at(node / "current")[f"dt={shared[0]}"]["version"].unique().to_pylist() for node in nodes]
+    assert held[0] == held[1] or len({pqcache.inspect(node).listing for node in nodes}) == 2, "training refuses these"

@@ -183,11 +183,17 @@ class _Attempt:
         return listing.typed(of_source, config, bytes(pa.schema(fields).serialize()))
 
     def _check_replaced(self, entries: Sequence[FileEntry], manifest: Manifest) -> None:
-        """Raise BadPartitions about those whose writers may be at work; a version of a table or cache is complete."""
+        """Raise BadPartitions about those whose writers may be at work; a version of a table or cache is complete.
+
+        A node with a share raises their first error: others may have files of the partition, and would not wait.
+        """
         if lists_one_version(self.source) or hasattr(self.source, "pinned_url"):
             return
         url, limit, found = self.source.url, self.run.config.max_delete, self.listing.found
-        if waiting := shrunk_partitions(entries, manifest.files, found, url, limit, self.rules):
+        waiting = shrunk_partitions(entries, manifest.files, found, url, limit, self.rules)
+        if waiting and self.run.config.shard is not None:
+            raise waiting[min(waiting)]
+        if waiting:
             raise BadPartitions(waiting)
 
     def _fills(self) -> bool:
