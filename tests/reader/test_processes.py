@@ -49,9 +49,28 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+class Met:
+    """The store of a process group whose other ranks have begun the same epoch."""
+
+    def compare_set(self, key: str, expected: str, value: str) -> str:
+        return value
+
+    def add(self, key: str, number: int) -> int:
+        return 1
+
+    def check(self, keys: list[str]) -> bool:
+        return keys[0].endswith("/all")
+
+
 def torch_of(count: int, number: int) -> Any:
+    store = Met()
     return SimpleNamespace(
-        is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: count, get_rank=lambda: number
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_world_size=lambda: count,
+        get_rank=lambda: number,
+        group=SimpleNamespace(WORLD=store),
+        distributed_c10d=SimpleNamespace(_get_default_store=lambda: store),
     )
 
 

@@ -264,13 +264,6 @@ def test_field_ids_and_field_metadata_are_kept(tmp_path: Path) -> None:
     assert not field.nullable
 
 
-def test_columns_of_the_same_name_are_kept_apart(tmp_path: Path) -> None:
-    source = tmp_path / "a.parquet"
-    table = pa.Table.from_arrays([pa.array(range(9_000)), pa.array(["x", "y", None] * 3_000)], names=["c", "c"])
-    pq.write_table(table, source, row_group_size=999)
-    check_same([source], rewrite([source], tmp_path / "out"), duck=False)
-
-
 def test_names_with_dots_and_odd_characters(tmp_path: Path) -> None:
     source = tmp_path / "a b?#%20=ü.parquet"
     table = pa.table({"a.b": range(9_000), "a": [{"b": i} for i in range(9_000)], "": ["x"] * 9_000})
