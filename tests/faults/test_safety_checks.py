@@ -449,7 +449,8 @@ def test_a_partition_that_is_overwritten_under_the_same_names_is_as_it_was_until
     assert check_snapshot(cache, [held]) == 0
 
 
-def test_nodes_that_share_a_partition_do_not_mix_its_versions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_nodes_that_share_a_partition_do_not_mix_its_versions(damaged: bool, tmp_path: Path) -> None:
     """One of them would keep its files of the old version, and the other take those of the new one."""
 
     def write(day: int, version: str, rows: list[int]) -> None:
@@ -463,11 +464,16 @@ def test_nodes_that_share_a_partition_do_not_mix_its_versions(tmp_path: Path) ->
         write(day, "old", [100] * 4)
     nodes = [tmp_path / "0", tmp_path / "1"]
     for number, node in enumerate(nodes):
-        pqcache.sync(tmp_path / "lake", node, shard=f"{number}/2")
+        pqcache.sync(tmp_path / "lake", node, shard=f"{number}/2", skip_bad=damaged)
     shared = [day for day in (1, 2, 3) if all((node / f"current/dt={day}").is_dir() for node in nodes)]
     assert len(shared) == 1
     shutil.rmtree(tmp_path / f"lake/dt={shared[0]}")
-    write(shared[0], "new", [10, 10, 100, 100])  # of equal size: one node loses much, and the other nothing
+    # of equal size: one node loses much, and the other nothing
+    write(shared[0], "new", [100] * 4 if damaged else [10, 10, 100, 100])
+    if damaged:
+        with (tmp_path / f"lake/dt={shared[0]}/new-0.parquet").open("r+b") as file:
+            file.seek(-8, os.SEEK_END)
+            file.write(bytes(8))
     for node in nodes:
         with suppress(SourceIncomplete):
             pqcache.sync(node)

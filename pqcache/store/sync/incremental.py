@@ -105,7 +105,7 @@ class _Attempt:
         recipe = Recipe(listing.subset.recipe) if fills else recipe_for(config, listing.subset.recipe)
         files = self._files_of(listing, manifest)
         plan = plan_for(run, listing, files, manifest, recipe, self.comparison)
-        digest = digest_of_shares(listing, config.shard, self.rules, self.source.url)
+        digest = digest_of_shares(listing, config.shard, self.rules, self.source.url, self.skipped)
         guarded = manifest is not None and not run.options.force
         if manifest is not None and guarded:
             self._check_deletions(plan, manifest, files)

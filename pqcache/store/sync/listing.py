@@ -361,15 +361,19 @@ def _columns(source: Source, file: SourceFile, patience: Patience) -> frozenset[
     return frozenset((*names, *partition_values(parent(file.path))))
 
 
-def digest_of_shares(listing: Listing, shard: str | None, rules: WaitRules, url: str) -> str | None:
+def digest_of_shares(
+    listing: Listing, shard: str | None, rules: WaitRules, url: str, skipped: Collection[str] = ()
+) -> str | None:
     """Return the digest of the listing that nodes share, or None without ``--shard``.
 
-    A share without any file raises SourceIncomplete.
+    Where a partition that is ``skipped`` here has files of other nodes too, which may not skip it, it is another one. A
+    share without any file raises SourceIncomplete.
     """
     if shard is None:
         return None
     node, files = parse_shard(shard), listing.files
-    if node.node not in owners(files, node.nodes).values():
+    owner = owners(files, node.nodes)
+    if node.node not in owner.values():
         raise SourceIncomplete(
             url,
             f"--shard {node} is left without a file; {format_count(len(files), 'file')} there are too "
@@ -377,4 +381,5 @@ def digest_of_shares(listing: Listing, shard: str | None, rules: WaitRules, url:
             "nothing was published, share them among fewer nodes",
         )
     ready = (file.path for file in files_to_take(files, listing.paths, (), rules))
-    return listing_digest(files, ready, node.nodes, listing.subset.recipe)
+    divided = {parent(path) for path, at in owner.items() if at != node.node}.intersection(skipped)
+    return listing_digest(files, ready, node.nodes, "\0".join([listing.subset.recipe, *sorted(divided)]))
