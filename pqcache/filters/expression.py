@@ -341,11 +341,13 @@ def _cast(text: str, field: Operand) -> pa.Scalar:
 def number_against_text(text: str, operand: Operand, as_text: str) -> UsageError:
     """Return the error for a number or a boolean that a column of text is compared with."""
     hints = json.loads((operand.metadata or {}).get(HINTS, b"{}"))
-    padded = text.zfill(hints.get("width", 0)) if text.isdecimal() else text
     what = "a boolean" if text.lower() in ("true", "false") else "a number"
+    example = hints.get("like") if what == "a number" else None
+    padded = example or (text.zfill(hints.get("width", 0)) if text.isdecimal() else text)
     kind = "binary" if "binary" in str(value_type(operand.type)) else "text"
     reason = f"{operand.name} is {kind}, and {text} is {what}"
-    advice = f"compare it as text with {as_text.format(name=operand.name, value=padded)}"
+    like = "its values are written, like" if example else "text with"
+    advice = f"compare it as {like} {as_text.format(name=operand.name, value=padded)}"
     if hints.get("type") and what == "a number":
         declared = hints["type"]
         advice += f", or declare --partition-types {operand.name}={declared}"

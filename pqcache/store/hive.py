@@ -169,7 +169,7 @@ def with_hints(schema: pa.Schema, partitions: pa.Table, declarable: bool = True)
     """Return a schema for conditions whose partition columns of text know what their values look like.
 
     ``type`` is the type of numbers that can be declared for them if they are ``declarable``, ``width`` is set if all
-    are equally long, and ``except`` is a value that is no number.
+    are equally long, and ``except`` is a value that is no number. Where none is a number, ``like`` is one of them.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -184,6 +184,10 @@ def with_hints(schema: pa.Schema, partitions: pa.Table, declarable: bool = True)
         kinds = {value: next((kind for kind in ("int", "float") if fits(value, kind)), "") for value in values}
         numbers = {kind for kind in kinds.values() if kind}
         if not numbers:
+            if values:
+                schema = schema.set(
+                    number, schema.field(number).with_metadata({HINTS: json.dumps({"like": values[0]})})
+                )
             continue
         hints: dict[str, str | int] = {"type": "float" if "float" in numbers else "int"} if declarable else {}
         if len(widths := set(map(len, values))) == 1:

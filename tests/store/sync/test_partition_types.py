@@ -111,6 +111,17 @@ def test_quoted_values_are_compared_as_text_and_numbers_as_numbers(cache: Path) 
     assert len(pqcache.Cache.open(cache).lookup("hour", "07")) == 1
 
 
+def test_advice_for_text_that_is_no_number_has_one_of_its_values(tmp_path: Path) -> None:
+    """A date without its dashes would be less than each of them, or greater."""
+    days = add(tmp_path / "days", "dt", "2026-11-01")
+    for filters in ("dt >= 20261101", [("dt", ">=", 20261101)]):
+        with pytest.raises(UsageError, match=r"as its values are written, like .*2026-11-01"):
+            ParquetDataset(days, filters=filters)
+    add(days, "dt", "true")
+    with pytest.raises(UsageError, match="compare it as text with dt = 'true'"):
+        ParquetDataset(days, filters="dt = true")
+
+
 def test_declared_types_are_remembered(tmp_path: Path, hours: Path) -> None:
     source, cache = tmp_path / "source", tmp_path / "cache"
     shutil.copytree(hours, source)
