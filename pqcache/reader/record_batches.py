@@ -140,13 +140,11 @@ class _Epoch:
     def compared(self, data: LocalDataset, options: BatchOptions) -> dict[str, tuple[Any, Any]]:
         """What all ranks have to begin alike; see `check_alike`."""
         plan, order = self.loader.plan, self.order
+        mixing = {"lanes": order.lanes, "window": order.window, "piece": plan.piece_rows, "seed": order.seed}
         found = {
             "row_groups": plan.fingerprint,
             "batch_size": order.batch_size,
-            "lanes": order.lanes,
-            "window": order.window,
-            "piece": plan.piece_rows,
-            "seed": order.seed,
+            **(mixing if order.shuffle else {}),
             "epoch": order.epoch,
             "shuffle": order.shuffle,
             "start": options.start,

@@ -213,7 +213,7 @@ def options_of(config: Config) -> dict[str, Any]:
             value = redact(value)
         elif field.name == "options":
             value = {name: redact(text) for name, text in value.items() if not is_secret(name)} or None
-        elif value == field.default:
+        elif value in (field.default, {}):
             continue
         if value is not None:
             found[field.name] = value if isinstance(value, str | int | float) else _plain(value)

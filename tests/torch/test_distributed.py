@@ -287,6 +287,15 @@ def test_a_group_without_a_store_reads_all_the_same(whole: tuple[Path, Path, Pat
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.parametrize("loader", ["DataLoader", "Cache.batches"])
+def test_ranks_may_differ_in_what_mixes_rows_where_nothing_is_mixed(
+    whole: tuple[Path, Path, Path], run_ranks: RunRanks, loader: str
+) -> None:
+    differing = [{"seed": 1, "window": 2}, {"seed": 2, "lanes": 4}]
+    found = run_ranks([whole[0]] * 2, each=differing, shuffle=False, batch_size=250, loader=loader)
+    assert sorted(i for rank in found for batch in rank["ids"] for i in batch) == list(range(2000))
+
+
 def test_a_rank_that_reads_alone_waits_for_a_while_only(whole: tuple[Path, Path, Path], run_ranks: RunRanks) -> None:
     alone = {"stall_timeout": 0.1}
     elsewhere = {"num_replicas": 1, "rank": 0}

@@ -183,4 +183,4 @@ def test_a_lake_is_refused_and_the_plain_tables_in_it_are_not(
     assert pqcache.sync(plain, tmp_path / "both").rows == 60
     assert run(["sync", str(lake), str(tmp_path / "out")]) == 2
     printed = capsys.readouterr().err
-    assert re.search(rf"/db/appended: is an Iceberg table .*first of {len(TABLES)}\), .*--as-files", printed)
+    assert re.search(rf"/db/appended: is an Iceberg table .*first of {len(TABLES)}.*--as-files", printed)
