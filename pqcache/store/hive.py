@@ -122,7 +122,8 @@ def partition_schema(
     for name, kind in declared.items():
         if name not in names:
             there = f"there are: {', '.join(names) or 'none'}"
-            raise UsageError(f"partition type {name}={kind}", f"there is no partition column {name}", there)
+            advice = f"{there}; --partition-types '' (partition_types={{}}) declares none"
+            raise UsageError(f"partition type {name}={kind}", f"there is no partition column {name}", advice)
     fields: dict[str, pa.DataType] = {}
     misfits: dict[str, dict[str, SourceError]] = {}
     for name in names:

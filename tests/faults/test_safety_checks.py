@@ -440,6 +440,17 @@ def test_a_partition_that_loses_much_of_the_table_waits_for_force(tmp_path: Path
     assert check_snapshot(cache, [rows_at(tmp_path / "lake")]) == 0
 
 
+def test_partitions_that_shrink_in_one_night_may_lose_as_much_as_one(tmp_path: Path) -> None:
+    days, cache = days_in_cache(tmp_path)
+    for day in days[:2]:
+        write_files(day, "new", files=1, rows=20)
+        age(day)
+    report = pqcache.sync(cache)
+    assert report.published
+    assert [item.partition for item in report.skipped] == [days[1].name]
+    assert "loses 1.3% of the table's rows with others" in report.skipped[0].reason
+
+
 def test_a_partition_that_is_overwritten_under_the_same_names_is_as_it_was_until_it_settles(tmp_path: Path) -> None:
     """With --settle too, where its first new file has the name of an old one, and the others are not there yet."""
     days, cache = days_in_cache(tmp_path, large=False)

@@ -266,11 +266,14 @@ def shrunk_partitions(
     shrunk -= {parent(path) for path, file in new.items() if old.get(path) == file}
     shrunk -= {parent(file.path) for file in found if _is_data(file.path)} - now.keys()  # which are not wanted any more
     reasons = _unsettled(shrunk, found, rules)
-    for name in shrunk & now.keys() - reasons.keys():
-        lost = before[name] - now[name]
+    lost = 0  # by the partitions that do not wait, the smallest losses first
+    for name in sorted(shrunk & now.keys() - reasons.keys(), key=lambda name: (before[name] - now[name], name)):
+        lost += before[name] - now[name]
         if not now[name] or lost * 100 >= _MAY_LOSE * total:
             share_lost = f"{100 * lost / total:.1f}% of the table's rows"
-            reasons[name] = f"that loses {share_lost}, of which less than {_MAY_LOSE}% may go"
+            others = " with others" if lost > before[name] - now[name] else ""
+            reasons[name] = f"that loses {share_lost}{others}, of which less than {_MAY_LOSE}% may go"
+            lost -= before[name] - now[name]
     return {
         name: SourceIncomplete(
             f"{source}/{name}",
