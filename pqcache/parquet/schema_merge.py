@@ -198,7 +198,7 @@ def joined_type(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
 
 
 def always_fits(kind: pa.DataType, into: pa.DataType) -> bool:
-    """Return whether a joined type holds any value of one of its types, and not only those of most files.
+    """Whether the joined type holds every value of this type; if not, the values of the files decide.
 
     An integer of 64 bits need not be exact as a double, and a time in seconds may be too far away for nanoseconds.
     """

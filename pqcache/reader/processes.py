@@ -114,6 +114,9 @@ def _knows_processes(jax: Any) -> bool:
     return not asked or any(ask() for ask in asked)
 
 
+MIXING = frozenset(("lanes", "window", "piece", "seed"))  # what ranks may differ in where nothing is shuffled
+
+
 def check_alike(epoch: Mapping[str, tuple[Any, Any]], patience: float) -> None:
     """Raise the same UsageError on every rank of torch.distributed unless all begin the same epoch.
 

@@ -37,7 +37,7 @@ from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import TokenBatches
-from pqcache.reader.processes import check_alike, of_this_process
+from pqcache.reader.processes import MIXING, check_alike, of_this_process
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.row_group_loader import RowGroupLoader
@@ -140,17 +140,20 @@ class _Epoch:
     def compared(self, data: LocalDataset, options: BatchOptions) -> dict[str, tuple[Any, Any]]:
         """What all ranks have to begin alike; see `check_alike`."""
         plan, order = self.loader.plan, self.order
-        mixing = {"lanes": order.lanes, "window": order.window, "piece": plan.piece_rows, "seed": order.seed}
         found = {
             "row_groups": plan.fingerprint,
             "batch_size": order.batch_size,
-            **(mixing if order.shuffle else {}),
+            "lanes": order.lanes,
+            "window": order.window,
+            "piece": plan.piece_rows,
+            "seed": order.seed,
             "epoch": order.epoch,
             "shuffle": order.shuffle,
             "start": options.start,
             "drop_last": options.drop_last,
         }
-        return {"snapshot": (data.content, data.snapshot), **{name: (value, value) for name, value in found.items()}}
+        alike = {name: (value, value) for name, value in found.items() if order.shuffle or name not in MIXING}
+        return {"snapshot": (data.content, data.snapshot), **alike}
 
     def record_batches(self) -> Generator[tuple[int, pa.RecordBatch]]:
         return record_batches(self.loader, self.order, self.share.indices(), self.share.total, self.budget)

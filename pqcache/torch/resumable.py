@@ -20,7 +20,7 @@ from pqcache.reader.meter import Meter
 from pqcache.reader.options import check_numbers
 from pqcache.reader.order.division import Division, next_divisions
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.processes import check_alike, check_launched, is_rank, of_this_process
+from pqcache.reader.processes import MIXING, check_alike, check_launched, is_rank, of_this_process
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.torch.batch import Batch
 from pqcache.torch.batch_groups import GroupSizes, grouped, sizes_in_worker
@@ -350,7 +350,7 @@ class ResumableDataset(IterableDataset[Batch]):
         contents = {reader.snapshot: reader.content for reader in self.readers}
         begun = _compared({**state, "drop_last": self.drop_last, "pad": self.pad}, contents)
         if not self._is_shuffled:  # rows come in the order of the files, whatever these are
-            begun = {name: value for name, value in begun.items() if name not in ("lanes", "window", "piece", "seed")}
+            begun = {name: value for name, value in begun.items() if name not in MIXING}
         check_alike(begun, self.stall_timeout or STALL_TIMEOUT)
 
     def rows_of(self, epoch: int, index: int) -> RowPlaces:
