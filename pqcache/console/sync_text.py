@@ -31,23 +31,20 @@ def summary_line(report: SyncReport) -> str:
     changes = _changes(report)
     if report.dry_run:
         if not changes and not report.rewritten:
-            return f"nothing to do{_passed_over(report)}"
+            return f"nothing to do{_skipped(report)}{_passed_over(report)}"
         text = f"would sync: {changes or 'no changed file'}, {format_size(report.fetched_bytes)} to fetch"
         if report.shard is not None:
             text += f" for share {report.shard}"
         text += _newest(report)
         if report.rewritten:
             text += f", {directories(report.rewritten)} to rewrite"
-        return f"{text}{_passed_over(report)} ({report.unchanged:,} unchanged)"
+        return f"{text}{_skipped(report)}{_passed_over(report)} ({report.unchanged:,} unchanged)"
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     if report.shard is not None:
         held += f", share {report.shard}"
     if report.version is not None:
         held += f", version {report.version}"
-    held += _newest(report)
-    if report.skipped:
-        held += f"; {format_count(len(report.skipped), 'partition')} skipped"
-    held += _passed_over(report)
+    held += _newest(report) + _skipped(report) + _passed_over(report)
     if report.published:
         text = f"synced {changes}{_named(report)}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:
@@ -72,6 +69,10 @@ def _newest(report: SyncReport) -> str:
     if report.newest is None or report.newest_of is None:
         return ""
     return f", newest {report.newest:,} of {format_count(report.newest_of, 'partition')}"
+
+
+def _skipped(report: SyncReport) -> str:
+    return f"; {format_count(len(report.skipped), 'partition')} skipped" if report.skipped else ""
 
 
 def _passed_over(report: SyncReport) -> str:

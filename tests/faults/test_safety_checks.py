@@ -16,7 +16,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import SourceIncomplete
-from pqcache.events import Warned
+from pqcache.events import Listed, Warned
 from pqcache.store import publish
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
@@ -313,14 +313,35 @@ def test_partitions_that_lose_rows_count_by_their_rows(names: str, tmp_path: Pat
     assert pqcache.sync(cache, max_delete="40%").published
 
 
-def test_a_dry_run_warns_of_partitions_that_shrink(tmp_path: Path) -> None:
-    """It downloads nothing, so that it knows bytes and no rows."""
+def test_a_dry_run_is_refused_as_the_run_would_be(tmp_path: Path) -> None:
+    """By the rows that footers have: a smaller file of as many rows is no loss."""
     cache = being_overwritten(tmp_path)
-    warnings = []
-    pqcache.sync(cache, dry_run=True, on_event=lambda event: isinstance(event, Warned) and warnings.append(event))
-    assert len(warnings) == 1
-    assert "bytes of the" in warnings[0].message
-    assert "nothing will be published if its rows are lost as well" in warnings[0].message
+    said = [run_pqcache("sync", cache, *words) for words in (["--dry-run"], [])]
+    assert [done.returncode for done in said] == [3, 3]
+    errors = [re.findall("pqcache: error: .*", done.stderr) for done in said]
+    assert errors[0] == errors[1]
+    assert "190 rows of the 200" in errors[0][0]
+    assert run_pqcache("sync", cache, "--dry-run", "--force").returncode == 0
+    for directory in partitions(tmp_path / "lake"):
+        write_files(directory, "b", files=1, rows=20, compression="zstd")
+    assert run_pqcache("sync", cache, "--dry-run").returncode == 0
+    (partitions(tmp_path / "lake")[0] / "b-00000.parquet").write_bytes(b"PAR1" + bytes(50))
+    for words, code in (([], 1), (["--skip-bad"], 5)):
+        said = [run_pqcache("sync", cache, *words, *dry) for dry in (["--dry-run"], [])]
+        assert [done.returncode for done in said] == [code, code]
+
+
+def test_a_dry_run_goes_on_from_a_new_listing_too(tmp_path: Path) -> None:
+    cache, written = being_overwritten(tmp_path), list[Path]()
+
+    def overwrite(event: object) -> None:
+        if isinstance(event, Listed) and not written:
+            for directory in partitions(tmp_path / "lake"):
+                write_files(directory, "c", files=1, rows=20)
+                written.append(directory)
+
+    report = pqcache.sync(cache, dry_run=True, on_event=overwrite)
+    assert (report.added, report.removed, report.skipped) == (10, 200, ())
 
 
 def test_bytes_are_compared_where_rows_cannot_be(tmp_path: Path) -> None:
@@ -351,10 +372,16 @@ def days_in_cache(root: Path, large: bool = True) -> tuple[list[Path], Path]:
 
 
 def check_waiting(cache: Path, held: dict[str, pa.Table], partition: str, why: str) -> None:
-    """Sync, which is to keep the old version of a partition, to say why, and to publish everything else."""
+    """Sync, which is to keep the old version of a partition, to say why, and to publish everything else.
+
+    A dry run is to say the same.
+    """
     warned: list[str] = []
+    planned = pqcache.sync(cache, dry_run=True)
     report = pqcache.sync(cache, on_event=lambda event: isinstance(event, Warned) and warned.append(event.message))
     assert [(item.partition, item.kept) for item in report.skipped] == [(partition, True)]
+    assert planned.skipped == report.skipped
+    assert (planned.added, planned.changed, planned.removed) == (report.added, report.changed, report.removed)
     assert re.search(why, report.skipped[0].reason), report.skipped
     assert any(re.search(rf"partition {partition}: its old version is kept: .*{why}", text) for text in warned)
     assert check_snapshot(cache, [held]) == 0
@@ -371,9 +398,12 @@ def test_one_partition_that_is_being_overwritten_waits_and_the_rest_is_published
         held = {**rows_at(lake), days[3].name: old}
         for _ in range(2):  # also where nothing else has changed
             check_waiting(cache, held, days[3].name, rf"has {20 * files} in place of 100 rows; .* older than 10 min")
-    done = run_pqcache("sync", cache)
-    assert done.returncode == 5
-    assert f"1 partition skipped: {days[3].name}" in done.stderr
+    for words in ([], ["--dry-run"]):
+        done = run_pqcache("sync", cache, *words)
+        assert done.returncode == 5
+        assert "nothing to do" in done.stdout
+        assert "; 1 partition skipped" in done.stdout
+        assert f"1 partition skipped: {days[3].name}" in done.stderr
     for path in days[3].glob("*.parquet"):
         path.unlink()
     (days[3] / ".hive-staging_hive_2026").mkdir()

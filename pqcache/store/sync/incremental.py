@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 import pyarrow as pa
 
-from pqcache.errors import DamagedError, ParquetError, PqcacheError, SourceIncomplete, UsageError
+from pqcache.errors import (
+    DamagedError,
+    ParquetError,
+    PqcacheError,
+    SourceChanged,
+    SourceIncomplete,
+    SourceNotFound,
+    UsageError,
+)
 from pqcache.events import Listed, OnEvent, Warned
 from pqcache.parquet.schema_merge import spelling_of
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
@@ -27,6 +37,9 @@ from pqcache.store.shard import owners, parse_shard
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import (
     BadPartitions,
+    BadPartitionsSoFar,
+    advise_to_skip,
+    blame,
     place_of,
     skipped_partitions,
     with_number,
@@ -64,6 +77,7 @@ from pqcache.units import format_count
 
 NEW_LISTINGS = 3  # from which a run goes on while its source changes
 
+T = TypeVar("T")
 log = logging.getLogger("pqcache.sync")
 
 
@@ -119,6 +133,8 @@ class _Attempt:
         same = manifest is not None and (manifest.shard, manifest.listing, table_digest(manifest.table)) == now
         same = same and (manifest is self.manifest or _source_paths(manifest) == _source_paths(self.manifest))
         same = same and not run.changes_index
+        if manifest is not None and guarded and dry_run:
+            self._check_rows(self._foreseen(plan, manifest), plan, manifest)
         if dry_run or (plan.nothing_to_do and run.current is not None and self.intact and same):
             for planned in planned_files(plan, manifest, listing.paths) if dry_run else ():
                 run.options.on_event(planned)
@@ -135,9 +151,7 @@ class _Attempt:
                 downloaded = {file.path: file for entry in entries for file in entry.sources}
                 self.check_unchanged(manifest, [downloaded.get(file.path, file) for file in files])
             if manifest is not None and guarded:
-                uncompared = self._moved(plan) | listing.outside | _fetched_otherwise(manifest, recipe)
-                check_rows(entries, manifest.files, uncompared, self.source.url, config.max_delete)
-                self._check_replaced([e for e in entries if parent(e.path) not in uncompared], manifest)
+                self._check_rows(entries, plan, manifest)
 
         skips, subset = config.skip_bad and not fills, listing.subset
         if subset.ignore_case:
@@ -160,14 +174,39 @@ class _Attempt:
         later = plan.download_bytes if fills and self.run.config.rewrite() is not None else 0
         check_space(self.run, plan, already - later)
 
+    def _foreseen(self, plan: Plan, manifest: Manifest) -> list[FileEntry]:
+        """Return the entries that ``plan`` makes, in partitions that may lose rows with the rows that footers say."""
+        found = [now for directory in plan.directories for _, now in directory.kept]
+        found += [item.entry for directory in plan.directories for item in directory.rewrite if item.entry is not None]
+        lost = Counter[str]()
+        for entry in manifest.files:
+            lost[parent(entry.path)] += entry.rows
+        for entry in found:
+            lost[parent(entry.path)] -= entry.rows
+        losing = {directory for directory, rows in lost.items() if rows > 0} - self._uncompared(plan, manifest)
+        blamed, bad = blame if self.run.config.skip_bad else advise_to_skip, BadPartitionsSoFar()
+
+        def entry_of(file: SourceFile) -> FileEntry | None:
+            with bad.collected(), blamed(place_of(file.path)):
+                rows = read_remote_footer(self.source, file)[0].num_rows
+                return FileEntry(path=file.path, size=0, rows=rows, row_groups=0, sources=(file,))
+            return None
+
+        found += filter(None, self._of_each(entry_of, [f for f in plan.downloads if parent(f.path) in losing]))
+        bad.raise_any()
+        return found
+
+    def _of_each(self, call: Callable[[SourceFile], T], files: Iterable[SourceFile]) -> list[T]:
+        """Return what ``call`` returns for each of the files at the source, in order."""
+        options = self.run.options
+        calls = [partial(with_retries, partial(call, f), f.path, options.patience, options.on_event) for f in files]
+        return in_parallel(calls, options.jobs)
+
     def _schemas_of(self, plan: Plan) -> list[pa.Schema]:
         """Return the schemas of the files to download, in the order of their paths."""
-        options, files = self.run.options, sorted(plan.downloads, key=lambda file: file.path)
-        calls = [
-            partial(with_retries, partial(_schema_of, self.source, file), file.path, options.patience, options.on_event)
-            for file in files
-        ]
-        return [schema for schema in in_parallel(calls, options.jobs) if schema is not None]
+        files = sorted(plan.downloads, key=lambda file: file.path)
+        found = self._of_each(partial(_schema_of, self.source), files)
+        return [schema for schema in found if schema is not None]
 
     def _table(self) -> TableVersion | None:
         """Return what the snapshot records as its table: of a directory, the types of its partition columns."""
@@ -182,15 +221,19 @@ class _Attempt:
         fields = [*schema, *(field for field in others if field.name not in schema.names)]
         return listing.typed(of_source, config, bytes(pa.schema(fields).serialize()))
 
-    def _check_replaced(self, entries: Sequence[FileEntry], manifest: Manifest) -> None:
-        """Raise BadPartitions about those whose writers may be at work; a version of a table or cache is complete.
+    def _check_rows(self, entries: Sequence[FileEntry], plan: Plan, manifest: Manifest) -> None:
+        """Raise SourceIncomplete where too many rows would be lost, and BadPartitions about partitions that wait.
 
-        A node with a share raises their first error: others may have files of the partition, and would not wait.
+        The writers of these may be at work; a version of a table or cache is complete. A node with a share raises their
+        first error: others may have files of the partition, and would not wait.
         """
+        url, limit, found = self.source.url, self.run.config.max_delete, self.listing.found
+        uncompared = self._uncompared(plan, manifest)
+        check_rows(entries, manifest.files, uncompared, url, limit)
         if lists_one_version(self.source) or hasattr(self.source, "pinned_url"):
             return
-        url, limit, found = self.source.url, self.run.config.max_delete, self.listing.found
-        waiting = shrunk_partitions(entries, manifest.files, found, url, limit, self.rules)
+        compared = [entry for entry in entries if parent(entry.path) not in uncompared]
+        waiting = shrunk_partitions(compared, manifest.files, found, url, limit, self.rules)
         if waiting and self.run.config.shard is not None:
             raise waiting[min(waiting)]
         if waiting:
@@ -288,19 +331,12 @@ class _Attempt:
         otherwise = _fetched_otherwise(manifest, plan.recipe)
         known = frozenset(parent(entry.path) for entry in held) - otherwise  # whose rows will be compared
         check_bytes(files, held, known, url, config.max_delete)
-        if self.run.options.dry_run:
-            try:
-                check_bytes(files, held, otherwise, url, config.max_delete)
-            except SourceIncomplete as error:
-                warning = f"{error.reason}; nothing will be published if its rows are lost as well"
-                self.run.options.on_event(Warned(f"{error.subject}: {warning}"))
 
-    def _moved(self, plan: Plan) -> frozenset[str]:
-        """Return the directories of which files have moved to other nodes."""
-        if self.run.config.shard is None:
-            return frozenset()
-        listed = {file.path for file in self.listing.files}
-        return frozenset(parent(path) for path in plan.removed if path in listed)
+    def _uncompared(self, plan: Plan, manifest: Manifest) -> frozenset[str]:
+        """Return the directories whose rows do not count: those with files of other nodes now, or with other rows."""
+        listed = {file.path for file in self.listing.files} if self.run.config.shard is not None else ()
+        moved = frozenset(parent(path) for path in plan.removed if path in listed)
+        return moved | self.listing.outside | _fetched_otherwise(manifest, plan.recipe)
 
 
 def _odd_places(listing: Listing) -> dict[str, PqcacheError]:
@@ -360,7 +396,7 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
                 done, listed = attempt.publish_good(), attempt.listing
                 table, passed = version_of(source), replace(listed.passed_over, waiting=attempt.count_waiting())
                 return replace(done, newest=listed.newest, table=table, passed_over=passed)
-            except (Vanished, ParquetError) as error:
+            except (Vanished, SourceChanged, SourceNotFound, ParquetError) as error:
                 attempt.check_unchanged_after(error)
         except _ListingDiffers as differs:
             attempt, path = replace(attempt, listing=differs.listing), differs.path
