@@ -20,10 +20,7 @@ from pqcache.parquet.dense_columns import dense_of
 from pqcache.parquet.nested import with_changed_types
 
 _UNITS = ("s", "ms", "us", "ns")
-_FLOATS = {pa.float16(): 11, pa.float32(): 24, pa.float64(): 53}  # bits of an integer that each holds exactly
-
-
-_DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}  # of the widest integer of so many bits; 20 if it is unsigned and has 64
+_FLOATS = (pa.float16(), pa.float32(), pa.float64())
 
 
 class _Differ(Exception):
@@ -34,12 +31,16 @@ class _Differ(Exception):
         self.path, self.types, self.names = path, types, names
 
 
-def _wider_int(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+def _signed_bits(integer: pa.DataType) -> int:
+    """The width of the signed integer that holds all values: joins count these, so that they do not depend on order."""
+    return int(integer.bit_width if pt.is_signed_integer(integer) else 2 * integer.bit_width)
+
+
+def _wider_int(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+    """Beside signed integers, uint64 becomes int64: see `always_fits`."""
     if pt.is_signed_integer(a) == pt.is_signed_integer(b):
         return max(a, b, key=lambda t: t.bit_width)
-    signed, unsigned = (a, b) if pt.is_signed_integer(a) else (b, a)
-    bits = max(signed.bit_width, 2 * unsigned.bit_width)
-    return {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}.get(bits)
+    return {16: pa.int16(), 32: pa.int32()}.get(max(_signed_bits(a), _signed_bits(b)), pa.int64())
 
 
 def _wider_float(a: pa.DataType, b: pa.DataType) -> pa.DataType:
@@ -48,9 +49,8 @@ def _wider_float(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     Integers of 64 bits become double, as pandas makes them where a column gets its first null: see `always_fits`.
     """
     number, integer = (a, b) if a in _FLOATS else (b, a)
-    bits = integer.bit_width - pt.is_signed_integer(integer)
-    exact = (t for t, most in _FLOATS.items() if t.bit_width >= number.bit_width and most >= bits)
-    return next(exact, pa.float64())
+    bits = max(number.bit_width, 2 * _signed_bits(integer))
+    return {16: pa.float16(), 32: pa.float32()}.get(bits, pa.float64())
 
 
 def _wider_decimal(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
@@ -63,7 +63,7 @@ def _wider_decimal(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
 
 
 def _digits(integer: pa.DataType) -> int:
-    return 20 if pt.is_uint64(integer) else _DIGITS[integer.bit_width]
+    return {8: 3, 16: 5, 32: 10}.get(_signed_bits(integer), 20)
 
 
 def _wider_bytes(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
@@ -200,11 +200,12 @@ def joined_type(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
 def always_fits(kind: pa.DataType, into: pa.DataType) -> bool:
     """Whether the joined type holds every value of this type; if not, the values of the files decide.
 
-    An integer of 64 bits need not be exact as a double, and a time in seconds may be too far away for nanoseconds.
+    An integer of 64 bits need not be exact as a double, one without a sign may be too large for int64, and a time in
+    seconds may be too far away for nanoseconds.
     """
+    kind, into = (t.value_type if pt.is_dictionary(t) else t for t in (kind, into))
     if kind == into or pt.is_null(kind):
         return True
-    kind, into = (t.value_type if pt.is_dictionary(t) else t for t in (kind, into))
     if pt.is_struct(kind) and pt.is_struct(into):
         inside = {field.name: field.type for field in into.fields}
         return all(always_fits(field.type, inside[field.name]) for field in kind.fields)
@@ -212,9 +213,9 @@ def always_fits(kind: pa.DataType, into: pa.DataType) -> bool:
         return always_fits(kind.key_type, into.key_type) and always_fits(kind.item_type, into.item_type)
     if _is_list(kind) and _is_list(into):
         return always_fits(kind.value_type, into.value_type)
-    if pt.is_integer(kind) and pt.is_floating(into):
-        return bool(kind.bit_width < 64)
-    return kind == into or not (pt.is_timestamp(kind) or pt.is_duration(kind) or pt.is_time(kind))
+    if pt.is_integer(kind):
+        return bool(kind.bit_width < 64 or pt.is_decimal(into))
+    return not (pt.is_timestamp(kind) or pt.is_duration(kind) or pt.is_time(kind))
 
 
 def cast_exactly(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal as D
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import ParquetError, TypeClash
+from pqcache.parquet.schema_merge import joined_type
 from pqcache.torch import ParquetDataset
 
 BIG = 2**53 + 1
@@ -46,9 +47,11 @@ def structs(values: pa.Array) -> pa.Array:
         (pa.array([5], pa.uint64()), pa.array([0.5], pa.float32()), pa.float64()),
         (pa.array([2**31 - 1], pa.int32()), pa.array([0.5], pa.float32()), pa.float64()),
         (pa.array([-5], pa.int8()), pa.array([2**32 - 1], pa.uint32()), pa.int64()),
-        (pa.array([D("1.50")], pa.decimal128(7, 2)), pa.array([-(2**63)]), pa.decimal128(21, 2)),
+        (pa.array([-5], pa.int8()), pa.array([2**63 - 1], pa.uint64()), pa.int64()),
+        (pa.array([D("1.50")], pa.decimal128(7, 2)), pa.array([-(2**63)]), pa.decimal128(22, 2)),
         (pa.array([D("1.50")], pa.decimal128(7, 2)), pa.array([2**64 - 1], pa.uint64()), pa.decimal128(22, 2)),
         (lists(pa.array([5, 6])), lists(pa.array([0.5])), pa.list_(pa.float64())),
+        (lists(pa.array([5, 6])), lists(pa.array([7], pa.uint64())), pa.list_(pa.int64())),
         (structs(pa.array([5, 6])), structs(pa.array([0.5])), pa.struct([("a", pa.float64())])),
         (TEXTS.dictionary_encode(), TEXTS, pa.string()),
     ],
@@ -78,9 +81,8 @@ def test_types_that_one_type_holds(
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (pa.array([7], pa.uint64()), pa.array([7])),
         (pa.array([D("1.50")]), pa.array([1.5])),
-        (lists(pa.array([7], pa.uint64())), lists(pa.array([7]))),
+        (lists(pa.array([D("7")])), lists(pa.array([7.0]))),
     ],
     ids=lambda array: str(array.type),
 )
@@ -114,9 +116,10 @@ def test_types_that_no_type_holds_clash_whatever_the_values_are(
             [0.5],
             "1844",
         ),
+        (lambda values: pa.array(values, pa.uint64() if values[0] > 0 else None), [2**63], [-1], "9223372036854775808"),
         (lambda values: pa.array(values, pa.timestamp("s" if values[0] else "ns")), [FAR], [0], "3000-01-01"),
     ],
-    ids=["int64", "list", "struct", "uint64", "times"],
+    ids=["int64", "list", "struct", "uint64", "uint64 beside int64", "times"],
 )
 @pytest.mark.parametrize("statistics", [True, False])
 @pytest.mark.parametrize("row_group_size", [None, "1MB"])
@@ -166,6 +169,50 @@ def test_a_value_that_does_not_fit_ends_a_first_copy_that_is_read_meanwhile(tmp_
     write(lake, 2, pa.array([2**53]), statistics)
     pqcache.sync(lake, cache, fill=True)
     assert values_in(cache) == [0.5, 2.0**53]
+
+
+UNITS = ("s", "ms", "us", "ns")
+PRIMITIVE = [
+    pa.null(), pa.bool_(), pa.date32(), pa.date64(), pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns"),
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+    *(pa.float16(), pa.float32(), pa.float64()),
+    *(pa.decimal128(3, 0), pa.decimal128(7, 2), pa.decimal128(38, 37), pa.decimal256(7, 2), pa.decimal256(76, 2)),
+    *(kind for unit in UNITS for kind in (pa.timestamp(unit), pa.timestamp(unit, "UTC"), pa.duration(unit))),
+    *(pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()),
+    *(pa.binary(4), pa.binary(8), pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.uint64())),
+    pa.dictionary(pa.int8(), pa.string(), True),
+]  # fmt: skip
+
+
+def test_the_order_of_types_does_not_matter() -> None:
+    """Nor how they are grouped: a cache knows the type that the files before have together, or that they clash."""
+
+    def joined(a: pa.DataType | None, b: pa.DataType | None) -> pa.DataType | None:
+        return None if a is None or b is None else joined_type(a, b)
+
+    assert not [(a, b) for a, b in product(PRIMITIVE, repeat=2) if joined(a, b) != joined(b, a)]
+    triples = product(PRIMITIVE, repeat=3)
+    assert not [(a, b, c) for a, b, c in triples if joined(joined(a, b), c) != joined(a, joined(b, c))]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "kind"),
+    [
+        ([pa.array([2**64 - 1], pa.uint64()), pa.array([-(2**63)]), pa.array([D("1.50")])], pa.decimal128(22, 2)),
+        ([pa.array([2**53], pa.uint64()), pa.array([-(2**53)]), pa.array([0.5], pa.float32())], pa.float64()),
+        ([pa.array([255], pa.uint8()), pa.array([-5], pa.int8()), pa.array([0.5], pa.float16())], pa.float32()),
+    ],
+    ids=["decimal", "double", "float"],
+)
+def test_the_order_of_files_does_not_matter(tmp_path: Path, arrays: list[pa.Array], kind: pa.DataType) -> None:
+    for number, order in enumerate(permutations(arrays)):
+        lake = tmp_path / f"lake{number}"
+        for day, values in enumerate(order):
+            write(lake, day, values)
+        pqcache.sync(lake, tmp_path / f"whole{number}")
+        (batch,) = pqcache.Cache.open(tmp_path / f"whole{number}").batches(["v"], shuffle=False)
+        assert batch.schema.field("v").type == kind
+        assert batch["v"].to_pylist() == [value for values in order for value in values.to_pylist()]
 
 
 CATEGORIES = {
