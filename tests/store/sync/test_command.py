@@ -403,12 +403,13 @@ def test_misplaced_secrets_are_refused_unshown(
         assert "HUSH" not in str(error.value)
 
 
-@pytest.mark.parametrize("added", ["early", "middle", "late", "gone"])
+@pytest.mark.parametrize("added", ["early", "middle", "late", "gone", "between"])
 @pytest.mark.parametrize("where", ["score > 1", "score is null", "not (score > 1)", "Score > 1 or id < 100050"])
 def test_a_column_that_some_files_lack_is_null_in_them(added: str, where: str, tmp_path: Path) -> None:
     shop = tmp_path / "shop"
-    have = {"early": (1, 2, 3), "late": (3,), "middle": (2,), "gone": (1,)}[added]
-    for day in (1, 2, 3):
+    days = range(1, 41)
+    have = {"early": days, "late": (40,), "middle": (20,), "gone": (1,), "between": (7,)}[added]
+    for day in days:
         table = pa.table({"id": range(day * 100_000, day * 100_000 + 100), "name": ["x"] * 100})
         if day in have:
             table = table.append_column("score", pa.array([None, *([0, 1, 2] * 33)], pa.int32()))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import ParquetError, PqcacheError, SourceDenied, SourceError, UsageError
+from pqcache.events import ignore
 from pqcache.parquet.rewrite.options import canonical_json
 from pqcache.store.drivers.base import Source, version_of
+from pqcache.store.drivers.retries import FEW_TRIES, with_retries
 from pqcache.store.hive import parent, partition_schema, partition_table, partition_values, with_hints
 from pqcache.store.manifest import DIRECTORY, SourceFile, TableVersion, declared_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_AT_ONCE = 16  # footers
 
 KnownTypes = Callable[[], "pa.Schema | None"]
 
@@ -87,8 +92,8 @@ def select_subset(
     """Return the files that may hold wanted rows, and what is to be taken of each.
 
     Partitions are pruned by their values, whose types are those of `types_of_source`; those with a value that doesn't
-    fit are taken unless the others exclude them. Where ``where`` or ``columns`` name columns in the files, one to three
-    footers are read for their types; rows are then filtered while they are fetched. A column that none of them has
+    fit are taken unless the others exclude them. Where ``where`` or ``columns`` name columns in the files, footers are
+    read for their types, until all are known; rows are then filtered while they are fetched. A column that no file has
     raises UsageError.
     """
     everything = Subset(ignore_case=ignore_case)
@@ -162,28 +167,39 @@ def _mixed(source: Source, files: Sequence[SourceFile], table: pa.Table, names: 
     return found
 
 
-def _schemas(source: Source, files: Sequence[SourceFile]) -> Iterator[pa.Schema]:
+def _schemas(source: Source, files: Sequence[SourceFile], every: bool = False) -> Iterator[pa.Schema]:
     """Yield the schemas of the first file, of the last one and of one in between, or that of their table.
 
-    Those that cannot be read are left out, as the download of them raises; where all three are, the first one's error
-    is raised.
+    With ``every`` those of all others follow, the newest first. Those that cannot be read are left out, as the download
+    of them raises; where all are, the first one's error is raised.
     """
     from pqcache.store.manifest_file import schema_of_table
     from pqcache.store.sync.download.remote_footer import read_remote_footer  # a plain sync need not wait for it
+    from pqcache.system.parallel import in_parallel
 
     version = version_of(source)
     of_table = schema_of_table(version)
     if version is not None and version.has_all_columns and of_table is not None:  # which all files are read as
         yield of_table
         return
-    some = list(dict.fromkeys([files[0], files[-1], files[len(files) // 2]] if files else []))
-    errors: list[PqcacheError] = []
-    for file in some:
+
+    def read(file: SourceFile) -> pa.Schema | PqcacheError:
         try:
-            yield read_remote_footer(source, file)[1]
+            return with_retries(lambda: read_remote_footer(source, file)[1], file.path, FEW_TRIES, ignore)
         except (ParquetError, SourceDenied) as error:
-            errors.append(error)
-    if some and len(errors) == len(some):
+            return error
+
+    some = list(dict.fromkeys([files[0], files[-1], files[len(files) // 2]] if files else []))
+    rest = sorted((f for f in files if f not in some), key=lambda f: -f.identity.mtime_ns) if every else []
+    batches = [*([file] for file in some), *(rest[n : n + _AT_ONCE] for n in range(0, len(rest), _AT_ONCE))]
+    errors: list[PqcacheError] = []
+    for batch in batches:
+        for found in in_parallel([partial(read, file) for file in batch], _AT_ONCE):
+            if isinstance(found, PqcacheError):
+                errors.append(found)
+            else:
+                yield found
+    if errors and len(errors) == len(some) + len(rest):
         raise errors[0]
 
 
@@ -195,11 +211,11 @@ def _types(
     partitions: pa.Schema,
     ignore_case: bool,
 ) -> dict[str, pa.DataType]:
-    """Return the types of columns by their names in the files: as in the first, the last or one in between.
+    """Return the types of columns by their names in the files: as in the first that have them, see `_schemas`.
 
     ``names`` are as the files spell them, ``paths`` as a condition names columns and fields of structs. Both come and
-    go with time: a struct has the fields of all these files. What is in none of them raises UsageError, which lists the
-    columns ``partitions`` too.
+    go with time: a struct has the fields of all files that are looked at. What is in no file raises UsageError, which
+    lists the columns ``partitions`` too.
     """
     from pqcache.filters.expression import operand_of  # a plain sync need not wait for it
     from pqcache.parquet.schema_merge import condition_schema_of, with_fields
@@ -207,10 +223,10 @@ def _types(
     found: dict[str, pa.DataType] = {}
     known: dict[str, None] = {}
     absent, unresolved = dict.fromkeys(names), dict[tuple[str, ...], UsageError | None](dict.fromkeys(paths))
-    for schema in _schemas(source, files) if absent or unresolved else ():
+    for schema in _schemas(source, files, every=True) if absent or unresolved else ():
         if ignore_case:
             schema = _in_spelling(schema, names)
-        known |= dict.fromkeys([*schema.names, *partitions.names])
+        known |= dict.fromkeys(schema.names)
         here = {name for name in names if name in schema.names}
         for path in paths:
             try:
@@ -225,6 +241,7 @@ def _types(
                 absent.pop(column.name, None)
         if not (absent or unresolved):
             break
+    known |= dict.fromkeys(partitions.names)
     for name in absent:
         raise UsageError(source.url, f"there is no column {name}", f"there are: {', '.join(known) or 'none'}")
     for reason in filter(None, unresolved.values()):
