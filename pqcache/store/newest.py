@@ -119,8 +119,8 @@ def newest_partitions(
     """Return which of the directories of ``sizes``, in bytes, hold the newest partitions that ``limit`` allows.
 
     The first partition that is too much ends them: none that is older is taken in its place. Directories with the same
-    values are one partition. One of which all directories are in ``waiting`` does not count, and is outside only
-    where it is older than the first that is too much. ``held`` are the directories that the cache holds.
+    values are one partition. One of which all directories are in ``waiting`` leaves none out, and is outside where it
+    would be too much. ``held`` are the directories that the cache holds.
 
     Raises UsageError where no directory has partition values, and where the newest partition alone is too much.
     """
@@ -134,23 +134,23 @@ def newest_partitions(
     oldest_held = min((_rank(directory, names) for directory in held), default=None)
     taken = Taken(0, 0, 0, fresh=False)
     outside: set[str] = set()
+    ended = False
     for rank in sorted(partitions, reverse=True):
         directories = partitions[rank]
-        if not outside and not all(directory in waiting for directory in directories):
-            size, fresh = sum(map(sizes.__getitem__, directories)), oldest_held is not None and rank >= oldest_held
-            more = Taken(taken.partitions + 1, taken.size + size, max(taken.largest, size), fresh)
-            if limit.allows(more):
-                taken = more
-                continue
-            if not taken.partitions:
-                raise UsageError(
-                    f"--newest {limit.text}",
-                    f"the newest partition, {min(directories) or 'the root'}, alone has {format_size(size)}",
-                    "nothing was published, give a larger size or a number of partitions",
-                )
-            outside.update(directories)
-        elif outside:
-            outside.update(directories)
+        waits = all(directory in waiting for directory in directories)
+        size, fresh = sum(map(sizes.__getitem__, directories)), oldest_held is not None and rank >= oldest_held
+        more = Taken(taken.partitions + 1, taken.size + size, max(taken.largest, size), fresh)
+        if not ended and limit.allows(more):
+            taken = taken if waits else more
+            continue
+        if not (taken.partitions or waits):
+            raise UsageError(
+                f"--newest {limit.text}",
+                f"the newest partition, {min(directories) or 'the root'}, alone has {format_size(size)}",
+                "nothing was published, give a larger size or a number of partitions",
+            )
+        ended = ended or not waits
+        outside.update(directories)
     return NewestPartitions(taken.partitions, len(partitions), frozenset(outside))
 
 

@@ -34,7 +34,15 @@ from pqcache.store.sync.cache_run import (
 )
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.known_listing import known_listing, listing_key, remember_listing
-from pqcache.store.sync.listing import Listing, ListSource, known_keys, list_source, listing_rules, typed_listing
+from pqcache.store.sync.listing import (
+    Listing,
+    ListSource,
+    known_keys,
+    list_source,
+    listing_rules,
+    misfits_of,
+    without_misfits,
+)
 from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import ContentMemory, read_memory
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
@@ -386,7 +394,8 @@ def _lister(request: _Request, state: _CacheState, source: Source, memory: Conte
         patience = request.run.patience
         wanted = only_newest(listed, rule)
         if rules.files.types or not _holds(held, wanted):
-            wanted = only_newest(typed_listing(source, listed, rules, wait_rules(state.config)), rule)
+            misfits = misfits_of(source, listed, rules)
+            wanted = without_misfits(only_newest(listed, rule, misfits), misfits, rules, wait_rules(state.config))
         return wanted
 
     return list_it

@@ -145,17 +145,24 @@ def _types_of(current: Snapshot | None, declared: Mapping[str, str]) -> pa.Schem
         return None
 
 
-def typed_listing(source: Source, listing: Listing, rules: ListingRules, waits: WaitRules) -> Listing:
-    """Return a listing without partitions whose values don't fit their types; SourceError unless they are skipped.
+def misfits_of(source: Source, listing: Listing, rules: ListingRules) -> dict[str, SourceError]:
+    """Return the errors for partition values that don't fit their types, one for each directory of a listing."""
+    _, misfits = types_of_source(source, listing.directories, rules.files.types, rules.known())
+    return {directory: next(iter(errors.values())) for directory, errors in sorted(misfits.items())}
+
+
+def without_misfits(
+    listing: Listing, misfits: Mapping[str, SourceError], rules: ListingRules, waits: WaitRules
+) -> Listing:
+    """Return a listing without ``misfits``; raises SourceError about them unless they are skipped.
 
     Those that still wait for their marker, or to settle, are no error yet.
     """
-    _, misfits = types_of_source(source, listing.directories, rules.files.types, rules.known())
-    unfit = {directory: misfits[directory] for directory in {parent(f.path) for f in listing.files} & misfits.keys()}
+    unfit = {parent(file.path) for file in listing.files} & misfits.keys()
     if not unfit:
         return listing
     ready = {parent(file.path) for file in files_to_take(listing.files, listing.paths, (), waits)}
-    errors = {directory: next(iter(unfit[directory].values())) for directory in sorted(unfit) if directory in ready}
+    errors = {directory: error for directory, error in misfits.items() if directory in unfit & ready}
     rest = [file for file in listing.files if parent(file.path) not in unfit]
     if errors and not (rules.skip_bad and rest):
         error = with_number(list(errors.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,10 +58,10 @@ def newest_rule(config: Config, cache: CacheDirectory, current: Snapshot | None)
     )
 
 
-def only_newest(listing: Listing, rule: NewestRule | None) -> Listing:
+def only_newest(listing: Listing, rule: NewestRule | None, unfit: Collection[str] = ()) -> Listing:
     """Return a listing of the newest partitions alone; raises as `newest_partitions`.
 
-    A partition that has to wait, and is not held, does not count: it leaves none out before it is taken itself.
+    A partition that has to wait, and is not held, leaves none out before it is taken itself, nor does one of ``unfit``.
     """
     if rule is None:
         return listing
@@ -76,7 +76,7 @@ def only_newest(listing: Listing, rule: NewestRule | None) -> Listing:
         held = {directory for directory in sizes if rule.holds(directory)}
         size = sum(sizes[directory] for directory in held)
         limit = FreeSpace(free=rule.free, held=size, keep=rule.keep, rewrites=rule.rewrites)
-    found = newest_partitions(sizes, limit, waiting, held)
+    found = newest_partitions(sizes, limit, waiting.union(unfit), held)
     files = [file for file in listing.files if parent(file.path) not in found.outside]
     return replace(listing, files=files, newest=found)
 

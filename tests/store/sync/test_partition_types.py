@@ -221,6 +221,31 @@ def test_a_partition_that_waits_is_no_error_yet(tmp_path: Path) -> None:
         pqcache.sync(cache)
 
 
+@pytest.mark.parametrize("declared", [None, {"hour": "int"}])
+def test_only_the_newest_partitions_have_to_fit(tmp_path: Path, declared: dict[str, str] | None) -> None:
+    source, cache = tmp_path / "source", tmp_path / "cache"
+    for day in (1, 3, 5):
+        add(source / f"day={day}", "hour", str(day))
+    if declared:
+        add(source / "day=0", "hour", "unknown")
+    pqcache.sync(source, cache, newest=2, partition_types=declared)
+    for day in (1, 2):  # older than all, and just older than those that are held
+        add(source / f"day={day}", "hour", "unknown")
+    add(source / "day=4", "hour", "4")
+    report = pqcache.sync(cache)
+    assert (report.published, report.skipped, held(cache)) == (True, (), ["4", "5"])
+    assert not pqcache.sync(cache).published
+    add(source / "day=4", "hour", "other", "unknown")
+    add(source / "day=6", "hour", "unknown")
+    with pytest.raises(SourceError, match="day=6/hour=unknown"):
+        pqcache.sync(cache, newest=1)
+    assert [item.partition for item in pqcache.sync(cache, newest=1, skip_bad=True).skipped] == ["day=6/hour=unknown"]
+    assert held(cache) == ["5"]
+    report = pqcache.sync(cache, newest=2)
+    assert [item.partition.partition("/")[0] for item in report.skipped] == ["day=4", "day=4", "day=6"]
+    assert (report.newest, held(cache)) == (2, ["4", "5"])
+
+
 def test_text_stays_text(tmp_path: Path) -> None:
     source, cache = add(tmp_path / "source", "shard", "5", "10", "unknown"), tmp_path / "cache"
     pqcache.sync(source, cache)
