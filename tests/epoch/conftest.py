@@ -5,23 +5,30 @@ from __future__ import annotations
 import pytest
 
 import pqcache
-from tests.epoch.tables import Source, write_kinds, write_wide
+from tests.epoch.tables import Source, write_kinds, write_narrow, write_wide
 
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
-    """The table of every kind and the wide one: ``files``, ``cache`` and ``repartitioned`` of each."""
+    """The tables of `tables`, each as files, "NAME cache" and "NAME repartitioned"; and "wide dense"."""
     root, found = tmp_path_factory.mktemp("epoch"), {}
-    for name, write in (("kinds", write_kinds), ("wide", write_wide)):
+    for name, write in (("kinds", write_kinds), ("narrow", write_narrow), ("wide", write_wide)):
         files = write(root / name)
         found[name] = Source(files, files)
-        for how in ("cache", "repartitioned"):
+        for how in ("cache", "repartitioned", *(["dense"] if name == "wide" else [])):
             path = root / f"{name} {how}"
             pqcache.sync(files, path)
-            if how == "repartitioned":
-                pqcache.repartition(path, row_group_size="100KB" if name == "kinds" else "4MB")
+            if how != "cache":
+                dense = ["vector"] if how == "dense" else None
+                pqcache.repartition(path, row_group_size="4MB" if name == "wide" else "100KB", dense=dense)
             found[f"{name} {how}"] = Source.of_cache(path)
     return found
+
+
+@pytest.fixture
+def narrow(sources: dict[str, Source]) -> Source:
+    """The cache of a few kinds, which is opened sooner."""
+    return sources["narrow cache"]
 
 
 @pytest.fixture

@@ -283,33 +283,35 @@ def _decoded(kind: pa.DataType) -> pa.DataType:
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 
-def write_kinds(root: Path) -> Path:
-    """Write 301 rows of every kind to files that differ in all that a writer chooses."""
+def write_kinds(root: Path, columns: Sequence[str] | None = None) -> Path:
+    """Write 301 rows of every kind, or some columns of them, to files that differ in all that a writer chooses."""
 
-    def write(path: str, first: int, rows: int, group: int, **how: Any) -> None:
+    def write(path: str, first: int, rows: int, group: int, without: Sequence[str] = (), **how: Any) -> None:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         table = every_kind(first + 97, rows + 4, group).slice(3, rows)  # ids from 100 on
-        pq.write_table(table.drop_columns(how.pop("without", [])), root / path, row_group_size=group, **how)
+        table = table.select([name for name in columns or table.column_names if name not in without])
+        pq.write_table(table, root / path, row_group_size=group, **how)
 
     few = ["decimal long", "decimal256"]  # whose tensors depend on what they hold
     floats = ["float", "double", "list regular.list.element"]
     write("day=2026-11-01/hour=8/a.parquet", 0, 120, 40, write_page_index=True, max_rows_per_page=13)
-    write(
-        "day=2026-11-01/hour=8/b.parquet",
-        120,
-        60,
-        25,
-        compression="zstd",
-        use_dictionary=False,
-        data_page_version="2.0",
-    )
+    plain = {"compression": "zstd", "use_dictionary": False, "data_page_version": "2.0"}
+    write("day=2026-11-01/hour=8/b.parquet", 120, 60, 25, **plain)
     write("day=2026-11-01/hour=9/none.parquet", 180, 0, 9)
     write("day=2026-11-02/hour=9/c.parquet", 180, 60, 60, compression="gzip", write_statistics=few, data_page_size=100)
     split = {"use_byte_stream_split": floats, "use_dictionary": ["string", "user", "dictionary"]}
     write(f"day=2026-11-02/hour={NULL}/d.parquet", 240, 60, 33, compression="none", write_page_index=True, **split)
-    gone = ["int8 null", "list null", "struct null"]
+    gone = ["int8 null", "list null", "struct null", "uint64 null"]
     write("day=2026-11-03%2F4/hour=10/e.parquet", 300, 1, 1, compression="lz4", without=gone)
     return root
+
+
+FEW = ["id", "uint64 null", "string null", "list", "struct", "fixed list null", "dictionary", "list of string", "label"]
+
+
+def write_narrow(root: Path) -> Path:
+    """Write a few columns of the same rows."""
+    return write_kinds(root, [*FEW, "weight", "ts", "user", "tokens", "marks", "tensor"])
 
 
 def write_wide(root: Path, rows: int = 8_000) -> Path:
@@ -325,6 +327,7 @@ def write_wide(root: Path, rows: int = 8_000) -> Path:
         table = pa.table(
             {
                 "id": ids,
+                "label": ids % 97,
                 "x": pa.array(ids / 7, mask=ids % 5 == 3),
                 "tokens": pa.ListArray.from_arrays(ends, tokens),
                 "vector": pa.ListArray.from_arrays(pa.array(np.arange(rows + 1) * 256, pa.int32()), vector),
@@ -332,6 +335,6 @@ def write_wide(root: Path, rows: int = 8_000) -> Path:
                 "image": pa.array([bytes([i % 256]) * int(i * 13 % 1400) for i in ids]),
             }
         )
-        how = {"write_page_index": True, "max_rows_per_page": 200} if number else {}
-        pq.write_table(table, root / f"{number}.parquet", row_group_size=rows // 2, **how)
+        pages = {"write_page_index": True, "max_rows_per_page": 200, "data_page_size": 30_000}  # of many sizes
+        pq.write_table(table, root / f"{number}.parquet", row_group_size=rows // 2, **pages)
     return root

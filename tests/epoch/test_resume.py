@@ -1,0 +1,125 @@
+"""A state goes on with the batches that are left, whole, wherever it was taken and whatever goes on with it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from pqcache import Pack, Sequence, TokenBatches
+from tests.epoch.reading import Parts, Read, Reader
+from tests.epoch.tables import FEW, Source
+
+ONE, LOADER, ARROW = Reader(), Reader("Loader"), Reader("Cache.batches")
+LANES: dict[str, Any] = {"lanes": 12, "window": 3, "batch_size": 10, "seed": 2}
+RAW = {"nulls": "none"}  # columns that are not those of the table
+OPTIONS: dict[str, dict[str, Any]] = {
+    "all rows": {},
+    "in order": {"shuffle": False},
+    "filters": {"filters": "label > 0"},
+    "weights": {"weights": "weight"},
+    "a limit": {"limit": 200, "drop_last": True},
+    "sequences": {"sequence": Sequence(3, order_by="ts", max_gap=5, group_by="user"), "batch_size": 4},
+    "packed": {"pack": Pack("tokens", 32, fields=["marks"], ids=["position_ids"]), "batch_size": 2},
+    "best fit": {"pack": Pack("tokens", 32, strategy="best_fit", ids=["document_ids"]), "batch_size": 2},
+    "by tokens": {"pack": TokenBatches("tokens", tokens_per_batch=90), "batch_size": None},
+}
+SEQUENCES = ["id", "user", "list", "tensor", "day"]
+
+
+def columns_of(name: str) -> list[str] | None:
+    """Return the columns that are read with some options."""
+    if name in ("packed", "best fit"):
+        return None
+    return SEQUENCES if name == "sequences" else ["id", "tokens", "struct"] if name == "by tokens" else FEW
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """Return these options."""
+    options = {**LANES, **OPTIONS[name]}
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def run(source: Source, name: str, steps: list[tuple[int, Reader, int | None]], epoch: int = 0) -> None:
+    """Read an epoch with one topology after another, each for so many batches of each rank, and check all of it."""
+    options, columns = options_of(name), columns_of(name)
+    raw = name in ("sequences", "packed", "best fit", "by tokens")
+    whole = _raw(ARROW if steps[0][1].way == "Cache.batches" else ONE, raw).read(
+        source, columns, epoch=epoch, **options
+    )[0]
+    parts, state = Parts(whole), None
+    for ranks, reader, stop in steps:
+        begin = 0 if state is None else state["batch"]
+        found: list[list[Read]] = []
+        states: list[dict[str, Any]] = []
+        for rank in range(ranks):
+            batches, after = _raw(reader, raw).read(
+                source,
+                columns,
+                ranks=ranks,
+                rank=rank,
+                epoch=0 if state else epoch,
+                state=state,
+                stop=stop,
+                **options,
+            )
+            if ranks == 1 and not (state and state.get("divisions")):
+                assert [batch.index for batch in batches] == list(range(begin, begin + len(batches)))
+            found.append(batches)
+            states.append(after)
+        assert all(one == states[0] for one in states), "any rank may save it"
+        parts.add(found)
+        state = states[0]
+    parts.check(steps[-1][0], drop_last="drop_last" in options)
+
+
+def _raw(reader: Reader, raw: bool) -> Reader:
+    return Reader(reader.way, reader.workers, "none") if raw else reader
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_any_batch_with_other_ranks(narrow: Source, name: str) -> None:
+    """Two ranks, then five, which do not divide the lanes, then three; and some rounds of each at random."""
+    rng = random.Random(name)
+    run(narrow, name, [(2, LOADER, rng.randrange(1, 4)), (5, ONE, rng.randrange(1, 3)), (3, LOADER, None)])
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_any_start_of_record_batches(narrow: Source, name: str) -> None:
+    """In complete lanes, and one rank after several."""
+    rng = random.Random(name)
+    run(narrow, name, [(2, ARROW, rng.randrange(1, 4)), (3, ARROW, rng.randrange(0, 3)), (1, ARROW, None)], epoch=3)
+
+
+WORKERS: list[tuple[str, list[tuple[int, Reader, int | None]]]] = [
+    ("all rows", [(1, Reader("Loader", 2), 9), (1, Reader("Loader", 3), 5), (1, LOADER, None)]),
+    ("all rows", [(1, Reader("DataLoader", 3), 7), (2, Reader("Loader", 1), 2), (1, Reader("DataLoader", 2), None)]),
+    ("weights", [(2, Reader("Loader", 1), 4), (1, Reader("Loader", 2), None)]),
+    ("best fit", [(1, Reader("Loader", 3), 5), (1, Reader("Loader", 2), None)]),
+    ("sequences", [(1, Reader("Loader", 2), 3), (1, Reader("DataLoader", 1), None)]),
+    ("filters", [(1, LOADER, 4), (1, Reader("Loader", 2), None)]),
+]
+
+
+@pytest.mark.parametrize(("name", "steps"), WORKERS, ids=lambda value: value if isinstance(value, str) else "")
+def test_any_batch_with_other_workers(narrow: Source, name: str, steps: list[tuple[int, Reader, int | None]]) -> None:
+    run(narrow, name, steps)
+
+
+def test_every_batch_of_a_short_epoch(narrow: Source) -> None:
+    """From each place; the one after the last is the beginning of the next epoch."""
+    options: dict[str, Any] = {**LANES, "batch_size": 90, "lanes": 2}
+    for reader in (ARROW, LOADER):
+        whole, after = (reader.read(narrow, FEW, epoch=epoch, **options)[0] for epoch in (0, 1))
+        for begin in range(len(whole) + 1):
+            state = reader.read(narrow, FEW, stop=begin, **options)[1]
+            found, _ = reader.read(narrow, FEW, state=state, **options)
+            is_next = begin == len(whole) and reader == LOADER
+            assert found == (after if is_next else whole[begin:])
+
+
+def test_the_end_of_an_epoch_that_workers_read(narrow: Source) -> None:
+    reader = Reader("Loader", 2)
+    _, state = reader.read(narrow, FEW, **LANES)
+    assert reader.read(narrow, FEW, state=state, **LANES)[0] == ONE.read(narrow, FEW, epoch=1, **LANES)[0]

@@ -1,0 +1,111 @@
+"""Ranks and workers: each batch once, the same whoever reads it, and as many for every rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from pqcache.torch import Loader
+from tests.epoch.cases import CASES, Case
+from tests.epoch.reading import Parts, Read, Reader, differences, read_tensors
+from tests.epoch.tables import FEW, Source
+
+LANES: dict[str, Any] = {"lanes": 12, "window": 3, "batch_size": 10, "seed": 7}
+ONE = Reader()
+ARROW = Reader("Cache.batches")
+TOPOLOGIES: list[tuple[int, Reader]] = [  # the ranks, and how each reads
+    (1, Reader("Loader", 1)),
+    (1, Reader("Loader", 3)),
+    (1, Reader("DataLoader", 2)),
+    (2, ONE),
+    (2, Reader("Loader", 2)),
+    (3, Reader("Loader")),
+    (3, Reader("DataLoader", 1)),
+    (5, ONE),  # which do not divide the lanes
+    (2, ARROW),
+    (3, ARROW),
+]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"drop_last": True},
+    {"shuffle": False},
+    {"filters": "label > 0", "batch_size": 5},
+    {"weights": {"label": {0: 1.5, ...: 0.5}}},
+]
+
+
+def read_ranks(source: Source, reader: Reader, columns: list[str], ranks: int, **options: Any) -> list[list[Read]]:
+    return [reader.read(source, columns, ranks=ranks, rank=rank, **options)[0] for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(("ranks", "reader"), TOPOLOGIES, ids=str)
+def test_the_same_batches_for_the_same_lanes(narrow: Source, ranks: int, reader: Reader) -> None:
+    number = TOPOLOGIES.index((ranks, reader))
+    turned = OPTIONS[number % 5 :] + OPTIONS[: number % 5]
+    for options in turned[: 2 if reader.workers else 3]:
+        how = {**LANES, **options, "epoch": 1}
+        whole, _ = (ARROW if reader == ARROW else ONE).read(narrow, FEW, **how)
+        found = read_ranks(narrow, reader, FEW, ranks, **how)
+        parts = Parts(whole)
+        parts.add(found)
+        parts.check(ranks, drop_last="drop_last" in options)
+        if 12 % ranks == 0:
+            for rank, batches in enumerate(found):
+                assert [batch.index for batch in batches] == list(range(rank, rank + ranks * len(batches), ranks))
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 3), (2, 2), (3, 0)])
+def test_lanes_that_are_not_given(narrow: Source, ranks: int, workers: int) -> None:
+    reader = Reader("Loader", workers)
+    rows = reader.expected(narrow, FEW)
+    for case in (Case(), CASES["partitions"]):
+        ranks_of = read_ranks(narrow, reader, FEW, ranks, batch_size=10, **case.options)
+        assert len({len(batches) for batches in ranks_of}) == 1
+        once = {batch.index: batch.rows for batches in ranks_of for batch in batches}
+        chosen = [rows[number] for number in case.chosen(narrow) or []]
+        total = -(-len(chosen) // 10)
+        assert not differences([row for index in range(total) for row in once[index]], chosen)
+        assert sorted(once) == list(range(-(-total // ranks) * ranks))
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (3, 0), (4, 0), (3, 2)])
+def test_ranks_that_repeat_nothing(narrow: Source, ranks: int, workers: int) -> None:
+    reader = Reader("DataLoader", workers)
+    for options in ({"shuffle": False}, {"lanes": 12, "window": 2}):
+        how = {**options, "batch_size": 9, "pad": False}
+        whole, _ = ONE.read(narrow, FEW, **how)
+        parts = Parts(whole)
+        parts.add(read_ranks(narrow, reader, FEW, ranks, **how), uneven=True)
+        parts.check(ranks, pad=False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_of_one_loader(narrow: Source, workers: int) -> None:
+    """Each epoch has an order of its own, which depends on its number alone."""
+    reader = Reader("Loader", workers)
+    wanted = [ONE.read(narrow, FEW, epoch=epoch, **LANES)[0] for epoch in range(3)]
+    assert len({str([batch.rows for batch in batches]) for batches in wanted}) == 3
+    every = [Counter(row for batch in batches for row in batch.rows) for batches in wanted]
+    assert every[0] == every[1] == every[2]
+    loader = Loader(reader.dataset(narrow, FEW, **LANES), num_workers=workers)
+    assert [_rest(loader) for _ in range(2)] == wanted[:2]
+    loader.set_epoch(1)
+    assert _rest(loader) == wanted[1], "again"
+    assert loader.epoch == 2
+    loader.set_epoch(0)
+    assert _rest(loader) == wanted[0]
+    dataset = reader.dataset(narrow, FEW, **LANES)
+    assert read_tensors(dataset, "DataLoader", workers, epoch=2)[0] == wanted[2]
+    assert read_tensors(dataset, "DataLoader", workers, epoch=1)[0] == wanted[1]
+
+
+def _rest(loader: Loader) -> list[Read]:
+    return [Read.of(batch) for batch in loader]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_another_seed_is_another_order(narrow: Source, seed: int) -> None:
+    orders = [ARROW.read(narrow, ["id"], seed=number, lanes=2, window=3)[0] for number in (seed, seed, seed + 1)]
+    assert orders[0] == orders[1] != orders[2]

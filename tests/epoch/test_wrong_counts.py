@@ -1,0 +1,134 @@
+"""Where an index or stored counts say something else than the files: an error that names it, or the right rows."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pqcache.errors import ParquetError, PqcacheError
+from pqcache.torch import ParquetDataset
+from tests.epoch.cases import CASES, SOME, Case, some_rows
+from tests.epoch.forms import Row
+from tests.epoch.reading import Reader, differences, read_tensors
+from tests.epoch.tables import FEW, Source
+
+COLUMNS = [name for name in FEW if name != "fixed list null"]
+READERS = [Reader(), Reader("Cache.batches"), Reader("Loader", 1)]
+OPTIONS: dict[str, Case] = {
+    "all rows": Case({"window": 4}),
+    "in order": Case({"shuffle": False}),
+    "a filter": Case({"filters": "label > 0"}, is_kept=lambda row: row["label"] > 0, needs=("label",)),
+    "rows": Case(make=some_rows, numbers=lambda _: SOME),
+}
+
+
+def change(file: Path, column: str, by: dict[int, int]) -> None:
+    """Write an Arrow file anew with other numbers in some rows of a column."""
+    table = pa.ipc.open_file(pa.BufferReader(file.read_bytes())).read_all()
+    numbers = table[column].to_pylist()
+    for row, more in by.items():
+        numbers[row] = (numbers[row] or 0) + more
+    field = table.schema.field(column)
+    table = table.set_column(table.column_names.index(column), field, pa.array(numbers, field.type))
+    file.unlink()
+    with pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+@pytest.fixture
+def copy(narrow: Source, tmp_path: Path) -> Source:
+    """A cache of its own for one test, whose files may be changed."""
+    shutil.copytree(narrow.path, tmp_path / "cache", symlinks=True)
+    for path in (tmp_path / "cache").rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return Source.of_cache(tmp_path / "cache")
+
+
+def read(source: Source, reader: Reader, options: dict[str, Any]) -> list[Row] | str:
+    """Return the rows that come, or the error's message."""
+    try:
+        batches, _ = reader.read(source, COLUMNS, batch_size=16, **options)
+    except PqcacheError as error:
+        return str(error)
+    return [row for batch in batches for row in batch.rows]
+
+
+ROWS = {
+    "too many": {0: 3},
+    "too few": {1: -3},
+    "one too many": {4: 1},
+    "one from another": {1: 1, 2: -1},
+    "of none": {6: 1},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("reader", READERS, ids=str)
+def test_wrong_numbers_of_rows_are_refused(copy: Source, reader: Reader, options: str) -> None:
+    index = copy.root / "_pqcache" / "row_groups.arrow"
+    good, case = index.read_bytes(), OPTIONS[options]
+    rows = reader.expected(copy, COLUMNS)
+    how, wanted = case.options_for(copy), [rows[number] for number in case.chosen(copy) or []]
+    for what, by in ROWS.items():
+        change(index, "rows", by)
+        found = read(copy, reader, how)
+        if isinstance(found, str):
+            assert "row" in found, what
+        else:
+            assert case.numbers is not None, "only rows of other row groups can be read all the same"
+            assert not differences(found, wanted), what
+        index.write_bytes(good)
+
+
+@pytest.mark.parametrize(
+    "column", ["list:values", "tokens:values", "string null:nulls", "id:bytes", "list:uncompressed"]
+)
+def test_other_wrong_counts_change_no_row(copy: Source, column: str) -> None:
+    index = copy.root / "_pqcache" / "row_groups.arrow"
+    good = index.read_bytes()
+    for reader in READERS[:2]:
+        rows = reader.expected(copy, COLUMNS)
+        for by in ({3: -1, 4: 2}, {8: 1000}):
+            change(index, column, by)
+            for options in ("all rows", "a filter"):
+                case = OPTIONS[options]
+                found = read(copy, reader, case.options_for(copy))
+                assert not isinstance(found, str), found
+                assert not differences(found, [rows[number] for number in case.chosen(copy) or []])
+            index.write_bytes(good)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_lists_that_are_of_one_length_on_average(tmp_path: Path, workers: int) -> None:
+    """No tensor holds them, and no value of another row takes a place; the counts do not tell."""
+    lists = [[1, 2]] * 300 + [[1, 2, 3], [1]] + [[1, 2]] * 300
+    pq.write_table(pa.table({"list": lists}), tmp_path / "a.parquet", row_group_size=100)
+    with pytest.raises(ParquetError, match=r"column 'list' has lists of other lengths.*ragged=\['list'\]"):
+        read_tensors(ParquetDataset(tmp_path, batch_size=50), "Loader", workers)
+    batches, _ = read_tensors(ParquetDataset(tmp_path, batch_size=50, ragged=["list"]), "Loader", workers)
+    assert not differences((row for batch in batches for row in batch.rows), ((repr(row),) for row in lists))
+
+
+@pytest.mark.parametrize("reader", READERS[:2], ids=str)
+@pytest.mark.parametrize("name", ["most rows, by SQL", "a split by a key", "weights of a column"])
+def test_wrong_stored_counts_of_chosen_rows(copy: Source, reader: Reader, name: str) -> None:
+    """Counts that an earlier run has stored beside the snapshot, and that another one finds changed."""
+    case = Case({"filters": "label > 0"}) if name == "most rows, by SQL" else CASES[name]
+    first = read(copy, reader, case.options)
+    assert not isinstance(first, str)
+    for file in sorted((copy.root / "_pqcache" / "counts").iterdir()):
+        good = file.read_bytes()
+        table = pa.ipc.open_file(pa.BufferReader(good)).read_all()
+        for column in table.column_names[1:2]:
+            for by in ({1: -1}, {0: 1, 1: -1}):
+                change(file, column, by)
+                found = read(copy, reader, case.options)
+                if not isinstance(found, str):
+                    assert Counter(found) == Counter(first), (column, by)
+                file.write_bytes(good)
