@@ -147,7 +147,8 @@ class TypeClash(ParquetError):
 
     def renamed(self, old: object, new: object) -> Self:
         found = super().renamed(old, new)
-        found.column, found.files, found.types = self.column, self.files, self.types
+        found.column, found.types = self.column, self.types
+        found.files = tuple(path.replace(str(old), str(new)) for path in self.files)
         found.others, found.names = self.others, self.names
         return found
 

@@ -83,13 +83,16 @@ def blame_nobody(place: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def blame(place: str) -> Iterator[None]:
-    """Raise BadPartitions about a place for files that are damaged, or that may not be read."""
+    """Raise BadPartitions about a place for files that are damaged, or that may not be read.
+
+    In the root, given as ``""``, it is the file that the error is about.
+    """
     try:
         yield
-    except TypeClash as clash:
-        raise BadPartitions({place: _with_ways_out(clash, place, skip=True)}) from clash
     except (ParquetError, SourceDenied) as error:
-        raise BadPartitions({place: error}) from error
+        place = place or f"./{error.subject.rpartition('/')[2]}"
+        found = _with_ways_out(error, place, skip=True) if isinstance(error, TypeClash) else error
+        raise BadPartitions({place: found}) from error
 
 
 @contextmanager
@@ -106,7 +109,7 @@ def advise_to_skip(place: str) -> Iterator[None]:
 def _with_ways_out(clash: TypeClash, place: str, skip: bool) -> TypeClash:
     if clash.files:  # the partition is named where these are
         return clash
-    return TypeClash(clash.subject, clash.reason, _ways_out(clash, "" if place.startswith("./") else place, skip))
+    return TypeClash(clash.subject, clash.reason, _ways_out(clash, place, skip))
 
 
 def or_skip(error: PqcacheError) -> PqcacheError:
@@ -117,25 +120,32 @@ def or_skip(error: PqcacheError) -> PqcacheError:
 
 @contextmanager
 def clashes_by_partition(
-    new: Collection[str], known: Callable[[], pa.Schema | None], root: str = "", *, skip: bool
+    new: Callable[[], Mapping[str, str]], known: Callable[[], pa.Schema | None], root: str = "", *, skip: bool
 ) -> Iterator[None]:
-    """Say which partition a clash of types is in, one of the directories ``new``, and what can be done about it.
+    """Say which partition a clash of types is in, and what can be done about it.
 
-    Where both files are new, it is the one whose type is not that of the schema ``known`` before, or the later one.
-    Paths below ``root`` are those of the snapshot's files. With ``skip`` BadPartitions is raised.
+    It is one of the places of ``new``, which has them by directory, or by file in the root. Where both files are new,
+    it is the one whose type is not that of the schema ``known`` before, or the later one. Paths below ``root`` are
+    those of the snapshot's files. With ``skip`` BadPartitions is raised.
     """
     try:
         yield
     except TypeClash as clash:
-        paths = [path.removeprefix(root) for path in clash.files]
-        if parent(paths[-1]) in new and _is_other_bad(clash, known()):
+        if not clash.files:  # a value that does not fit, which `blame` knows the place of
+            raise
+        places, paths = new(), [path.removeprefix(root) for path in clash.files]
+
+        def place(path: str) -> str | None:
+            return places.get(path, places.get(parent(path)))
+
+        if place(paths[-1]) is not None and _is_other_bad(clash, known()):
             paths = [paths[-1], paths[0]]
-        first = {parent(path): path for path in reversed(paths) if parent(path) in new}
+        first = {at: path for path in reversed(paths) if (at := place(path)) is not None}
         if len(first) > 1:
-            first.pop(parent(paths[-1]), None)  # the file that the others are compared with
+            first.pop(place(paths[-1]) or "", None)  # the file that the others are compared with
         if not first:
             raise
-        errors = {directory: _in_partition(clash, directory, path, skip) for directory, path in sorted(first.items())}
+        errors = {at: _in_partition(clash, at, path, skip) for at, path in sorted(first.items())}
         if skip:
             raise BadPartitions(errors) from clash
         raise next(iter(errors.values())) from clash
@@ -152,20 +162,20 @@ def _is_other_bad(clash: TypeClash, known: pa.Schema | None) -> bool:
     return bool(clash.names) or fits == [True, False]
 
 
-def _in_partition(clash: TypeClash, directory: str, path: str, skip: bool) -> TypeClash:
-    """Return the error about one partition of those that clash in the same way; ``path`` is a file of it."""
-    advice = _ways_out(clash, directory, skip)
+def _in_partition(clash: TypeClash, place: str, path: str, skip: bool) -> TypeClash:
+    """Return the error about one place of those that clash in the same way; ``path`` is a file of it."""
+    advice = _ways_out(clash, place, skip)
     alone = clash.subject in (clash.files[0], path) and path in clash.files[:-1]
     files = (path, clash.files[-1]) if alone else clash.files
     return TypeClash(path if alone else clash.subject, clash.reason, advice, column=clash.column, files=files)
 
 
-def _ways_out(clash: TypeClash, directory: str, skip: bool) -> str:
-    what = "name" if clash.names else "type"
-    ways = [f"write {f'partition {directory}' if directory else 'the file'} again with the other {what}"]
+def _ways_out(clash: TypeClash, place: str, skip: bool) -> str:
+    what, in_root = "name" if clash.names else "type", not place or place.startswith("./")
+    ways = [f"write {'the file' if in_root else f'partition {place}'} again with the other {what}"]
     if clash.names:
         ways.append("merge the two with --ignore-case")
-    if directory and not skip:
+    if place and not skip:
         ways.append("publish the rest with --skip-bad")
     if clash.others:
         ways.append(f"leave the column out with --columns {','.join(clash.others[:_NAMED])}")

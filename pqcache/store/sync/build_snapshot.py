@@ -151,7 +151,8 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
 
         def rewrite_and_index(directory: DirectoryPlan, files: dict[SourceFile, Downloaded]) -> list[BuiltFile]:
             built = []
-            with job.blame(directory.directory) if directory.downloads else nullcontext():
+            blamed = job.blame(directory.directory) if directory.downloads else nullcontext()
+            with blamed, job.clashes_by_partition(f"{job.metadata.source}/"):
                 for file, metadata, schema in rewrite_in_cache(job, directory, files, stop.is_set):
                     index.add(file.entry.path, metadata, schema)
                     built.append(file)

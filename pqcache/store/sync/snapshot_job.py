@@ -15,12 +15,19 @@ from pqcache.errors import DamagedError
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.time_units import TimeUnits
 from pqcache.store.drivers.base import Source
-from pqcache.store.hive import partition_values
+from pqcache.store.hive import parent, partition_values
 from pqcache.store.manifest import DIRECTORY, FileEntry, SnapshotMetadata, SourceFile
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.bad_partitions import Blame, advise_to_skip, blame, blame_nobody, clashes_by_partition
+from pqcache.store.sync.bad_partitions import (
+    Blame,
+    advise_to_skip,
+    blame,
+    blame_nobody,
+    clashes_by_partition,
+    place_of,
+)
 from pqcache.store.sync.cache_run import ByteCounter, CacheRun
 from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.plan import DirectoryPlan, Plan
@@ -110,8 +117,17 @@ class SnapshotJob:
         """Return a context in which a clash of types names the partition that it is in, of those that are new."""
         if self.origin is None:
             return nullcontext()
-        new = {plan.directory for plan in self.plan.directories if plan.downloads}
-        return clashes_by_partition(new, self.schema_before, root, skip=self.origin.skip_bad)
+        return clashes_by_partition(self._new_places, self.schema_before, root, skip=self.origin.skip_bad)
+
+    def _new_places(self) -> dict[str, str]:
+        """Return the places of new files by their directories, or in the root by their paths unless they are joined."""
+        found = {plan.directory: plan.directory for plan in self.plan.directories if plan.downloads}
+        if "" in found:
+            new = [file for file in self.plan.downloads if not parent(file.path)]
+            found |= {path: place_of(f.path) for f in new for path in (f.path, self.plan.path_of(f))}
+            if not self.plan.recipe.rewrite:
+                del found[""]
+        return found
 
     def schema_before(self) -> pa.Schema | None:
         """Return the schema of the files in the snapshot before; None without one, or if its index is damaged."""

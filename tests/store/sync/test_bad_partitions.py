@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.errors import PartitionsSkipped, SourceError, TypeClash
+from pqcache.errors import ParquetError, PartitionsSkipped, SourceError, TypeClash
 from pqcache.events import Fetched
 from pqcache.store import tmp_directory
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync import build_snapshot, incremental
+from tests.damage import flip
 from tests.datasets import files_of
 from tests.forked_commands import run_pqcache
 from tests.store.drivers.fake_s3 import fake_s3, listing_of
@@ -311,6 +312,34 @@ def test_a_first_copy_leaves_out_what_cannot_be_taken(lake: Path, tmp_path: Path
     (flat / "a.parquet").write_bytes(BROKEN)
     with pytest.raises(pqcache.ParquetError, match=r"a\.parquet"):  # nothing would be left
         pqcache.sync(flat, tmp_path / "d", skip_bad=True)
+
+
+@pytest.mark.parametrize(("row_group_size", "what"), [(None, "type"), ("1MB", "type"), ("1MB", "page")])
+@pytest.mark.parametrize("bad", ["b.parquet", "d.parquet"])
+def test_of_a_table_without_partitions_one_file_is_left_out(
+    bad: str, row_group_size: str | None, what: str, tmp_path: Path
+) -> None:
+    """Of the files of a first copy, it is the later one that does not fit the others."""
+    flat, cache = tmp_path / "flat", tmp_path / "cache"
+    flat.mkdir()
+    for name in ("a.parquet", "b.parquet", "c.parquet", "d.parquet"):
+        kind = pa.string() if (name, what) == (bad, "type") else pa.int64()
+        pq.write_table(pa.table({"a": pa.array([7] * 999).cast(kind)}), flat / name, compression="zstd")
+    if what == "page":
+        flip(flat / bad, 40)
+    first = pqcache.sync(flat, tmp_path / "first", skip_bad=True, row_group_size=row_group_size)
+    late = [bad, "c.parquet"]
+    for name in late:
+        (flat / name).rename(tmp_path / name)
+    pqcache.sync(flat, cache, row_group_size=row_group_size)
+    for name in late:
+        (tmp_path / name).rename(flat / name)
+    with pytest.raises(ParquetError, match=rf"{bad}: .*{'--skip-bad' if what == 'type' else ''}"):
+        pqcache.sync(cache)
+    second = pqcache.sync(cache, skip_bad=True)
+    for report, place in ((first, tmp_path / "first"), (second, cache)):
+        assert [(item.partition, item.kept) for item in report.skipped] == [(f"./{bad}", False)]
+        assert values_of(place) == {"": [7] * 3 * 999}
 
 
 def test_a_table_without_partitions_remains_as_it_was(tmp_path: Path) -> None:
