@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from _loader_data import NULLS, SHAPES
 from _loader_peers import BATCH
 
-from pqcache.reader import memory_budget
+from pqcache.reader import decode_budget
 from pqcache.reader.columns import decoded_together
 from pqcache.reader.shuffle import gather, lane_reader, scatter
 from pqcache.torch import ParquetDataset
@@ -31,8 +31,8 @@ SIZES = (  # that decide about calls, in bytes or rows: with fewer rows they are
     (decoded_together, "_TOGETHER"),
     (lane_reader, "_TOGETHER"),
     (lane_reader, "_ROWS_TOGETHER"),
-    (memory_budget, "_STRETCH"),
-    (memory_budget, "_SMALL_STRETCH"),
+    (decode_budget, "_STRETCH"),
+    (decode_budget, "_SMALL_STRETCH"),
     (scatter, "_SMALL"),
     (gather, "NEAR"),
     (gather, "_PACKED"),

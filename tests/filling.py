@@ -28,7 +28,7 @@ from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
 from pqcache.store.manifest_digest import write_summary
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.publish import new_snapshot_id
-from pqcache.store.row_group_index import IndexBuilder
+from pqcache.store.row_group_index import IndexBuilder, with_dictionaries, write_index
 from pqcache.store.snapshot import write_checksums
 from pqcache.system.boot import boot_id
 from pqcache.system.checksum import checksum_of
@@ -73,7 +73,7 @@ class Filler:
             origin = SourceFile(path, Identity(size, (self.source / path).stat().st_mtime_ns))
             entries.append(FileEntry(path=path, size=size, rows=rows, row_groups=groups, sources=(origin,)))
             missing.append(footer[1].names)
-        builder.write(self.paths, None, built / ROW_GROUPS)
+        write_index(with_dictionaries(builder.finish(self.paths), self.source), built / ROW_GROUPS)
         self.manifest = Manifest(files=tuple(entries), created="2026-11-24T00:00:00+00:00", source=str(self.source))
         write_manifest(self.manifest, built / FILES)
         index = ArrivingSnapshot(built).index()

@@ -15,18 +15,12 @@ from typing import Any
 import numpy as np
 
 from pqcache.errors import PqcacheError, UsageError
-from pqcache.reader.memory_budget import (
-    WINDOW,
-    WINDOW_OF_ALL,
-    RowGroupSizes,
-    Window,
-    fit_window,
-    lane_bytes,
-)
+from pqcache.reader.decoded_sizes import has_pages, sizes_of
+from pqcache.reader.memory import WINDOW, WINDOW_OF_ALL, RowGroupSizes, Window, fit, lane_bytes
 from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.piece_borders import along_pages
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_reader import cpu_count
-from pqcache.reader.row_group_sizes import estimate_sizes, pieces_of
 from pqcache.store.hive import parent
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, url_scheme
@@ -74,10 +68,8 @@ def forecast(
     try:
         data, lease = open_local_dataset(local_path(text), rules=rules)
         with lease or nullcontext():
-            if data.arrivals is not None:  # the texts that it looks at may be missing
-                return None
             plan = make_read_plan(data, None, None)
-            sizes = estimate_sizes(plan)
+            sizes = sizes_of(plan)
     except PqcacheError:
         return None
     if not len(sizes) or not sizes.selected.max():
@@ -107,14 +99,15 @@ def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -
 
 def _window(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Window:
     """Return the window of a training, of 0 row groups where it reads pieces from the beginning of row groups."""
-    pieces = pieces_of(plan)
+    pieces = has_pages(plan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = fit_window(sizes, memory, lanes, pieces=pieces)
+            found = fit(sizes, memory, lanes, shuffle=True, pieces=pieces)
+            found = along_pages(plan, found, int(np.argmax(sizes.decoded))) if pieces else found
         except UsageError:
             return Window(0)
-    return found if not found.piece_rows or pieces.by_pages(int(np.argmax(sizes.decoded))) else Window(0)
+    return found if pieces or not found.piece_rows else Window(0)
 
 
 def describe_training(training: Forecast, row_groups: int) -> tuple[str, ...]:

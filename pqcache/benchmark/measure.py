@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, PqcacheError, first_line
+from pqcache.reader.decoded_sizes import sizes_of
 from pqcache.reader.dense_lists import with_dense_lists
-from pqcache.reader.memory_budget import fit_window
+from pqcache.reader.memory import fit
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.record_batches import read_record_batches
 from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
-from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.store.tables.data_files import FileRules
 from pqcache.system.process_stats import disk_read_bytes
 
@@ -78,8 +78,8 @@ def _arrow(job: dict[str, Any]) -> dict[str, Any]:
 
     data, lease = open_local_dataset(job["path"], rules=rules)
     with lease or nullcontext():
-        sizes = estimate_sizes(make_read_plan(data, options.columns, options.filters))
-        window = fit_window(sizes, options.memory, lanes=1)
+        sizes = sizes_of(make_read_plan(data, options.columns, options.filters))
+        window = fit(sizes, options.memory, lanes=1, shuffle=True)
         return {**time_epochs(epochs(), job["seconds"]), "window": window.row_groups}
 
 

@@ -1,7 +1,9 @@
-"""What a row group takes in memory once it is decoded, found out without decoding its texts.
+"""The bytes that columns take once they are decoded, found without decoding a data page.
 
-The footer counts the values of each leaf, and so gives the size of numbers. A text in a dictionary is stored once and
-decoded for each of its values: it is the numbers in the dictionary that are read, and never more bytes than are stored.
+Footers count values, which gives the size of numbers and lists. Writers of recent years also say how long the texts of
+a column chunk are together (SizeStatistics). Older ones do not, and a text in a dictionary is stored once and decoded
+for each of its values. Then the dictionary tells how long its texts are, and the headers of pages how many values left
+it: an estimate and an upper bound. `count_decoded` counts exactly, for which it reads the codes.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -20,32 +23,49 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pqcache.errors import MALFORMED
 from pqcache.parquet.footer import thrift_fields
-from pqcache.parquet.footer.footer import columns_of, row_groups_of
-from pqcache.parquet.footer.thrift import I64, STRUCT, Struct, decode
+from pqcache.parquet.footer.footer import MAGIC, not_parquet
+from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Struct, read_varint
+from pqcache.parquet.footer.thrift_walk import Check, Checks, items_at, key, walk_struct
 from pqcache.parquet.nested import leaves_of
 from pqcache.parquet.pages import page_format
-from pqcache.parquet.row_group_stats import top_level_names
+from pqcache.parquet.row_group_stats import first_page, names_of_chunks
+from pqcache.parquet.schema_merge import is_text, without_views
 from pqcache.system.disk import open_regular
 
 log = logging.getLogger("pqcache.parquet")
 
-_ONCE = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}  # encodings that repeat no value
-_ROWS, _BYTES = 1 << 16, 8 << 20  # of a batch, at most
-_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+Read = Callable[[int, int], bytes]
+"""Returns bytes of a file, from an offset on and so many."""
+
+DECODED = ("decoded", "most")  # what the index says of a column whose rows differ in size
+_PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}  # encodings of values and levels
+_ONCE = _PLAIN | {"DELTA_LENGTH_BYTE_ARRAY"}  # that repeat no value
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
 _END = 4  # bytes that say where a text or a list ends
-_CODED = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
-_MOST_ENTRIES = 1 << 17  # of a dictionary that is looked at here
-_LITTLE = 1 << 12  # bytes, whose number need not be found out more exactly
-_RANGES = 64
-_HARDLY = 1.25
-_SIZES, _TEXTS = 16, 1  # fields of a chunk's metadata: its size statistics, and in these the bytes of its texts
-_MOST_FOOTER = 64 << 10  # bytes
-_BUFFER = 1 << 16  # bytes of a chunk that are read ahead
+_MOST_ENTRIES, _MOST_DICTIONARY = 1 << 17, 16 << 20  # of a dictionary whose texts are looked at
+_ALIKE = 1.25  # times the average: a dictionary without longer texts has texts of one length, about
+_FEW_LONG = 4  # times the median: longer texts on average are of few long ones, which may be rare
+_SMALL = 4 << 10  # bytes for which nothing is found out more exactly
+_PAGE_HEADERS = 1.1  # times the bytes of pages
+_ROWS, _BYTES = 1 << 16, 8 << 20  # of a batch, at most, when texts are counted
+_BUFFER = 1 << 16  # bytes of a chunk that are read ahead meanwhile
 _OF_PREFIXES = 256  # rows of a batch where values are made of parts of others
 
 
-TextsStated = list[list[int | None]]
+class DecodedSize(NamedTuple):
+    """About how many ``bytes`` something takes in Arrow, and how many at ``most``; None where nothing says so.
+
+    Both are equal where the size is known.
+    """
+
+    bytes: int | None
+    most: int | None
+
+
+_UNKNOWN = DecodedSize(None, None)
+_Stated = list[list[int | None]]  # bytes of texts by row group and column
 
 
 class StoredRowGroup(NamedTuple):
@@ -62,260 +82,322 @@ class StoredRowGroup(NamedTuple):
         return int(self.metadata.row_group(self.number).num_rows)
 
 
-def decoded_bytes(group: StoredRowGroup, names: Sequence[str]) -> dict[str, int]:
-    """Return how many bytes each of the columns of a row group takes in Arrow, or somewhat more."""
-    total = dict.fromkeys(names, 0)
-    with _descriptor(group.path) as descriptor:
-        for name, number, chunk in _chunks(group, names):
-            total[name] += _fixed(group, number, chunk)
-            if chunk.physical_type == "BYTE_ARRAY":
-                if not _repeats(chunk):
-                    total[name] += chunk.total_uncompressed_size
-                elif (bound := _bound_of_texts(descriptor, chunk, by_page=True)) is not None and bound.is_close:
-                    total[name] += bound.bytes
-                else:
-                    total[name] += sum(size for _, size in _text_parts(descriptor, group, number, chunk, _ROWS))
-    return total
+class _Leaf(NamedTuple):
+    """A leaf of a column: bytes of a value (0 for texts), and of how many lists and what may be null it is inside."""
+
+    column: str
+    width: int
+    lists: int
+    nullable: int
 
 
-def stated_bytes(group: StoredRowGroup, texts: TextsStated, names: Sequence[str]) -> dict[str, int]:
-    """Return how many bytes columns take in Arrow, as far as the footer says so; others are left out.
+def decoded_columns(
+    metadata: pq.FileMetaData,
+    schema: pa.Schema,
+    fields: Iterable[pa.Field] | None = None,
+    read: Read | None = None,
+    row_groups: Sequence[int] | None = None,
+    follow: bool = True,
+) -> dict[str, list[int | None]]:
+    """Return what the index says of the decoded columns of a file's row groups; ``read`` reads its pages.
 
-    Writers of recent years say how long all texts of a chunk are together: ``texts`` are what `texts_stated` returns.
+    Only columns whose rows differ in size are there. What the footer does not say is None without ``read``. It takes
+    many short reads to ``follow`` the pages of a chunk; otherwise all its texts count as those in its dictionary.
     """
-    total, unknown = dict.fromkeys(names, 0), set[str]()
-    for name, number, chunk in _chunks(group, names):
-        total[name] += _fixed(group, number, chunk)
-        if chunk.physical_type == "BYTE_ARRAY" and not _repeats(chunk):
-            total[name] += chunk.total_uncompressed_size
-        elif chunk.physical_type == "BYTE_ARRAY":
-            size = texts[group.number][number] if texts else None
-            total[name] += size or 0
-            unknown |= {name} if size is None else set()
-    return {name: size for name, size in total.items() if name not in unknown}
+    names = [field.name for field in (schema if fields is None else fields) if varies(field.type)]
+    columns: dict[str, list[int | None]] = {f"{name}:{what}": [] for name in names for what in DECODED}
+    for sizes in _sizes(metadata, schema, names, read, row_groups, follow) if names else ():
+        for name in names:
+            columns[f"{name}:decoded"].append(sizes[name].bytes)
+            columns[f"{name}:most"].append(sizes[name].most)
+    return columns
 
 
-def texts_stated(footer: bytes, name: str) -> TextsStated:
-    """Return the bytes of all texts of each column chunk of each row group, None where the footer does not say.
-
-    Of a long footer nothing is returned, as to decode it takes longer than to look at dictionaries.
-    """
-    if len(footer) > _MOST_FOOTER:
-        return []
-    groups = (columns_of(group, name) for group in row_groups_of(decode(footer, name), name))
-    return [[_texts_of_chunk(column) for column in columns] for columns in groups]
+def varies(kind: pa.DataType) -> bool:
+    """Return whether the rows of a column differ in size in Arrow."""
+    kind = without_views(_stored(kind))
+    return bool(pa.types.is_nested(kind) or is_text(kind))
 
 
-def _texts_of_chunk(column: Struct) -> int | None:
-    kind, sizes = column.get(_SIZES, (0, None))
-    kind, size = sizes.get(_TEXTS, (0, None)) if kind == STRUCT and sizes is not None else (0, None)
-    return size if kind == I64 and isinstance(size, int) and size >= 0 else None
-
-
-def most_decoded_bytes(group: StoredRowGroup, names: Sequence[str]) -> int | None:
-    """Return what columns of a row group take in Arrow at most, from footer and dictionaries; None where these differ.
-
-    This is more than `decoded_bytes` where few values are long, and takes less time.
-    """
-    total = 0
-    with _descriptor(group.path) as descriptor:
-        for _, number, chunk in _chunks(group, names):
-            total += _fixed(group, number, chunk)
-            if chunk.physical_type == "BYTE_ARRAY":
-                if not _repeats(chunk):
-                    total += chunk.total_uncompressed_size
-                elif (bound := _bound_of_texts(descriptor, chunk)) is not None:
-                    total += bound.bytes
-                else:
-                    return None
-    return total
+def decoded_size(group: StoredRowGroup, names: Sequence[str]) -> DecodedSize:
+    """Return what columns of a row group of a local file take together, by its footer and its dictionaries."""
+    names = [name for name in names if name in group.schema.names]
+    with reading(group.path) as read:
+        (sizes,) = _sizes(group.metadata, group.schema, names, read, [group.number])
+    return _total(list(sizes.values()))
 
 
 @contextmanager
-def _descriptor(path: Path) -> Iterator[int]:
-    descriptor = open_regular(path)
+def reading(path: Path) -> Iterator[Read]:
+    """Yield what reads bytes of a local file; one that cannot be opened raises ParquetError."""
     try:
-        yield descriptor
+        file = open_regular(path)
+    except OSError as error:
+        raise not_parquet(path, error) from error
+    try:
+        yield lambda offset, size: os.pread(file, size, offset)
     finally:
-        os.close(descriptor)
+        os.close(file)
 
 
-class _Bound(NamedTuple):
-    """How many ``bytes`` texts take at most, and whether that is close to what they take.
+def _sizes(
+    metadata: pq.FileMetaData,
+    schema: pa.Schema,
+    names: Sequence[str],
+    read: Read | None,
+    row_groups: Sequence[int] | None,
+    follow: bool = True,
+) -> Iterator[dict[str, DecodedSize]]:
+    """Yield for each row group what each of its columns ``names`` takes."""
+    groups = range(metadata.num_row_groups) if row_groups is None else row_groups
+    if not len(groups):
+        return
+    leaves, stated = _leaves_of(metadata, schema, names), None
+    for number in groups:
+        group, found = metadata.row_group(number), defaultdict[str, list[DecodedSize]](list)
+        for position, leaf in leaves.items():
+            chunk, texts = group.column(position), None
+            if _may_repeat(chunk) and not leaf.width:
+                stated = _stated_texts(metadata) if stated is None else stated
+                texts = stated[number][position]
+            found[leaf.column].append(_size_of_chunk(chunk, leaf, group.num_rows, texts, read, follow))
+        yield {name: _total(found[name]) for name in names}
 
-    ``longest`` and ``average`` are the lengths of the texts in the dictionary.
+
+def _total(sizes: Sequence[DecodedSize]) -> DecodedSize:
+    each = zip(*sizes, strict=True) if sizes else ((0,), (0,))
+    return DecodedSize(*(None if None in some else sum(some) for some in each))
+
+
+def _leaves_of(metadata: pq.FileMetaData, schema: pa.Schema, names: Sequence[str]) -> dict[int, _Leaf]:
+    """Return the leaves of columns by their positions."""
+    tops, found = names_of_chunks(metadata, schema), dict[int, _Leaf]()
+    for name in names:
+        field, positions = schema.field(name), [position for position, top in enumerate(tops) if top == name]
+        leaves = list(_leaves(name, field.type, field.nullable))
+        if len(leaves) != len(positions):  # an Arrow type that is stored as other leaves
+            first = metadata.row_group(0)
+            widths = [_WIDTHS.get(first.column(position).physical_type, 0) for position in positions]
+            leaves = [_Leaf(name, width, 1, 1) for width in widths]
+        found |= zip(positions, leaves, strict=True)
+    return found
+
+
+def _leaves(name: str, kind: pa.DataType, nullable: bool, lists: int = 0, above: int = 0) -> Iterator[_Leaf]:
+    kind, above = _stored(kind), above + nullable
+    if pa.types.is_struct(kind):
+        for field in kind.fields:
+            yield from _leaves(name, field.type, field.nullable, lists, above)
+    elif pa.types.is_map(kind):
+        yield from _leaves(name, kind.key_type, False, lists + 1, above)
+        yield from _leaves(name, kind.item_type, kind.item_field.nullable, lists + 1, above)
+    elif pa.types.is_nested(kind):
+        yield from _leaves(name, kind.value_type, kind.value_field.nullable, lists + 1, above)
+    else:
+        yield _Leaf(name, _width(kind), lists, above)
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    while isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind.storage_type
+    return kind
+
+
+def _width(kind: pa.DataType) -> int:
+    if is_text(without_views(kind)):
+        return 0
+    return 1 if pa.types.is_boolean(kind) or pa.types.is_null(kind) else int(kind.bit_width) // 8
+
+
+def _may_repeat(chunk: pq.ColumnChunkMetaData) -> bool:
+    """Return whether texts may be stored once and decoded more than once, in whole or in part."""
+    return chunk.physical_type == "BYTE_ARRAY" and bool(
+        chunk.has_dictionary_page or not _ONCE.issuperset(chunk.encodings)
+    )
+
+
+def _size_of_chunk(
+    chunk: pq.ColumnChunkMetaData,
+    leaf: _Leaf,
+    rows: int,
+    stated: int | None,
+    read: Read | None = None,
+    follow: bool = True,
+) -> DecodedSize:
+    values, nulls = chunk.num_values, _nulls(chunk)
+    ends = rows + (leaf.lists - 1) * values if leaf.lists else 0
+    which = leaf.nullable * (values // 8 + 1) if nulls or (nulls is None and not leaf.width) else 0
+    other = values * (leaf.width or _END) + ends * _END + which
+    if leaf.width:
+        return DecodedSize(other, other)
+    if stated is None and not _may_repeat(chunk):
+        lengths = _END * (values - nulls) if nulls is not None and not leaf.lists and _is_plain(chunk) else 0
+        stated = max(0, chunk.total_uncompressed_size - lengths)
+    if stated is not None:
+        return DecodedSize(other + stated, other + stated)
+    texts = _UNKNOWN if read is None else _texts(chunk, leaf, values - (nulls or 0), read, follow)
+    return DecodedSize(*(None if size is None else size + other for size in texts))
+
+
+def _is_plain(chunk: pq.ColumnChunkMetaData) -> bool:
+    """Return whether each text is stored behind its length."""
+    return _PLAIN.issuperset(chunk.encodings)
+
+
+def _nulls(chunk: pq.ColumnChunkMetaData) -> int | None:
+    statistics = chunk.statistics
+    return int(statistics.null_count) if statistics is not None and statistics.has_null_count else None
+
+
+def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, follow: bool) -> DecodedSize:
+    """Return the bytes of the ``values`` texts of a chunk with a dictionary.
+
+    It has each of its texts once. How often they are repeated is not looked at: about equally often, but that a few
+    long ones would be too is not believed.
     """
-
-    bytes: int
-    is_close: bool
-    longest: int
-    average: float
-
-
-def _bound_of_texts(descriptor: int, chunk: pq.ColumnChunkMetaData, by_page: bool = False) -> _Bound | None:
-    """Return what the texts of a chunk with a dictionary take if each is its longest; None for other encodings.
-
-    What is not in the dictionary takes no more than is stored, which is counted page by page if asked for.
-    """
-    if not chunk.has_dictionary_page or not (_ONCE | _CODED).issuperset(chunk.encodings):
-        return None
+    if not chunk.has_dictionary_page:  # texts that share their beginnings
+        return _UNKNOWN
+    begin, end = first_page(chunk), first_page(chunk) + chunk.total_compressed_size
     try:
-        pages = page_format.page_bodies(descriptor, chunk)
-        header, at, stored = next(pages)
-        count = header[page_format.DICTIONARY][1][page_format.COUNT][1]
-        if not 0 <= count <= _MOST_ENTRIES:
-            return None
-        body = np.frombuffer(os.pread(descriptor, stored, at), np.uint8)
-        data = page_format.decompress_page(chunk, body, header[page_format.UNCOMPRESSED][1])
-        longest = _longest(data.tobytes(), count)
-        coded, plain = _coded_values(pages, chunk) if by_page else (chunk.num_values, chunk.total_uncompressed_size)
-    except (pa.ArrowException, page_format.NotRead, LookupError, StopIteration, ValueError, struct.error) as error:
+        header, length = _header(read, begin, end)
+        at, stored, size = begin + length, header[page_format.COMPRESSED][1], header[page_format.UNCOMPRESSED][1]
+        count, lengths = header[page_format.DICTIONARY][1][page_format.COUNT][1], None
+        if not (0 <= stored <= end - at and 0 <= _END * count <= size):
+            raise page_format.NotRead("a dictionary of another size than its header says")
+        if 0 < count <= _MOST_ENTRIES and max(stored, size) <= _MOST_DICTIONARY:
+            body = np.frombuffer(read(at, stored), np.uint8)
+            lengths = _lengths(page_format.decompress_page(chunk, body, size), count)
+        coded, plain, pages = chunk.num_values, 0, chunk.total_uncompressed_size - size
+        bits = max(1, count - 1).bit_length() + leaf.nullable.bit_length() + leaf.lists.bit_length()
+        if pages > _PAGE_HEADERS * coded * bits / 8 + _SMALL:  # more than codes: other values are there too
+            coded, plain = _left_in_dictionary(at + stored, end, read) if follow else (coded, pages)
+    except (pa.ArrowException, OSError, *MALFORMED, struct.error) as error:
         log.debug("column %s: its dictionary is not looked at: %s", chunk.path_in_schema, error)
-        return None
-    statistics = chunk.statistics
-    nulls = statistics.null_count if statistics is not None and statistics.has_null_count else chunk.num_values
-    bound, average = coded * longest + plain, (len(data) - _END * count) / max(1, count)
-    close = bound - _LITTLE <= _HARDLY * (max(0, coded - nulls) * average + plain)
-    return _Bound(bound, close, longest, average)
+        return _UNKNOWN
+    typical = once = (size - _END * count) / max(1, count)
+    if lengths is not None:
+        typical = min(once, _FEW_LONG * float(np.median(lengths)))
+    repeated = max(0, min(values, coded) - count)
+    found = int(count * once + repeated * typical) + (plain if follow else 0)
+    longest = (0 if not count else None) if lengths is None else int(lengths.max())
+    most = None if longest is None else coded * longest + plain
+    is_known = most is not None and most <= _ALIKE * found + _SMALL
+    return DecodedSize(most if is_known else found, most)
 
 
-def _coded_values(pages: Iterator[tuple[Struct, int, int]], chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Return how many values of a chunk are in its dictionary, and the bytes of its other pages."""
-    found = coded = plain = 0
-    for page in _data_pages(pages):
-        found += page.values
-        if page.encoding == thrift_fields.PLAIN:
-            plain += page.bytes
+def _header(read: Read, at: int, end: int) -> tuple[Struct, int]:
+    """Return the page header at byte ``at`` of a chunk that ends at ``end``, and its length."""
+    return page_format.header_in(lambda most: read(at, min(most, end - at)))
+
+
+def _left_in_dictionary(at: int, end: int, read: Read) -> tuple[int, int]:
+    """Return how many values are codes, and the bytes of pages with others, by the headers of the pages from ``at``."""
+    values = plain = 0
+    while at < end:
+        header, length = _header(read, at, end)
+        stored = header[page_format.COMPRESSED][1]
+        if not 0 <= stored <= end - at - length:
+            raise page_format.NotRead("a page that reaches beyond its chunk")
+        at += length + stored
+        if page_format.page_counts(header) is None:
+            continue
+        count, encoding = page_format.count_and_encoding(header)
+        if encoding == thrift_fields.PLAIN:
+            plain += header[page_format.UNCOMPRESSED][1]
         else:
-            coded += page.values
-    if found != chunk.num_values:
-        raise page_format.NotRead("another number of values than the footer says")
-    return coded, plain
+            values += count
+    return values, plain
 
 
-def _longest(data: bytes, count: int) -> int:
-    """Return the length of the longest of the ``count`` texts of a dictionary; each has its length in front."""
-    at = longest = 0
-    length_at = struct.Struct("<I").unpack_from
+def _lengths(data: page_format.Bytes, count: int) -> npt.NDArray[np.int64]:
+    """Return the lengths of ``count`` texts that lie one behind the other, each with its length in front.
+
+    Three zeros mark a length below 256, unless a text has some: where lengths and places agree, none has.
+    """
+    zeros = data == 0
+    places = np.flatnonzero(zeros[1:-2] & zeros[2:-1] & zeros[3:])
+    if len(places) == count:
+        lengths = data[places].astype(np.int64)
+        if not places[0] and np.array_equal(places + _END + lengths, np.append(places[1:], len(data))):
+            return lengths
+    at, found, length_at, content = 0, list[int](), struct.Struct("<I").unpack_from, data.tobytes()
     for _ in range(count):
-        length = length_at(data, at)[0]
+        (length,) = length_at(content, at)
+        found.append(length)
         at += _END + length
-        if length > longest:
-            longest = length
-    if at != len(data):
+    if at != len(content):
         raise page_format.NotRead("values that are not all of their page")
-    return int(longest)
+    return np.array(found, np.int64)
 
 
-def densest_rows(group: StoredRowGroup, names: Sequence[str]) -> float:
-    """Return how many times as long as the average row the longest texts next to each other are.
+def _stated_texts(metadata: pq.FileMetaData) -> _Stated:
+    """Return the bytes of all texts of column chunks, by row group and column, as far as the footer says so.
 
-    These are of a 64th of the row group; 1 where they are hardly longer.
+    pyarrow does not tell, but writes a footer as it has parsed it.
     """
-    ranges = np.linspace(0, 1, min(_RANGES, max(1, group.rows)) + 1)
-    sizes = np.zeros(len(ranges) - 1)
-    with _descriptor(group.path) as descriptor:
-        for _, number, chunk in _chunks(group, names):
-            if chunk.physical_type == "BYTE_ARRAY":
-                sizes += _over(ranges, _text_parts(descriptor, group, number, chunk, max(1, group.rows // _RANGES)))
-    times = float(sizes.max() / sizes.mean()) if sizes.any() else 1.0
-    return times if times > _HARDLY else 1.0
+    sink, found = pa.BufferOutputStream(), list[list[int | None]]()
+    metadata.write_metadata_file(sink)
+    walk_struct(sink.getvalue()[len(MAGIC) : -8].to_pybytes(), 0, _FOOTER, found)
+    return found
 
 
-def _text_parts(
-    descriptor: int, group: StoredRowGroup, number: int, chunk: pq.ColumnChunkMetaData, rows: int
-) -> list[tuple[int, int]]:
-    """Return the count and the bytes of consecutive parts of a chunk of texts, in rows or in values.
-
-    The headers of pages say it of those that hold the texts themselves. Of pages that hold numbers of a dictionary the
-    numbers are read, some ``rows`` at a time, unless its texts are about equally long.
-    """
-    try:
-        pages = list(_data_pages(page_format.page_bodies(descriptor, chunk)))
-    except (page_format.NotRead, LookupError, TypeError) as error:
-        log.debug(
-            "%s: row group %d: %s is decoded to find long texts: %s",
-            group.path,
-            group.number,
-            chunk.path_in_schema,
-            error,
-        )
-        return list(_text_bytes(group, chunk, rows))
-    if _ONCE.issuperset(chunk.encodings) and not chunk.has_dictionary_page:
-        return [(page.values, page.bytes) for page in pages]
-    bound = _bound_of_texts(descriptor, chunk)
-    coded = [page.encoding != thrift_fields.PLAIN for page in pages]
-    statistics = chunk.statistics
-    without_nulls = statistics is not None and statistics.has_null_count and not statistics.null_count
-    if bound is not None and without_nulls and bound.longest <= _HARDLY * bound.average:
-        sizes = [bound.longest * page.values if of_it else page.bytes for page, of_it in zip(pages, coded, strict=True)]
-        return [(page.values, size) for page, size in zip(pages, sizes, strict=True)]
-    first_plain = coded.index(False) if False in coded else len(pages)
-    flat = group.metadata.schema.column(number).max_repetition_level == 0
-    if not flat or any(coded[first_plain:]) or not chunk.has_dictionary_page:
-        return list(_text_bytes(group, chunk, rows))
-    until = sum(page.values for page in pages[:first_plain])
-    found = list(_text_bytes(group, chunk, rows, until))
-    return found + [(page.values, page.bytes) for page in pages[first_plain:]]
+def _row_groups(data: bytes, at: int, found: _Stated) -> int:
+    count, _, at = items_at(data, at)
+    for _ in range(count):
+        found.append([])
+        at = walk_struct(data, at, _ROW_GROUP, found)
+    return at
 
 
-def _over(ranges: npt.NDArray[np.float64], parts: Sequence[tuple[int, int]]) -> npt.NDArray[np.float64]:
-    """Return the bytes in each of the ranges, given the count and the bytes of consecutive parts."""
-    ends = np.cumsum([(0, 0), *parts], axis=0, dtype=np.float64)
-    sizes: npt.NDArray[np.float64] = np.diff(np.interp(ranges * max(1.0, ends[-1, 0]), ends[:, 0], ends[:, 1]))
-    return sizes
+def _columns(data: bytes, at: int, found: _Stated) -> int:
+    count, _, at = items_at(data, at)
+    for _ in range(count):
+        found[-1].append(None)
+        at = walk_struct(data, at, _CHUNK, found)
+    return at
 
 
-class _DataPage(NamedTuple):
-    """What the header of a page says: its number of values, its ``bytes`` after decompression, and its encoding."""
-
-    values: int
-    bytes: int
-    encoding: int
-
-
-def _data_pages(pages: Iterator[tuple[Struct, int, int]]) -> Iterator[_DataPage]:
-    """Return those of a chunk's pages that hold its values."""
-    for header, _, _ in pages:
-        for kind, encoding in (
-            (page_format.DATA, page_format.ENCODING),
-            (page_format.DATA_V2, page_format.ENCODING_V2),
-        ):
-            if kind in header:
-                about = header[kind][1]
-                yield _DataPage(about[page_format.COUNT][1], header[page_format.UNCOMPRESSED][1], about[encoding][1])
-                break
+def _texts_of_chunk(data: bytes, at: int, found: _Stated) -> int:
+    number, at = read_varint(data, at)
+    if not number & 1:  # it is not negative
+        found[-1][-1] = number >> 1
+    return at
 
 
-def _chunks(group: StoredRowGroup, names: Sequence[str]) -> Iterator[tuple[str, int, pq.ColumnChunkMetaData]]:
-    row_group, wanted = group.metadata.row_group(group.number), frozenset(names)
-    for number, top in enumerate(top_level_names(group.metadata, group.schema)):
-        if top in wanted:
-            yield top, number, row_group.column(number)
+def _inside(checks: Checks) -> Check:
+    return lambda data, at, found: walk_struct(data, at, checks, found)
 
 
-def _fixed(group: StoredRowGroup, number: int, chunk: pq.ColumnChunkMetaData) -> int:
-    """Return the bytes of a chunk's values but for texts, of where texts and lists end, and of which are null."""
-    kind, leaf, values = chunk.physical_type, group.metadata.schema.column(number), chunk.num_values
-    width = leaf.length if kind == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS.get(kind, _END)
-    ends = group.rows + (leaf.max_repetition_level - 1) * values if leaf.max_repetition_level else 0
-    return int(values * width + ends * _END + leaf.max_definition_level * (values // 8 + 1))
+_CHUNK: Checks = {key(3, STRUCT): _inside({key(thrift_fields.SIZES, STRUCT): _inside({key(1, I64): _texts_of_chunk})})}
+_ROW_GROUP: Checks = {key(1, LIST): _columns}
+_FOOTER: Checks = {key(4, LIST): _row_groups}
 
 
-def _repeats(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Return whether values of texts may be stored once and decoded more than once, in whole or in part."""
-    return bool(chunk.has_dictionary_page or not _ONCE.issuperset(chunk.encodings))
+def count_decoded(group: StoredRowGroup, names: Sequence[str]) -> int:
+    """Return how many bytes columns of a row group take in Arrow, or somewhat more: texts are counted exactly."""
+    names = [name for name in names if name in group.schema.names]
+    row_group = group.metadata.row_group(group.number)
+    total = 0
+    for position, leaf in _leaves_of(group.metadata, group.schema, names).items():
+        chunk, counted = row_group.column(position), None
+        if not leaf.width and _may_repeat(chunk):
+            counted = sum(size for _, size in _text_parts(group, chunk))
+        size = _size_of_chunk(chunk, leaf, row_group.num_rows, counted)
+        assert size.bytes is not None
+        total += size.bytes
+    return total
 
 
-def _text_bytes(
-    group: StoredRowGroup, chunk: pq.ColumnChunkMetaData, rows: int, until: int | None = None
-) -> Iterator[tuple[int, int]]:
-    """Yield the rows of parts of a row group, at most ``rows`` each, and the bytes of the texts of one of its chunks.
+def longest_rows(group: StoredRowGroup, name: str) -> float:
+    """Return the bytes of a row of texts, on average where texts are longest in a column of a row group."""
+    chunks, leaves = group.metadata.row_group(group.number), _leaves_of(group.metadata, group.schema, [name])
+    texts = [chunks.column(position) for position, leaf in leaves.items() if not leaf.width]
+    return sum(max((size / rows for rows, size in _text_parts(group, chunk)), default=0.0) for chunk in texts)
 
-    With ``until`` these are only so many rows.
-    """
-    left = group.rows if until is None else until
-    rows = max(1, min(rows, group.rows * _BYTES // max(1, chunk.total_uncompressed_size)))
+
+def _text_parts(group: StoredRowGroup, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[int, int]]:
+    """Yield the rows of consecutive parts of a row group, and the bytes of the texts of one of its chunks in each."""
+    rows = max(1, min(_ROWS, group.rows * _BYTES // max(1, chunk.total_uncompressed_size)))
     if not chunk.has_dictionary_page:
         rows = min(rows, _OF_PREFIXES)
     path = chunk.path_in_schema
@@ -323,21 +405,17 @@ def _text_bytes(
     with pq.ParquetFile(
         group.path, metadata=group.metadata, read_dictionary=coded, pre_buffer=False, buffer_size=_BUFFER
     ) as file:
-        for batch in file.iter_batches(rows, [group.number], [path], use_threads=False) if left else ():
-            batch = batch.slice(0, left)
-            yield batch.num_rows, sum(map(_texts, batch.columns))
-            left -= batch.num_rows
-            if left <= 0:
-                break
+        for batch in file.iter_batches(rows, [group.number], [path], use_threads=False):
+            yield batch.num_rows, sum(map(_texts_in, batch.columns))
 
 
-def _texts(array: pa.Array) -> int:
+def _texts_in(array: pa.Array) -> int:
     return sum(map(_texts_of_leaf, leaves_of(array)))
 
 
 def _texts_of_leaf(array: pa.Array) -> int:
     if isinstance(array, pa.ExtensionArray):
-        return _texts(array.storage)
+        return _texts_in(array.storage)
     kind = array.type
     if pa.types.is_dictionary(kind):
         values = array.dictionary

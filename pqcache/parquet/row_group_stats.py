@@ -32,6 +32,7 @@ BASE = pa.schema(
         ("offset", pa.int64()),
         ("bytes", pa.int64()),
         ("uncompressed", pa.int64()),
+        ("offset_index", pa.bool_()),
     ]
 )
 
@@ -65,7 +66,7 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
         chunk_uncompressed = dict.fromkeys(names, 0)
         nulls: dict[str, int | None] = dict.fromkeys(names)
         extremes: dict[str, tuple[Any, Any]] = dict.fromkeys(flat, (None, None))
-        start = None
+        start, paged = None, True
         codecs: dict[str, set[str]] = {name: set() for name in names}
         for c in range(metadata.num_columns):
             chunk = group.column(c)
@@ -75,6 +76,7 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             if name in lists:
                 columns[f"{name}:values"].append(chunk.num_values)
             codecs[name].add(chunk.compression)
+            paged = paged and chunk.has_offset_index
             first = first_page(chunk)
             start = first if start is None else min(start, first)
             if name in flat and (statistics := chunk.statistics) is not None:
@@ -85,6 +87,7 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
         columns["offset"].append(start or 0)
         columns["bytes"].append(sum(chunk_bytes.values()))
         columns["uncompressed"].append(sum(chunk_uncompressed.values()))
+        columns["offset_index"].append(paged)
         for name in names:
             columns[f"{name}:bytes"].append(chunk_bytes[name])
             columns[f"{name}:uncompressed"].append(chunk_uncompressed[name])

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.column_forms import ColumnForm
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.row_group_sizes import first_rows
+from pqcache.reader.row_group_reader import RowGroupReader
 from pqcache.store.row_group_index import Index
 
 log = logging.getLogger("pqcache.reader")
+
+_SAMPLE_ROWS, _SAMPLE_AT_ONCE, _SAMPLE_BYTES = 1024, 128, 8 << 20
 
 
 def with_dense_lists(plan: ReadPlan, ragged: Sequence[str] = ()) -> ReadPlan:
@@ -28,7 +32,7 @@ def with_dense_lists(plan: ReadPlan, ragged: Sequence[str] = ()) -> ReadPlan:
     lists = [f for f in plan.file_forms if f.kind == "bytes" and not is_text(f.type) and f.name not in ragged]
     dense = [(form.name, form.stored.length) for form in lists if form.stored and form.stored.length > 1]
     candidates = dict(_of_one_length(plan.data.index, [form for form in lists if not form.stored]))
-    sample = first_rows(plan, list(candidates))
+    sample = _first_rows(plan, list(candidates)) if candidates else None
     for name, length in candidates.items():
         if sample is None or name not in sample.column_names:
             continue
@@ -55,3 +59,19 @@ def _of_one_length(index: Index, forms: Sequence[ColumnForm]) -> Iterator[tuple[
         lengths = np.unique(values.to_numpy()[rows > 0] / rows[rows > 0])
         if len(lengths) == 1 and lengths[0] == int(lengths[0]) > 1:
             yield form.name, int(lengths[0])
+
+
+def _first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:
+    """Return columns of the first rows of the plan's first row group, as many as fit into some megabytes."""
+    reader = RowGroupReader(plan.data, plan.row_groups[:1])
+
+    def read() -> pa.Table:
+        found: list[pa.Table] = []
+        with closing(reader.parts(0, names, _SAMPLE_AT_ONCE)) as parts:
+            for part in parts:
+                found.append(part)
+                if sum(map(len, found)) >= _SAMPLE_ROWS or sum(some.nbytes for some in found) > _SAMPLE_BYTES:
+                    break
+        return pa.concat_tables(found)
+
+    return plan.data.while_moving(read) if len(plan.row_groups) else None

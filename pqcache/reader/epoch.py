@@ -9,7 +9,7 @@ from functools import partial
 from pqcache.reader.arriving.arrival_queue import ArrivalQueue, arrival_queue
 from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes, without_repeats
 from pqcache.reader.columns.batch_layout import FinishedBatch
-from pqcache.reader.memory_budget import DecodeBudget
+from pqcache.reader.decode_budget import DecodeBudget
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import batches_by_lane
 from pqcache.reader.read_plan import ReadPlan

@@ -34,7 +34,7 @@ from pqcache.store.hive import parent, partition_schema
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, PUBLISHING
 from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_file import read_heading
-from pqcache.store.row_group_index import NO_SCHEMA, Index, build_index
+from pqcache.store.row_group_index import NO_SCHEMA, Index, build_index, with_dictionaries
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.sync.listing import check_one_table, dataset_files, without_links
 from pqcache.store.tables.data_files import FileRules
@@ -330,7 +330,7 @@ def _check_snapshot(data: LocalDataset, snapshot: str | None) -> LocalDataset:
 
 def _indexed(root: Path, identities: Mapping[str, FileIdentity]) -> LocalDataset:
     """Open files by their footers; ``identities`` are those of before they are read."""
-    index = build_index(root, list(identities), clashes={})
+    index = with_dictionaries(build_index(root, list(identities), clashes={}, dictionaries=False), root)
     known = tuple(identities[path] for path in index.paths)
     wrong = next((path for path in index.paths if path.encode(errors="replace").decode() != path), None)
     if wrong is not None:

@@ -16,18 +16,10 @@ from pqcache.errors import UsageError
 from pqcache.reader.arrival_stats import arrival_stats
 from pqcache.reader.columns.column_data import to_arrow
 from pqcache.reader.columns.column_forms import form_of
+from pqcache.reader.decode_budget import DecodeBudget, budget_in_file_order, decode_budget
 from pqcache.reader.epoch import batches
 from pqcache.reader.epoch_loaders import EpochLoaders
-from pqcache.reader.memory_budget import (
-    DecodeBudget,
-    Window,
-    budget_in_file_order,
-    check_complete,
-    decode_budget,
-    fit,
-    most_decoded,
-    warn_of_window,
-)
+from pqcache.reader.memory import Window, check_complete, most_decoded, warn_of_window
 from pqcache.reader.meter import WAITED, Meter
 from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
 from pqcache.reader.options import BatchOptions
@@ -179,7 +171,7 @@ def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: Batch
     if options.shuffle and options.window is not None:
         warn_of_window(loader.sizes, window.row_groups, memory, lanes, path)
     elif options.shuffle or options.rows is None:  # a lookup does not wait for a sample
-        window = fit(loader.sizes, memory, lanes, options.shuffle, path, loader.pieces, options.all_lanes)
+        window = loader.fit(memory, lanes, options.shuffle, path, options.all_lanes)
     loader = loaders.at(options.epoch).split(window.piece_rows)
     if options.shuffle:
         loader = loader.in_order(options.seed, options.epoch)

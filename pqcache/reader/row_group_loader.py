@@ -12,11 +12,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pqcache.parquet.decoded_size import StoredRowGroup, most_decoded_bytes
+from pqcache.parquet.decoded_size import StoredRowGroup, count_decoded, decoded_size
 from pqcache.reader.columns.batch_layout import FinishedBatch, GatheredBatch, GatheredBatches, NumberColumns, is_long
 from pqcache.reader.columns.column_data import ColumnData, as_typed, cut, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm, form_of, typed_form
-from pqcache.reader.memory_budget import MostDecoded, PiecesOf, RowGroupSizes, check_decoded
+from pqcache.reader.decoded_sizes import has_pages, most_bytes, sizes_of
+from pqcache.reader.memory import MostDecoded, RowGroupSizes, Window, check_decoded, fit
 from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.grouped_columns import GroupedColumn
@@ -28,19 +29,12 @@ from pqcache.reader.packing.packed_columns import (
 )
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import GroupedRows
+from pqcache.reader.piece_borders import along_pages
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_group_reader import RowGroupReader, Selected, UseColumn, checked_columns, remembered_rows
-from pqcache.reader.row_group_sizes import (
-    estimate_sizes,
-    find_sizes,
-    known_sizes,
-    pieces_of,
-    unknown_sizes,
-)
 from pqcache.reader.selection.sequence_columns import SequenceColumn
 from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.system.buffer_pool import Arena, BufferPool
-from pqcache.system.shared_numbers import SharedNumbers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,8 +51,7 @@ class RowGroupLoader:
         self.arenas: dict[str, Arena] = {}
         self.most: MostDecoded | None = None  # no limit
         self.meter: Meter = NO_METER
-        self._known = known_sizes(plan)
-        self._fitting = SharedNumbers(["bytes"], len(plan.data.index))
+        self._fitting: dict[int, float] = {}  # bytes that row groups were found to take at most, by row of the index
         self._read_right = checked_columns(plan.data)
         self._page_rows = remembered_rows(plan.data, plan.file_forms)
 
@@ -75,19 +68,32 @@ class RowGroupLoader:
         """Return a loader of another plan of the same columns, with the same memory."""
         loader = RowGroupLoader(plan)
         loader.memory, loader.arenas, loader.meter = self.memory, self.arenas, self.meter
-        loader._known, loader._read_right, loader._fitting = self._known, self._read_right, self._fitting
+        loader._read_right, loader._fitting = self._read_right, self._fitting
         loader._page_rows = self._page_rows
         return loader
 
     @cached_property
     def sizes(self) -> RowGroupSizes:
-        """How much memory the row groups take, estimated from the index and a few rows."""
-        return estimate_sizes(self.plan, self._known)
+        """How much memory the row groups take."""
+        return sizes_of(self.plan)
+
+    def fit(self, memory: int, lanes: int, shuffle: bool, name: object, all_lanes: int) -> Window:
+        """Return the window of each of ``lanes`` lanes within ``memory`` bytes; see `memory.fit`."""
+        pieces = has_pages(self.plan)
+        window = fit(self.sizes, memory, lanes, shuffle, name, pieces, all_lanes)
+        return (
+            along_pages(self.plan, window, int(np.argmax(self.sizes.decoded))) if pieces and len(self.sizes) else window
+        )
 
     @cached_property
-    def pieces(self) -> PiecesOf:
-        """What is known of the row groups if they are read in pieces; it is found out when it is asked for."""
-        return pieces_of(self.plan)
+    def _varying(self) -> list[str]:
+        """The columns that are read whose rows differ in size."""
+        return [name for name in self.plan.columns_read if f"{name}:most" in self.plan.data.index.recorded]
+
+    @cached_property
+    def _most(self) -> Ints:
+        """The bytes of these columns at most in each row group, -1 where the index does not tell."""
+        return most_bytes(self.plan, self._varying)
 
     @cached_property
     def reader(self) -> RowGroupReader:
@@ -200,25 +206,23 @@ class RowGroupLoader:
         return columns, rows
 
     def _check_size(self, number: int) -> None:
-        """Raise UsageError where a row group, or a piece of one, is larger than estimated and does not fit."""
-        plan, most = self.plan, self.most
-        if most is None or not self._known.names:
+        """Raise UsageError where a row group, or a piece of one, is larger than the index says and does not fit.
+
+        Where an upper bound may be too much, it is counted.
+        """
+        plan, most, names = self.plan, self.most, self._varying
+        if most is None or not names:
             return
-        known, reader, row_group = self._known, self.reader, int(plan.row_groups[number])
+        reader, row_group, size = self.reader, int(plan.row_groups[number]), float(self._most[number])
         share = min(1.0, plan.piece_rows / int(reader.rows[number])) if plan.piece_rows else 1.0
-        if missing := unknown_sizes(known.names, known, row_group):
-            fitting, limit = self._fitting.numbers("bytes"), most.bytes / share  # which each was found to fit into
-            if 0 < fitting[row_group] <= limit:
-                return
-            with reader.opened(number, list(known.names)) as (file, path):
+        size = self._fitting.get(row_group, size)
+        if not 0 <= share * size <= most.bytes:
+            with reader.opened(number, names) as (file, path):
                 group = StoredRowGroup(path, file.metadata, file.schema_arrow, int(reader.row_group[number]))
-                bound = most_decoded_bytes(group, list(known.names))
-                if bound is not None and bound <= limit:
-                    fitting[row_group] = fitting[row_group] or int(limit)
-                    return
-                find_sizes(group, missing, known, row_group)
-        size = share * sum(int(known.numbers(name)[row_group]) - 1 for name in known.names)
-        check_decoded(size, most, reader.path(number), int(reader.row_group[number]))
+                bound = decoded_size(group, names).most if size < 0 else None
+                size = count_decoded(group, names) if bound is None or share * bound > most.bytes else bound
+            self._fitting[row_group] = size
+        check_decoded(share * size, most, reader.path(number), int(reader.row_group[number]))
 
     @cached_property
     def sequence_columns(self) -> tuple[SequenceColumn, ...]:

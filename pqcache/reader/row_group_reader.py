@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -214,7 +214,7 @@ class RowGroupReader:
         found = [whole.get(form.name) or self._column(path, table, form, number, 0, rows) for form in self.forms]
         return found, places
 
-    def parts(self, number: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
+    def parts(self, number: int, columns: Sequence[str], rows: int) -> Generator[pa.Table]:
         """Yield all rows of a row group, ``rows`` at a time: those of ``columns`` that its file has, as it has them."""
         if not columns:
             yield _no_columns(int(self.rows[number]))

@@ -9,11 +9,14 @@ rows                 int64     number of rows
 offset               int64     where its first page begins in the file, in bytes
 bytes                int64     compressed size on disk: what counts against ``--row-group-size``
 uncompressed         int64     size of its pages after decompression
-``C:bytes``          int64     the same two for each top-level column ``C`` of the schema
+offset_index         bool      whether the file says of every column where its pages begin
+``C:bytes``          int64     bytes on disk and after decompression, for each top-level column ``C`` of the schema
 ``C:uncompressed``   int64
 ``C:codec``          string    ``SNAPPY``; several joined by ``+`` where the leaves of ``C`` differ
 ``C:nulls``          int64     number of nulls, where the file says so
 ``C:values``         int64     only for lists: number of items, where an empty list or a null counts as one
+``C:decoded``        int64     only where rows differ in size: bytes in Arrow, about; null where nothing tells
+``C:most``           int64     the same at most: equal where the size is known, null where nothing tells
 ``C:min``, ``C:max`` type of C from the file's statistics; null where unknown or unsound. ``C.x:field_min`` of structs
 ==================== ========= ==========================================================================
 
@@ -26,7 +29,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -38,6 +41,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED, CacheError, DamagedError, ParquetError, TypeClash, first_line
+from pqcache.parquet.decoded_size import DECODED, Read, decoded_columns, reading
 from pqcache.parquet.dense_columns import is_alike
 from pqcache.parquet.nested import leaves_in
 from pqcache.parquet.row_group_stats import (
@@ -65,11 +69,12 @@ from pqcache.store.index_parts import IndexPart, index_part, merged_parts
 from pqcache.system.disk import check_regular
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
-FORMAT = 1
+FORMAT = 2  # 1 had no decoded sizes
 NO_SCHEMA = pa.schema([])
-_BATCH = 8_192  # rows decoded at once
+_BATCH = 8_192  # rows decoded, or written, at once
+_DICTIONARIES = 32  # row groups whose dictionaries are looked at before the files are here
 NO_UNITS = TimeUnits()
-_NUMBERS = (":bytes", ":uncompressed", ":nulls", ":values")  # of a column, behind its name
+_NUMBERS = (":bytes", ":uncompressed", ":nulls", ":values", ":decoded", ":most")  # of a column, behind its name
 _PLACES = ("file", "row_group", "rows")  # columns that each row group that is read needs
 
 
@@ -166,6 +171,17 @@ class Index:
         """Rows of each row group."""
         return self.numbers("rows")
 
+    @property
+    def varying(self) -> list[str]:
+        """The columns whose rows differ in size when they are decoded."""
+        return [name.removesuffix(":decoded") for name in self.table.column_names if name.endswith(":decoded")]
+
+    def optional(self, column: str) -> npt.NDArray[np.int64]:
+        """Return an integer column of ``table`` as an array to be written, with -1 for what is unknown."""
+        if column not in self.recorded:
+            return np.full(len(self), -1, np.int64)
+        return np.array(self.table[column].fill_null(-1).to_numpy(), np.int64)
+
     def uncompressed(self, columns: Sequence[str] | None = None) -> npt.NDArray[np.int64]:
         """Return each row group's size in memory after decompression, in bytes, for the named columns."""
         if columns is None:
@@ -190,15 +206,67 @@ def build_index(
     table_schema: pa.Schema = NO_SCHEMA,
     clashes: dict[str, TypeClash] | None = None,
     units: TimeUnits = NO_UNITS,
+    dictionaries: bool = True,
 ) -> Index:
-    """Build the index of the Parquet files ``paths`` below ``root`` by reading their footers."""
+    """Build the index of the Parquet files ``paths`` below ``root`` by reading their footers.
+
+    Where these do not say how large a column is when it is decoded, its ``dictionaries`` are looked at.
+    """
     builder = IndexBuilder(table_schema, clashes, units)
     ordered = sorted(paths)
     with ForkSafeThreadPool(jobs) as pool:
         footers = pool.map(lambda path: read_footer(root / path), ordered)
         for path, footer in zip(ordered, footers, strict=True):
-            builder.add(path, *footer)
+            builder.add(path, *footer, root / path if dictionaries else None)
     return builder.finish(ordered)
+
+
+def with_dictionaries(
+    index: Index,
+    root: Path,
+    open_file: Callable[[Path], AbstractContextManager[Read]] = reading,
+    follow: bool = True,
+    jobs: int = 8,
+) -> Index:
+    """Return an index with the decoded sizes that dictionaries tell, which are looked at in 32 row groups.
+
+    The footers of the files are below ``root``, and ``open_file`` returns what reads the pages of one of them; for
+    ``follow`` see `decoded_columns`.
+    """
+    sizes = {f"{name}:{what}": index.optional(f"{name}:{what}") for name in index.varying for what in DECODED}
+    unknown = {name: (sizes[f"{name}:decoded"] < 0) & (index.optional(f"{name}:bytes") > 0) for name in index.varying}
+    unknown = {name: missing for name, missing in unknown.items() if missing.any()}
+    if not unknown:
+        return index
+    largest = sum(np.where(missing, index.uncompressed([name]), 0) for name, missing in unknown.items())
+    chosen = _spread(np.flatnonzero(largest), largest * index.rows, _DICTIONARIES)
+
+    def look(row: int) -> dict[str, list[int | None]]:
+        path = root / index.paths[int(index.numbers("file")[row])]
+        metadata, schema = read_footer(path)
+        names = [field for field in schema if field.name in unknown and unknown[field.name][row]]
+        with open_file(path) as read:
+            return decoded_columns(metadata, schema, names, read, [int(index.numbers("row_group")[row])], follow)
+
+    with ForkSafeThreadPool(jobs) as pool:
+        for row, found in zip(chosen.tolist(), pool.map(look, chosen.tolist()), strict=True):
+            for name, (size,) in found.items():
+                sizes[name][row] = -1 if size is None else size
+    table = index.table
+    for name in (f"{column}:{what}" for column in unknown for what in DECODED):
+        column = pa.array(sizes[name], mask=sizes[name] < 0)
+        table = table.set_column(table.schema.get_field_index(name), name, column)
+    return replace(index, table=table.combine_chunks())
+
+
+def _spread(rows: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+    """Return ``most`` of some rows: half of them evenly apart, half with the largest sizes, in ascending order."""
+    if len(rows) <= most:
+        return rows
+    apart = rows[np.arange(most // 2) * len(rows) // (most // 2)]
+    others = np.setdiff1d(rows, apart)
+    largest = others[np.argsort(-sizes[others].astype(np.float64), kind="stable")[: most - len(apart)]]
+    return np.sort(np.concatenate([apart, largest]))
 
 
 class IndexBuilder:
@@ -224,15 +292,19 @@ class IndexBuilder:
         self._waiting: list[dict[str, list[Any]]] = []
         self._tables: dict[int, list[pa.Table]] = {}  # by schema
 
-    def add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
-        """Add one file by its footer and Arrow schema; threads may add at the same time."""
-        with self._lock:
-            self._add(path, metadata, schema)
+    def add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema, file: Path | None = None) -> None:
+        """Add one file by its footer and Arrow schema; threads may add at the same time.
 
-    def _add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
+        ``file`` is where it is, if it is there to look at its dictionaries.
+        """
+        with reading(file) if file is not None else nullcontext() as read, self._lock:
+            self._add(path, metadata, schema, read)
+
+    def _add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema, read: Read | None) -> None:
         check_names(path, schema)
         try:
-            columns = row_group_columns(metadata, schema)
+            columns: dict[str, list[Any]] = row_group_columns(metadata, schema)
+            columns |= decoded_columns(metadata, schema, read=read)
         except (LookupError, ValueError) as error:
             raise ParquetError(
                 path,
@@ -285,12 +357,7 @@ class IndexBuilder:
         parts, schema, columns = self._gather(paths, previous)
         if root is not None:
             self._check_values(parts, schema, root, paths)
-        about = {
-            "pqcache": json.dumps({"format": FORMAT, "uniform": uniform}),
-            "pqcache.schema": schema.serialize().to_pybytes(),
-            "pqcache.table_schema": self._table_schema.serialize().to_pybytes(),
-        }
-        with _writer(path, paths, columns, about) as write:
+        with _writer(path, paths, columns, _about(uniform, schema, self._table_schema)) as write:
             for block in merged_parts([part for _, part in parts], len(paths), columns):
                 write(block)
         return schema
@@ -529,6 +596,22 @@ def _kept_with_column(previous: Index, part: IndexPart, column: str) -> str:
     return previous.paths[int(previous.numbers("file")[int(np.argmax(here))])]
 
 
+def write_index(index: Index, path: Path) -> None:
+    """Write an index to ``path``; the caller makes it durable."""
+    about = _about(index.uniform, index.data_schema, index.table_schema)
+    with _writer(path, index.paths, index.table.schema, about) as write:
+        for first in range(0, len(index), _BATCH):
+            write(index.table.slice(first, _BATCH))
+
+
+def _about(uniform: bool, schema: pa.Schema, table_schema: pa.Schema) -> dict[str, str | bytes]:
+    return {
+        "pqcache": json.dumps({"format": FORMAT, "uniform": uniform}),
+        "pqcache.schema": schema.serialize().to_pybytes(),
+        "pqcache.table_schema": table_schema.serialize().to_pybytes(),
+    }
+
+
 @contextmanager
 def _writer(
     path: Path, paths: Sequence[str], columns: pa.Schema, about: Mapping[str, str | bytes]
@@ -562,12 +645,10 @@ def read_index(path: Path) -> Index:
             dictionary = reader.get_batch(0).column("file").dictionary  # the table has no chunk where it has no row
         metadata: Mapping[bytes, bytes] = table.schema.metadata or {}
         about = json.loads(metadata.get(b"pqcache", b"{}"))
-        if about.get("format") != FORMAT:
-            raise CacheError(
-                path,
-                f"written in format {about.get('format')}, this pqcache reads format {FORMAT}",
-                "upgrade pqcache, or sync into a new directory",
-            )
+        if (found := about.get("format")) != FORMAT:
+            newer = isinstance(found, int) and found > FORMAT
+            advice = "upgrade pqcache, or sync into a new directory" if newer else "sync into a new directory"
+            raise CacheError(path, f"written in format {found}, this pqcache reads format {FORMAT}", advice)
         schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.schema"]))
         of_table = metadata.get(b"pqcache.table_schema")  # not in an index from before there were any
         table_schema = NO_SCHEMA if of_table is None else pa.ipc.read_schema(pa.py_buffer(of_table))

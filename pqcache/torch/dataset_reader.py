@@ -17,20 +17,11 @@ from torch.utils.data import get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.arrival_stats import arrival_stats
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
+from pqcache.reader.decode_budget import DecodeBudget, budget_in_file_order, decode_budget
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches, samples
 from pqcache.reader.epoch_loaders import EpochLoaders
-from pqcache.reader.memory_budget import (
-    DecodeBudget,
-    PiecesOf,
-    Window,
-    budget_in_file_order,
-    check_complete,
-    decode_budget,
-    fit,
-    most_decoded,
-    warn_of_window,
-)
+from pqcache.reader.memory import Window, check_complete, fit, most_decoded, warn_of_window
 from pqcache.reader.meter import TENSORS
 from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
 from pqcache.reader.order.epoch_order import Order
@@ -343,11 +334,15 @@ class DatasetReader:
             return self._window
         of_rank = -(-lanes // ranks) if self.options.shuffle else 1
         if (of_rank, lanes) not in self._fitted:
-            sizes, memory, path = (self.nodes or self._loaders.first).sizes, self.options.memory, self.options.path
-            pieces = self._loaders.first.pieces if self.nodes is None else PiecesOf()
+            loader, memory, path = self._loaders.first, self.options.memory, self.options.path
             if self.options.pack is not None:
+                sizes = (self.nodes or loader).sizes
                 check_complete(sizes, memory, of_rank, self.options.shuffle, path)
-            self._fitted[of_rank, lanes] = fit(sizes, memory, of_rank, self.options.shuffle, path, pieces, lanes)
+            if self.nodes is None:
+                found = loader.fit(memory, of_rank, self.options.shuffle, path, lanes)
+            else:
+                found = fit(self.nodes.sizes, memory, of_rank, self.options.shuffle, path, all_lanes=lanes)
+            self._fitted[of_rank, lanes] = found
         return self._fitted[of_rank, lanes]
 
     @property

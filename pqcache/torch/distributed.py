@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.memory_budget import WINDOW, RowGroupSizes
+from pqcache.reader.memory import WINDOW, RowGroupSizes
 from pqcache.reader.open_dataset import LocalDataset, heading_of
 from pqcache.reader.processes import of_torch
 from pqcache.reader.row_group_loader import RowGroupLoader

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pqcache.reader.decode_budget import DecodeBudget
 from pqcache.reader.dense_lists import with_dense_lists
-from pqcache.reader.memory_budget import DecodeBudget
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare

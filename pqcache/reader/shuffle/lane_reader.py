@@ -15,7 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, Generic
 
-from pqcache.reader.memory_budget import STRETCHES
+from pqcache.reader.decode_budget import STRETCHES
 from pqcache.reader.meter import GATHER
 from pqcache.reader.order.epoch_order import Lane
 from pqcache.reader.shuffle.gather import BatchBuilder, BatchRows, gather

@@ -154,7 +154,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
             blamed = job.blame(directory.directory) if directory.downloads else nullcontext()
             with blamed, job.clashes_by_partition(f"{job.metadata.source}/"):
                 for file, metadata, schema in rewrite_in_cache(job, directory, files, stop.is_set):
-                    index.add(file.entry.path, metadata, schema)
+                    index.add(file.entry.path, metadata, schema, Path(file.file))
                     built.append(file)
             return built
 
@@ -166,8 +166,9 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
             for (directory, file), copy in download_all(threads, _downloader(job, stop.is_set), tasks, jobs):
                 if not directory.rewrite:
                     with bad.collected(), job.blame(place_of(file.path)):
-                        index.add(plan.path_of(copy.file), copy.metadata, copy.schema)
-                        yield BuiltFile(str(job.download_path(copy.file)), _entry(job, copy))
+                        path = job.download_path(copy.file)
+                        index.add(plan.path_of(copy.file), copy.metadata, copy.schema, path)
+                        yield BuiltFile(str(path), _entry(job, copy))
                     continue
                 downloaded[file] = copy
                 missing[directory.directory] -= 1

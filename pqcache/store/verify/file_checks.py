@@ -22,10 +22,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.errors import PqcacheError, first_line
-from pqcache.parquet.decoded_size import StoredRowGroup, decoded_bytes, densest_rows, most_decoded_bytes
-from pqcache.parquet.nested import leaves_in
+from pqcache.parquet.decoded_size import DECODED, StoredRowGroup, decoded_size, longest_rows, varies
 from pqcache.parquet.row_group_stats import EXTREMES, columns_table, read_footer, row_group_columns
-from pqcache.parquet.schema_merge import is_text, joined_type, without_views
+from pqcache.parquet.schema_merge import joined_type
 from pqcache.store.index_parts import with_columns
 from pqcache.store.row_group_index import Index
 from pqcache.store.snapshot import Snapshot
@@ -184,9 +183,9 @@ def compare_index(footer: pa.Table, indexed: pa.Table) -> Iterator[tuple[str, in
         return
     known, typed = set(footer.column_names), with_columns(footer, indexed.schema)
     for name in indexed.column_names:
-        if name == "file":
-            continue
         column_name, colon, what = name.rpartition(":")
+        if name == "file" or what in DECODED:
+            continue
         column, here, there = column_name if colon else None, typed[name], indexed[name]
         lost = name in known and here.null_count > footer[name].null_count
         if lost and joined_type(footer[name].type, there.type) != there.type:
@@ -224,14 +223,12 @@ def decode(path: Path, schema: pa.Schema, footer: pa.Table, size: int, seconds: 
 
 def _bytes_of_row(group: StoredRowGroup, field: pa.Field, line: dict[str, Any]) -> float:
     """Return what a row of a column takes decoded where texts are longest: those of a dictionary are stored once."""
-    names = [field.name]
     each = (line[f"{field.name}:uncompressed"].as_py() or 0) / max(1, group.rows)
-    if any(is_text(without_views(leaf)) or pa.types.is_dictionary(leaf) for leaf in leaves_in(field.type)):
+    if varies(field.type):
         with suppress(Exception):  # what is damaged is found when it is decoded
-            most = most_decoded_bytes(group, names)
+            most = decoded_size(group, [field.name]).most
             if most is None or most > MEMORY // 8:
-                decoded = decoded_bytes(group, names)[field.name] / max(1, group.rows)
-                each = max(each, decoded * densest_rows(group, names))
+                each = max(each, longest_rows(group, field.name))
     return float(each)
 
 

@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,8 +22,6 @@ import pytest
 import pqcache
 from pqcache import Cache, Sequence
 from pqcache.errors import CacheError, SourceChanged, SourceError, UsageError
-from pqcache.parquet.decoded_size import StoredRowGroup, stated_bytes, texts_stated
-from pqcache.parquet.footer.footer import read_local_tail
 from pqcache.reader import open_dataset
 from pqcache.reader.arriving import arrivals
 from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes
@@ -39,6 +36,7 @@ from pqcache.store.layout import PUBLISHING
 from pqcache.store.snapshot import Snapshot
 from tests.datasets import write_shop
 from tests.filling import Filler, FillingThread, publish_copy
+from tests.old_writers import write_without_sizes
 from tests.waiting import becomes_true
 
 
@@ -437,21 +435,17 @@ def test_the_size_of_texts_is_not_waited_for_where_footers_say_it(tmp_path: Path
     assert sum(batch.num_rows for batch in batches) == 980
 
 
-def test_the_size_of_texts_is_looked_at_where_footers_do_not_say_it(tmp_path: Path) -> None:
+def test_the_size_of_texts_is_known_before_they_arrive(tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
-    file = tmp_path / "lake" / "a.parquet"
-    rows = "select i as id, 'text ' || repeat('x', i::int % 7) as text from range(4096) t(i)"
-    duckdb.sql(f"copy ({rows}) to '{file}' (row_group_size 2048)")
-    group = StoredRowGroup(file, pq.read_metadata(file), pq.read_schema(file), 0)
-    assert stated_bytes(group, texts_stated(read_local_tail(file).footer, "a.parquet"), ["text"]) == {}
+    table = pa.table({"id": range(4096), "text": [f"text {'x' * (i % 7)}" for i in range(4096)]})
+    file = write_without_sizes(table, tmp_path / "lake" / "a.parquet", row_group_size=2048)
     filler = Filler(tmp_path / "lake", tmp_path / "cache")
-    wanted = []
-    thread = threading.Thread(target=lambda: wanted.extend(wait_for_wanted(filler)) or filler.fill())
+    (size, _), (most, _) = (filler.index.optional(f"text:{what}") for what in ("decoded", "most"))
+    assert sum(map(len, table["text"].to_pylist()[:2048])) <= size <= most
+    thread = FillingThread(filler, 0)
     thread.start()
     found = epoch(tmp_path / "cache", batch_size=100)
     thread.join()
-    assert wanted[0].columns == ("text",)
-    assert wanted[0].urgent
     assert found == [b.to_pydict() for b in Cache(sync_to(file.parent, tmp_path / "other")).batches(batch_size=100)]
 
 

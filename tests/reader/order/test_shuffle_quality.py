@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from pqcache.reader.memory_budget import PiecesOf, RowGroupSizes, fit_window, largest_window
+from pqcache.reader.memory import RowGroupSizes, fit, largest_window
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.shuffle_quality import mixing
 from tests import ROOT
@@ -52,7 +52,7 @@ def test_the_page_says_what_fits_into_memory() -> None:
     for size, *windows in table("row group"):
         sizes = sizes_of(256, int(size.split()[0]) << 20)
         for number, shown in zip(lanes, windows, strict=True):
-            found = fit_window(sizes, 2 << 30, number, pieces=PiecesOf(by_pages=lambda _: True))
+            found = fit(sizes, 2 << 30, number, shuffle=True, pieces=True)
             pieces = -(-int(sizes.decoded_rows[0]) // found.piece_rows) if found.piece_rows else 1
             assert shown == f"{found.row_groups}" + (f" ({pieces})" if pieces > 1 else "")
 

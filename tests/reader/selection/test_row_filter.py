@@ -28,7 +28,9 @@ from torch.utils.data import DataLoader
 import pqcache
 from pqcache.errors import CacheError, ParquetError, UsageError
 from pqcache.filters.sql import parse_where
-from pqcache.reader.memory_budget import DecodeBudget, Window, decode_budget, fit_window
+from pqcache.reader.decode_budget import DecodeBudget, decode_budget
+from pqcache.reader.decoded_sizes import sizes_of
+from pqcache.reader.memory import Window, fit
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
@@ -36,7 +38,6 @@ from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.record_batches import record_batches
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import RowGroupReader
-from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.reader.selection.stored_counts import COUNTS
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.torch import ParquetDataset, Split
@@ -662,17 +663,17 @@ def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
     table = pa.table({"id": pa.array(range(rows), pa.int64()), "label": [f"{i % 100:02}" * 20 for i in range(rows)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=20_000, use_dictionary=False)
     data = open_local_dataset(tmp_path)[0]
-    every = estimate_sizes(make_read_plan(data, ["id"]))
+    every = sizes_of(make_read_plan(data, ["id"]))
     few = RowGroupLoader(make_read_plan(data, ["id"], f"label = '{'07' * 20}'"))
     assert few.plan.counts.tolist() == [200, 200]
     assert few.sizes.selected.tolist() == [1600, 1600]
     assert every.decoded.tolist() == every.selected.tolist() == [160_000, 160_000]
     largest = int(few.sizes.decoded.max())
     assert all(size > 160_000 + 40 * 20_000 for size in few.sizes.decoded)
-    assert fit_window(few.sizes, 5 * largest, 1) == Window(16)  # the selected rows are few
+    assert fit(few.sizes, 5 * largest, 1, True) == Window(16)  # the selected rows are few
     assert decode_budget(few.sizes, 5 * largest, lanes=1, all_lanes=1, window=16, threads=8).decoding == 1
     with pytest.warns(UserWarning, match="read in"):
-        window, piece_rows = fit_window(few.sizes, 3 * largest, 1)
+        window, piece_rows = fit(few.sizes, 3 * largest, 1, True)
     assert piece_rows < 20_000
     pieces = few.split(piece_rows)
     assert int(pieces.sizes.decoded.max()) < largest

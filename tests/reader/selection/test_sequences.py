@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import ParquetError, UsageError
+from pqcache.reader.decoded_sizes import sizes_of
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.reader.selection import row_filter
 from pqcache.torch import Mix, ParquetDataset, Sequence
 from tests.examples import examples
@@ -372,7 +372,7 @@ def test_sizes_count_every_step(drive: Path) -> None:
             data, columns, sequence=Sequence(4, "ts", columns_at={"small": [0]}) if "small" in columns else SPEC
         )
         step = 4 * 8 + (1 if "small" in columns else 0)
-        sizes = estimate_sizes(plan)
+        sizes = sizes_of(plan)
         assert (sizes.selected == plan.counts * step).all(), width
         assert (sizes.decoded > sizes.selected).all()
 

@@ -25,8 +25,8 @@ from pqcache.reader.columns import column_data as columns_module
 from pqcache.reader.columns import decoded_together as together_module
 from pqcache.reader.columns.batch_layout import FinishedBatch, GatheredBatches
 from pqcache.reader.columns.column_data import ColumnData, to_arrow
+from pqcache.reader.decode_budget import DecodeBudget
 from pqcache.reader.epoch import batches as epoch_batches
-from pqcache.reader.memory_budget import DecodeBudget
 from pqcache.reader.order.epoch_order import Ints, Lane, Order
 from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack

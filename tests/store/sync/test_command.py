@@ -506,9 +506,9 @@ def test_footers_are_not_kept_once_they_are_indexed(
     kept: list[int] = []
     add, assemble = IndexBuilder.add, build_snapshot._assemble
 
-    def adding(index: IndexBuilder, path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
+    def adding(index: IndexBuilder, path: str, metadata: pq.FileMetaData, schema: pa.Schema, file: Path | None) -> None:
         footers.append(weakref.ref(metadata))
-        add(index, path, metadata, schema)
+        add(index, path, metadata, schema, file)
 
     def assembling(*arguments: Any) -> Any:
         gc.collect()

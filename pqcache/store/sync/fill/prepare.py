@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, SourceChanged, SourceNotFound, SourceUnavailable
 from pqcache.events import Advanced, Started
+from pqcache.parquet.decoded_size import Read
 from pqcache.parquet.footer.footer import MAGIC, TAIL, footer_and_magic, read_tail
 from pqcache.parquet.projection import number_of
 from pqcache.parquet.row_group_stats import footer_in, read_footer
@@ -34,7 +35,7 @@ from pqcache.store.layout import ARRIVED, FILES, LEASE, ROW_GROUPS, RUN, WANTED
 from pqcache.store.manifest import FileEntry, SourceFile
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.ownership import file_mode, make_directories
-from pqcache.store.row_group_index import IndexBuilder, read_index
+from pqcache.store.row_group_index import IndexBuilder, read_index, with_dictionaries, write_index
 from pqcache.store.sync.build_snapshot import manifest_of, readable_by
 from pqcache.store.sync.cache_run import report_fetching
 from pqcache.store.sync.download.download_columns import project_file, write_nulls
@@ -57,6 +58,7 @@ Ints = npt.NDArray[np.int64]
 Part = tuple[int, bytes]  # where bytes are in a file, and the bytes
 
 _WHOLE = 128 << 10  # bytes of a file that is fetched with its footer: another request would take longer
+_READ_AHEAD = 64 << 10  # bytes that are fetched to see a dictionary
 _BATCH = 8  # footers that a thread reads before it wakes the one that makes the index
 
 _SEEN = 16  # footers after which the next ones are expected to be about as long
@@ -144,7 +146,7 @@ def prepare(job: SnapshotJob, source: Source, found: Mapping[SourceFile, FoundFi
                 known.append(_known(job, one))
             job.on_event(Advanced("read", len(batch)))
     known.sort(key=lambda item: item.entry.path)
-    _write_metadata(job, target, known, index)
+    _write_metadata(job, source, target, known, index)
     return target, [item.entry for item in known]
 
 
@@ -182,10 +184,7 @@ def _fetch_end(
 
     def read(offset: int, length: int) -> bytes:
         nonlocal received
-        data = read_range(source, file.path, offset, length, file.identity.tag)
-        if len(data) < length:
-            reason = f"the connection ended after {len(data):,} of {length:,} bytes"
-            raise SourceUnavailable(file_url(source, file.path), reason)
+        data = _read_all(source, file, offset, length)
         received += length
         return data
 
@@ -194,12 +193,8 @@ def _fetch_end(
         received = 0
         return make(source, file, read)
 
-    try:
+    with _vanishing(source, file):
         made, parts = with_retries(make_once, file.path, options.patience, options.on_event)
-    except (SourceNotFound, SourceChanged) as error:
-        what = "vanished from" if isinstance(error, SourceNotFound) else "changed at"
-        advice = "nothing was published, sync again when the source is complete"
-        raise Vanished(file.path, f"{what} {source.url} while it was copied", advice) from error
     path = target / job.plan.path_of(file)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
@@ -212,6 +207,14 @@ def _fetch_end(
         os.close(descriptor)
     job.on_event(Advanced("fetch", received))
     return made
+
+
+def _read_all(source: Source, file: SourceFile, offset: int, length: int) -> bytes:
+    data = read_range(source, file.path, offset, length, file.identity.tag)
+    if len(data) < length:
+        reason = f"the connection ended after {len(data):,} of {length:,} bytes"
+        raise SourceUnavailable(file_url(source, file.path), reason)
+    return data
 
 
 def _copied(
@@ -299,11 +302,51 @@ def _known(job: SnapshotJob, one: _PreparedFile) -> _Known:
     )
 
 
-def _write_metadata(job: SnapshotJob, target: Path, known: Sequence[_Known], index: IndexBuilder) -> None:
+@contextmanager
+def _pages_at_source(job: SnapshotJob, source: Source, known: _Known) -> Iterator[Read]:
+    """Yield what reads the pages of a file at the source, by where they will be here."""
+    (file,), options = known.entry.sources, job.run.options
+    begin, block = 0, b""
+
+    def fetch(offset: int, size: int) -> bytes:
+        parts = list(parts_of(known.sources, offset, min(offset + size, known.entry.size)))
+        return b"".join(_read_all(source, file, part.offset, part.length) for part in parts)
+
+    def read(offset: int, size: int) -> bytes:
+        nonlocal begin, block
+        if not begin <= offset <= offset + size <= begin + len(block):
+            call = partial(fetch, offset, max(size, _READ_AHEAD))
+            begin, block = offset, with_retries(call, file.path, options.patience, options.on_event)
+        return block[offset - begin :][:size]
+
+    with _vanishing(source, file):
+        yield read
+
+
+@contextmanager
+def _vanishing(source: Source, file: SourceFile) -> Iterator[None]:
+    """Raise Vanished where a file is not as it was listed."""
+    try:
+        yield
+    except (SourceNotFound, SourceChanged) as error:
+        what = "vanished from" if isinstance(error, SourceNotFound) else "changed at"
+        advice = "nothing was published, sync again when the source is complete"
+        raise Vanished(file.path, f"{what} {source.url} while it was copied", advice) from error
+
+
+def _write_metadata(
+    job: SnapshotJob, source: Source, target: Path, known: Sequence[_Known], index: IndexBuilder
+) -> None:
     """Write manifest, index and map of a snapshot whose files are made; only complete files count as arrived."""
     entries = [item.entry for item in known]
+    paths = [entry.path for entry in entries]
     with _agreeing(job):
-        index.write([entry.path for entry in entries], None, target / ROW_GROUPS)
+        made = index.finish(paths)
+    by_path = {target / path: item for path, item in zip(paths, known, strict=True)}
+    made = with_dictionaries(
+        made, target, lambda path: _pages_at_source(job, source, by_path[path]), follow=False, jobs=job.run.options.jobs
+    )
+    write_index(made, target / ROW_GROUPS)
     write_manifest(manifest_of(job, entries), target / FILES)
     readable = readable_by(target, entries)
     for name in (ROW_GROUPS, FILES):

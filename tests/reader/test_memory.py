@@ -16,20 +16,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.parquet import decoded_size
-from pqcache.parquet.decoded_size import StoredRowGroup, decoded_bytes, most_decoded_bytes, stated_bytes, texts_stated
-from pqcache.parquet.footer.footer import read_local_tail
+from pqcache.parquet.decoded_size import StoredRowGroup, count_decoded, decoded_size
 from pqcache.reader import row_group_reader
-from pqcache.reader.memory_budget import (
-    DecodeBudget,
-    PiecesOf,
+from pqcache.reader.decode_budget import DecodeBudget, budget_in_file_order, decode_budget
+from pqcache.reader.memory import (
     RowGroupSizes,
     Window,
-    budget_in_file_order,
     check_decoded,
-    decode_budget,
-    fit_in_file_order,
-    fit_window,
+    fit,
     largest_window,
     most_decoded,
     warn_of_window,
@@ -38,6 +32,7 @@ from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.record_batches import read_record_batches
 from tests.examples import examples
+from tests.old_writers import without_sizes
 from tests.reader.reading import loader_of, long_rows, read, write
 
 
@@ -179,12 +174,12 @@ def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, capl
         caplog.at_level(logging.DEBUG, "pqcache.reader"),
         pytest.warns(UserWarning, match="read in 3 pieces, which is slow; run 'pqcache repartition'"),
     ):
-        window = fit_window(loader.sizes, memory, 1, "shop")
+        window = fit(loader.sizes, memory, 1, True, "shop")
     assert window == Window(4, piece_rows=3_000)
     assert "shop: row groups are read in 3 pieces: a row group takes" in caplog.text
-    assert fit_window(loader.sizes, memory * 100, 1) == Window(16)
+    assert fit(loader.sizes, memory * 100, 1, True) == Window(16)
     with pytest.raises(UsageError, match=r"shop: a row group takes .* too much .*pqcache repartition"):
-        fit_window(loader.sizes, memory // 1000, 1, "shop")
+        fit(loader.sizes, memory // 1000, 1, True, "shop")
     pieces = loader.split(window.piece_rows)
     assert pieces.plan.counts.tolist() == [3_000, 3_000, 3_000, 3_000, 3_000, 3_000, 2_000]
     assert largest_window(pieces.sizes, memory, 1) >= 1
@@ -201,16 +196,15 @@ def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, capl
 
 
 def test_row_groups_with_pages_of_their_own_are_read_in_pieces_to_mix_more(recwarn: pytest.WarningsRecorder) -> None:
-    def window(size: int, memory: int, lanes: int = 1, by_pages: bool = True, density: float = 1.0) -> Window:
+    def window(size: int, memory: int, lanes: int = 1, by_pages: bool = True) -> Window:
         each = np.full(100, size << 20)
         sizes = RowGroupSizes(each, each, np.full(100, 1_000))
-        return fit_window(sizes, memory << 20, lanes, "shop", PiecesOf(lambda _: density, lambda _: by_pages))
+        return fit(sizes, memory << 20, lanes, True, "shop", by_pages)
 
     assert window(10, 1_000) == Window(16)
     assert window(128, 2_000) == Window(16)
     assert window(128, 1_000, by_pages=False) == Window(5)
     assert window(128, 1_000) == Window(16, piece_rows=500)
-    assert window(128, 1_000, density=1.4) == Window(16, piece_rows=334)
     assert window(128, 2_000, 8) == Window(16, piece_rows=143)  # seven pieces of 19 MB
     assert window(128, 400, 8) == Window(8, piece_rows=42), "pieces for a larger window would be tiny"
     assert window(128, 200, 8) == Window(4, piece_rows=28)
@@ -228,13 +222,13 @@ def test_sizes_see_through_dictionaries(tmp_path: Path) -> None:
 
 def test_reading_in_file_order_keeps_to_memory(tmp_path: Path) -> None:
     sizes = sizes_of(10 << 20, 30 << 20)
-    assert fit_in_file_order(sizes, 90 << 20) == Window(1)
+    assert fit(sizes, 90 << 20, 1, False) == Window(1)
     with pytest.warns(UserWarning, match=r"takes 30 MB decoded, too much for memory=45 MB: read in 2 pieces, which is"):
-        window = fit_in_file_order(RowGroupSizes(sizes.selected, sizes.decoded, np.array([100, 300])), 45 << 20)
+        window = fit(RowGroupSizes(sizes.selected, sizes.decoded, np.array([100, 300])), 45 << 20, 1, False)
     assert window == Window(1, piece_rows=150)
     with pytest.raises(UsageError, match=r"shop: a row group takes 30 MB decoded, .*give memory='90\.9 MB'"):
-        fit_in_file_order(sizes_of(30 << 20), 1 << 20, "shop")
-    assert fit_in_file_order(sizes_of(), 1) == Window(1)
+        fit(sizes_of(30 << 20), 1 << 20, 1, False, "shop")
+    assert fit(sizes_of(), 1, 1, False) == Window(1)
     threads = [budget_in_file_order(sizes, memory << 20, 8).threads for memory in (1, 90, 120, 150, 10_000)]
     assert threads == [1, 1, 2, 3, 8]
     table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
@@ -252,7 +246,7 @@ def test_sizes_see_a_dictionary_in_a_later_row_group(tmp_path: Path) -> None:
     loader = loader_of(tmp_path)
     assert int(loader.sizes.decoded.max()) >= 2_000 << 20
     with pytest.raises(UsageError, match=r"a row group takes 2\.0 GB decoded, too much for memory=64 MB"):
-        fit_window(loader.sizes, 64 << 20, 1)
+        fit(loader.sizes, 64 << 20, 1, True)
 
 
 def test_long_rows_at_the_start_do_not_count_for_all(tmp_path: Path) -> None:
@@ -323,13 +317,14 @@ def test_what_rows_take_is_known_before_they_are_decoded(
         write_batch_size=16,
         write_statistics=False,  # which are in the headers of pages
     )
+    without_sizes(path)
     with pq.ParquetFile(path) as file:
         group = StoredRowGroup(path, file.metadata, file.schema_arrow, 0)
-        size, most = decoded_bytes(group, ["t"])["t"], most_decoded_bytes(group, ["t"])
+        size, (about, most) = count_decoded(group, ["t"]), decoded_size(group, ["t"])
         table = file.read()
         taken = pa.concat_tables([table.slice(i, 1) for i in range(table.num_rows)]).combine_chunks().nbytes
     assert taken <= size + 64
-    assert most is None or taken <= most + 64
+    assert most is None or (taken <= most + 64 and about is not None and about <= most)
     assert most is not None or encoding == "DELTA_BYTE_ARRAY", "dictionaries are looked at without decoding"
     assert size <= 1.3 * taken + 12 * len(texts) + 4_000, "honest row groups are not refused"
 
@@ -340,30 +335,13 @@ def test_a_row_group_that_was_not_looked_at_is_refused_before_it_is_decoded(tmp_
         for number in range(60):
             texts = [f"a text that is stored {number} {i}" for i in range(200)]
             writer.write_table(pa.table({"s": ["z" * 5_000] * 160 if number == 50 else texts}))
+    without_sizes(tmp_path / "a.parquet")
     loader = loader_of(tmp_path)
     assert int(loader.sizes.decoded.max()) < 100_000, "the case is one that is not looked at"
     options = BatchOptions(batch_size=10, memory=2_000_000)
     with pytest.raises(UsageError, match=r"a\.parquet: row group 50 takes .* too much for memory=1\.9 MB; run"):
         list(read_record_batches(tmp_path, options))
     assert sum(batch.num_rows for batch in read_record_batches(tmp_path, BatchOptions(batch_size=10))) == 59 * 200 + 160
-
-
-def test_row_groups_whose_dictionaries_fit_are_not_decoded_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 60 row groups with many columns of short texts none is read to find out what it takes."""
-    with pq.ParquetWriter(tmp_path / "a.parquet", pa.schema([(f"s{i}", pa.string()) for i in range(5)])) as writer:
-        for number in range(60):
-            texts = [f"a text that is stored {number % 10} {i % 7}" for i in range(200)]
-            writer.write_table(pa.table({f"s{i}": texts for i in range(5)}))
-    schemas: list[object] = []
-    found = decoded_size.top_level_names
-    monkeypatch.setattr(decoded_size, "top_level_names", lambda *about: schemas.append(about) or found(*about))
-    monkeypatch.setattr(decoded_size, "_texts", lambda _: pytest.fail("decoded to find out what it takes"))
-    for _ in range(2):
-        batches = read_record_batches(tmp_path, BatchOptions(batch_size=10, memory=2_000_000))
-        assert sum(batch.num_rows for batch in batches) == 60 * 200
-    assert len(schemas) <= 2 * 60, "each row group is looked at once, for all columns together"
 
 
 def test_the_advice_of_a_refusal_is_enough() -> None:
@@ -382,20 +360,6 @@ def test_a_window_that_is_set_warns_where_it_takes_more_than_memory() -> None:
         warn_of_window(sizes, 16, 130 << 20, 2, "shop")
 
 
-def test_pieces_follow_the_longest_rows(tmp_path: Path) -> None:
-    for dictionary in (True, False):
-        texts = ["a"] * 6_000 + ["b" * 300, "c" * 300] * 1_000
-        pq.write_table(pa.table({"s": texts}), tmp_path / "a.parquet", use_dictionary=dictionary, data_page_size=1_000)
-        loader = loader_of(tmp_path)
-        memory = int(loader.sizes.decoded.max()) * 3
-        with pytest.warns(UserWarning, match="pieces"):
-            even, found = (
-                fit_window(loader.sizes, memory, 1),
-                fit_window(loader.sizes, memory, 1, "", PiecesOf(loader.pieces.density)),
-            )
-        assert even.piece_rows > 2 * found.piece_rows
-
-
 def test_pieces_begin_where_pages_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "pqcache.reader")
     rng = np.random.default_rng(0)
@@ -403,39 +367,21 @@ def test_pieces_begin_where_pages_do(tmp_path: Path, caplog: pytest.LogCaptureFi
     pq.write_table(rows, tmp_path / "a.parquet", use_dictionary=False, data_page_size=1, write_batch_size=256)
     loader = loader_of(tmp_path)
     memory = int(loader.sizes.decoded.max()) * 2
-    found = fit_window(loader.sizes, memory, 1, "shop", loader.pieces)
+    found = loader.fit(memory, 1, True, "shop", 1)
     assert found == Window(4, piece_rows=1_000 // 256 * 256)
-    assert fit_in_file_order(loader.sizes, memory // 2, "shop", loader.pieces) == Window(1, piece_rows=1_280)
+    assert loader.fit(memory // 2, 1, False, "shop", 1) == Window(1, piece_rows=1_280)
     pieces = loader.split(found.piece_rows)
     assert pieces.plan.counts.tolist() == [768, 768, 768, 768, 768, 160]
     assert [len(pieces.load(number, 0, int(count))[1]) for number, count in enumerate(pieces.plan.counts)]
     with (tmp_path / "a.parquet").open("r+b") as file:  # the header of the first page of images
         file.seek(pq.read_metadata(file).row_group(0).column(1).data_page_offset)
         file.write(b"\xff" * 8)
-    assert loader_of(tmp_path).pieces.along_pages(0, 1_000) == 1_000
+    assert loader_of(tmp_path).fit(memory, 1, True, "shop", 1) == Window(4, 1_000)
     assert "pieces do not begin where pages do: " in caplog.text
-    pq.write_table(pa.table({"l": [[1, 2]] * 4_000}), tmp_path / "a.parquet", data_page_size=1, write_batch_size=256)
-    assert loader_of(tmp_path).pieces.along_pages(0, 1_000) == 1_000, "pages of lists are not looked at"
-
-
-def test_long_texts_are_found_without_decoding_those_that_left_their_dictionary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(0)
-    texts = [rng.bytes(2_000 if 5_000 <= i < 5_600 else 20) for i in range(20_000)]
-    pq.write_table(
-        pa.table({"s": texts}),
-        tmp_path / "a.parquet",
-        dictionary_pagesize_limit=4_000,
-        data_page_size=4_000,
-        write_batch_size=64,
-    )
-    batches: list[int] = []
-    measured = decoded_size._texts
-    monkeypatch.setattr(decoded_size, "_texts", lambda array: batches.append(len(array)) or measured(array))
-    found = loader_of(tmp_path).pieces.density(0)
-    assert 20 < found < 50  # 600 long rows are less than two 64ths; they are all but all bytes
-    assert sum(batches) < 1_000
+    lists = pa.table({"l": [[1, 2]] * 4_000})
+    pq.write_table(lists, tmp_path / "a.parquet", data_page_size=1, write_batch_size=256)
+    loader = loader_of(tmp_path)
+    assert loader.fit(2 * loader.sizes.largest, 1, True, "shop", 1).piece_rows == 1_000, "pages of lists do not count"
 
 
 def test_what_a_forked_process_checks_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,22 +395,3 @@ def test_what_a_forked_process_checks_is_not_checked_again(tmp_path: Path, monke
     os.waitpid(child, 0)
     monkeypatch.setattr(row_group_reader, "check_read_right", lambda *_: pytest.fail("checked again"))
     assert len(loader.load(0, 0, 100)[0]) == 100
-
-
-def test_what_footers_say_of_texts_is_what_they_take(tmp_path: Path) -> None:
-    texts = [None if i % 9 == 0 else "ü" * (i % 50) for i in range(2000)]
-    lists = [None if i % 7 == 0 else [f"{j}" * (i % 30) for j in range(i % 4)] for i in range(2000)]
-    table = pa.table({"text": texts, "lists": lists, "binary": pa.array(texts, pa.string()).cast(pa.binary())})
-    file = tmp_path / "a.parquet"
-    pq.write_table(table, file, row_group_size=500)
-    footer, schema = pq.read_metadata(file), pq.read_schema(file)
-    stated = texts_stated(read_local_tail(file).footer, "a.parquet")
-    for number in range(4):
-        group = StoredRowGroup(file, footer, schema, number)
-        found, looked_at = stated_bytes(group, stated, table.column_names), decoded_bytes(group, table.column_names)
-        rows = table.slice(500 * number, 500)
-        exact = sum(len(t.encode()) for t in rows["text"].to_pylist() if t)
-        assert found["text"] - exact == found["binary"] - exact < 500 * 5 + 100  # where each ends, and which are null
-        assert found.keys() == looked_at.keys()
-        for name, size in found.items():
-            assert 0.75 * looked_at[name] <= size <= looked_at[name], name

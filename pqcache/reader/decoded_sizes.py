@@ -1,0 +1,111 @@
+"""How much memory the row groups of a plan take, by what the row-group index says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from pqcache.parquet.dense_columns import as_list
+from pqcache.parquet.nested import leaves_in
+from pqcache.reader.columns.column_forms import fixed_width, form_of, storage_type
+from pqcache.reader.memory import RowGroupSizes
+from pqcache.reader.order.epoch_order import Ints
+from pqcache.reader.packing.packed_columns import packed_forms
+from pqcache.reader.packing.packed_rows import PackedRows
+from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.selection.sequences import SequenceSelection
+from pqcache.store.row_group_index import Index
+
+_VIEW = 16  # bytes that point to a string's or a list's bytes
+_FILE_NUMBER = 4  # bytes
+
+
+def sizes_of(plan: ReadPlan) -> RowGroupSizes:
+    """Return the bytes of each of a plan's row groups, or pieces of one, by the row-group index.
+
+    Lists count alike whether they are held dense or not, so that the window is the same either way.
+    """
+    names = [form.name for form in plan.file_forms]
+    if isinstance(plan.packs, PackedRows):
+        return _packed_sizes(plan, plan.packs, names)
+    if plan.packs is not None:
+        return _grouped_sizes(plan, names)
+    selected = _bytes(plan, plan.counts, names, plan.sequences)
+    rows = plan.data.index.rows[plan.row_groups]
+    if plan.selection is None:
+        return RowGroupSizes(selected, selected, rows)
+    decoded_rows = np.minimum(rows, plan.piece_rows) if plan.piece_rows else rows
+    decoded = _bytes(plan, decoded_rows, list(dict.fromkeys([*names, *plan.selection.columns])))
+    if plan.sequences is None:
+        return RowGroupSizes(selected, decoded, rows)
+    decoded += selected + 8 * plan.counts * plan.sequences.spec.length  # where the rows of sequences are
+    return RowGroupSizes(selected, decoded, plan.counts)
+
+
+def _packed_sizes(plan: ReadPlan, packs: PackedRows, names: list[str]) -> RowGroupSizes:
+    width = sum(form.width for form in packed_forms(plan.file_forms)) * packs.spec.length
+    selected = plan.counts * (width + len(names) * _VIEW)
+    decoded = _decoded(plan, names)
+    tokens = _bytes(plan, plan.rows_read, names[:1])  # one column is laid end to end at a time
+    return RowGroupSizes(selected, decoded + tokens + selected, plan.counts)
+
+
+def _grouped_sizes(plan: ReadPlan, names: list[str]) -> RowGroupSizes:
+    selected = _bytes(plan, plan.rows_read, names)
+    return RowGroupSizes(selected, _decoded(plan, names) + selected, plan.counts)
+
+
+def _decoded(plan: ReadPlan, names: list[str]) -> Ints:
+    others = plan.selection.columns if plan.selection else ()
+    return _bytes(plan, plan.data.index.rows[plan.row_groups], list(dict.fromkeys([*names, *others])))
+
+
+def most_bytes(plan: ReadPlan, names: Sequence[str]) -> Ints:
+    """Return the bytes that columns of each row group of a plan take at most, -1 where nothing tells."""
+    index, row_groups = plan.data.index, plan.row_groups
+    total, known = np.zeros(len(row_groups), np.int64), np.ones(len(row_groups), np.bool_)
+    for name in names:
+        most = index.optional(f"{name}:most")[row_groups]
+        known &= (most >= 0) | (index.optional(f"{name}:bytes")[row_groups] <= 0)
+        total += np.maximum(most, 0)
+    return np.where(known, total, -1)
+
+
+def has_pages(plan: ReadPlan) -> bool:
+    """Return whether pieces of row groups are read from their own pages, which has to be known of all columns.
+
+    The files have an offset index, or pages are found by their headers, which tell of columns without structs. Where
+    rows are selected, or packed, all of them are decoded anyway.
+    """
+    if plan.selection is not None or plan.weights is not None or plan.packs is not None:
+        return False
+    if plan.data.index.table["offset_index"].take(pa.array(plan.row_groups)).to_numpy().all():
+        return True
+    kinds = [storage_type(plan.data.index.schema.field(form.name).type) for form in plan.file_forms]
+    return all(not pa.types.is_struct(kind) and len(list(leaves_in(kind))) == 1 for kind in kinds)
+
+
+def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequences: SequenceSelection | None = None) -> Ints:
+    """Return the bytes of ``counts`` rows, or sequences, of each row group, with columns ``names`` of the files."""
+    index = plan.data.index
+    total = np.zeros(len(plan.row_groups), np.int64)
+    for form in (form_of(as_list(index.schema.field(name))) for name in names):
+        items = counts if sequences is None else counts * len(sequences.spec.steps(form.name))
+        if form.kind == "fixed":
+            total += items * form.width
+            continue
+        share = items / np.maximum(1, index.rows[plan.row_groups])
+        total += (_column_bytes(index, form.name)[plan.row_groups] * share).astype(np.int64) + _VIEW * items
+    return np.asarray(total + _FILE_NUMBER * counts * bool(plan.partitions), np.int64)
+
+
+def _column_bytes(index: Index, name: str) -> Ints:
+    """Return the bytes of a column in each row group; unknown ones are to the stored bytes as those that are known."""
+    if f"{name}:decoded" not in index.recorded:
+        return index.rows * fixed_width(index.schema.field(name).type)
+    decoded, stored = index.optional(f"{name}:decoded"), index.uncompressed([name])
+    known = decoded >= 0
+    ratio = max(1.0, decoded[known].sum() / max(1, stored[known].sum()))
+    return np.where(known, decoded, (stored * ratio).astype(np.int64))
