@@ -1,10 +1,11 @@
-"""What is inside of nested types and arrays: structs, maps and lists of any depth."""
+"""What is inside of nested types, arrays and files: structs, maps and lists of any depth."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 _LISTS = (
@@ -44,6 +45,28 @@ def leaves_of(array: pa.Array) -> Iterator[pa.Array]:
         yield from leaves_of(array.flatten())
     else:
         yield array
+
+
+def names_of_chunks(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
+    """Return the top-level column of each column chunk of a row group."""
+    if any("." in field.name for field in schema):
+        return top_level_names(metadata, schema)
+    if not metadata.num_row_groups:
+        return []
+    # not from metadata.schema, after which pyarrow's footer refers to itself and lives until Python looks for cycles
+    first = metadata.row_group(0)
+    return [first.column(i).path_in_schema.split(".")[0] for i in range(metadata.num_columns)]
+
+
+def top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
+    """Return each leaf's top-level column where names hold dots: leaves come in schema order."""
+    names: list[str] = []
+    for field in schema:
+        leaves = sum(1 for _ in leaves_in(field.type))
+        names.extend([field.name] * leaves)
+    if len(names) != metadata.num_columns:
+        return [metadata.schema.column(i).path.split(".")[0] for i in range(metadata.num_columns)]
+    return names
 
 
 def with_changed_types(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:

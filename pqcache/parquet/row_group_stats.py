@@ -12,12 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pqcache.parquet.footer.doubtful import counts_dictionaries, is_sound, null_count, type_ordered
 from pqcache.parquet.footer.footer import not_parquet, read_local_tail
 from pqcache.parquet.footer.footer_validation import check_footer
-from pqcache.parquet.nested import leaves_in
-from pqcache.parquet.null_counts import counts_dictionaries, null_count
+from pqcache.parquet.nested import leaves_in, names_of_chunks
 from pqcache.parquet.schema_merge import without_views
-from pqcache.parquet.sound_statistics import is_sound, type_ordered
 
 log = logging.getLogger("pqcache.parquet")
 
@@ -105,17 +104,6 @@ def first_page(chunk: pq.ColumnChunkMetaData) -> int:
     return min(offset, chunk.dictionary_page_offset or offset) if chunk.has_dictionary_page else offset
 
 
-def names_of_chunks(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
-    """Return the top-level column of each column chunk of a row group."""
-    if any("." in field.name for field in schema):
-        return top_level_names(metadata, schema)
-    if not metadata.num_row_groups:
-        return []
-    # not from metadata.schema, after which pyarrow's footer refers to itself and lives until Python looks for cycles
-    first = metadata.row_group(0)
-    return [first.column(i).path_in_schema.split(".")[0] for i in range(metadata.num_columns)]
-
-
 def columns_table(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Table:
     """Return index columns as a table; ``schema`` is the Arrow schema of the files they come from."""
     typed = index_schema(columns, schema)
@@ -158,17 +146,6 @@ def footer_in(
             return metadata, known[1]
     except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
         raise not_parquet(name, error) from error
-
-
-def top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
-    """Return each leaf's top-level column where names hold dots: leaves come in schema order."""
-    names: list[str] = []
-    for field in schema:
-        leaves = sum(1 for _ in leaves_in(field.type))
-        names.extend([field.name] * leaves)
-    if len(names) != metadata.num_columns:
-        return [metadata.schema.column(i).path.split(".")[0] for i in range(metadata.num_columns)]
-    return names
 
 
 def field_key(path: Sequence[str]) -> str:

@@ -12,10 +12,10 @@ import pyarrow.types as pt
 from pqcache.errors import PqcacheError
 from pqcache.parquet.footer.footer import read_local_tail
 from pqcache.parquet.footer.footer_validation import check_footer
+from pqcache.parquet.nested import names_of_chunks
 from pqcache.parquet.pages.page_format import NotRead
 from pqcache.parquet.pages.page_locations import PageLocations, locations_in_headers
 from pqcache.parquet.pages.page_reader import UNREADABLE
-from pqcache.parquet.row_group_stats import names_of_chunks
 from pqcache.reader.columns.column_forms import storage_type
 from pqcache.reader.memory import Window
 from pqcache.reader.order.epoch_order import Ints

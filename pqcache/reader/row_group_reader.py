@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line, open_error
-from pqcache.parquet.misread_columns import check_read_right, doubtful_columns, may_be_doubtful
+from pqcache.parquet.footer.doubtful import check_read_right, doubtful_columns, may_be_doubtful
 from pqcache.parquet.pages.list_rows import RememberedRows
 from pqcache.parquet.schema_merge import unfit_reason
 from pqcache.reader.columns.coded_texts import OPTIONS, decoded

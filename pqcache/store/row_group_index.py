@@ -43,15 +43,8 @@ import pyarrow.parquet as pq
 from pqcache.errors import MALFORMED, CacheError, DamagedError, ParquetError, TypeClash, first_line
 from pqcache.parquet.decoded_size import DECODED, Read, decoded_columns, reading
 from pqcache.parquet.dense_columns import is_alike
-from pqcache.parquet.nested import leaves_in
-from pqcache.parquet.row_group_stats import (
-    BASE,
-    columns_table,
-    index_schema,
-    names_of_chunks,
-    read_footer,
-    row_group_columns,
-)
+from pqcache.parquet.nested import leaves_in, names_of_chunks
+from pqcache.parquet.row_group_stats import BASE, columns_table, index_schema, read_footer, row_group_columns
 from pqcache.parquet.schema_merge import (
     always_fits,
     cast_exactly,

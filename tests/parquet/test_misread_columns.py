@@ -14,8 +14,7 @@ import pytest
 import pqcache
 from pqcache.cli import run
 from pqcache.errors import ParquetError, PqcacheError, UsageError
-from pqcache.parquet.footer.stored_bytes import local_stored_bytes_metadata
-from pqcache.parquet.misread_columns import check_read_right
+from pqcache.parquet.footer.doubtful import check_read_right, local_stored_bytes_metadata
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from pqcache.torch import ParquetDataset

@@ -15,8 +15,8 @@ import pytest
 import pqcache
 from pqcache.parquet.footer import footer
 from pqcache.parquet.footer import thrift as t
+from pqcache.parquet.footer.doubtful import type_ordered
 from pqcache.parquet.row_group_stats import footer_in, row_group_columns
-from pqcache.parquet.sound_statistics import type_ordered
 
 NAMES = ["é", "a", "zebra", "m"]
 TABLE = pa.table(

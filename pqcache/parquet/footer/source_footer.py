@@ -19,9 +19,14 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.alike_footers import AlikeFooters, FooterNumbers
+from pqcache.parquet.footer.doubtful import (
+    Int96Values,
+    int96_leaves,
+    int96_unit,
+    int96_values,
+    local_stored_bytes_metadata,
+)
 from pqcache.parquet.footer.footer_validation import check_footer
-from pqcache.parquet.footer.stored_bytes import local_stored_bytes_metadata
-from pqcache.parquet.int96_unit import Int96Values, int96_leaves, int96_unit, int96_values
 from pqcache.system.disk import check_regular
 
 log = logging.getLogger("pqcache.parquet")

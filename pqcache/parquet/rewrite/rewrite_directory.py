@@ -21,6 +21,7 @@ from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet.codecs import codec_name
 from pqcache.parquet.dense_columns import Dense, as_lists, common_dense, dense_in, with_dense_columns
 from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet.footer.doubtful import check_read_right, doubtful_columns
 from pqcache.parquet.footer.source_footer import (
     LazySequence,
     SourceFooter,
@@ -30,7 +31,6 @@ from pqcache.parquet.footer.source_footer import (
 )
 from pqcache.parquet.int96 import int96_as_int64, int96_places, is_uniform
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
-from pqcache.parquet.misread_columns import check_read_right, doubtful_columns
 from pqcache.parquet.nested import leaves_in
 from pqcache.parquet.pages.long_values import LongColumns, long_columns_of
 from pqcache.parquet.rewrite.external_shuffle import shuffle_rows

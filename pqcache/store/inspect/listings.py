@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, UsageError
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.dense_columns import as_list
-from pqcache.parquet.misread_columns import check_read_right
+from pqcache.parquet.footer.doubtful import check_read_right
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.cached_paths import cached_paths
 from pqcache.store.hive import parent

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from pqcache.errors import DamagedError
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.parquet.dense_columns import as_list, dense_of
-from pqcache.parquet.row_group_stats import read_footer, top_level_names
+from pqcache.parquet.nested import top_level_names
+from pqcache.parquet.row_group_stats import read_footer
 from pqcache.store.cache_directory import CacheDirectory, cache_at
 from pqcache.store.config import read_config
 from pqcache.store.drivers.base import Source, version_of

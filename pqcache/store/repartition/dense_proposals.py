@@ -27,7 +27,8 @@ from pqcache.parquet.dense_columns import (
     smallest,
 )
 from pqcache.parquet.footer.source_footer import open_parquet
-from pqcache.parquet.row_group_stats import read_footer, top_level_names
+from pqcache.parquet.nested import top_level_names
+from pqcache.parquet.row_group_stats import read_footer
 from pqcache.parquet.schema_merge import merge_schemas
 from pqcache.store.cache_directory import cache_at
 from pqcache.store.drivers.registry import open_source as open_dataset

@@ -21,8 +21,7 @@ from pqcache.errors import ParquetError, first_line
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.arrow_sizes import least_width
 from pqcache.parquet.dense_columns import Dense, as_lists, common_dense, dense_in, is_alike, with_dense_columns
-from pqcache.parquet.footer.stored_bytes import stored_bytes_metadata
-from pqcache.parquet.int96_unit import Int96Values, int96_leaves, int96_unit, int96_values
+from pqcache.parquet.footer.doubtful import Int96Values, int96_leaves, int96_unit, int96_values, stored_bytes_metadata
 from pqcache.parquet.schema_merge import merge_schemas, with_time_zones
 from pqcache.store.drivers.base import Source, file_url, read_range
 from pqcache.store.drivers.local import LocalSource

@@ -22,8 +22,8 @@ from pqcache.filters.expression import condition_columns, expression_of, rows_wh
 from pqcache.filters.sql import parse_condition
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet.footer.doubtful import check_read_right
 from pqcache.parquet.footer.source_footer import SourceFooter, open_parquet, read_source_footers
-from pqcache.parquet.misread_columns import check_read_right
 from pqcache.parquet.projection import keyvalues_of, project
 from pqcache.parquet.rewrite.concat_chunks import as_row_group, encode_rows
 from pqcache.parquet.rewrite.direct_io_file import WRITERS

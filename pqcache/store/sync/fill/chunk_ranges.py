@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
+from pqcache.parquet.nested import names_of_chunks
 from pqcache.parquet.projection import bytes_after_chunks
-from pqcache.parquet.row_group_stats import first_page, names_of_chunks
+from pqcache.parquet.row_group_stats import first_page
 
 Ints = npt.NDArray[np.int64]
 

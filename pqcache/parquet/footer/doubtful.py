@@ -1,0 +1,318 @@
+"""What footers cannot be believed about, and columns of which pyarrow would return other values than a file holds.
+
+**Minima and maxima.** Statistics have two pairs of fields. ``min_value`` and ``max_value`` are in the order that
+``column_orders`` says, and without these undefined. ``min`` and ``max`` are deprecated: their writers compared binary
+values, decimals among them, with signed bytes, and unsigned numbers as signed ones; parquet-mr before 1.8 wrote minima
+and maxima of binary values that were none (PARQUET-251). pyarrow returns one pair or the other, does not say which, and
+lets pass what it does not know to be wrong, like those of a writer that does not say its version. Here the deprecated
+pair is used for signed numbers only.
+
+**Nulls.** Arrow before 5.0 counted none in dictionaries.
+
+**Types.** A leaf with the annotation UNKNOWN, as INTERVAL has it in files of newer writers, is null in all rows to
+pyarrow. INT96 time stamps outside the years 1677 to 2262 wrap when they are read as nanoseconds, and those of Julian
+day 0 become 1970-01-01. So such columns are looked at as the bytes that are stored, with a changed footer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from pqcache.errors import ParquetError, first_line
+from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet.footer.footer import MAGIC, read_local_tail
+from pqcache.parquet.footer.thrift import I32, LIST, STRUCT, Items, Struct, put_varint
+from pqcache.parquet.footer.thrift_fields import FIXED_LEN_BYTE_ARRAY, INT96, STATISTICS, TYPE
+from pqcache.parquet.footer.thrift_walk import items_at, key, skip_value, walk_struct
+from pqcache.parquet.nested import leaves_in, leaves_of, top_level_names
+
+_COLUMN_ORDERS = 7  # of FileMetaData
+_TYPE_DEFINED = b"\x1c\0\0"  # a ColumnOrder: the order that the column's type has
+_SIGNED = frozenset(("BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE"))
+_ARROW = re.compile(r"parquet-cpp(-arrow)? version (\d+)")
+_COUNTS_DICTIONARIES = 5  # Arrow's first version that does (ARROW-12513)
+_NS_PER_US = 1000
+_US_PER_DAY = 86_400_000_000
+_UNIX_DAY = 2_440_588  # the Julian day of 1970-01-01
+_NS_RANGE_US = (2**63 - 1) // _NS_PER_US
+_MAX_DAYS = (2**63 - 1) // _US_PER_DAY - 106_752  # from 1970; no time of day is longer than the days left out
+UNREADABLE = "holds INT96 times of Julian day 0 or after the year 290,000, which readers take for different times"
+REPAIR = "repair them at the source"
+_STORED = np.dtype([("nanoseconds", "<i8"), ("day", "<u4")])
+INT96_BYTES = 12
+_ANNOTATIONS = (6, 10)  # of a schema element: converted_type and logicalType
+
+
+def type_ordered(metadata: pq.FileMetaData) -> Sequence[bool]:
+    """Return for each leaf whether its minima and maxima are in the order that its type has.
+
+    pyarrow does not tell, but writes a footer as it has parsed it, and the column orders at its end.
+    """
+    sink, leaves = pa.BufferOutputStream(), metadata.num_columns
+    metadata.write_metadata_file(sink)
+    data = sink.getvalue()[len(MAGIC) : -8].to_pybytes()
+    size = bytearray(((min(leaves, 15) << 4) | STRUCT,))
+    if leaves >= 15:
+        put_varint(size, leaves)
+    if data.endswith(bytes(size) + _TYPE_DEFINED * leaves + b"\0"):  # as nearly all files have it
+        return [True] * leaves
+    found: list[bool] = []
+    walk_struct(data, 0, {key(_COLUMN_ORDERS, LIST): _orders}, found)
+    return found if len(found) == leaves else [False] * leaves
+
+
+def _orders(data: bytes, at: int, found: list[bool]) -> int:
+    count, kind, at = items_at(data, at)
+    for _ in range(count):
+        end = skip_value(data, at, kind, 0)
+        found.append(data[at:end] == _TYPE_DEFINED)
+        at = end
+    return at
+
+
+def is_sound(chunk: pq.ColumnChunkMetaData, kind: pa.DataType, ordered: bool) -> bool:
+    """Return whether the minimum and maximum that pyarrow returns for a chunk are those of its values.
+
+    ``kind`` is the Arrow type of the column, and ``ordered`` what `type_ordered` says of it.
+    """
+    if ordered:
+        return not pa.types.is_timestamp(kind) or bool(chunk.physical_type != "INT96")  # which has no order
+    return chunk.physical_type in _SIGNED and not pa.types.is_unsigned_integer(kind)
+
+
+def counts_dictionaries(created_by: str | None) -> bool:
+    """Return whether a writer counts the nulls of dictionary columns; Arrow before 5.0 says that there are none.
+
+    >>> counts_dictionaries("parquet-cpp-arrow version 4.0.1"), counts_dictionaries("parquet-mr version 1.12.0")
+    (False, True)
+    """
+    match = _ARROW.match(created_by or "")
+    if match is None:
+        return True
+    return match[1] is not None and int(match[2]) >= _COUNTS_DICTIONARIES  # older ones were parquet-cpp 1.5
+
+
+def null_count(chunk: pq.ColumnChunkMetaData, statistics: pq.Statistics, dictionaries: bool) -> int | None:
+    """Return the nulls of a chunk, None where that is not known; ``dictionaries``: see `counts_dictionaries`."""
+    if not statistics.has_null_count:
+        return None
+    nulls = int(statistics.null_count)
+    doubtful = not nulls and not dictionaries and chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page
+    return None if doubtful else nulls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int96Values:
+    """What is among some INT96 times.
+
+    Attributes:
+        finer: some that microseconds cannot hold.
+        farther: some that nanoseconds cannot hold: outside the years 1677 to 2262.
+        unreadable: some that pyarrow reads as other times in any unit: those of Julian day 0 become 1970-01-01, and
+            those beyond the year 290,000 wrap.
+    """
+
+    finer: bool = False
+    farther: bool = False
+    unreadable: bool = False
+
+
+def int96_leaves(metadata: pq.FileMetaData) -> list[int]:
+    """Return the leaf columns of INT96 time stamps."""
+    schema = metadata.schema
+    return [number for number in range(len(schema)) if schema.column(number).physical_type == "INT96"]
+
+
+def int96_unit(found: Sequence[tuple[str, Int96Values]]) -> str:
+    """Return "us" if that holds every INT96 value, else "ns", given each file's name and what is in it.
+
+    Microseconds come first: that is what Spark and Hive mean, and it spans 290,000 years around 1970.
+
+    Raises:
+        ParquetError: neither unit holds all values.
+    """
+    unreadable = next((name for name, values in found if values.unreadable), None)
+    if unreadable is not None:
+        raise ParquetError(unreadable, UNREADABLE, REPAIR)
+    finer = next((name for name, values in found if values.finer), None)
+    farther = next((name for name, values in found if values.farther), None)
+    if finer and farther:
+        raise ParquetError(
+            finer,
+            f"has INT96 times finer than a microsecond and {farther} has some outside the "
+            "years 1677 to 2262: no 64-bit time holds both",
+            "round or repair them at the source",
+        )
+    return "ns" if finer else "us"
+
+
+def int96_values(batches: Iterable[pa.RecordBatch]) -> Int96Values:
+    """Return what is among the INT96 times in ``batches``, of columns that are read as their stored bytes."""
+    finer = farther = unreadable = False
+    for batch in batches:
+        for leaf in _stored_times(batch):
+            stored = np.frombuffer(leaf.buffers()[1] or b"", _STORED, len(leaf), leaf.offset * _STORED.itemsize)
+            days = stored["day"].astype(np.int64) - _UNIX_DAY
+            far = np.abs(days) > _MAX_DAYS
+            us = np.where(far, 0, days) * _US_PER_DAY + stored["nanoseconds"] // _NS_PER_US
+            finer = finer or bool((stored["nanoseconds"] % _NS_PER_US).any())
+            farther = farther or bool((np.abs(us) > _NS_RANGE_US).any() or far.any())
+            unreadable = unreadable or bool(far.any() or (stored["day"] == 0).any())
+    return Int96Values(finer=finer, farther=farther, unreadable=unreadable)
+
+
+def _stored_times(batch: pa.RecordBatch) -> Iterator[pa.Array]:
+    for leaf in chain.from_iterable(map(leaves_of, batch.columns)):
+        if leaf.type == pa.binary(_STORED.itemsize):
+            yield leaf.drop_null()
+
+
+def stored_bytes_metadata(data: bytes, leaves: Collection[int], name: str) -> pq.FileMetaData:
+    """Return the footer ``data`` with the columns ``leaves`` as they are stored: INT96 as 12 bytes, all unannotated.
+
+    A file opened with it returns these columns so. ``name`` is the file to blame for a footer that is damaged.
+    """
+    fields = thrift.decode(data, name)
+    schema = footer.schema_of(fields, name)
+    all_leaves = footer.leaves_of(schema, name)
+    int96 = set()
+    for number in leaves:
+        position = all_leaves[number].element
+        element = {field: entry for field, entry in schema[position].items() if field not in _ANNOTATIONS}
+        if element[TYPE][1] == INT96:
+            int96.add(number)
+            element |= {1: (I32, FIXED_LEN_BYTE_ARRAY), 2: (I32, INT96_BYTES)}
+        schema[position] = dict(sorted(element.items()))
+    groups = [_with_bytes(group, int96, set(leaves), name) for group in footer.row_groups_of(fields, name)]
+    rows = fields[3][1]
+    fields.pop(_COLUMN_ORDERS, None)
+    end = MAGIC + footer.footer_and_magic(footer.make_footer(fields, schema, groups, rows, {}))
+    with pq.ParquetFile(pa.BufferReader(end)) as file:
+        return file.metadata
+
+
+def local_stored_bytes_metadata(path: Path, leaves: Collection[int]) -> pq.FileMetaData:
+    """Return the footer of the file ``path`` as `stored_bytes_metadata` does."""
+    return stored_bytes_metadata(read_local_tail(path).footer, leaves, str(path))
+
+
+def _with_bytes(group: Struct, int96: Collection[int], leaves: Collection[int], name: str) -> Struct:
+    """Return a row group in which the chunks of ``leaves`` have no statistics, and those of ``int96`` another type."""
+    kind, chunks = group[1]
+    found = []
+    for number, (chunk, meta) in enumerate(zip(chunks.values, footer.columns_of(group, name), strict=True)):
+        if number in leaves:
+            meta = {field: entry for field, entry in meta.items() if field != STATISTICS}
+            if number in int96:
+                meta[TYPE] = (I32, FIXED_LEN_BYTE_ARRAY)
+            chunk = {**chunk, 3: (STRUCT, meta)}
+        found.append(chunk)
+    return {**group, 1: (kind, Items(STRUCT, found))}
+
+
+def check_read_right(
+    path: Path,
+    metadata: pq.FileMetaData,
+    schema: pa.Schema,
+    columns: Collection[str] | None = None,
+    row_groups: Sequence[int] | None = None,
+    nanoseconds: bool = True,
+) -> None:
+    """Raise ParquetError if pyarrow returns other values of ``columns`` (None: all) than these row groups hold.
+
+    ``metadata`` and ``schema`` are the file's. With ``nanoseconds`` INT96 time stamps are read as such. Statistics
+    decide where they can; otherwise the columns are decoded.
+    """
+    names = doubtful_columns(metadata, schema, nanoseconds)
+    names = names if columns is None else names.intersection(columns)
+    if not names:
+        return
+    groups = range(metadata.num_row_groups) if row_groups is None else row_groups
+    tops = top_level_names(metadata, schema)
+    leaves = [number for number, name in enumerate(tops) if name in names]
+    unknown = [leaf for leaf in leaves if _is_unknown(metadata, leaf) and _may_hold_values(metadata, leaf, groups)]
+    int96 = [leaf for leaf in leaves if nanoseconds and metadata.schema.column(leaf).physical_type == "INT96"]
+    if not unknown and not int96:
+        return
+    try:
+        with pq.ParquetFile(
+            pa.OSFile(str(path)), metadata=local_stored_bytes_metadata(path, [*unknown, *int96]), pre_buffer=False
+        ) as file:
+            for leaf in unknown:
+                if any(map(_holds_values, _batches(file, leaf, groups))):
+                    raise ParquetError(
+                        path,
+                        f"column {_path_of(metadata, leaf)!r} holds values of a type that is not read here, like "
+                        "INTERVAL",
+                        "leave it out, or cast it to text or numbers at the source",
+                    )
+            for leaf in int96:
+                found = int96_values(_batches(file, leaf, groups))
+                if found.unreadable:
+                    raise ParquetError(path, f"column {_path_of(metadata, leaf)!r} {UNREADABLE}", REPAIR)
+                if found.farther:
+                    raise ParquetError(
+                        path,
+                        f"column {_path_of(metadata, leaf)!r} holds INT96 times outside the years 1677 to 2262, which "
+                        "nanoseconds cannot hold",
+                        "run 'pqcache repartition' without --keep-int96, which writes them as microseconds",
+                    )
+    except (pa.ArrowException, OSError) as error:
+        raise ParquetError(path, f"cannot be decoded ({first_line(error)})", "fetch it again") from error
+
+
+def doubtful_columns(metadata: pq.FileMetaData, schema: pa.Schema, nanoseconds: bool = True) -> frozenset[str]:
+    """Return the columns of a file that `check_read_right` has to look at, by their types in Arrow and in Parquet."""
+    names = {field.name for field in schema if may_be_doubtful(field.type, nanoseconds)}
+    if not names:
+        return frozenset()
+    leaves = enumerate(top_level_names(metadata, schema))
+    return frozenset(name for leaf, name in leaves if name in names and _is_misread(metadata, leaf, nanoseconds))
+
+
+def _is_misread(metadata: pq.FileMetaData, leaf: int, nanoseconds: bool) -> bool:
+    column = metadata.schema.column(leaf)
+    return (nanoseconds and column.physical_type == "INT96") or _is_unknown(metadata, leaf)
+
+
+def may_be_doubtful(kind: pa.DataType, nanoseconds: bool = True) -> bool:
+    """Return whether a column of a type in Arrow may be one that `check_read_right` has to look at."""
+    return any(pt.is_null(leaf) or (nanoseconds and pt.is_timestamp(leaf)) for leaf in leaves_in(kind))
+
+
+def _path_of(metadata: pq.FileMetaData, leaf: int) -> str:
+    return str(metadata.schema.column(leaf).path)
+
+
+def _is_unknown(metadata: pq.FileMetaData, leaf: int) -> bool:
+    return str(metadata.schema.column(leaf).logical_type.type) == "UNKNOWN"
+
+
+def _may_hold_values(metadata: pq.FileMetaData, leaf: int, groups: Sequence[int]) -> bool:
+    """Return whether statistics leave open that there are values which are not null."""
+    for group in groups:
+        chunk = metadata.row_group(group).column(leaf)
+        statistics = chunk.statistics
+        if chunk.num_values and not (
+            statistics is not None and statistics.has_null_count and statistics.null_count >= chunk.num_values
+        ):
+            return True
+    return False
+
+
+def _batches(file: pq.ParquetFile, leaf: int, groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    path = file.metadata.schema.column(leaf).path
+    yield from file.iter_batches(row_groups=list(groups), columns=[path], use_threads=False)
+
+
+def _holds_values(batch: pa.RecordBatch) -> bool:
+    return any(leaf.null_count < len(leaf) for column in batch.columns for leaf in leaves_of(column))
