@@ -295,7 +295,7 @@ def write_kinds(root: Path, columns: Sequence[str] | None = None) -> Path:
     few = ["decimal long", "decimal256"]  # whose tensors depend on what they hold
     floats = ["float", "double", "list regular.list.element"]
     write("day=2026-11-01/hour=8/a.parquet", 0, 120, 40, write_page_index=True, max_rows_per_page=13)
-    plain = {"compression": "zstd", "use_dictionary": False, "data_page_version": "2.0"}
+    plain: dict[str, Any] = {"compression": "zstd", "use_dictionary": False, "data_page_version": "2.0"}
     write("day=2026-11-01/hour=8/b.parquet", 120, 60, 25, **plain)
     write("day=2026-11-01/hour=9/none.parquet", 180, 0, 9)
     write("day=2026-11-02/hour=9/c.parquet", 180, 60, 60, compression="gzip", write_statistics=few, data_page_size=100)

@@ -73,12 +73,9 @@ def times(found: list[Row], rows: list[Row]) -> Counter[int]:
 
 @pytest.mark.parametrize(("name", "reader"), EACH, ids=str)
 def test_an_epoch_has_the_rows_that_options_choose(kinds: Source, name: str, reader: Reader) -> None:
-    found = check_epochs(kinds, CASES[name], reader, 2 if reader.way == "ParquetDataset" else 1)
-    if (
-        len(found) == 2
-        and "id" in reader.columns(kinds, CASES[name].columns)
-        and CASES[name].options.get("shuffle", True)
-    ):
+    case = CASES[name]
+    found = check_epochs(kinds, case, reader, 2 if reader == DATASET and (case.check or not case.is_kept) else 1)
+    if len(found) == 2 and "id" in reader.columns(kinds, case.columns) and case.options.get("shuffle", True):
         orders = [[batch.rows for batch in batches] for batches in found]
         assert orders[0] != orders[1], "each epoch has an order of its own"
 
@@ -90,7 +87,7 @@ HOW = [
 
 @pytest.mark.parametrize(("of", "reader"), [*HOW, ("kinds repartitioned", ARROW)], ids=str)
 def test_files_however_they_were_written(sources: dict[str, Source], of: str, reader: Reader) -> None:
-    for case in (CASES["all rows"], CASES["most rows, by SQL"], CASES["rows by their places"]):
+    for case in (CASES["all rows"], CASES["rows by their places"]):
         check_epochs(sources[of], case, reader, 1)
 
 
@@ -118,12 +115,12 @@ def test_single_rows(kinds: Source, workers: int) -> None:
         "uuid",
         "day",
     ]
-    dataset = ParquetDataset(kinds.path, columns, batch_size=None, nulls="mask", lanes=2)
+    dataset = ParquetDataset(kinds.path, columns, batch_size=None, nulls="mask", lanes=2, limit=150)
     rows = [
         tuple(repr(_item(column)) for column in row.values())
         for row in DataLoader(dataset, batch_size=None, num_workers=workers)
     ]
-    assert not differences(rows, kinds.rows_in(columns, "mask"))
+    assert not differences(rows, kinds.rows_in(columns, "mask")[:150])
 
 
 def _item(column: Any) -> Any:

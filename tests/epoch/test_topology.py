@@ -44,8 +44,8 @@ def read_ranks(source: Source, reader: Reader, columns: list[str], ranks: int, *
 def test_the_same_batches_for_the_same_lanes(narrow: Source, ranks: int, reader: Reader) -> None:
     number = TOPOLOGIES.index((ranks, reader))
     turned = OPTIONS[number % 5 :] + OPTIONS[: number % 5]
-    for options in turned[: 2 if reader.workers else 3]:
-        how = {**LANES, **options, "epoch": 1}
+    for options in turned[:2]:
+        how: dict[str, Any] = {**LANES, **options, "epoch": 1}
         whole, _ = (ARROW if reader == ARROW else ONE).read(narrow, FEW, **how)
         found = read_ranks(narrow, reader, FEW, ranks, **how)
         parts = Parts(whole)
@@ -74,7 +74,7 @@ def test_lanes_that_are_not_given(narrow: Source, ranks: int, workers: int) -> N
 def test_ranks_that_repeat_nothing(narrow: Source, ranks: int, workers: int) -> None:
     reader = Reader("DataLoader", workers)
     for options in ({"shuffle": False}, {"lanes": 12, "window": 2}):
-        how = {**options, "batch_size": 9, "pad": False}
+        how: dict[str, Any] = {**options, "batch_size": 9, "pad": False}
         whole, _ = ONE.read(narrow, FEW, **how)
         parts = Parts(whole)
         parts.add(read_ranks(narrow, reader, FEW, ranks, **how), uneven=True)

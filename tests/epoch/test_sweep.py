@@ -1,0 +1,66 @@
+"""Options and topologies drawn at random, many of them: what the other modules say of a few."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from pqcache import Split
+from tests.epoch.reading import Parts, Read, Reader
+from tests.epoch.tables import FEW, Source
+
+pytestmark = pytest.mark.deep
+
+CHOICES: list[dict[str, Any]] = [
+    {},
+    {"filters": "label > 0"},
+    {"filters": "id in (100, 150, 222, 399)"},
+    {"split": Split("id", 0.1, 0.6)},
+    {"sample": 0.4},
+    {"limit": 123},
+    {"weights": "weight"},
+    {"balance": "label"},
+    {"shuffle": False},
+    {"weights": {"label": {0: 2.5, ...: 0.5}}, "filters": "id < 350", "limit": 200},
+]
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_a_chain_of_topologies(narrow: Source, number: int) -> None:
+    """An epoch that is stopped several times, and goes on with other ranks and workers each time."""
+    rng = random.Random(number)
+    drop_last = rng.random() < 0.3
+    options: dict[str, Any] = {
+        **CHOICES[number % len(CHOICES)],
+        "batch_size": rng.choice([1, 7, 16, 64]),
+        "lanes": rng.choice([1, 4, 6, 12]),
+        "window": rng.choice([1, 3, 40]),
+        "seed": rng.randrange(100),
+        "drop_last": drop_last,
+    }
+    epoch = rng.randrange(3)
+    whole, _ = Reader().read(narrow, FEW, epoch=epoch, **options)
+    if len(whole) < 5:
+        options["batch_size"] = 1
+        whole, _ = Reader().read(narrow, FEW, epoch=epoch, **options)
+    parts, state, left = Parts(whole), None, len(whole)
+    for turn in range(4):
+        ranks = rng.choice([1, 1, 2, 3, 5])
+        reader = Reader(rng.choice(["Loader", "Loader", "DataLoader"]), rng.choice([0, 0, 1, 2, 3]) if ranks < 3 else 0)
+        stop = None if turn == 3 or left <= 2 * ranks else rng.randrange(1, 1 + left // ranks // 2)
+        found: list[list[Read]] = []
+        states: list[dict[str, Any]] = []
+        for rank in range(ranks):
+            how: dict[str, Any] = {"state": state, "epoch": 0 if state else epoch, "stop": stop}
+            batches, after = reader.read(narrow, FEW, ranks=ranks, rank=rank, **how, **options)
+            found.append(batches)
+            states.append(after)
+        assert all(one == states[0] for one in states)
+        parts.add(found)
+        state = states[0]
+        left = len(whole) - state["batch"]
+        if stop is None:
+            break
+    parts.check(ranks, drop_last=drop_last)
