@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from pqcache.parquet.binary_views import INLINE
 from pqcache.parquet.pages.page_format import Bytes, NotRead
 from pqcache.system.buffer_pool import BufferPool
 
@@ -80,3 +82,23 @@ def split(data: Bytes, count: int) -> ByteArrays:
         raise NotRead("values that are not all of their page")
     found = np.array(begins, np.int64)
     return ByteArrays(found[:-1], np.diff(found) - 4, [(0, data)])
+
+
+def views_of(rows: ByteArrays, kind: pa.DataType | None = None) -> pa.Array:
+    """Return rows of bytes as views, binary or of ``kind``, into the pages they lie in."""
+    count = len(rows.begins)
+    views = np.zeros((count, 16), np.uint8)
+    views[:, :4] = rows.lengths.astype("<i4").view(np.uint8).reshape(-1, 4)
+    views[:, 12:] = rows.begins.astype("<i4").view(np.uint8).reshape(-1, 4)
+    ends = [first for first, _ in rows.pages[1:]] + [count]
+    for number, ((first, data), end) in enumerate(zip(rows.pages, ends, strict=True)):
+        views[first:end, 8:12] = np.array([number], "<i4").view(np.uint8)
+        begins, lengths = rows.begins[first:end], rows.lengths[first:end]
+        heads = begins[:, None] + np.arange(4)
+        views[first:end, 4:8] = data.take(heads, mode="clip")
+        for row in np.flatnonzero(lengths <= INLINE):
+            begin, length = int(begins[row]), int(lengths[row])
+            views[first + row, 4:] = 0
+            views[first + row, 4 : 4 + length] = data[begin : begin + length]
+    pages = [pa.py_buffer(data) for _, data in rows.pages]
+    return pa.Array.from_buffers(kind or pa.binary_view(), count, [None, pa.py_buffer(views), *pages])

@@ -32,7 +32,6 @@ from pqcache.parquet.footer.source_footer import (
 from pqcache.parquet.int96 import int96_as_int64, int96_places, is_uniform
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
 from pqcache.parquet.nested import leaves_in
-from pqcache.parquet.pages.long_values import LongColumns, long_columns_of
 from pqcache.parquet.rewrite.external_shuffle import shuffle_rows
 from pqcache.parquet.rewrite.file_writer import (
     ARROW_SCHEMA,
@@ -42,6 +41,7 @@ from pqcache.parquet.rewrite.file_writer import (
     elements_of,
 )
 from pqcache.parquet.rewrite.joined_files import FileJoiner
+from pqcache.parquet.rewrite.long_values import LongColumns, long_columns_of
 from pqcache.parquet.rewrite.options import DEFAULT_CODEC, RewriteOptions
 from pqcache.parquet.rewrite.prefetch import ReadTask, join_small_batches, prefetch
 from pqcache.parquet.rewrite.row_group_writer import WriterSettings, write_row_groups

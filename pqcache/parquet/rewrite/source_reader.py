@@ -25,8 +25,8 @@ from pqcache.parquet.arrow_sizes import Floats, Widths, arrow_bytes, least_width
 from pqcache.parquet.dense_columns import DenseChange, change_dense, dense_changes
 from pqcache.parquet.footer import footer
 from pqcache.parquet.footer.source_footer import SourceFooter, one_of_each_schema, open_parquet
-from pqcache.parquet.pages.long_values import LongColumns, TakeRows
 from pqcache.parquet.rewrite.joined_files import FileJoiner
+from pqcache.parquet.rewrite.long_values import LongColumns, TakeRows
 from pqcache.parquet.schema_merge import cast_to_schema
 from pqcache.system.disk import open_regular
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError
 from pqcache.parquet.footer.footer import read_local_tail
 from pqcache.parquet.footer.footer_validation import check_footer
+from pqcache.parquet.pages.byte_arrays import views_of
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
-from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_format import Chunk, MoreValues
 from pqcache.parquet.pages.page_reader import Lists, Reader, has_nulls, log_decoded_by_arrow
 from pqcache.parquet.pages.row_ranges import PagedFile

@@ -15,8 +15,8 @@ import pytest
 
 from pqcache.parquet.footer import thrift
 from pqcache.parquet.pages import page_format, page_reader
+from pqcache.parquet.pages.byte_arrays import views_of
 from pqcache.parquet.pages.leaf_column import leaf_of
-from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_reader import Reader
 from pqcache.system.buffer_pool import BufferPool
 

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.footer import footer, thrift, thrift_fields
 from pqcache.parquet.pages import page_format, page_reader
-from pqcache.parquet.pages.byte_arrays import ChunkMemory
+from pqcache.parquet.pages.byte_arrays import ChunkMemory, views_of
 from pqcache.parquet.pages.flat_pages import FlatPages
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
-from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_format import MoreValues
 from pqcache.parquet.pages.page_reader import Reader
 from pqcache.system.buffer_pool import Arena, BufferPool

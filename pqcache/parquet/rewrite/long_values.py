@@ -8,43 +8,23 @@ to 12 bytes or the first four, the number of the buffer and where in it the byte
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyarrow.types as pt
 
-from pqcache.parquet.binary_views import INLINE, LONG
-from pqcache.parquet.pages.byte_arrays import ByteArrays
-from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
-from pqcache.parquet.pages.page_reader import UNREADABLE, Reader, log_decoded_by_arrow
+from pqcache.parquet.binary_views import LONG
+from pqcache.parquet.chunk_reader import UNREADABLE, Leaf, leaf_of, pages_in, text_pages, view_type, views_of
+from pqcache.parquet.pages.page_format import NotRead
+from pqcache.parquet.row_group_stats import first_page
 from pqcache.parquet.schema_merge import is_text
-from pqcache.system.buffer_pool import BufferPool
+
+log = logging.getLogger("pqcache.parquet")
 
 _READABLE = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # a column's encodings, levels among them
-
-
-def views_of(rows: ByteArrays, kind: pa.DataType | None = None) -> pa.Array:
-    """Return rows of bytes as views, binary or of ``kind``, into the pages they lie in."""
-    count = len(rows.begins)
-    views = np.zeros((count, 16), np.uint8)
-    views[:, :4] = rows.lengths.astype("<i4").view(np.uint8).reshape(-1, 4)
-    views[:, 12:] = rows.begins.astype("<i4").view(np.uint8).reshape(-1, 4)
-    ends = [first for first, _ in rows.pages[1:]] + [count]
-    for number, ((first, data), end) in enumerate(zip(rows.pages, ends, strict=True)):
-        views[first:end, 8:12] = np.array([number], "<i4").view(np.uint8)
-        begins, lengths = rows.begins[first:end], rows.lengths[first:end]
-        heads = begins[:, None] + np.arange(4)
-        views[first:end, 4:8] = data.take(heads, mode="clip")
-        for row in np.flatnonzero(lengths <= INLINE):
-            begin, length = int(begins[row]), int(lengths[row])
-            views[first + row, 4:] = 0
-            views[first + row, 4 : 4 + length] = data[begin : begin + length]
-    pages = [pa.py_buffer(data) for _, data in rows.pages]
-    return pa.Array.from_buffers(kind or pa.binary_view(), count, [None, pa.py_buffer(views), *pages])
 
 
 Decoded = Callable[[int, str], Iterator[pa.Array]]
@@ -56,10 +36,9 @@ TakeRows = Callable[[int], pa.ChunkedArray]
 
 @dataclass(frozen=True)
 class LongColumns:
-    """Columns that are read as views, with their types as such, and what reads them."""
+    """Columns that are read as views, with their types as such."""
 
     kinds: dict[str, pa.DataType]
-    reader: Reader
 
     def without(self, schema: pa.Schema) -> pa.Schema:
         """Return ``schema`` without these columns."""
@@ -71,32 +50,29 @@ class LongColumns:
         """Return for each of the columns what takes its rows in these row groups of the open ``file``."""
         found = {}
         for name, kind in self.kinds.items():
-            leaf = leaf_of(file.metadata, name, file.schema_arrow.field(name).type)
-            assert leaf is not None  # see `_is_long`
-            views = self._views(file.metadata, descriptor, groups, leaf, name, decoded)
+            views = self._views(file, descriptor, groups, name, decoded)
             found[name] = _taker(views, kind)
         return found
 
     def _views(
-        self,
-        metadata: pq.FileMetaData,
-        descriptor: int,
-        groups: Sequence[int],
-        leaf: LeafColumn,
-        name: str,
-        decoded: Decoded,
+        self, file: pq.ParquetFile, descriptor: int, groups: Sequence[int], name: str, decoded: Decoded
     ) -> Iterator[pa.Array]:
         """Yield the rows of a column of an open file page by page; what the pages do not show is ``decoded``."""
-        kind = self.kinds[name]
+        kind, where = self.kinds[name], _leaf_of(file.metadata, file.schema_arrow.field(name))
+        assert where is not None  # see `_is_long`
+        number, leaf = where
         for group in groups:
-            chunk = metadata.row_group(group).column(leaf.number)
+            chunk = file.metadata.row_group(group).column(number)
             done = 0
             try:
-                for page in self.reader.byte_pages(descriptor, chunk, leaf):
-                    yield views_of(page, kind)
-                    done += len(page.begins)
+                pages = pages_in(descriptor, first_page(chunk), chunk.total_compressed_size)
+                for texts in text_pages(descriptor, chunk, leaf, pages, checked=True):
+                    if done + len(texts.there) > chunk.num_values or not texts.there.all():
+                        raise NotRead("nulls, or more values than the footer says")
+                    yield views_of([texts], kind)
+                    done += len(texts.there)
             except UNREADABLE as error:
-                log_decoded_by_arrow(chunk, error)
+                log.debug("column %s: pyarrow decodes the chunk from row %d on: %s", name, done, error)
             if done == chunk.num_values:
                 continue
             for array in decoded(group, name):
@@ -114,26 +90,31 @@ def long_columns_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: 
     kinds = {}
     for field in schema:
         if is_text(field.type) and all(_is_long(metadata, own, field) for metadata, own in files):
-            text = pt.is_string(field.type) or pt.is_large_string(field.type)
-            kinds[field.name] = pa.string_view() if text else pa.binary_view()
+            kinds[field.name] = view_type(field.type)
     clear = len(set(schema.names)) == len(schema) and not any("." in name for name in schema.names)
-    return (
-        LongColumns(kinds, Reader(BufferPool(), checked=True)) if kinds and clear and len(kinds) < len(schema) else None
-    )
+    return LongColumns(kinds) if kinds and clear and len(kinds) < len(schema) else None
 
 
 def _is_long(metadata: pq.FileMetaData, own: pa.Schema, field: pa.Field) -> bool:
     where = own.get_all_field_indices(field.name)
     if len(where) != 1 or own.field(where[0]).type != field.type or any("." in name for name in own.names):
         return False
-    leaf = leaf_of(metadata, field.name, field.type)
-    if leaf is None or leaf.repetition:
+    found = _leaf_of(metadata, field)
+    if found is None:
         return False
-    chunks = (metadata.row_group(group).column(leaf.number) for group in range(metadata.num_row_groups))
+    chunks = (metadata.row_group(group).column(found[0]) for group in range(metadata.num_row_groups))
     return all(
         chunk.total_uncompressed_size >= LONG * chunk.num_values and _READABLE.issuperset(chunk.encodings)
         for chunk in chunks
     )
+
+
+def _leaf_of(metadata: pq.FileMetaData, field: pa.Field) -> tuple[int, Leaf] | None:
+    """Return the number and the leaf of a column of strings or binary, in a file of names without dots."""
+    schema = metadata.schema
+    numbers = [number for number in range(len(schema)) if schema.column(number).path == field.name]
+    leaf = leaf_of(schema.column(numbers[0]), field) if len(numbers) == 1 else None
+    return None if leaf is None or leaf.repetition else (numbers[0], leaf)
 
 
 def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> TakeRows:

@@ -1,0 +1,580 @@
+"""Decodes column chunks for which pyarrow's general decoder is slow: long lists of numbers, long strings and binary.
+
+pyarrow decodes the levels of a list for every value in it, several times as slowly as the values. Here the two are
+taken apart: levels are looked at on their own, plain values are copied to their place, and encoded ones are decoded by
+pyarrow from a file in memory whose one column has no levels. Long strings and binary aren't copied at all: they become
+views into their decompressed pages.
+
+What isn't worth it, isn't supported or is damaged gives None, and pyarrow decodes it; its errors say what is wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from pqcache.parquet.codecs import IN_METADATA
+from pqcache.parquet.footer import footer, thrift, thrift_fields
+from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct, read_varint
+from pqcache.parquet.footer.thrift_walk import Check, Checks, key, walk_struct
+from pqcache.parquet.numpy_types import numpy_dtype
+from pqcache.parquet.pages import page_format
+from pqcache.parquet.pages.page_format import Bytes, MoreValues, NotRead, read_run
+from pqcache.parquet.row_group_stats import first_page
+from pqcache.parquet.schema_merge import is_text
+
+log = logging.getLogger("pqcache.parquet")
+
+Numbers = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
+File: TypeAlias = "int | Bytes"
+"""A descriptor, or the bytes of a file."""
+
+UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
+
+_LONG_TEXT = 4096  # bytes of a string on average from which on views pay
+_LONG_LIST, _LONG_REGULAR = 64, 16  # values of a list on average, from which on it pays; regular levels repeat
+_MANY = 200_000  # values of a chunk; fewer are decoded sooner than their pages are found,
+_MANY_IN_PAGE = 25_000  # as are fewer in a page on average,
+_PAGE = 64 << 10  # or fewer bytes of strings
+_TOGETHER = 4 << 20  # bytes of encoded pages that are decoded by one call, as many as caches hold
+_MOST = 2**31 - 1  # how far views and 32-bit offsets reach
+_INLINE = 12  # bytes that a view holds itself
+_PHYSICAL = {"INT32": (1, "<i4"), "INT64": (2, "<i8"), "FLOAT": (4, "<f4"), "DOUBLE": (5, "<f8")}
+_LEVELS = np.arange(256, dtype="<i4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """A top-level column of one leaf that `read_chunk` may decode.
+
+    ``physical`` and ``stored`` say what a number is in a page, ``held`` what it is in memory; 0 and None for strings
+    and binary. ``definition`` and ``repetition`` are the largest levels.
+    """
+
+    type: pa.DataType
+    physical: int
+    stored: np.dtype[Any] | None
+    held: np.dtype[Any] | None
+    definition: int
+    repetition: int
+
+
+def leaf_of(column: pq.ColumnSchema, field: pa.Field) -> Leaf | None:
+    """Return a top-level ``field`` of one leaf ``column``, or None if it has a type that is never decoded here."""
+    kind = field.type.storage_type if isinstance(field.type, pa.BaseExtensionType) else field.type
+    physical: tuple[int, np.dtype[Any] | None, np.dtype[Any] | None] = (0, None, None)
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        item, (code, letters) = kind.value_type, _PHYSICAL.get(column.physical_type, (0, ""))
+        if not code or not (pt.is_integer(item) or pt.is_float32(item) or pt.is_float64(item)):
+            return None
+        physical = (code, np.dtype(letters), numpy_dtype(item))
+        if (letters[1] == "f") != pt.is_floating(item) or numpy_dtype(item).itemsize > np.dtype(letters).itemsize:
+            return None
+    elif not (kind == field.type and is_text(kind) and column.physical_type == "BYTE_ARRAY"):
+        return None
+    if column.max_repetition_level != int(physical[0] > 0):
+        return None
+    return Leaf(
+        type=field.type,
+        physical=physical[0],
+        stored=physical[1],
+        held=physical[2],
+        definition=column.max_definition_level,
+        repetition=column.max_repetition_level,
+    )
+
+
+def read_chunk(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf, rows: int) -> pa.Array | None:
+    """Decode a chunk of ``rows`` rows to the array that pyarrow would give, or to views of the same values.
+
+    None is for chunks that pyarrow has to decode.
+
+    Raises:
+        MoreValues: the pages hold more than the footer says, of which pyarrow would silently decode a part.
+    """
+    if not pays(chunk, leaf, rows):
+        return None
+    try:
+        array = _lists(file, chunk, leaf) if leaf.repetition else _views(file, chunk, leaf)
+        if len(array) != rows:
+            raise NotRead("another number of rows than the footer says")
+    except MoreValues:
+        raise
+    except UNREADABLE as error:
+        name, at = chunk.path_in_schema, chunk.data_page_offset
+        log.debug("column %s: pyarrow decodes the chunk at byte %d: %s", name, at, error)
+        return None
+    return array
+
+
+def pays(chunk: pq.ColumnChunkMetaData, leaf: Leaf, rows: int) -> bool:
+    """Return whether `read_chunk` is tried, by what the footer says of a chunk of ``rows`` rows."""
+    if chunk.file_path or chunk.compression not in IN_METADATA:
+        return False
+    if leaf.repetition:
+        long = _LONG_REGULAR if pt.is_fixed_size_list(leaf.type) else _LONG_LIST
+        return bool(chunk.num_values >= max(_MANY, long * rows)) and not _has_nulls(chunk)
+    return bool(chunk.num_values and _LONG_TEXT * chunk.num_values <= chunk.total_uncompressed_size)
+
+
+def _has_nulls(chunk: pq.ColumnChunkMetaData) -> bool:
+    """Return whether the footer says that values are null, or lists empty."""
+    statistics = chunk.statistics
+    return statistics is not None and statistics.has_null_count and bool(statistics.null_count)
+
+
+# Pages
+
+# numbers of a page, in the order in which `Page` has them: fields of PageHeader, then those of the kinds of pages
+_KIND, _UNCOMPRESSED, _SIZE, _CHECKSUM, _VALUES, _ENCODING, _ROWS, _NULLS, _DEFINITIONS, _REPETITIONS, _STORED = range(
+    11
+)
+
+
+class Page(NamedTuple):
+    """A page as its header describes it, and where its ``body`` begins in the file; `NONE` for what the header lacks.
+
+    ``size`` is that of the body as it is stored, and ``checksum`` of these bytes. ``definitions`` and ``repetitions``
+    are the encodings of levels in version 1 and their bytes in version 2, whose levels are never compressed.
+    """
+
+    kind: int
+    uncompressed: int
+    size: int
+    checksum: int
+    values: int
+    encoding: int
+    rows: int
+    nulls: int
+    definitions: int
+    repetitions: int
+    stored: int  # 1 if a page of version 2 isn't compressed
+    body: int
+
+    @property
+    def is_dictionary(self) -> bool:
+        return self.kind == thrift_fields.DICTIONARY_PAGE
+
+
+def _number(place: int) -> Check:
+    def note(data: bytes, at: int, numbers: list[int]) -> int:
+        number, at = read_varint(data, at)
+        numbers[place] = (number >> 1) ^ -(number & 1)
+        return at
+
+    return note
+
+
+def _is_stored(data: bytes, at: int, numbers: list[int]) -> int:
+    numbers[_STORED] = 1
+    return at
+
+
+def _inside(checks: Checks) -> Check:
+    return lambda data, at, numbers: walk_struct(data, at, checks, numbers)
+
+
+def _i32(*places: int) -> dict[int, Check]:
+    return {key(field, I32): _number(place) for field, place in enumerate(places, 1)}
+
+
+_V1 = _i32(_VALUES, _ENCODING, _DEFINITIONS, _REPETITIONS)
+_V2 = _i32(_VALUES, _NULLS, _ROWS, _ENCODING, _DEFINITIONS, _REPETITIONS) | {key(7, 2): _is_stored}  # 2: false
+_HEADER: Checks = {
+    **_i32(_KIND, _UNCOMPRESSED, _SIZE, _CHECKSUM),
+    key(page_format.DATA, STRUCT): _inside(_V1),
+    key(page_format.DICTIONARY, STRUCT): _inside(_i32(_VALUES, _ENCODING)),
+    key(page_format.DATA_V2, STRUCT): _inside(_V2),
+}
+NONE = -(1 << 32)  # no number of 32 bits
+_KINDS = (thrift_fields.DATA_PAGE, thrift_fields.DICTIONARY_PAGE, thrift_fields.DATA_PAGE_V2)
+_HEADS = (256, 1 << 16, 1 << 24)  # bytes: nearly all page headers; those with long statistics
+
+
+def pages_in(file: File, at: int, size: int) -> Iterator[Page]:
+    """Yield the pages that lie in ``size`` bytes from ``at`` on; nothing is read but their headers."""
+    end = at + size
+    while at < end:
+        page = _page_at(file, at)
+        if page.kind not in _KINDS or min(page.uncompressed, page.size, page.values) < 0:
+            raise NotRead("a page header that is damaged, or of an unknown page")
+        if page.body + page.size > end:
+            raise NotRead("a page that reaches beyond its chunk")
+        yield page
+        at = page.body + page.size
+
+
+def _page_at(file: File, at: int) -> Page:
+    for most in _HEADS:
+        data = _bytes_at(file, at, most)
+        numbers = [NONE] * (_STORED + 1)
+        try:
+            length = walk_struct(data, 0, _HEADER, numbers)
+        except IndexError:
+            if len(data) < most:
+                break
+            continue
+        if length <= len(data):
+            return Page._make((*numbers, at + length))
+    raise NotRead("the file ends within a page header")
+
+
+def _bytes_at(file: File, at: int, most: int) -> bytes:
+    return os.pread(file, most, at) if isinstance(file, int) else file[at : at + most].tobytes()
+
+
+def _read(file: File, at: int, size: int) -> Bytes:
+    """Return bytes of a file; those of one in memory aren't copied."""
+    if isinstance(file, int):
+        place = memory(size)
+        page_format.read_into(file, place, at)
+        return place
+    if at + size > len(file):
+        raise NotRead("the file ends within a page")
+    return file[at : at + size]
+
+
+def memory(size: int) -> Bytes:
+    """Return memory of Arrow's pool, which uses it again as soon as it is free."""
+    return np.frombuffer(pa.allocate_buffer(size), np.uint8)
+
+
+def _pages(file: File, chunk: pq.ColumnChunkMetaData, most: int) -> list[Page]:
+    """Return the pages of a chunk, compared with what the footer says; more than ``most`` raise NotRead."""
+    found: list[Page] = []
+    for page in pages_in(file, first_page(chunk), chunk.total_compressed_size):
+        if len(found) == most:
+            raise NotRead("small pages")
+        found.append(page)
+    values = sum(page.values for page in found if not page.is_dictionary)
+    if values > chunk.num_values:
+        raise MoreValues("more values than the footer says")
+    if values < chunk.num_values or sum(page.uncompressed for page in found) > chunk.total_uncompressed_size:
+        raise NotRead("other pages than the footer says")
+    return found
+
+
+class _Data(NamedTuple):
+    """The parts of a data page: its levels, and the bytes of the values that aren't null."""
+
+    repetitions: bytes
+    definitions: bytes
+    values: Bytes
+
+
+def _parts_of(chunk: pq.ColumnChunkMetaData, leaf: Leaf, page: Page, body: Bytes) -> _Data:
+    repetitions = definitions = b""
+    if page.kind == thrift_fields.DATA_PAGE:
+        body = page_format.decompress_page(chunk, body, page.uncompressed)
+        if leaf.repetition:
+            repetitions, body = page_format.levels_of(body, page.repetitions)
+        if leaf.definition:
+            definitions, body = page_format.levels_of(body, page.definitions)
+        return _Data(repetitions, definitions, body)
+    middle, end = page.repetitions, page.repetitions + page.definitions
+    if not 0 <= middle <= end <= min(len(body), page.uncompressed):
+        raise NotRead("levels that reach beyond their page")
+    repetitions, definitions, body = body[:middle].tobytes(), body[middle:end].tobytes(), body[end:]
+    if page.stored == NONE and len(body):
+        body = page_format.decompress_page(chunk, body, page.uncompressed - end)
+    elif len(body) != page.uncompressed - end:
+        raise NotRead("a page of another size than its header says")
+    return _Data(repetitions, definitions, body)
+
+
+def _dictionary_of(chunk: pq.ColumnChunkMetaData, page: Page, body: Bytes) -> Bytes:
+    if page.encoding not in (thrift_fields.PLAIN, thrift_fields.PLAIN_DICTIONARY):
+        raise NotRead("a dictionary that isn't plain")
+    return page_format.decompress_page(chunk, body, page.uncompressed)
+
+
+# Pages without levels, and levels as pages
+
+
+class _Coded:
+    """Pages of encoded values, which pyarrow decodes as a file of one column without levels; few at a time."""
+
+    def __init__(self, physical: int, dtype: np.dtype[Any]) -> None:
+        self._physical, self._dtype = physical, dtype
+        self._dictionary: list[Bytes] = []
+        self._pages: list[Bytes] = []
+        self.count = self.size = 0  # of the values and of their bytes, encoded or not
+
+    def add_dictionary(self, count: int, data: Bytes) -> None:
+        if self._dictionary or self.count:
+            raise NotRead("a dictionary behind values")
+        header = thrift.encode(page_format.dictionary_page_header(count, len(data)))
+        self._dictionary = [np.frombuffer(header, np.uint8), data]
+
+    def add(self, count: int, encoding: int, data: Bytes) -> None:
+        if count:  # pyarrow takes an empty page of such a column for its end
+            header = page_format.data_page_header(count, encoding, len(data))
+            self._pages += [np.frombuffer(header, np.uint8), data]
+            self.count += count
+            self.size += max(len(data), count * self._dtype.itemsize)
+
+    def take(self) -> Numbers:
+        """Return the values of the pages that were added, and forget these pages."""
+        if not self.count:
+            return np.zeros(0, self._dtype)
+        parts = [np.frombuffer(footer.MAGIC, np.uint8), *self._dictionary, *self._pages]
+        parts.append(np.frombuffer(footer.footer_and_magic(self._footer(sum(map(len, parts)))), np.uint8))
+        data = np.concatenate(parts, out=memory(sum(map(len, parts))))
+        with pq.ParquetFile(pa.BufferReader(pa.py_buffer(data)), pre_buffer=False) as alone:
+            column = alone.read_row_group(0, use_threads=False).column(0)
+        values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if len(values) != self.count or values.null_count:
+            raise NotRead("pyarrow decodes another number of values")
+        found = np.frombuffer(values.buffers()[1], self._dtype, self.count, values.offset * self._dtype.itemsize)
+        self._pages, self.count, self.size = [], 0, 0
+        return found
+
+    def _footer(self, size: int) -> Struct:
+        begin = len(footer.MAGIC)
+        root: Struct = {4: (BINARY, b"schema"), 5: (I32, 1)}
+        element: Struct = {1: (I32, self._physical), 3: (I32, 0), 4: (BINARY, b"values")}
+        encodings, length = [thrift_fields.PLAIN], size - begin
+        chunk = thrift_fields.column_metadata(self._physical, [b"values"], 0, encodings, self.count, length, length)
+        chunk[thrift_fields.DATA] = (I64, begin + sum(map(len, self._dictionary)))
+        if self._dictionary:
+            chunk[thrift_fields.DICTIONARY] = (I64, begin)
+        column = {2: (I64, 0), 3: (STRUCT, chunk)}
+        group: Struct = {1: (LIST, Items(STRUCT, [column])), 2: (I64, size), 3: (I64, self.count)}
+        return footer.make_footer({1: (I32, 2)}, [root, element], [group], self.count, {})
+
+
+def _decode_levels(most: int, levels: Sequence[tuple[int, bytes]]) -> Numbers:
+    """Decode the levels of pages, as positions in a dictionary of 0 to ``most``, which is how pages store those."""
+    if not 0 < most < len(_LEVELS):
+        raise NotRead("lists within more lists than expected")
+    known, width = _LEVELS[: most + 1], bytes([most.bit_length()])
+    pages = _Coded(1, _LEVELS.dtype)
+    pages.add_dictionary(len(known), known.view(np.uint8))
+    for count, data in levels:
+        pages.add(count, thrift_fields.RLE_DICTIONARY, np.frombuffer(width + data, np.uint8))
+    return pages.take()
+
+
+def _are_all(level: int, levels: bytes, count: int) -> bool:
+    at = done = 0
+    while at < len(levels):
+        length, numbers, at = read_run(levels, at, level.bit_length(), count - done)
+        if not np.all(numbers == level):
+            return False
+        done += length
+    if done != count:
+        raise NotRead("fewer levels than values")
+    return True
+
+
+# Lists of numbers
+
+_Repetitions = tuple[int, bytes, int]
+"""The values of a page, their repetition levels, and its rows; `NONE` if its header doesn't say them."""
+
+
+def _lists(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
+    assert leaf.stored is not None
+    assert leaf.held is not None
+    pages = _pages(file, chunk, most=chunk.num_values // _MANY_IN_PAGE + 2)
+    values = memory(chunk.num_values * leaf.held.itemsize).view(leaf.held)
+    coded = _Coded(leaf.physical, leaf.stored)
+    levels: list[_Repetitions] = []
+    at = done = 0  # values that are read, and those in their place
+
+    def put_coded() -> None:
+        nonlocal done
+        np.copyto(values[done:at], coded.take(), casting="unsafe")
+        done = at
+
+    for page in pages:
+        body = _read(file, page.body, page.size)
+        if page.is_dictionary:
+            coded.add_dictionary(page.values, _dictionary_of(chunk, page, body))
+            continue
+        data = _parts_of(chunk, leaf, page, body)
+        if leaf.definition and not _are_all(leaf.definition, data.definitions, page.values):
+            raise NotRead("nulls, or empty lists")
+        if page.nulls > 0:
+            raise NotRead("another number of nulls than the page's header says")
+        levels.append((page.values, data.repetitions, page.rows))
+        if page.encoding == thrift_fields.PLAIN:
+            put_coded()
+            _copy_plain(values[at : at + page.values], data.values, leaf.stored)
+            done = at = at + page.values
+        else:
+            coded.add(page.values, page.encoding, data.values)
+            at += page.values
+            if coded.size >= _TOGETHER:
+                put_coded()
+    put_coded()
+    return _list_array(leaf.type, np.append(_begins(levels), at), values)
+
+
+def _copy_plain(place: Numbers, data: Bytes, stored: np.dtype[Any]) -> None:
+    if len(data) != len(place) * stored.itemsize:
+        raise NotRead("a page of another size than its values take")
+    if place.dtype == stored:  # as bytes, which need not be aligned
+        np.copyto(place.view(np.uint8), data)
+    else:
+        np.copyto(place, data.view(stored), casting="unsafe")
+
+
+def _begins(pages: Sequence[_Repetitions]) -> Ints:
+    """Return at which values lists begin; equal levels of pages, as regular lists have them, are decoded once."""
+    begins: dict[_Repetitions, Ints] = {}
+    waiting: list[_Repetitions] = []
+    distinct = dict.fromkeys(pages)
+    for number, page in enumerate(distinct, 1):
+        waiting.append(page)
+        if number < len(distinct) and sum(count for count, _, _ in waiting) * _LEVELS.itemsize < _TOGETHER:
+            continue
+        levels = _decode_levels(1, [(count, data) for count, data, _ in waiting])
+        parts = np.split(levels, np.cumsum([count for count, _, _ in waiting])[:-1])
+        begins |= {page: np.flatnonzero(part == 0) for page, part in zip(waiting, parts, strict=True)}
+        waiting = []
+    if any(rows not in (NONE, len(found)) for (_, _, rows), found in begins.items()):
+        raise NotRead("another number of rows than a page's header says")
+    firsts = np.cumsum([0, *(count for count, _, _ in pages[:-1])])
+    return np.concatenate([begins[page] + first for page, first in zip(pages, firsts, strict=True)])
+
+
+def _list_array(kind: pa.DataType, ends: Ints, values: Numbers) -> pa.Array:
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.wrap_array(_list_array(kind.storage_type, ends, values))
+    if ends[0]:
+        raise NotRead("values before the first list")
+    items = pa.Array.from_buffers(kind.value_type, len(values), [None, pa.py_buffer(values)])
+    if pt.is_fixed_size_list(kind):
+        if (np.diff(ends) != kind.list_size).any():
+            raise NotRead("lists of other lengths")
+        return pa.Array.from_buffers(kind, len(ends) - 1, [None], children=[items])
+    if not pt.is_large_list(kind):
+        if ends[-1] > _MOST:
+            raise NotRead("more values than 32-bit offsets reach")
+        ends = ends.astype(np.int32)
+    return pa.Array.from_buffers(kind, len(ends) - 1, [None, pa.py_buffer(ends)], children=[items])
+
+
+# Strings and binary
+
+
+class Texts(NamedTuple):
+    """Rows of strings or binary: which are ``there``, and where in ``data`` each that is begins, and how long it is."""
+
+    there: npt.NDArray[np.bool_]
+    data: Bytes
+    begins: Ints
+    lengths: Ints
+
+
+def text_pages(
+    file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf, pages: Iterable[Page], checked: bool = False
+) -> Iterator[Texts]:
+    """Yield the rows of ``pages`` of a chunk; UNREADABLE says that pyarrow has to decode them.
+
+    ``checked`` compares pages with their checksums, if they have any.
+    """
+    dictionary = None
+    for page in pages:
+        body = _read(file, page.body, page.size)
+        if checked and page.checksum != NONE and zlib.crc32(body.data) != page.checksum & 0xFFFFFFFF:
+            raise NotRead("a page that differs from its checksum")
+        if page.is_dictionary:
+            data = _dictionary_of(chunk, page, body)
+            dictionary = data, *_split(data, page.values)
+            continue
+        parts = _parts_of(chunk, leaf, page, body)
+        count, there = page.values, np.ones(page.values, np.bool_)
+        if leaf.definition and not _are_all(leaf.definition, parts.definitions, count):
+            there = _decode_levels(leaf.definition, [(count, parts.definitions)]) == leaf.definition
+            count = int(np.count_nonzero(there))
+        if page.rows not in (NONE, page.values) or page.nulls not in (NONE, page.values - count):
+            raise NotRead("other counts than the page's header says")
+        data = parts.values
+        if page.encoding == thrift_fields.PLAIN or not count:
+            yield Texts(there, data, *_split(data if count else data[:0], count))
+        elif page.encoding in (thrift_fields.PLAIN_DICTIONARY, thrift_fields.RLE_DICTIONARY) and dictionary is not None:
+            numbers = page_format.decode_hybrid(data[1:].tobytes(), int(data[0]), count)
+            yield Texts(there, dictionary[0], dictionary[1][numbers], dictionary[2][numbers])
+        else:
+            raise NotRead("an encoding that isn't read here")
+
+
+def views_of(parts: Sequence[Texts], kind: pa.DataType, whole: Bytes | None = None) -> pa.Array:
+    """Return rows as views into the bytes that they lie in; that is ``whole`` for all of them, or each part's own."""
+    there = np.concatenate([part.there for part in parts])
+    words = np.zeros((len(there), 4), np.int32)
+    buffers: dict[int, Bytes] = {}
+    numbers: list[int] = []
+    for part in parts:
+        data = part.data if whole is None else whole
+        buffers.setdefault(id(data), data)
+        numbers.append(list(buffers).index(id(data)))
+    if any(len(data) > _MOST for data in buffers.values()):
+        raise NotRead("more bytes than views reach")
+    found = [_words(number, part, whole) for number, part in zip(numbers, parts, strict=True)]
+    words[there] = np.concatenate(found)
+    valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(there), [valid, *map(pa.py_buffer, (words, *buffers.values()))])
+
+
+def view_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of views of strings or binary."""
+    return pa.string_view() if pt.is_string(kind) or pt.is_large_string(kind) else pa.binary_view()
+
+
+def _views(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
+    pages = _pages(file, chunk, most=chunk.total_uncompressed_size // _PAGE + 2)
+    whole = None
+    if IN_METADATA[chunk.compression].arrow is None:  # one buffer: each array of views holds all that it has
+        begin = first_page(chunk)
+        whole = file = _read(file, begin, chunk.total_compressed_size)
+        pages = [page._replace(body=page.body - begin) for page in pages]
+    return views_of(list(text_pages(file, chunk, leaf, pages)), view_type(leaf.type), whole)
+
+
+def _split(data: Bytes, count: int) -> tuple[Ints, Ints]:
+    """Return where the values of a plain page begin, and their lengths, which precede them."""
+    at, view = 4, data.data
+    begins = [at]
+    length_at, note = struct.Struct("<I").unpack_from, begins.append
+    for _ in range(count):
+        at += length_at(view, at - 4)[0] + 4
+        note(at)
+    if at - 4 != len(data):
+        raise NotRead("values that are not all of their page")
+    found = np.array(begins, np.int64)
+    return found[:-1], np.diff(found) - 4
+
+
+def _words(number: int, part: Texts, whole: Bytes | None) -> npt.NDArray[np.int32]:
+    """Return the four words of each view: its length, then 12 bytes, or 4 bytes, a buffer's number and a place in it.
+
+    See https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout.
+    """
+    _, data, begins, lengths = part
+    views = np.zeros((len(begins), 16), np.uint8)
+    words = views.view(np.int32)
+    shift = 0 if whole is None else data.ctypes.data - whole.ctypes.data
+    words[:, 0], words[:, 2], words[:, 3] = lengths, number, begins + shift
+    if len(begins):
+        views[:, 4:8] = data.take(begins[:, None] + np.arange(4), mode="clip")
+    short = np.flatnonzero(lengths <= _INLINE)
+    if len(short):
+        inline = data.take(begins[short, None] + np.arange(_INLINE), mode="clip")
+        inline[np.arange(_INLINE) >= lengths[short, None]] = 0
+        views[short, 4:] = inline
+    return words

@@ -1,0 +1,477 @@
+"""Reads rows of row groups of local files as Arrow arrays: a row group, or a piece of one.
+
+Parquet's readers decode a column chunk from its first page on. An offset index says which row each page begins with, so
+the pages of a piece and the chunk's dictionary are put together in memory as a file of their own, and that is decoded
+like any other. The leaves of a nested column have pages of their own: its piece reaches to where all of them have the
+beginning of a page.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError, first_line, open_error
+from pqcache.parquet.chunk_reader import (
+    NONE,
+    UNREADABLE,
+    File,
+    Ints,
+    Leaf,
+    leaf_of,
+    memory,
+    pages_in,
+    pays,
+    read_chunk,
+    view_type,
+)
+from pqcache.parquet.codecs import IN_METADATA
+from pqcache.parquet.footer import footer, thrift, thrift_fields
+from pqcache.parquet.footer.doubtful import check_read_right, doubtful_columns
+from pqcache.parquet.footer.footer_validation import check_footer
+from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.nested import top_level_names
+from pqcache.parquet.pages.page_format import Bytes, MoreValues, NotRead, read_into
+from pqcache.parquet.pages.page_locations import OffsetIndexes, PageLocations, locations_in_index
+from pqcache.parquet.row_group_stats import first_page
+from pqcache.parquet.schema_merge import is_text
+from pqcache.system.disk import check_regular, open_regular
+
+_BUFFER = 1 << 16  # bytes that pyarrow reads at a time; what is decoded next is still in the processor's cache
+_SCHEMA = b"ARROW:schema"
+_LENGTH = 4  # bytes before each text that is in no dictionary
+_CODED = {"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"}
+_MOST_LOCATED = 4096  # column chunks whose pages are remembered
+_EXCESS = 32 << 20  # bytes that pages may have beyond what the footer says: some writers count somewhat wrong
+_DAMAGED = "the file is damaged or was replaced: write it again"
+_LEAST = 0.75  # of the rows that memory allows: smaller pieces mix fewer rows
+_WORTH, _ALIKE = 1.1, 1.02  # times the fewest bytes: smaller pieces are worth it from there on, larger ones up to there
+_MOST_IN_PAGES = 64  # pieces that end where a page does, at most
+
+
+class _Part(NamedTuple):
+    """Rows ``begin`` to ``end`` of a column: for each of its leaves where pages lie, and which of them these are."""
+
+    begin: int
+    end: int
+    leaves: list[tuple[int, PageLocations, range]]
+
+
+class RowGroupFile:
+    """A local file, which stays as it is, whose row groups are read; from any thread, also after a fork.
+
+    What is wrong with it raises ParquetError that names the file, and the row group.
+    """
+
+    def __init__(self, path: Path, metadata: pq.FileMetaData | None = None) -> None:
+        self.path = path
+        with self._errors(None), self._open(path, metadata) as file:
+            self.metadata: pq.FileMetaData = file.metadata
+            self.schema: pa.Schema = file.schema_arrow
+        self._leaves: dict[str, list[int]] = {}  # of each column, of those with one name together
+        for number, name in enumerate(top_level_names(self.metadata, self.schema)):
+            self._leaves.setdefault(name, []).append(number)
+        schema = self.metadata.schema
+        self._alone: dict[str, Leaf] = {}  # columns that may be decoded without pyarrow
+        for field in self.schema:
+            numbers = self._leaves.get(field.name, [])
+            leaf = leaf_of(schema.column(numbers[0]), field) if len(numbers) == 1 else None
+            if leaf is not None:
+                self._alone[field.name] = leaf
+        self._read_right: set[tuple[int, str]] = set()
+        self._right_size: set[tuple[int, int]] = set()  # chunks whose page headers were compared with the footer
+        self._located: dict[tuple[int, int], PageLocations] = {}
+
+    def read_rows(
+        self,
+        row_group: int,
+        columns: Sequence[str],
+        low: int = 0,
+        high: int | None = None,
+        *,
+        trusted: Collection[str] = (),
+    ) -> dict[str, pa.Array]:
+        """Return rows ``low <= row < high`` of those of ``columns`` that the file has; ``high`` is None for all.
+
+        Strings and binary may be views, other arrays are what pyarrow reads. Fewer than all rows need an offset index
+        (see `piece_rows`). Columns that are ``trusted`` are known not to be among those that pyarrow misreads.
+        """
+        rows = self.metadata.row_group(row_group).num_rows
+        high = rows if high is None else high
+        if not 0 <= low <= high <= rows:
+            reason = f"row group {row_group} has {rows} rows, which do not reach from {low} to {high}"
+            raise ParquetError(self.path, reason, "the file was replaced while in use: open the dataset again")
+        names = [name for name in dict.fromkeys(columns) if name in self._leaves]
+        self._check_read_right(row_group, [name for name in names if name not in trusted])
+        with self._errors(row_group):
+            descriptor = open_regular(self.path)
+            try:
+                if (low, high) == (0, rows):
+                    return self._whole(descriptor, row_group, names)
+                return self._piece(descriptor, row_group, names, low, high)
+            finally:
+                os.close(descriptor)
+
+    def has_page_index(self, row_group: int, columns: Sequence[str]) -> bool:
+        """Return whether pieces can be read of those of ``columns`` that the file has, by its footer."""
+        group = self.metadata.row_group(row_group)
+        leaves = [leaf for name in columns for leaf in self._leaves.get(name, [])]
+        chunks = [group.column(leaf) for leaf in leaves]
+        indexed = all(chunk.has_offset_index and chunk.compression in IN_METADATA for chunk in chunks)
+        return indexed and bool(self._elements)
+
+    def piece_rows(self, row_group: int, columns: Sequence[str], most: int) -> int | None:
+        """Return how many rows pieces should have so that few pages are read twice: ``most``, or down to 3/4 of them.
+
+        None is for row groups without a sound offset index, which cannot be read in pieces. Pages rarely have the same
+        rows in all row groups, but often multiples of one number: writers look how large a page is after so many rows.
+        """
+        if not self.has_page_index(row_group, columns):
+            return None
+        with self._errors(row_group):
+            descriptor = open_regular(self.path)
+            try:
+                leaves = [leaf for name in columns for leaf in self._leaves.get(name, [])]
+                located = [self._locate(descriptor, row_group, leaf) for leaf in leaves]
+            except NotRead:
+                return None
+            finally:
+                os.close(descriptor)
+        return _rows_along_pages(located, most)
+
+    # Decoding
+
+    def _whole(self, descriptor: int, row_group: int, names: Sequence[str]) -> dict[str, pa.Array]:
+        group = self.metadata.row_group(row_group)
+        for name in names:
+            for leaf in self._leaves[name]:
+                chunk = group.column(leaf)
+                codec = IN_METADATA.get(chunk.compression)
+                compressed = codec is None or codec.arrow is not None
+                if compressed and (row_group, leaf) not in self._right_size:
+                    self._check_size(row_group, name, chunk, _claimed(descriptor, chunk))
+                    self._right_size.add((row_group, leaf))
+        chunks = {name: self._leaves[name][0] for name in names}
+        coded = self._coded(row_group, names)
+        return self._decode(descriptor, self.metadata, row_group, chunks, coded, group.num_rows)
+
+    def _decode(
+        self,
+        source: File,
+        metadata: pq.FileMetaData,
+        row_group: int,
+        chunks: Mapping[str, int],
+        coded: Collection[str],
+        rows: int,
+    ) -> dict[str, pa.Array]:
+        """Return the columns of a row group of the file, or of one in memory, by the numbers of their first leaves."""
+        found: dict[str, pa.Array] = {}
+        group = metadata.row_group(row_group)
+        for name in [name for name in chunks if name in self._alone]:
+            try:
+                array = read_chunk(source, group.column(chunks[name]), self._alone[name], rows)
+            except MoreValues as error:  # of which pyarrow would return as many as the footer says
+                reason = f"row group {row_group} has {error} in column {name!r}"
+                raise ParquetError(self.path, reason, "it is damaged: fetch or write it again") from error
+            if array is not None:
+                found[name] = array
+        left = [name for name in chunks if name not in found]
+        texts = [name for name in left if name in coded]
+        for some, dictionaries in (([n for n in left if n not in texts], None), (texts, texts)):
+            if not some:
+                continue
+            file = self.path if isinstance(source, int) else pa.BufferReader(pa.py_buffer(source))
+            with self._open(file, metadata, dictionaries) as opened:
+                table = opened.read_row_group(row_group, columns=some, use_threads=False)
+            for name in some:
+                field = table.schema.get_all_field_indices(name)[0]
+                column = table.column(field)
+                found[name] = _views_into(column) if dictionaries else _joined(column)
+        for name, array in found.items():
+            if len(array) != rows:
+                raise NotRead(f"column {name!r} has {len(array)} rows, not {rows}")
+        return {name: found[name] for name in chunks}
+
+    def _coded(self, row_group: int, names: Sequence[str]) -> list[str]:
+        """Return the texts that are all, or nearly all, in a dictionary: others take four bytes more than their own."""
+        group, found = self.metadata.row_group(row_group), []
+        for name in names:
+            leaf = self._alone.get(name)
+            if leaf is None or leaf.repetition or leaf.type not in (pa.string(), pa.binary()):
+                continue
+            chunk = group.column(self._leaves[name][0])
+            statistics = chunk.statistics
+            nulls = statistics.null_count if statistics is not None and statistics.has_null_count else 0
+            few = chunk.total_uncompressed_size < _LENGTH * (chunk.num_values - nulls)
+            if chunk.has_dictionary_page and few and _CODED.issuperset(chunk.encodings):
+                found.append(name)
+        return found
+
+    @contextmanager
+    def _open(
+        self, source: Path | pa.BufferReader, metadata: pq.FileMetaData | None, texts: Sequence[str] | None = None
+    ) -> Iterator[pq.ParquetFile]:
+        if isinstance(source, Path):
+            check_regular(source)
+            source = pa.OSFile(str(source))
+        with (
+            source,
+            pq.ParquetFile(
+                source, metadata=metadata, read_dictionary=texts, pre_buffer=False, buffer_size=_BUFFER
+            ) as file,
+        ):
+            yield file
+
+    # Pieces
+
+    def _piece(self, descriptor: int, row_group: int, names: Sequence[str], low: int, high: int) -> dict[str, pa.Array]:
+        if not self.has_page_index(row_group, names):
+            raise ParquetError(
+                self.path,
+                f"row group {row_group} has no page index, so it cannot be read in pieces",
+                "write it with one, as 'pqcache repartition' does",
+            )
+        if low == high:
+            return {name: pa.nulls(0, self.schema.field(name).type) for name in names}
+        group = self.metadata.row_group(row_group)
+        parts: dict[tuple[int, int, str], dict[str, _Part]] = {}
+        for name in names:
+            part = self._part(descriptor, row_group, name, low, high)
+            leaf = self._alone.get(name)
+            views = leaf is not None and pays(group.column(self._leaves[name][0]), leaf, group.num_rows)
+            alone = name if views else ""  # views into a file hold all of it
+            parts.setdefault((part.begin, part.end, alone), {})[name] = part
+        coded, found = self._coded(row_group, names), {}
+        for (begin, end, _), together in parts.items():
+            data, metadata, chunks = self._file_of(descriptor, row_group, together)
+            for name, array in self._decode(data, metadata, 0, chunks, coded, end - begin).items():
+                found[name] = array.slice(low - begin, high - low)
+        return {name: found[name] for name in names}
+
+    def _part(self, descriptor: int, row_group: int, name: str, low: int, high: int) -> _Part:
+        leaves = self._leaves[name]
+        located = [self._locate(descriptor, row_group, leaf) for leaf in leaves]
+        begins = located[0].rows
+        for pages in located[1:]:
+            begins = np.intersect1d(begins, pages.rows)
+        begin = int(begins[np.searchsorted(begins, low, side="right") - 1])
+        end = int(begins[np.searchsorted(begins, high, side="left")])
+        found = []
+        for leaf, pages in zip(leaves, located, strict=True):
+            first = int(np.searchsorted(pages.rows[:-1], begin, side="right")) - 1  # not an empty page before it
+            past = int(np.searchsorted(pages.rows[:-1], end, side="left"))
+            found.append((leaf, pages, range(first, past)))
+        return _Part(begin, end, found)
+
+    def _locate(self, descriptor: int, row_group: int, leaf: int) -> PageLocations:
+        found = self._located.get((row_group, leaf))
+        if found is None:
+            group = self.metadata.row_group(row_group)
+            index = self._indexes.read(descriptor, row_group, leaf)
+            if index is None:
+                raise NotRead("no offset index")
+            if len(self._located) >= _MOST_LOCATED:
+                self._located.clear()
+            found = self._located[row_group, leaf] = locations_in_index(index, group.column(leaf), group.num_rows)
+        return found
+
+    def _file_of(
+        self, descriptor: int, row_group: int, parts: Mapping[str, _Part]
+    ) -> tuple[Bytes, pq.FileMetaData, dict[str, int]]:
+        """Return a file of the pages of columns, its footer, and the number of each column's first leaf in it."""
+        group, at = self.metadata.row_group(row_group), len(footer.MAGIC)
+        leaves = [(name, *leaf) for name, part in parts.items() for leaf in part.leaves]
+        heads = [range(first_page(group.column(leaf)), int(pages.offsets[0])) for _, leaf, pages, _ in leaves]
+        sizes = [int(pages.sizes[some.start : some.stop].sum()) for _, _, pages, some in leaves]
+        data = memory(at + sum(map(len, heads)) + sum(sizes))
+        chunks: list[Struct] = []
+        firsts: dict[str, int] = {}
+        for (name, leaf, pages, some), head, size in zip(leaves, heads, sizes, strict=True):  # head: the dictionary
+            begin, end = at + len(head), at + len(head) + size
+            read_into(descriptor, data[at:begin], head.start)
+            read_into(descriptor, data[begin:end], int(pages.offsets[some.start]))
+            values, uncompressed = self._counts(leaf, data[at:end], len(head), pages, some)
+            self._check_size(row_group, name, group.column(leaf), uncompressed)
+            meta = thrift_fields.column_metadata(
+                self._physical[leaf],
+                self._paths[leaf],
+                IN_METADATA[group.column(leaf).compression].number,
+                [thrift_fields.PLAIN, thrift_fields.RLE, thrift_fields.RLE_DICTIONARY],
+                values,
+                uncompressed,
+                end - at,
+            )
+            meta[thrift_fields.DATA] = (I64, begin)
+            if head:
+                meta[thrift_fields.DICTIONARY] = (I64, at)
+            firsts.setdefault(name, len(chunks))
+            chunks.append({2: (I64, 0), 3: (STRUCT, meta)})
+            at = end
+        rows = next(part.end - part.begin for part in parts.values())
+        return data, self._footer_of(list(parts), chunks, rows), firsts
+
+    def _counts(self, leaf: int, data: Bytes, head: int, pages: PageLocations, some: range) -> tuple[int, int]:
+        """Return the values of pages and their bytes after decompression; NotRead if they have other rows than said."""
+        flat = self.metadata.schema.column(leaf).max_repetition_level == 0
+        dictionary = list(pages_in(data, 0, head))
+        if len(dictionary) > 1 or not all(page.is_dictionary for page in dictionary):
+            raise NotRead("an offset index that contradicts the pages")
+        uncompressed, values, end = sum(page.body + page.uncompressed for page in dictionary), 0, head
+        for number, page in zip(some, pages_in(data, head, len(data) - head), strict=True):
+            rows = int(pages.rows[number + 1] - pages.rows[number])
+            begin, end = end, page.body + page.size
+            right = page.values == rows if flat else page.values >= rows
+            if page.is_dictionary or end - begin != pages.sizes[number] or page.rows not in (NONE, rows) or not right:
+                raise NotRead("an offset index that contradicts the pages")
+            values, uncompressed = values + page.values, uncompressed + page.body - begin + page.uncompressed
+        return values, uncompressed
+
+    def _footer_of(self, names: Sequence[str], chunks: Sequence[Struct], rows: int) -> pq.FileMetaData:
+        schema: list[Struct] = [self._elements[0] | {5: (I32, len(names))}]
+        numbers = [self.schema.get_field_index(name) for name in names]
+        trees = footer.trees(self._elements)
+        for number in numbers:
+            schema += trees[number]
+        total = sum(chunk[3][1][thrift_fields.UNCOMPRESSED][1] for chunk in chunks)
+        # one row more than there are, so that pages of too many are seen
+        group: Struct = {1: (LIST, Items(STRUCT, list(chunks))), 2: (I64, total), 3: (I64, rows + 1)}
+        writer = (self.metadata.created_by or "").encode()  # decoders know what some writers did wrong
+        template: Struct = {1: (I32, 2)} | ({6: (BINARY, writer)} if writer else {})
+        fields = pa.schema([self.schema.field(number) for number in numbers])
+        arrow = base64.b64encode(fields.serialize().to_pybytes())
+        end = footer.footer_and_magic(footer.make_footer(template, schema, [group], rows + 1, {_SCHEMA: arrow}))
+        return pq.read_metadata(pa.BufferReader(footer.MAGIC + end))
+
+    def _footer(self) -> bytes:
+        tail = footer.read_local_tail(self.path)
+        check_footer(tail.footer, str(self.path), tail.size)  # pages are found by what it says of their chunks
+        return tail.footer
+
+    @cached_property
+    def _indexes(self) -> OffsetIndexes:
+        return OffsetIndexes.of(self._footer(), self.metadata.num_columns)
+
+    @cached_property
+    def _elements(self) -> list[Struct]:
+        """The schema; empty if it isn't one of which columns can be taken."""
+        found = footer.schema_of(thrift.decode(self._footer(), str(self.path), until=2), str(self.path))
+        odd = any((5 in element and element[5][1] > 0) == (thrift_fields.TYPE in element) for element in found)
+        same = len(footer.trees(found)) == len(self.schema) == len(set(self.schema.names))
+        return found if same and not odd and sum(map(len, self._leaves.values())) == self.metadata.num_columns else []
+
+    @cached_property
+    def _paths(self) -> list[tuple[bytes, ...]]:
+        return [leaf.path for leaf in footer.leaves_of(self._elements, str(self.path))]
+
+    @cached_property
+    def _physical(self) -> list[int]:
+        return [int(e[thrift_fields.TYPE][1]) for e in self._elements if thrift_fields.TYPE in e]
+
+    # Checks
+
+    def _check_read_right(self, row_group: int, names: Sequence[str]) -> None:
+        """Raise ParquetError if pyarrow would return other values than the row group holds; looked at once."""
+        wanted = [name for name in names if name in self._doubtful and (row_group, name) not in self._read_right]
+        if wanted:
+            check_read_right(self.path, self.metadata, self.schema, wanted, [row_group])
+            self._read_right.update((row_group, name) for name in wanted)
+
+    @cached_property
+    def _doubtful(self) -> frozenset[str]:
+        return doubtful_columns(self.metadata, self.schema)
+
+    def _check_size(self, row_group: int, name: str, chunk: pq.ColumnChunkMetaData, claimed: int) -> None:
+        said = max(chunk.total_uncompressed_size, 0)
+        if claimed > max(2 * said, said + _EXCESS):
+            raise ParquetError(
+                self.path,
+                f"row group {row_group} has pages of {claimed:,} bytes in column {name!r}, of which the footer says "
+                f"that they have {said:,}",
+                _DAMAGED,
+            )
+
+    @contextmanager
+    def _errors(self, row_group: int | None) -> Iterator[None]:
+        try:
+            yield
+        except ParquetError:
+            raise
+        except FileNotFoundError as error:
+            raise ParquetError(self.path, "the file is gone", "open the dataset again") from error
+        except UNREADABLE as error:
+            if (known := open_error(error)) is not None:
+                raise ParquetError(self.path, *known) from error
+            if row_group is None:
+                raise footer.not_parquet(self.path, error) from error
+            reason = f"row group {row_group} cannot be read ({first_line(error)})"
+            raise ParquetError(self.path, reason, _DAMAGED) from error
+
+
+def _claimed(file: File, chunk: pq.ColumnChunkMetaData) -> int:
+    """Return how many bytes the pages of a chunk claim to be after decompression, up to a damaged header."""
+    size = 0
+    try:
+        for page in pages_in(file, first_page(chunk), chunk.total_compressed_size):
+            size += page.uncompressed
+    except (NotRead, IndexError, ValueError):  # pyarrow says what is wrong, and comes no further
+        pass
+    return size
+
+
+def _joined(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array; several of texts are too large for 32-bit offsets, so they become views."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if column.num_chunks and is_text(column.type):
+        column = column.cast(view_type(column.type))
+    return column.combine_chunks()
+
+
+def _views_into(column: pa.ChunkedArray) -> pa.Array:
+    """Return texts that were read as positions in a dictionary as views into it."""
+    kind = view_type(column.type.value_type)
+    array = _joined(column)
+    if array.offset or not len(array.dictionary):
+        return array.dictionary_decode().cast(kind)
+    _, words, *data = array.dictionary.cast(kind).buffers()
+    valid, numbers = array.indices.buffers()
+    positions = np.frombuffer(numbers, array.indices.type.to_pandas_dtype(), len(array))
+    views = memory(16 * len(array))
+    np.frombuffer(words, "V16", len(array.dictionary)).take(positions, mode="clip", out=views.view("V16"))
+    return pa.Array.from_buffers(kind, len(array), [valid, pa.py_buffer(views), *data])
+
+
+def _rows_along_pages(columns: Sequence[PageLocations], most: int) -> int:
+    stored = sum(int(pages.sizes.sum()) for pages in columns)
+    if not stored or (anywhere := _bytes_read(columns, most)) <= _WORTH * stored:
+        return most
+    begins = np.unique(np.concatenate([pages.rows[1:] for pages in columns]))
+    ends = [begins[begins % pieces == 0] // pieces for pieces in range(1, _MOST_IN_PAGES + 1)]
+    rows = np.unique(np.concatenate(ends))
+    along: list[int] = rows[(rows >= max(1, _LEAST * most)) & (rows <= most)].tolist()
+    sizes = {count: _bytes_read(columns, count) for count in along}
+    fewest = min(sizes.values(), default=anywhere)
+    if anywhere <= _WORTH * fewest:
+        return most
+    return max(count for count, size in sizes.items() if size <= _ALIKE * fewest)
+
+
+def _bytes_read(columns: Sequence[PageLocations], rows: int) -> int:
+    """Return the bytes of the pages that are read for pieces of so many ``rows``: a page for each that has its rows."""
+    total = 0
+    for pages in columns:
+        begins: Ints = np.arange(0, int(pages.rows[-1]), rows)
+        first = np.searchsorted(pages.rows[:-1], begins, side="right") - 1
+        past = np.searchsorted(pages.rows[:-1], begins + rows, side="left")
+        before: Ints = np.append(0, np.cumsum(pages.sizes))
+        total += int((before[past] - before[first]).sum())
+    return total
