@@ -252,8 +252,8 @@ def _nulls(chunk: pq.ColumnChunkMetaData) -> int | None:
 def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, follow: bool) -> DecodedSize:
     """Return the bytes of the ``values`` texts of a chunk with a dictionary.
 
-    It has each of its texts once. How often they are repeated is not looked at: about equally often, but that a few
-    long ones would be too is not believed.
+    Each text of the dictionary counts once. Which of them come back is not looked at: all about equally often, but not
+    a few long ones, which may be rare.
     """
     if not chunk.has_dictionary_page:  # texts that share their beginnings
         return _UNKNOWN
@@ -264,25 +264,29 @@ def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, 
         count, lengths = header[page_format.DICTIONARY][1][page_format.COUNT][1], None
         if not (0 <= stored <= end - at and 0 <= _END * count <= size):
             raise page_format.NotRead("a dictionary of another size than its header says")
-        if 0 < count <= _MOST_ENTRIES and max(stored, size) <= _MOST_DICTIONARY:
-            body = np.frombuffer(read(at, stored), np.uint8)
-            lengths = _lengths(page_format.decompress_page(chunk, body, size), count)
         coded, plain, pages = chunk.num_values, 0, chunk.total_uncompressed_size - size
         bits = max(1, count - 1).bit_length() + leaf.nullable.bit_length() + leaf.lists.bit_length()
         if pages > _PAGE_HEADERS * coded * bits / 8 + _SMALL:  # more than codes: other values are there too
             coded, plain = _left_in_dictionary(at + stored, end, read) if follow else (coded, pages)
+        coded = min(values, coded)
+        if 0 < count != coded and count <= _MOST_ENTRIES and max(stored, size) <= _MOST_DICTIONARY:
+            body = np.frombuffer(read(at, stored), np.uint8)
+            lengths = _lengths(page_format.decompress_page(chunk, body, size), count)
     except (pa.ArrowException, OSError, *MALFORMED, struct.error) as error:
         log.debug("column %s: its dictionary is not looked at: %s", chunk.path_in_schema, error)
         return _UNKNOWN
-    typical = once = (size - _END * count) / max(1, count)
+    once, coming_back = size - _END * count, coded - count
+    if not coming_back:  # each text comes once
+        return DecodedSize(once + plain, once + plain)
+    typical = once / max(1, count)
     if lengths is not None:
-        typical = min(once, _FEW_LONG * float(np.median(lengths)))
-    repeated = max(0, min(values, coded) - count)
-    found = int(count * once + repeated * typical) + (plain if follow else 0)
-    longest = (0 if not count else None) if lengths is None else int(lengths.max())
-    most = None if longest is None else coded * longest + plain
-    is_known = most is not None and most <= _ALIKE * found + _SMALL
-    return DecodedSize(most if is_known else found, most)
+        lengths.partition(count // 2)
+        typical = min(typical, _FEW_LONG * int(lengths[count // 2]))
+    found = (once + int(coming_back * typical) if coming_back > 0 else int(coded * typical)) + (plain if follow else 0)
+    if lengths is None:
+        return DecodedSize(found, None)
+    most = coded * int(lengths[count // 2 :].max()) + plain
+    return DecodedSize(most if most <= _ALIKE * found + _SMALL else found, most)
 
 
 def _header(read: Read, at: int, end: int) -> tuple[Struct, int]:
