@@ -20,7 +20,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED
@@ -36,8 +35,8 @@ from pqcache.system.disk import open_regular
 
 log = logging.getLogger("pqcache.parquet")
 
-Read = Callable[[int, int], bytes]
-"""Returns bytes of a file, from an offset on and so many."""
+Read = Callable[[int, int, bool], bytes]
+"""Returns bytes of a file, from an offset on and so many; the bool says that those behind them will be wanted too."""
 
 DECODED = ("decoded", "most")  # what the index says of a column whose rows differ in size
 _PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}  # encodings of values and levels
@@ -47,6 +46,7 @@ _END = 4  # bytes that say where a text or a list ends
 _MOST_ENTRIES, _MOST_DICTIONARY = 1 << 17, 16 << 20  # of a dictionary whose texts are looked at
 _ALIKE = 1.25  # times the average: a dictionary without longer texts has texts of one length, about
 _FEW_LONG = 4  # times the median: longer texts on average are of few long ones, which may be rare
+_AHEAD = 256 << 10  # bytes
 _SMALL = 4 << 10  # bytes for which nothing is found out more exactly
 _PAGE_HEADERS = 1.1  # times the bytes of pages
 _ROWS, _BYTES = 1 << 16, 8 << 20  # of a batch, at most, when texts are counted
@@ -135,9 +135,27 @@ def reading(path: Path) -> Iterator[Read]:
     except OSError as error:
         raise not_parquet(path, error) from error
     try:
-        yield lambda offset, size: os.pread(file, size, offset)
+        yield reading_ahead(lambda offset, size: os.pread(file, size, offset), _AHEAD)
     finally:
         os.close(file)
+
+
+def reading_ahead(fetch: Callable[[int, int], bytes], ahead: int) -> Read:
+    """Return what reads bytes that ``fetch`` returns, ``ahead`` of them at once where those behind are wanted too.
+
+    A file that was just copied is not in the page cache, and dictionaries of short chunks lie close together.
+    """
+    begin, block = 0, b""
+
+    def read(offset: int, size: int, more: bool) -> bytes:
+        nonlocal begin, block
+        if not begin <= offset <= offset + size <= begin + len(block):
+            if not more:
+                return fetch(offset, size)
+            begin, block = offset, fetch(offset, max(size, ahead))
+        return block[offset - begin : offset - begin + size]
+
+    return read
 
 
 def _sizes(
@@ -259,7 +277,7 @@ def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, 
         return _UNKNOWN
     begin, end = first_page(chunk), first_page(chunk) + chunk.total_compressed_size
     try:
-        header, length = _header(read, begin, end)
+        header, length = _header(read, begin, end, True)
         at, stored, size = begin + length, header[page_format.COMPRESSED][1], header[page_format.UNCOMPRESSED][1]
         count, lengths = header[page_format.DICTIONARY][1][page_format.COUNT][1], None
         if not (0 <= stored <= end - at and 0 <= _END * count <= size):
@@ -270,7 +288,7 @@ def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, 
             coded, plain = _left_in_dictionary(at + stored, end, read) if follow else (coded, pages)
         coded = min(values, coded)
         if 0 < count != coded and count <= _MOST_ENTRIES and max(stored, size) <= _MOST_DICTIONARY:
-            body = np.frombuffer(read(at, stored), np.uint8)
+            body = np.frombuffer(read(at, stored, True), np.uint8)
             lengths = _lengths(page_format.decompress_page(chunk, body, size), count)
     except (pa.ArrowException, OSError, *MALFORMED, struct.error) as error:
         log.debug("column %s: its dictionary is not looked at: %s", chunk.path_in_schema, error)
@@ -289,16 +307,16 @@ def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, 
     return DecodedSize(most if most <= _ALIKE * found + _SMALL else found, most)
 
 
-def _header(read: Read, at: int, end: int) -> tuple[Struct, int]:
+def _header(read: Read, at: int, end: int, more: bool) -> tuple[Struct, int]:
     """Return the page header at byte ``at`` of a chunk that ends at ``end``, and its length."""
-    return page_format.header_in(lambda most: read(at, min(most, end - at)))
+    return page_format.header_in(lambda most: read(at, min(most, end - at), more))
 
 
 def _left_in_dictionary(at: int, end: int, read: Read) -> tuple[int, int]:
     """Return how many values are codes, and the bytes of pages with others, by the headers of the pages from ``at``."""
     values = plain = 0
     while at < end:
-        header, length = _header(read, at, end)
+        header, length = _header(read, at, end, False)
         stored = header[page_format.COMPRESSED][1]
         if not 0 <= stored <= end - at - length:
             raise page_format.NotRead("a page that reaches beyond its chunk")
@@ -418,6 +436,8 @@ def _texts_in(array: pa.Array) -> int:
 
 
 def _texts_of_leaf(array: pa.Array) -> int:
+    import pyarrow.compute as pc  # which takes long to import, and a sync does without
+
     if isinstance(array, pa.ExtensionArray):
         return _texts_in(array.storage)
     kind = array.type

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, SourceChanged, SourceNotFound, SourceUnavailable
 from pqcache.events import Advanced, Started
-from pqcache.parquet.decoded_size import Read
+from pqcache.parquet.decoded_size import Read, reading_ahead
 from pqcache.parquet.footer.footer import MAGIC, TAIL, footer_and_magic, read_tail
 from pqcache.parquet.projection import number_of
 from pqcache.parquet.row_group_stats import footer_in, read_footer
@@ -306,21 +306,16 @@ def _known(job: SnapshotJob, one: _PreparedFile) -> _Known:
 def _pages_at_source(job: SnapshotJob, source: Source, known: _Known) -> Iterator[Read]:
     """Yield what reads the pages of a file at the source, by where they will be here."""
     (file,), options = known.entry.sources, job.run.options
-    begin, block = 0, b""
 
     def fetch(offset: int, size: int) -> bytes:
         parts = list(parts_of(known.sources, offset, min(offset + size, known.entry.size)))
         return b"".join(_read_all(source, file, part.offset, part.length) for part in parts)
 
-    def read(offset: int, size: int) -> bytes:
-        nonlocal begin, block
-        if not begin <= offset <= offset + size <= begin + len(block):
-            call = partial(fetch, offset, max(size, _READ_AHEAD))
-            begin, block = offset, with_retries(call, file.path, options.patience, options.on_event)
-        return block[offset - begin :][:size]
+    def patiently(offset: int, size: int) -> bytes:
+        return with_retries(partial(fetch, offset, size), file.path, options.patience, options.on_event)
 
     with _vanishing(source, file):
-        yield read
+        yield reading_ahead(patiently, _READ_AHEAD)
 
 
 @contextmanager
