@@ -75,6 +75,12 @@ def owners(files: Iterable[SourceFile], nodes: int) -> dict[str, int]:
     return found
 
 
+def whole(directories: Iterable[str], shard: Shard) -> set[str]:
+    """Return those of the partitions of a share of which no other node can have files: they are not at its ends."""
+    line = sorted(directories, key=_place)
+    return set(line[shard.node > 0 : len(line) - (shard.node < shard.nodes - 1)])
+
+
 def listing_digest(files: Sequence[SourceFile], taken: Iterable[str], nodes: int, what: str) -> str:
     """Return what nodes compare to know that they have shared the same listing.
 

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -490,33 +491,74 @@ def test_a_partition_that_is_overwritten_under_the_same_names_is_as_it_was_until
     assert check_snapshot(cache, [held]) == 0
 
 
+def write_versioned(directory: Path, version: str, rows: list[int], units: int = 1) -> None:
+    """Write a file for each of some numbers of rows, all of about the same size."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for number, count in enumerate(rows):
+        table = pa.table({"version": [version] * count, "text": ["x" * (20_000 * units // count)] * count})
+        pq.write_table(table, directory / f"{version}-{number}.parquet", compression="none", use_dictionary=False)
+        (directory / "_SUCCESS").touch()
+
+
+def two_nodes(root: Path, **how: Any) -> tuple[list[Path], Path]:
+    """Return the caches of two nodes that share a table of three days, and the day that is on both."""
+    for day in (1, 2, 3):
+        write_versioned(root / f"lake/dt={day}", "old", [100] * 4)
+    nodes = [root / "0", root / "1"]
+    for number, node in enumerate(nodes):
+        pqcache.sync(root / "lake", node, shard=f"{number}/2", **how)
+    (shared,) = [day for day in (1, 2, 3) if all((node / f"current/dt={day}").is_dir() for node in nodes)]
+    return nodes, root / f"lake/dt={shared}"
+
+
+def damage_footer(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(bytes(8))
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_nodes_that_share_a_partition_do_not_mix_its_versions(damaged: bool, tmp_path: Path) -> None:
     """One of them would keep its files of the old version, and the other take those of the new one."""
-
-    def write(day: int, version: str, rows: list[int]) -> None:
-        (tmp_path / f"lake/dt={day}").mkdir(parents=True)
-        for number, count in enumerate(rows):
-            table = pa.table({"version": [version] * count, "text": ["x" * (20_000 // count)] * count})
-            path = tmp_path / f"lake/dt={day}/{version}-{number}.parquet"
-            pq.write_table(table, path, compression="none", use_dictionary=False)
-
-    for day in (1, 2, 3):
-        write(day, "old", [100] * 4)
-    nodes = [tmp_path / "0", tmp_path / "1"]
-    for number, node in enumerate(nodes):
-        pqcache.sync(tmp_path / "lake", node, shard=f"{number}/2", skip_bad=damaged)
-    shared = [day for day in (1, 2, 3) if all((node / f"current/dt={day}").is_dir() for node in nodes)]
-    assert len(shared) == 1
-    shutil.rmtree(tmp_path / f"lake/dt={shared[0]}")
+    nodes, shared = two_nodes(tmp_path, skip_bad=damaged)
+    shutil.rmtree(shared)
     # of equal size: one node loses much, and the other nothing
-    write(shared[0], "new", [100] * 4 if damaged else [10, 10, 100, 100])
+    write_versioned(shared, "new", [100] * 4 if damaged else [10, 10, 100, 100])
     if damaged:
-        with (tmp_path / f"lake/dt={shared[0]}/new-0.parquet").open("r+b") as file:
-            file.seek(-8, os.SEEK_END)
-            file.write(bytes(8))
+        damage_footer(shared / "new-0.parquet")
     for node in nodes:
         with suppress(SourceIncomplete):
             pqcache.sync(node)
-    held = [rows_at(node / "current")[f"dt={shared[0]}"]["version"].unique().to_pylist() for node in nodes]
+    held = [rows_at(node / "current")[shared.name]["version"].unique().to_pylist() for node in nodes]
     assert held[0] == held[1] or len({pqcache.inspect(node).listing for node in nodes}) == 2, "training refuses these"
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_partition_whose_old_version_is_kept_while_it_moves_to_another_node(damaged: bool, tmp_path: Path) -> None:
+    nodes, shared = two_nodes(tmp_path, skip_bad=True, marker="_SUCCESS")
+
+    def sync() -> tuple[int, int]:
+        """Return how many rows of the partition both nodes hold together, and of how many listings they are."""
+        for node in nodes:
+            pqcache.sync(node)
+        rows = [rows_at(node / "current").get(shared.name, pa.table({})).num_rows for node in nodes]
+        return sum(rows), len({pqcache.inspect(node).listing for node in nodes})
+
+    first, second = ({path.name for path in node.glob("current/dt=*")} for node in nodes)
+    (before,) = first - second
+    write_versioned(tmp_path / "lake" / before, "more", [100], units=6)  # enough for the first node
+    if damaged:
+        damage_footer(shared / "old-3.parquet")  # which the second node has, and has to take all of now
+        rows, listings = sync()
+        assert rows < 400, "nobody can have all of it"
+        assert listings == 2, "training refuses these"
+        assert sync() == (rows, 2)
+        (shared / "_SUCCESS").unlink()
+        assert sync() == (rows, 2)
+    else:
+        (shared / "_SUCCESS").unlink()
+        assert sync() == (400, 1), "each node keeps what it has"
+    assert (nodes[0] / "current" / before / "more-0.parquet").exists()
+    write_versioned(shared, "old", [100] * 4)
+    assert sync() == (400, 1)
+    assert not (nodes[0] / "current" / shared.name).exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -53,7 +53,7 @@ from pqcache.store.sync.download.remote_footer import read_remote_footer
 from pqcache.store.sync.download.subset import Subset, known_types, types_of_source
 from pqcache.store.sync.fill.obstacle import NeedsRewriting, obstacle
 from pqcache.store.sync.held_files import find_unusable
-from pqcache.store.sync.listing import Listing, ListSource, check_one_table, digest_of_shares
+from pqcache.store.sync.listing import Listing, ListSource, check_one_table, digest_of_shares, ready_paths
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
 from pqcache.store.sync.plan_view import planned_files
 from pqcache.store.sync.safety_checks import (
@@ -118,8 +118,9 @@ class _Attempt:
         fills = self._fills()
         recipe = Recipe(listing.subset.recipe) if fills else recipe_for(config, listing.subset.recipe)
         files = self._files_of(listing, manifest)
-        plan = plan_for(run, listing, files, manifest, recipe, self.comparison)
-        digest = digest_of_shares(listing, config.shard, self.rules, self.source.url, self.skipped)
+        ready = ready_paths(listing, self.rules) if config.shard is not None else set()
+        plan = plan_for(run, listing, files, manifest, recipe, self.comparison, ready)
+        digest = digest_of_shares(listing, config.shard, ready, self.source.url, self.skipped, files, manifest)
         guarded = manifest is not None and not run.options.force
         if manifest is not None and guarded:
             self._check_deletions(plan, manifest, files)
@@ -485,10 +486,12 @@ def plan_for(
     manifest: Manifest | None,
     recipe: Recipe,
     comparison: Comparison,
+    ready: Collection[str],
 ) -> Plan:
     """Return the plan for ``files`` of ``listing``, or a node's share, against what the snapshot really has on disk.
 
-    What is held and not listed any more, because it is being replaced, is kept on the node that holds it.
+    What is held and not listed any more, because it is being replaced, is kept on the node that holds it, and so are
+    listed files that wait, which are not in ``ready``.
     """
     config, held = run.config, manifest.files if manifest is not None else ()
     damaged, foreign = find_unusable(run.current, held) if run.current is not None else (frozenset(), frozenset())
@@ -502,7 +505,7 @@ def plan_for(
     if config.shard is not None:
         shard = parse_shard(config.shard)
         owner = owners(listing.files, shard.nodes)
-        files = [file for file in files if owner.get(file.path, shard.node) == shard.node]
+        files = [f for f in files if owner.get(f.path, shard.node) == shard.node or f.path not in ready]
     plan = plan_sync(files, held, recipe, damaged | comparison.differing | comparison.uncompared)
     differing = {entry.sources[0].path for entry in held if entry.path in comparison.differing}
     found = differing.intersection(file.path for file in files).difference(plan.changed)

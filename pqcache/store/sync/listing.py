@@ -31,10 +31,10 @@ from pqcache.store.drivers.base import (
 from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, with_retries
 from pqcache.store.hive import parent, partition_keys, partition_values
 from pqcache.store.layout import FILES
-from pqcache.store.manifest import SourceFile, TableVersion, typed_version
+from pqcache.store.manifest import Manifest, SourceFile, TableVersion, typed_version
 from pqcache.store.manifest_digest import digest_of_sources
 from pqcache.store.newest import NewestPartitions
-from pqcache.store.shard import listing_digest, owners, parse_shard
+from pqcache.store.shard import listing_digest, owners, parse_shard, whole
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import or_skip, with_number
 from pqcache.store.sync.download.subset import KnownTypes, Subset, known_types, select_subset, types_of_source
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 _REPORTED = 1000  # files that are reported at once while they are listed
 _ROOTS, _THREADS = 32, 16  # directories that may be tables of their own: footers read, and at once
+_APART = "+"  # at the end of a digest that no other node has
 _TRIES = 4  # of a listing whose files change before they are looked into
 MAX_FILES = 10_000_000  # of a source, so that a listing without end is an error before the memory is full
 
@@ -368,25 +369,64 @@ def _columns(source: Source, file: SourceFile, patience: Patience) -> frozenset[
     return frozenset((*names, *partition_values(parent(file.path))))
 
 
+def ready_paths(listing: Listing, rules: WaitRules) -> set[str]:
+    """Return the paths of the files of a listing that do not wait, on whatever node."""
+    return {file.path for file in files_to_take(listing.files, listing.paths, (), rules)}
+
+
 def digest_of_shares(
-    listing: Listing, shard: str | None, rules: WaitRules, url: str, skipped: Collection[str] = ()
+    listing: Listing,
+    shard: str | None,
+    ready: Collection[str],
+    url: str,
+    skipped: Collection[str] = (),
+    files: Sequence[SourceFile] = (),
+    manifest: Manifest | None = None,
 ) -> str | None:
     """Return the digest of the listing that nodes share, or None without ``--shard``.
 
-    Where a partition that is ``skipped`` here has files of other nodes too, which may not skip it, it is another one. A
-    share without any file raises SourceIncomplete.
+    It is one that no other node has, with a mark, where this node keeps or leaves out what others do not: see `_apart`.
+    A share without any file raises SourceIncomplete.
     """
     if shard is None:
         return None
-    node, files = parse_shard(shard), listing.files
-    owner = owners(files, node.nodes)
+    node, listed = parse_shard(shard), listing.files
+    owner = owners(listed, node.nodes)
     if node.node not in owner.values():
         raise SourceIncomplete(
             url,
-            f"--shard {node} is left without a file; {format_count(len(files), 'file')} there are too "
+            f"--shard {node} is left without a file; {format_count(len(listed), 'file')} there are too "
             f"few, or too uneven, for {node.nodes} nodes",
             "nothing was published, share them among fewer nodes",
         )
-    ready = (file.path for file in files_to_take(files, listing.paths, (), rules))
-    divided = {parent(path) for path, at in owner.items() if at != node.node}.intersection(skipped)
-    return listing_digest(files, ready, node.nodes, "\0".join([listing.subset.recipe, *sorted(divided)]))
+    divided = {parent(path) for path, at in owner.items() if at != node.node} if skipped else set()
+    apart = _apart(divided, listed, ready, skipped, files, manifest)
+    digest = listing_digest(listed, ready, node.nodes, "\0".join([listing.subset.recipe, *sorted(apart)]))
+    return digest + _APART if apart else digest
+
+
+def _apart(
+    divided: Collection[str],
+    listed: Sequence[SourceFile],
+    ready: Collection[str],
+    skipped: Collection[str],
+    files: Sequence[SourceFile],
+    manifest: Manifest | None,
+) -> set[str]:
+    """Return the directories of which the snapshots of all nodes together would not have one version.
+
+    Those that are ``skipped`` here are among them if they are ``divided``, as others may not skip them; or if the old
+    version was, as the ``manifest`` leaves open, for others drop what they had of it. So is the root if old versions of
+    its files are among the ``files`` that are taken, and what is kept of a snapshot that was marked for that.
+    """
+    apart = set(divided)
+    marked = manifest is not None and (manifest.listing or "").endswith(_APART)
+    if skipped and manifest is not None and manifest.shard is not None:
+        before = {parent(file.path) for entry in manifest.files for file in entry.sources}
+        apart |= before if marked else before - whole(before, parse_shard(manifest.shard))
+    apart &= set(skipped)
+    if skipped:
+        apart |= {parent(file.path) for file in set(files).difference(listed)} & {""}
+    if marked:
+        apart |= {parent(file.path) for file in files if file.path not in ready}
+    return apart

@@ -22,7 +22,7 @@ from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.subset import select_subset
 from pqcache.store.sync.held_files import find_damaged
 from pqcache.store.sync.incremental import files_to_sync, plan_for, spelled, with_tags
-from pqcache.store.sync.listing import known_keys, list_source, listing_rules
+from pqcache.store.sync.listing import known_keys, list_source, listing_rules, ready_paths
 from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import read_memory
 from pqcache.store.sync.plan import Recipe, plan_sync, recipe_for
@@ -138,9 +138,10 @@ def changes_at_source(
             f"'pqcache sync {quoted(cache.path)} --compare content' fetches such files again",
         )
     manifest = with_tags(manifest, listing.files)
-    files = files_to_sync(listing, wait_rules(config), manifest)
+    rules = wait_rules(config)
+    files = files_to_sync(listing, rules, manifest)
     run = CacheRun(command="verify", cache=cache, config=config, current=snapshot, options=options)
-    plan = plan_for(run, listing, files, manifest, Recipe(), comparison)
+    plan = plan_for(run, listing, files, manifest, Recipe(), comparison, ready_paths(listing, rules))
     return tuple(sorted((*plan.added, *plan.changed, *plan.removed)))
 
 
