@@ -86,6 +86,8 @@ def test_what_was_published_is_as_its_summary_says(snapshot: Snapshot) -> None:
         {"marker": "_SUCCESS", "settle": 0.001},
         {"keep": 1, "max_delete": "3"},
         {"newest": 2},
+        {"partition_types": {"dt": "date"}},
+        {"ignore_case": True},
     ],
 )
 def test_nothing_to_do_needs_neither_manifest_nor_pyarrow(how: dict[str, object], shop: Path, tmp_path: Path) -> None:

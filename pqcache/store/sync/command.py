@@ -393,7 +393,7 @@ def _lister(request: _Request, state: _CacheState, source: Source, memory: Conte
         last = listed = list_source(source, on_event, rules, patience, memory, last)
         patience = request.run.patience
         wanted = only_newest(listed, rule)
-        if rules.files.types or not _holds(held, wanted):
+        if not _is_typed(held, wanted, version_of(source), state.config):
             misfits = misfits_of(source, listed, rules)
             wanted = without_misfits(only_newest(listed, rule, misfits), misfits, rules, wait_rules(state.config))
         return wanted
@@ -401,9 +401,14 @@ def _lister(request: _Request, state: _CacheState, source: Source, memory: Conte
     return list_it
 
 
-def _holds(held: Snapshot | None, listing: Listing) -> bool:
-    """Return whether a snapshot has all partitions of a listing, whose types are known then, or there is none yet."""
-    return held is None or all(os.path.isdir(held.path / d) for d in {parent(file.path) for file in listing.files})
+def _is_typed(held: Snapshot | None, listing: Listing, table: TableVersion | None, config: Config) -> bool:
+    """Return whether all partitions of a listing are known to fit their types: they did when they came, or any do."""
+    if held and not all(os.path.isdir(held.path / d) for d in {parent(file.path) for file in listing.files}):
+        return False
+    if not config.partition_types:
+        return True
+    summary = read_summary(held) if held else None
+    return summary is not None and summary.table == table_digest(listing.typed(table, config))
 
 
 def _known_result(run: CacheRun, state: _CacheState, source: Source) -> RunResult | None:

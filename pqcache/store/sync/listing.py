@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import (
     CacheError,
-    DamagedError,
     ParquetError,
     PqcacheError,
     SourceChanged,
@@ -173,11 +173,8 @@ def without_misfits(
 
 def known_keys(snapshot: Snapshot | None) -> Collection[str]:
     """Return the partition keys of a snapshot, as they are spelled there."""
-    try:
-        entries = () if snapshot is None else snapshot.manifest().files
-    except DamagedError:  # then everything is fetched again
-        return ()
-    return partition_keys(file.path for entry in entries for file in entry.sources)
+    below = () if snapshot is None else os.walk(snapshot.path)
+    return {key for _, names, _ in below for name in names for key in partition_values(name)}
 
 
 ListSource = Callable[[OnEvent], Listing]  # lists one source, always for the same selection
