@@ -21,22 +21,11 @@ import pyarrow.parquet as pq
 from _loader_data import NULLS, SHAPES
 from _loader_peers import BATCH
 
-from pqcache.reader import decode_budget
-from pqcache.reader.columns import decoded_together
-from pqcache.reader.shuffle import gather, lane_reader, scatter
+from pqcache.reader import window
 from pqcache.torch import ParquetDataset
 
 CORES = 16
-SIZES = (  # that decide about calls, in bytes or rows: with fewer rows they are as much less
-    (decoded_together, "_TOGETHER"),
-    (lane_reader, "_TOGETHER"),
-    (lane_reader, "_ROWS_TOGETHER"),
-    (decode_budget, "_STRETCH"),
-    (decode_budget, "_SMALL_STRETCH"),
-    (scatter, "_SMALL"),
-    (gather, "NEAR"),
-    (gather, "_PACKED"),
-)
+SIZES = ((window, "_RUN"), (window, "_LEAST_RUN"))  # that decide about calls, in bytes: with fewer rows they are less
 LEAST = {module.__name__ + name: getattr(module, name) for module, name in SIZES}
 
 

@@ -71,11 +71,11 @@ class RepeatedMeter(SharedMeter):
             self._clock(), self._clock()  # of what is added, the beginning and the end
         super().add(counter, amount)
 
-    def made_tensors(self, rows: int, size: int, begun: int) -> None:
+    def made(self, batches: int, rows: int, size: int) -> None:
         for _ in range(TIMES - 1):
-            self._other.made_tensors(rows, size, self._clock())
+            self._other.made(batches, rows, size)
             self._clock(), self._clock()  # of the wait for the batch
-        super().made_tensors(rows, size, begun)
+        super().made(batches, rows, size)
 
     def timed(self, counter: int) -> AbstractContextManager[Any]:
         for _ in range(TIMES - 1):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pqcache.reader.columns import page_columns
+from pqcache.parquet import chunk_reader
 
 
 @pytest.fixture(autouse=True)
 def few_values_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have pages of lists read as such however few values a row group has, except for processes that are spawned."""
-    monkeypatch.setattr(page_columns, "MANY_VALUES", 0)
+    for name in ("_MANY", "_MANY_IN_PAGE", "_PAGE"):
+        monkeypatch.setattr(chunk_reader, name, 1)

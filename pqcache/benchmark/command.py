@@ -26,14 +26,13 @@ from pqcache.benchmark.forecast import describe_training, forecast_of
 from pqcache.errors import CacheError, PqcacheError, UsageError
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.reader.dense_lists import with_dense_lists
+from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import check_numbers
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
-from pqcache.reader.row_group_loader import RowGroupLoader
-from pqcache.reader.row_group_reader import cpu_count
 from pqcache.store.cache_directory import cache_at
 from pqcache.store.tables.data_files import FileRules
-from pqcache.system.process_stats import pss
+from pqcache.system.process_stats import cpu_count, pss
 from pqcache.units import format_count, format_size, parse_duration, parse_size, size_word
 
 SECONDS = 2.0
@@ -163,32 +162,32 @@ def bench(
             raise CacheError(target, f"its files are still arriving: {data.arrivals.progress()}", "measure it then")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*no row is left")  # said as an error below
-            loader = RowGroupLoader(with_dense_lists(make_read_plan(data, columns, filters)))
-        if not loader.plan.counts.sum():
+            groups = RowGroups(with_dense_lists(make_read_plan(data, columns, filters)))
+        if not groups.plan.counts.sum():
             raise UsageError(target, "there is no row to read" + (" that satisfies the filters" if filters else ""))
         job = {
             "path": str(data.directory if data.cache is not None else os.fspath(target)),
-            "columns": list(loader.plan.columns),
+            "columns": list(groups.plan.columns),
             "filters": filters,
             "batch_size": batch_size,
             "memory": parse_size(memory),
             "seconds": duration,
             "rules": {"as_files": as_files, "all_files": all_files},
         }
-        return _measured_report(os.fspath(target), loader, job, numbers, on_event)
+        return _measured_report(os.fspath(target), groups, job, numbers, on_event)
 
 
 def _measured_report(
-    target: str, loader: RowGroupLoader, job: dict[str, Any], numbers: Sequence[int | None], on_event: OnEvent
+    target: str, groups: RowGroups, job: dict[str, Any], numbers: Sequence[int | None], on_event: OnEvent
 ) -> BenchReport:
-    plan = loader.plan
+    plan = groups.plan
     on_event(Started("measure", len(numbers) + 1, "settings"))
     limit, _ = _run("pqcache.benchmark.measure", {**job, "what": "limit"})
     on_event(Advanced("measure", 1))
     top = limit["rows"] / limit["seconds"]
     measured = []
     for number in numbers:
-        measured.append(_measure(loader, job, number, top))
+        measured.append(_measure(groups, job, number, top))
         on_event(Advanced("measure", 1))
     report = BenchReport(
         target=target,
@@ -201,21 +200,21 @@ def _measured_report(
         rows=int(plan.counts.sum()),
         row_groups=len(plan.row_groups),
         bytes=_disk_size(plan),
-        decoded=int(loader.sizes.selected.sum()),
+        decoded=int(groups.sizes.selected.sum()),
         limit=top,
         limit_from_disk=_from_disk(limit, plan),
         measured=tuple(measured),
         recommended=recommended(measured),
         advice=(),
     )
-    return replace(report, advice=tuple(advise(report, loader, limit["dense"])))
+    return replace(report, advice=tuple(advise(report, groups, limit["dense"])))
 
 
-def _measure(loader: RowGroupLoader, job: dict[str, Any], workers: int | None, limit: float) -> Measured:
+def _measure(groups: RowGroups, job: dict[str, Any], workers: int | None, limit: float) -> Measured:
     module = "pqcache.benchmark.measure" if workers is None else "pqcache.torch.bench"
     found, peak = _run(module, {**job, "what": "batches", "workers": workers})
     rate = found["rows"] / found["seconds"]
-    per_row = float(loader.sizes.selected.sum()) / int(loader.plan.counts.sum())
+    per_row = float(groups.sizes.selected.sum()) / int(groups.plan.counts.sum())
     return Measured(
         workers=workers,
         rows_per_second=rate,
@@ -223,7 +222,7 @@ def _measure(loader: RowGroupLoader, job: dict[str, Any], workers: int | None, l
         of_limit=rate / limit,
         first_batch=found["first"],
         memory=peak,
-        from_disk=_from_disk(found, loader.plan),
+        from_disk=_from_disk(found, groups.plan),
         window=found["window"],
         limited_by=found.get("limited_by"),
         seconds_of=found.get("seconds_of", {}),
@@ -239,7 +238,7 @@ def recommended(measured: Sequence[Measured]) -> int | None:
     )
 
 
-def advise(report: BenchReport, loader: RowGroupLoader, dense: dict[str, float]) -> Iterator[Advice]:
+def advise(report: BenchReport, groups: RowGroups, dense: dict[str, float]) -> Iterator[Advice]:
     """Yield what would make reading faster or mix better; ``dense`` has shares of the time to decode."""
     where = [report.target, *([] if cache_at(report.target) is not None else ["DEST"])]
     chosen = next((item for item in report.measured if item.workers == report.recommended), report.measured[0])
@@ -252,7 +251,7 @@ def advise(report: BenchReport, loader: RowGroupLoader, dense: dict[str, float])
             f"lists of one length take {share:.0%} of the time to decode; dense, they are read several times faster",
             shlex.join(["pqcache", "repartition", *where, *words]),
         )
-    training = forecast_of(loader.plan, loader.sizes, report.memory, lanes)
+    training = forecast_of(groups.plan, groups.sizes, report.memory, lanes)
     size = training.row_group_size
     words = [] if size is None else ["pqcache", "repartition", *where, "--row-group-size", size_word(size)]
     given, *verdict = describe_training(training, report.row_groups)

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from pqcache.errors import PqcacheError, UsageError
-from pqcache.reader.decoded_sizes import has_pages, sizes_of
-from pqcache.reader.memory import WINDOW, WINDOW_OF_ALL, RowGroupSizes, Window, fit, lane_bytes
+from pqcache.reader.decoded_sizes import sizes_of
+from pqcache.reader.load import RowGroups
+from pqcache.reader.memory import WINDOW, WINDOW_OF_ALL, RowGroupSizes, Window, lane_bytes
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.piece_borders import along_pages
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
-from pqcache.reader.row_group_reader import cpu_count
 from pqcache.store.hive import parent
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, url_scheme
+from pqcache.system.process_stats import cpu_count
 from pqcache.units import BLOCK_SIZE, format_count, format_size
 
 MEMORY = 2 << 30
@@ -79,7 +79,7 @@ def forecast(
 
 def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Forecast:
     """Return what a training run gets that reads ``plan``, whose row groups have ``sizes`` in memory."""
-    fitted, largest = _window(plan, sizes, memory, lanes), int(np.argmax(sizes.decoded))
+    fitted, largest = _window(plan, memory, lanes), int(np.argmax(sizes.decoded))
     window, rows = fitted.row_groups, int(plan.counts.sum())
     pieces = -(-int(sizes.decoded_rows[largest]) // fitted.piece_rows) if fitted.piece_rows else 1
     held = lanes * min(window, len(sizes) * pieces) * float(plan.counts.mean()) / pieces
@@ -97,17 +97,15 @@ def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -
     )
 
 
-def _window(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Window:
+def _window(plan: ReadPlan, memory: int, lanes: int) -> Window:
     """Return the window of a training, of 0 row groups where it reads pieces from the beginning of row groups."""
-    pieces = has_pages(plan)
+    groups = RowGroups(plan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = fit(sizes, memory, lanes, shuffle=True, pieces=pieces)
-            found = along_pages(plan, found, int(np.argmax(sizes.decoded))) if pieces else found
+            return groups.fit(memory, lanes, True, plan.data.root, lanes)
         except UsageError:
             return Window(0)
-    return found if pieces or not found.piece_rows else Window(0)
 
 
 def describe_training(training: Forecast, row_groups: int) -> tuple[str, ...]:

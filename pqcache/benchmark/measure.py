@@ -18,15 +18,15 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, PqcacheError, first_line
 from pqcache.reader.decoded_sizes import sizes_of
 from pqcache.reader.dense_lists import with_dense_lists
+from pqcache.reader.files import RowGroup
 from pqcache.reader.memory import fit
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.record_batches import read_record_batches
-from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
 from pqcache.store.tables.data_files import FileRules
-from pqcache.system.process_stats import disk_read_bytes
+from pqcache.system.process_stats import cpu_count, disk_read_bytes
 
 
 def run_setting(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -88,14 +88,14 @@ def _limit(job: dict[str, Any]) -> dict[str, Any]:
     data, lease = open_local_dataset(job["path"], rules=FileRules(**job["rules"]))
     with lease or nullcontext():
         plan = with_dense_lists(make_read_plan(data, job["columns"], job["filters"]))
-        reader = RowGroupReader(data, plan.row_groups)
+        groups = [RowGroup(data, int(number)) for number in plan.row_groups]
         names = [form.name for form in plan.file_forms]
         # as epochs read them, so that the same pages are warm
         numbers = Order(counts=plan.counts, batch_size=1).row_group_order
         footers: dict[int, pq.FileMetaData] = {}
 
         def read(number: int, wanted: Sequence[str], threads: bool) -> int:
-            file_number, row_group, path = int(reader.file[number]), int(reader.row_group[number]), reader.path(number)
+            file_number, row_group, path = groups[number].file, groups[number].row_group, groups[number].path
             try:
                 with pq.ParquetFile(path, metadata=footers.get(file_number), memory_map=True) as file:
                     footers[file_number] = file.metadata

@@ -25,7 +25,6 @@ from pqcache.parquet.chunk_reader import (
     NONE,
     UNREADABLE,
     File,
-    Ints,
     Leaf,
     leaf_of,
     memory,
@@ -40,6 +39,7 @@ from pqcache.parquet.footer.doubtful import check_read_right, doubtful_columns
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.nested import top_level_names
+from pqcache.parquet.numpy_types import numpy_dtype
 from pqcache.parquet.pages.page_format import Bytes, MoreValues, NotRead, read_into
 from pqcache.parquet.pages.page_locations import OffsetIndexes, PageLocations, locations_in_index
 from pqcache.parquet.row_group_stats import first_page
@@ -53,9 +53,6 @@ _CODED = {"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"}
 _MOST_LOCATED = 4096  # column chunks whose pages are remembered
 _EXCESS = 32 << 20  # bytes that pages may have beyond what the footer says: some writers count somewhat wrong
 _DAMAGED = "the file is damaged or was replaced: write it again"
-_LEAST = 0.75  # of the rows that memory allows: smaller pieces mix fewer rows
-_WORTH, _ALIKE = 1.1, 1.02  # times the fewest bytes: smaller pieces are worth it from there on, larger ones up to there
-_MOST_IN_PAGES = 64  # pieces that end where a page does, at most
 
 
 class _Part(NamedTuple):
@@ -74,6 +71,10 @@ class RowGroupFile:
 
     def __init__(self, path: Path, metadata: pq.FileMetaData | None = None) -> None:
         self.path = path
+        if metadata is None:
+            with self._errors(None):
+                check_regular(path)
+                self._footer()  # of which some would end the process
         with self._errors(None), self._open(path, metadata) as file:
             self.metadata: pq.FileMetaData = file.metadata
             self.schema: pa.Schema = file.schema_arrow
@@ -103,7 +104,7 @@ class RowGroupFile:
         """Return rows ``low <= row < high`` of those of ``columns`` that the file has; ``high`` is None for all.
 
         Strings and binary may be views, other arrays are what pyarrow reads. Fewer than all rows need an offset index
-        (see `piece_rows`). Columns that are ``trusted`` are known not to be among those that pyarrow misreads.
+        (see `has_page_index`). Columns that are ``trusted`` are known not to be among those that pyarrow misreads.
         """
         rows = self.metadata.row_group(row_group).num_rows
         high = rows if high is None else high
@@ -129,25 +130,6 @@ class RowGroupFile:
         indexed = all(chunk.has_offset_index and chunk.compression in IN_METADATA for chunk in chunks)
         return indexed and bool(self._elements)
 
-    def piece_rows(self, row_group: int, columns: Sequence[str], most: int) -> int | None:
-        """Return how many rows pieces should have so that few pages are read twice: ``most``, or down to 3/4 of them.
-
-        None is for row groups without a sound offset index, which cannot be read in pieces. Pages rarely have the same
-        rows in all row groups, but often multiples of one number: writers look how large a page is after so many rows.
-        """
-        if not self.has_page_index(row_group, columns):
-            return None
-        with self._errors(row_group):
-            descriptor = open_regular(self.path)
-            try:
-                leaves = [leaf for name in columns for leaf in self._leaves.get(name, [])]
-                located = [self._locate(descriptor, row_group, leaf) for leaf in leaves]
-            except NotRead:
-                return None
-            finally:
-                os.close(descriptor)
-        return _rows_along_pages(located, most)
-
     # Decoding
 
     def _whole(self, descriptor: int, row_group: int, names: Sequence[str]) -> dict[str, pa.Array]:
@@ -155,10 +137,11 @@ class RowGroupFile:
         for name in names:
             for leaf in self._leaves[name]:
                 chunk = group.column(leaf)
-                codec = IN_METADATA.get(chunk.compression)
-                compressed = codec is None or codec.arrow is not None
-                if compressed and (row_group, leaf) not in self._right_size:
-                    self._check_size(row_group, name, chunk, _claimed(descriptor, chunk))
+                if (row_group, leaf) not in self._right_size:
+                    claimed, values = _claimed(descriptor, chunk)
+                    self._check_size(row_group, name, chunk, claimed)
+                    if values > chunk.num_values:
+                        raise self._more_values(row_group, name)
                     self._right_size.add((row_group, leaf))
         chunks = {name: self._leaves[name][0] for name in names}
         coded = self._coded(row_group, names)
@@ -180,8 +163,7 @@ class RowGroupFile:
             try:
                 array = read_chunk(source, group.column(chunks[name]), self._alone[name], rows)
             except MoreValues as error:  # of which pyarrow would return as many as the footer says
-                reason = f"row group {row_group} has {error} in column {name!r}"
-                raise ParquetError(self.path, reason, "it is damaged: fetch or write it again") from error
+                raise self._more_values(row_group, name) from error
             if array is not None:
                 found[name] = array
         left = [name for name in chunks if name not in found]
@@ -353,7 +335,7 @@ class RowGroupFile:
 
     def _footer(self) -> bytes:
         tail = footer.read_local_tail(self.path)
-        check_footer(tail.footer, str(self.path), tail.size)  # pages are found by what it says of their chunks
+        check_footer(tail.footer, str(self.path), tail.size)
         return tail.footer
 
     @cached_property
@@ -389,6 +371,10 @@ class RowGroupFile:
     def _doubtful(self) -> frozenset[str]:
         return doubtful_columns(self.metadata, self.schema)
 
+    def _more_values(self, row_group: int, name: str) -> ParquetError:
+        reason = f"row group {row_group} has more values than the footer says in column {name!r}"
+        return ParquetError(self.path, reason, "it is damaged: fetch or write it again")
+
     def _check_size(self, row_group: int, name: str, chunk: pq.ColumnChunkMetaData, claimed: int) -> None:
         said = max(chunk.total_uncompressed_size, 0)
         if claimed > max(2 * said, said + _EXCESS):
@@ -416,15 +402,16 @@ class RowGroupFile:
             raise ParquetError(self.path, reason, _DAMAGED) from error
 
 
-def _claimed(file: File, chunk: pq.ColumnChunkMetaData) -> int:
-    """Return how many bytes the pages of a chunk claim to be after decompression, up to a damaged header."""
-    size = 0
+def _claimed(file: File, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Return the bytes after decompression, and the values, that a chunk's pages claim, up to a damaged header."""
+    size = values = 0
     try:
         for page in pages_in(file, first_page(chunk), chunk.total_compressed_size):
             size += page.uncompressed
+            values += 0 if page.is_dictionary else page.values
     except (NotRead, IndexError, ValueError):  # pyarrow says what is wrong, and comes no further
         pass
-    return size
+    return size, values
 
 
 def _joined(column: pa.ChunkedArray) -> pa.Array:
@@ -444,34 +431,7 @@ def _views_into(column: pa.ChunkedArray) -> pa.Array:
         return array.dictionary_decode().cast(kind)
     _, words, *data = array.dictionary.cast(kind).buffers()
     valid, numbers = array.indices.buffers()
-    positions = np.frombuffer(numbers, array.indices.type.to_pandas_dtype(), len(array))
+    positions = np.frombuffer(numbers, numpy_dtype(array.indices.type), len(array))
     views = memory(16 * len(array))
     np.frombuffer(words, "V16", len(array.dictionary)).take(positions, mode="clip", out=views.view("V16"))
     return pa.Array.from_buffers(kind, len(array), [valid, pa.py_buffer(views), *data])
-
-
-def _rows_along_pages(columns: Sequence[PageLocations], most: int) -> int:
-    stored = sum(int(pages.sizes.sum()) for pages in columns)
-    if not stored or (anywhere := _bytes_read(columns, most)) <= _WORTH * stored:
-        return most
-    begins = np.unique(np.concatenate([pages.rows[1:] for pages in columns]))
-    ends = [begins[begins % pieces == 0] // pieces for pieces in range(1, _MOST_IN_PAGES + 1)]
-    rows = np.unique(np.concatenate(ends))
-    along: list[int] = rows[(rows >= max(1, _LEAST * most)) & (rows <= most)].tolist()
-    sizes = {count: _bytes_read(columns, count) for count in along}
-    fewest = min(sizes.values(), default=anywhere)
-    if anywhere <= _WORTH * fewest:
-        return most
-    return max(count for count, size in sizes.items() if size <= _ALIKE * fewest)
-
-
-def _bytes_read(columns: Sequence[PageLocations], rows: int) -> int:
-    """Return the bytes of the pages that are read for pieces of so many ``rows``: a page for each that has its rows."""
-    total = 0
-    for pages in columns:
-        begins: Ints = np.arange(0, int(pages.rows[-1]), rows)
-        first = np.searchsorted(pages.rows[:-1], begins, side="right") - 1
-        past = np.searchsorted(pages.rows[:-1], begins + rows, side="left")
-        before: Ints = np.append(0, np.cumsum(pages.sizes))
-        total += int((before[past] - before[first]).sum())
-    return total

@@ -7,14 +7,15 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pqcache.errors import ParquetError, UsageError
+from pqcache.errors import UsageError
+from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Ints, Order
 from pqcache.reader.order.state_format import check_format
@@ -25,12 +26,9 @@ from pqcache.reader.packing.packing_options import check_pack
 from pqcache.reader.packing.token_batches import GroupedRows, TokenBatches
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.record_batches import read_rows
-from pqcache.reader.row_group_reader import RowGroupReader
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
-from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.reader.selection.split import Split, first_rows_of
-from pqcache.store.cache_directory import advice_for_file
 from pqcache.store.selected_rows import SelectedRows
 
 _AT_ONCE = 64 << 10  # rows of the columns of a condition that are decoded at once
@@ -146,33 +144,12 @@ def _documents(plan: ReadPlan, packs: PackedRows | GroupedRows, numbers: Ints, i
 
 def _chosen(plan: ReadPlan, numbers: Ints, rows: Ints) -> Ints:
     """Return the positions of rows, or of the rows of sequences, that are counted among those that are chosen."""
-    reader = RowGroupReader(plan.data, plan.row_groups)
-    steps = () if plan.sequences is None else (plan.sequences.spec.length,)
+    groups, steps = RowGroups(plan), () if plan.sequences is None else (plan.sequences.spec.length,)
     found = np.zeros((len(rows), *steps), np.int64)
-    groups = plan.row_groups[numbers]
-    for number in numbers[np.unique(groups, return_index=True)[1]].tolist():
-        where = groups == plan.row_groups[number]
-        asked = plan.sequences is not None or plan.chooses(number)
-        found[where] = _positions(plan, reader, number)[rows[where]] if asked else rows[where]
-    return found
-
-
-def _positions(plan: ReadPlan, reader: RowGroupReader, number: int) -> Ints:
-    """Return where the rows, or sequences, that the plan's selection chooses are in a row group."""
-    selection, group = plan.selection, int(plan.row_groups[number])
-    assert selection is not None
-    assert plan.selected is not None
-    parts = reader.parts(number, selection.columns, _AT_ONCE)
-    if isinstance(selection, SequenceSelection):
-        found = selection.rows(group, parts)
-    else:
-        found = selection.positions(group, parts)
-    if len(found) != plan.selected[number]:
-        raise ParquetError(
-            reader.path(number),
-            f"{len(found):,} rows are selected, where {plan.selected[number]:,} were counted",
-            advice_for_file(reader.path(number), "the file was replaced or is damaged: open the dataset again"),
-        )
+    indexed = plan.row_groups[numbers]
+    for number in numbers[np.unique(indexed, return_index=True)[1]].tolist():
+        where = indexed == plan.row_groups[number]
+        found[where] = plan.data.while_moving(partial(groups.positions, number))[rows[where]]
     return found
 
 

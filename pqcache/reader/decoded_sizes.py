@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.parquet.dense_columns import as_list
-from pqcache.parquet.nested import leaves_in
-from pqcache.reader.columns.column_forms import fixed_width, form_of, storage_type
+from pqcache.reader.columns.column_forms import fixed_width, form_of
 from pqcache.reader.memory import RowGroupSizes
 from pqcache.reader.order.epoch_order import Ints
-from pqcache.reader.packing.packed_columns import packed_forms
+from pqcache.reader.packing.documents import packed_forms
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.sequences import SequenceSelection
@@ -74,17 +73,13 @@ def most_bytes(plan: ReadPlan, names: Sequence[str]) -> Ints:
 
 
 def has_pages(plan: ReadPlan) -> bool:
-    """Return whether pieces of row groups are read from their own pages, which has to be known of all columns.
+    """Whether pieces of row groups can be read from their own pages: the files have an offset index.
 
-    The files have an offset index, or pages are found by their headers, which tell of columns without structs. Where
-    rows are selected, or packed, all of them are decoded anyway.
+    Where rows are selected, or packed, all of them are decoded anyway.
     """
     if plan.selection is not None or plan.weights is not None or plan.packs is not None:
         return False
-    if plan.data.index.table["offset_index"].take(pa.array(plan.row_groups)).to_numpy().all():
-        return True
-    kinds = [storage_type(plan.data.index.schema.field(form.name).type) for form in plan.file_forms]
-    return all(not pa.types.is_struct(kind) and len(list(leaves_in(kind))) == 1 for kind in kinds)
+    return bool(plan.data.index.table["offset_index"].take(pa.array(plan.row_groups)).to_numpy().all())
 
 
 def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequences: SequenceSelection | None = None) -> Ints:

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.files import Files
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.row_group_reader import RowGroupReader
 from pqcache.store.row_group_index import Index
 
 log = logging.getLogger("pqcache.reader")
@@ -63,11 +63,11 @@ def _of_one_length(index: Index, forms: Sequence[ColumnForm]) -> Iterator[tuple[
 
 def _first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:
     """Return columns of the first rows of the plan's first row group, as many as fit into some megabytes."""
-    reader = RowGroupReader(plan.data, plan.row_groups[:1])
+    files = Files(plan.data)
 
     def read() -> pa.Table:
         found: list[pa.Table] = []
-        with closing(reader.parts(0, names, _SAMPLE_AT_ONCE)) as parts:
+        with closing(files.parts(files.group(int(plan.row_groups[0])), names)) as parts:
             for part in parts:
                 found.append(part)
                 if sum(map(len, found)) >= _SAMPLE_ROWS or sum(some.nbytes for some in found) > _SAMPLE_BYTES:

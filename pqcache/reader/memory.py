@@ -22,6 +22,7 @@ log = logging.getLogger("pqcache.reader")
 WINDOW = 16  # row groups, where memory allows
 WINDOW_OF_ALL = 32  # row groups, where memory holds all rows; more of them take long to gather
 IN_FILE_ORDER = 3  # row groups in memory, at least: one ahead, and two that a batch may be of
+_ALONE = 2  # row groups' worth of memory that reading one takes: as decoded, and its rows in order
 _DECODING = 4  # row groups' worth of memory beside the window: one ahead, one being decoded, read and scattered
 _WINDOWS_OF_PIECES = (16, 8, 4)
 _LEAST_PIECE = 4 << 20  # bytes of a decoded piece, below which the fixed cost of each shows
@@ -70,14 +71,17 @@ def fit(
     """Return the window of each of ``lanes`` lanes, of ``all_lanes``, within ``memory`` bytes.
 
     In file order it is one row group. Row groups of which fewer than 16 fit are read in pieces, of which 16 are mixed,
-    if ``pieces`` says that these have pages of their own. Others are read in pieces only where they are too large even
-    for a window of one: four are mixed, and a warning says how to do better. UsageError if pieces would be tiny.
+    if ``pieces`` says that these have pages of their own. Others are read whole, one at a time in each lane if need
+    be; a warning says when that takes more than ``memory``. UsageError if pieces would be tiny, or one row group alone
+    is too large.
     """
     if not shuffle:
         least = IN_FILE_ORDER * sizes.largest
-        return (
-            Window(1) if least <= memory else Window(1, _piece_rows(sizes, memory, IN_FILE_ORDER, least, name, pieces))
-        )
+        if least <= memory:
+            return Window(1)
+        if not pieces:
+            return _whole(sizes, memory, least, name)
+        return Window(1, _piece_rows(sizes, memory, IN_FILE_ORDER, least, name))
     window = largest_window(sizes, memory, lanes, all_lanes)
     if window >= min(WINDOW, len(sizes)):
         return Window(window)
@@ -90,8 +94,9 @@ def fit(
         log.debug("%s: memory=%s is enough to mix %d row groups", name, format_size(memory), window)
         return Window(window)
     mixed, least = _WINDOWS_OF_PIECES[-1], int(lane_bytes(sizes, 1)) * lanes
-    at_once = _pieces_at_once(mixed, lanes)
-    return Window(mixed, _piece_rows(sizes, memory, at_once, least, name, pieces, f" and {lanes} lanes"))
+    if not pieces:
+        return _whole(sizes, memory, least, name, f" and {lanes} lanes")
+    return Window(mixed, _piece_rows(sizes, memory, _pieces_at_once(mixed, lanes), least, name, f" and {lanes} lanes"))
 
 
 def largest_window(sizes: RowGroupSizes, memory: int, lanes: int, all_lanes: int | None = None) -> int:
@@ -195,22 +200,31 @@ def warn_of_window(sizes: RowGroupSizes, window: int, memory: int, lanes: int, n
         )
 
 
-def _piece_rows(
-    sizes: RowGroupSizes, memory: int, at_once: int, least: int, name: object, pieces: bool, lanes: str = ""
-) -> int:
+def _piece_rows(sizes: RowGroupSizes, memory: int, at_once: int, least: int, name: object, lanes: str = "") -> int:
     """Return the rows of pieces of which ``at_once`` fit, where complete row groups would take ``least`` bytes."""
     rows, number = _rows_of_largest(sizes), _number_of_pieces(sizes, memory, at_once)
-    large = f"a row group takes {format_size(sizes.largest)} decoded"
-    reason = f"{large}, too much for memory={format_size(memory)}{lanes}"
-    smaller = "" if pieces else "run 'pqcache repartition' with a smaller --row-group-size, "
-    advice = f"{smaller}read fewer columns, or give memory={format_size(1.01 * least)!r}"
+    reason = _too_large(sizes, memory, lanes)
     if number > min(rows, _MOST_PIECES):
-        raise UsageError(name, reason, advice)
+        raise UsageError(name, reason, f"read fewer columns, or give memory={format_size(1.01 * least)!r}")
     log.debug("%s: row groups are read in %d pieces: %s", name, number, reason)
-    if not pieces:
-        slow = f"read in {number} pieces, which is slow"
-        warnings.warn(f"{name}: {reason}: {slow}; {advice}", stacklevel=3)
     return -(-rows // number)
+
+
+def _whole(sizes: RowGroupSizes, memory: int, least: int, name: object, lanes: str = "") -> Window:
+    """Return the window for row groups that cannot be read in pieces, and take ``least`` bytes one at a time."""
+    advice = (
+        "run 'pqcache repartition', which writes smaller ones that can be read in pieces, read fewer columns, or give "
+        f"memory={format_size(1.01 * least)!r}"
+    )
+    reason = _too_large(sizes, memory, lanes)
+    if _ALONE * sizes.largest > memory:
+        raise UsageError(name, reason, advice)
+    warnings.warn(f"{name}: {reason}: one is read at a time, which takes more; {advice}", stacklevel=3)
+    return Window(1)
+
+
+def _too_large(sizes: RowGroupSizes, memory: int, lanes: str) -> str:
+    return f"a row group takes {format_size(sizes.largest)} decoded, too much for memory={format_size(memory)}{lanes}"
 
 
 def _number_of_pieces(sizes: RowGroupSizes, memory: int, at_once: int) -> int:

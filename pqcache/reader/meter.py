@@ -25,21 +25,17 @@ from pqcache.system.process_stats import disk_bytes_of_thread, is_alive
 Cells = npt.NDArray[np.int64]
 
 NAMES = (
-    *("batches", "rows", "bytes", "row_groups", "row_group_bytes", "disk_bytes", "fast_columns", "possible_columns"),
+    *("batches", "rows", "bytes", "row_groups", "row_group_bytes", "disk_bytes"),
     *("decode", "decode_blocked", "gather", "tensors", "read_wait", "arrival_wait", "transform", "send", "receive"),
     *("transfer", "waited", "seconds", "taken", "busy", "idle", "ready", "ready_samples", "start"),
 )  # of the counters; times are in nanoseconds
-_PROCESS, _PASS, _EPOCH, _SINCE, _READING, _READING_SINCE, _BUFFERS, _ARROW, _PEAK, _BEGUN = range(
-    10
-)  # what a row begins with
+_PROCESS, _PASS, _EPOCH, _SINCE, _READING, _READING_SINCE, _ARROW, _PEAK, _BEGUN = range(9)  # what a row begins with
 _FIRST = _BEGUN + 1
-BATCHES, ROWS, BYTES, ROW_GROUPS, ROW_GROUP_BYTES, DISK_BYTES, FAST_COLUMNS, POSSIBLE_COLUMNS = range(
-    _FIRST, _FIRST + 8
-)
+BATCHES, ROWS, BYTES, ROW_GROUPS, ROW_GROUP_BYTES, DISK_BYTES = range(_FIRST, _FIRST + 6)
 DECODE, DECODE_BLOCKED, GATHER, TENSORS, READ_WAIT, ARRIVAL_WAIT, TRANSFORM, SEND, RECEIVE = range(
-    _FIRST + 8, _FIRST + 17
+    _FIRST + 6, _FIRST + 15
 )
-TRANSFER, WAITED, SECONDS, TAKEN, BUSY, IDLE, READY, READY_SAMPLES, START = range(_FIRST + 17, _FIRST + 26)
+TRANSFER, WAITED, SECONDS, TAKEN, BUSY, IDLE, READY, READY_SAMPLES, START = range(_FIRST + 15, _FIRST + 24)
 _PAST = _FIRST + len(NAMES)
 _WIDTH = _PAST + len(NAMES)  # behind the counters what they were when the pass began
 _PROCESSES = 127
@@ -68,9 +64,8 @@ class MeterCounts(NamedTuple):
 
 
 class MemoryUse(NamedTuple):
-    """Bytes that processes have now, by their id: in buffers of the dataset, and in all of Arrow; and the ``peak``."""
+    """Bytes of Arrow's that processes have in use now, by their id; and the ``peak``."""
 
-    buffers: dict[int, int]
     arrow: dict[int, int]
     peak: int
 
@@ -118,27 +113,6 @@ class Meter:
             row[ROWS] += rows
             row[BYTES] += size
 
-    def made_tensors(self, rows: int, size: int, begun: int) -> None:
-        """Count a batch whose tensors are made now, and were ``begun`` at that time of time.monotonic_ns.
-
-        What the trainer has ``waited`` for the batch before is added too.
-        """
-        row, taken = self._row(), time.monotonic_ns() - begun
-        with _lock:
-            row[BATCHES] += 1
-            row[ROWS] += rows
-            row[BYTES] += size
-            row[TENSORS] += taken
-            row[WAITED] += self.waited
-            self.waited = 0
-
-    def count_columns(self, fast: int, possible: int) -> None:
-        """Count columns of a row group: those that were read from their pages, and those of which that is possible."""
-        row = self._row()
-        with _lock:
-            row[FAST_COLUMNS] += fast
-            row[POSSIBLE_COLUMNS] += possible
-
     def timed(self, counter: int) -> AbstractContextManager[Any]:
         """Return a context whose duration is added to a counter."""
         span = self.span(_SPANS[counter]) if counter in _SPANS else None
@@ -177,11 +151,11 @@ class Meter:
         row_group, since = min(self._reading.values(), key=lambda item: item[1], default=(-1, 0))
         row[_READING], row[_READING_SINCE] = row_group + 1, since
 
-    def note_memory(self, buffers: int) -> None:
-        """Note how many bytes the dataset's buffers take in this process."""
-        arrow, row = pa.default_memory_pool().bytes_allocated(), self._row()
-        row[_BUFFERS], row[_ARROW] = buffers, arrow
-        row[_PEAK] = max(row[_PEAK], buffers + arrow)
+    def note_memory(self) -> None:
+        """Note how many bytes of Arrow's, in which rows are held, this process has in use."""
+        row = self._row()
+        row[_ARROW] = arrow = pa.default_memory_pool().bytes_allocated()
+        row[_PEAK] = max(row[_PEAK], arrow)
 
     def begin(self, epoch: int, number: int, by_loader: bool = False) -> None:
         """Begin to count what this process does of a pass over an epoch.
@@ -257,8 +231,8 @@ class Meter:
         rows = self._cells[1:].copy()
         rows = rows[_alive(rows[:, _PROCESS])]
         processes = rows[:, _PROCESS].tolist()
-        buffers, arrow = (dict(zip(processes, rows[:, cell].tolist(), strict=True)) for cell in (_BUFFERS, _ARROW))
-        return MemoryUse(buffers, arrow, int(rows[:, _PEAK].sum()))
+        arrow = dict(zip(processes, rows[:, _ARROW].tolist(), strict=True))
+        return MemoryUse(arrow, int(rows[:, _PEAK].sum()))
 
     def processes(self) -> list[ProcessState]:
         """Return what the processes of the present pass do."""
@@ -292,7 +266,7 @@ class Meter:
         chosen = int(free[_process % len(free)] if len(free) else _process % _PROCESSES)
         row = memoryview(self._cells[chosen + 1])
         if row[_PROCESS] != _process:
-            row[_PASS] = row[_SINCE] = row[_READING] = row[_BUFFERS] = row[_ARROW] = row[_PEAK] = 0
+            row[_PASS] = row[_SINCE] = row[_READING] = row[_ARROW] = row[_PEAK] = 0
             row[_PROCESS] = _process
         if self._fork != _fork:
             self._reading, self.waited = {}, 0
@@ -319,12 +293,6 @@ class NoMeter(Meter):
     def made(self, batches: int, rows: int, size: int) -> None:
         """Do nothing."""
 
-    def made_tensors(self, rows: int, size: int, begun: int) -> None:
-        """Do nothing."""
-
-    def count_columns(self, fast: int, possible: int) -> None:
-        """Do nothing."""
-
     def timed(self, counter: int) -> AbstractContextManager[Any]:
         """Return a context that does nothing."""
         return nullcontext()
@@ -337,7 +305,7 @@ class NoMeter(Meter):
         """Return a context that does nothing."""
         return nullcontext()
 
-    def note_memory(self, buffers: int) -> None:
+    def note_memory(self) -> None:
         """Do nothing."""
 
     def taken(self) -> None:

@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 
 from pqcache.errors import ParquetError, UsageError
-from pqcache.reader.order.epoch_order import Ints
+from pqcache.reader.load import Held, RowGroups
+from pqcache.reader.packing.documents import check_columns, items_of
 from pqcache.reader.packing.pack import Pack
-from pqcache.reader.packing.packed_columns import check_columns, lengths_of
 from pqcache.reader.packing.packed_rows import PackedRows, best_fit_order, count_tokens
 from pqcache.reader.packing.token_batches import GroupedRows, TokenBatches, batch_ends
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.row_group_loader import RowGroupLoader
-from pqcache.reader.row_group_reader import cpu_count
 from pqcache.reader.stored_numbers import SmallInts, stored_numbers
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
+from pqcache.system.process_stats import cpu_count
 
 log = logging.getLogger("pqcache.reader")
 
@@ -97,14 +96,15 @@ def _with_best_fit(plan: ReadPlan, packs: PackedRows, name: str) -> PackedRows:
 
 def _count_lengths(plan: ReadPlan, column: str) -> SmallInts:
     """Return the tokens of each document of a plan, by reading them."""
-    loader = RowGroupLoader(replace(plan, columns=(column,)))
+    groups = RowGroups(replace(plan, columns=(column,)))
     documents = plan.rows_read.tolist()
     log.debug("%s: the documents of column %r are counted", plan.data.root, column)
 
     def count(number: int) -> SmallInts:
-        path = loader.reader.path(number)
-        (found,) = loader.load(number, 0, documents[number])
-        lengths: Ints = lengths_of(found, path)
+        path = plan.data.root / plan.data.index.paths[int(plan.data.index.numbers("file")[plan.row_groups[number]])]
+        found = groups.load(number, 0, documents[number])
+        assert isinstance(found, Held)
+        lengths, _ = items_of(found.all([column])[column], column, path)
         if lengths.max(initial=0) > np.iinfo(np.int32).max:
             raise ParquetError(path, f"a document of {int(lengths.max()):,} tokens is too long", "divide it")
         return lengths.astype(np.int32)

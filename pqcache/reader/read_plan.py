@@ -16,12 +16,11 @@ import pyarrow.compute as pc
 from pqcache.errors import PqcacheError, TypeClash, UsageError
 from pqcache.parquet.dense_columns import Dense, as_list, dense_in
 from pqcache.reader.columns.column_forms import ColumnForm, form_of, stored_as
-from pqcache.reader.columns.fill_nulls import Fill
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
-from pqcache.reader.packing.packed_columns import document_form
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import GroupedRows
+from pqcache.reader.rows import Fill
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.row_filter import SelectedRowGroups, count_rows, select_row_groups
 from pqcache.reader.selection.selection import Selection
@@ -165,8 +164,7 @@ class ReadPlan:
         dense = dict(self.dense)
         names = [name for name in self.columns if name not in self.partitions]
         forms = [form_of(self.row_schema.field(name), dense.get(name, 0)) for name in names]
-        found = [stored_as(form, self.stored.get(form.name)) for form in forms]
-        return tuple(map(document_form, found) if isinstance(self.packs, PackedRows) else found)
+        return tuple(stored_as(form, self.stored.get(form.name)) for form in forms)
 
     @cached_property
     def stored_bytes(self) -> Ints:

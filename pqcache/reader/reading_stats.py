@@ -47,8 +47,6 @@ class ReadingStats:
         row_groups: row groups (or pieces) that were decoded.
         row_group_bytes: bytes in files of the columns of these.
         disk_bytes: bytes that a disk was read for; the others were in the page cache.
-        fast_columns: the share, from 0 to 1, of columns of row groups that were read straight from their pages, among
-            those for which that is faster than pyarrow; None where there are none.
         ready_batches: how many batches were made and not yet used, on average; None where that was not looked at.
         limited_by: what to make faster first: "trainer" (it hardly waits for data), "start" (of worker processes),
             "storage", "decode", "gather", "transform" or "transfer" (from workers, and to a device); None before
@@ -75,7 +73,6 @@ class ReadingStats:
     row_groups: int = 0
     row_group_bytes: int = 0
     disk_bytes: int = 0
-    fast_columns: float | None = None
     ready_batches: float | None = None
     limited_by: Limit | None = None
 
@@ -125,7 +122,7 @@ def dataset_stats(
     return DatasetStats(
         epoch=reading_stats(counts.of_epoch, counts.epoch, transform_threads),
         total=reading_stats(counts.total, None, transform_threads),
-        memory_bytes=sum(memory.buffers.values()) + sum(memory.arrow.values()),
+        memory_bytes=sum(memory.arrow.values()),
         memory_peak_bytes=memory.peak,
         memory_limit_bytes=limit,
         arrivals=arrivals,
@@ -142,13 +139,13 @@ def mix_stats(
 
     ``within_batch`` says that the mix makes its batches of those of several datasets, and counts them itself.
     """
-    total, epoch, buffers, peak = dict(own.total), dict(own.of_epoch), 0, 0
+    total, epoch, peak = dict(own.total), dict(own.of_epoch), 0
     arrow: dict[int, int] = {}  # of each process, whatever it reads
     for counts, memory in parts:
         for sums, more in ((total, counts.total), (epoch, counts.of_epoch)):
             for name, number in more.items():
                 sums[name] += number
-        buffers, peak = buffers + sum(memory.buffers.values()), peak + memory.peak
+        peak += memory.peak
         arrow |= {process: max(size, arrow.get(process, 0)) for process, size in memory.arrow.items()}
     if within_batch:
         total["batches"], epoch["batches"] = own.total["batches"], own.of_epoch["batches"]
@@ -157,7 +154,7 @@ def mix_stats(
     return DatasetStats(
         epoch=reading_stats(epoch, own.epoch),
         total=reading_stats(total, None),
-        memory_bytes=buffers + sum(arrow.values()),
+        memory_bytes=sum(arrow.values()),
         memory_peak_bytes=peak,
         memory_limit_bytes=sum(stats.memory_limit_bytes for stats in datasets.values()),
         arrivals=ArrivalStats(**{name: sum(getattr(item, name) for item in arrivals) for name in names}),
@@ -169,7 +166,7 @@ def reading_stats(counts: Mapping[str, int], epoch: int | None, transform_thread
     """Return the counters of a meter, by name and in nanoseconds, as numbers in seconds."""
     seconds = {name: number / 1e9 for name, number in counts.items()}
     is_known = counts["seconds"] > 0
-    possible, samples = counts["possible_columns"], counts["ready_samples"]
+    samples = counts["ready_samples"]
     found = ReadingStats(
         epoch=epoch,
         batches=counts["batches"],
@@ -191,7 +188,6 @@ def reading_stats(counts: Mapping[str, int], epoch: int | None, transform_thread
         row_groups=counts["row_groups"],
         row_group_bytes=counts["row_group_bytes"],
         disk_bytes=counts["disk_bytes"],
-        fast_columns=counts["fast_columns"] / possible if possible else None,
         ready_batches=counts["ready"] / samples if samples else None,
     )
     return replace(found, limited_by=limit_of(found, seconds, transform_threads))

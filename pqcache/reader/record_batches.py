@@ -14,28 +14,23 @@ import pyarrow as pa
 
 from pqcache.errors import UsageError
 from pqcache.reader.arrival_stats import arrival_stats
-from pqcache.reader.columns.column_data import to_arrow
-from pqcache.reader.columns.column_forms import form_of
-from pqcache.reader.decode_budget import DecodeBudget, budget_in_file_order, decode_budget
-from pqcache.reader.epoch import batches
-from pqcache.reader.epoch_loaders import EpochLoaders
-from pqcache.reader.memory import Window, check_complete, most_decoded, warn_of_window
+from pqcache.reader.epoch import Epoch, EpochPlans, begin_epoch
+from pqcache.reader.load import RowGroups, release_unused
+from pqcache.reader.memory import Window, check_complete, warn_of_window
 from pqcache.reader.meter import WAITED, Meter
 from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
 from pqcache.reader.options import BatchOptions
-from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
-from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.reader.processes import MIXING, check_alike, of_this_process
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
-from pqcache.reader.row_group_loader import RowGroupLoader
-from pqcache.reader.row_group_reader import cpu_count, release_unused
+from pqcache.reader.window import Group
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
+from pqcache.system.process_stats import cpu_count
 
 _PATIENCE = 60.0  # seconds for other ranks to begin an epoch
 
@@ -43,13 +38,12 @@ _PATIENCE = 60.0  # seconds for other ranks to begin an epoch
 class RecordBatches(Iterator[pa.RecordBatch]):
     """The record batches of an epoch, one after the other."""
 
-    def __init__(self, batches: Generator[pa.RecordBatch], loader: RowGroupLoader, options: BatchOptions) -> None:
-        self._batches, self._loader, self._options = batches, loader, options
+    def __init__(self, batches: Generator[pa.RecordBatch], epoch: Epoch, options: BatchOptions) -> None:
+        self._batches, self._epoch, self._options = batches, epoch, options
         self._begun = False
-        loader.meter = Meter()
 
     def __next__(self) -> pa.RecordBatch:
-        meter, asked = self._loader.meter, time.monotonic_ns()
+        meter, asked = self._epoch.groups.meter, time.monotonic_ns()
         if not self._begun:
             self._begun = True
             meter.begin(self._options.epoch, asked)
@@ -65,12 +59,12 @@ class RecordBatches(Iterator[pa.RecordBatch]):
     def close(self) -> None:
         """Stop reading, and let go of the snapshot."""
         self._batches.close()
-        self._loader.meter.set_running(False)
+        self._epoch.groups.meter.set_running(False)
 
     def stats(self) -> DatasetStats:
         """Return what reading has taken so far, and how long batches were waited for; see docs/monitoring.md."""
-        meter = self._loader.meter
-        arrivals = arrival_stats(self._loader.plan)
+        meter = self._epoch.groups.meter
+        arrivals = arrival_stats(self._epoch.plan)
         return dataset_stats(meter.counts(), meter.memory(), limit=self._options.memory, arrivals=arrivals)
 
 
@@ -85,7 +79,7 @@ def read_record_batches(
     snapshot = options.snapshot or getattr(options.rows, "snapshot", "") or None
     data, lease = open_local_dataset(path, snapshot, rules, options.fill)
     try:
-        epoch = _open_epoch(path, data, options)
+        opened = _open_epoch(path, data, options, Meter())
     except BaseException:
         if lease is not None:
             lease.close()
@@ -94,14 +88,13 @@ def read_record_batches(
     def read() -> Generator[pa.RecordBatch]:
         try:
             if options.compares:
-                check_alike(epoch.compared(data, options), _PATIENCE)
-            with lease or nullcontext(), closing(epoch.record_batches()) as found:
-                for _, batch in found:
-                    yield batch
+                check_alike(opened.compared(data, options), _PATIENCE)
+            with lease or nullcontext(), closing(opened.record_batches()) as found:
+                yield from found
         finally:
             release_unused()  # also where the reader stops half way
 
-    found = RecordBatches(of_this_process(read(), "Cache.batches"), epoch.loader, options)
+    found = RecordBatches(of_this_process(read(), "Cache.batches"), opened.epoch, options)
     if lease is not None:
         weakref.finalize(found, lease.close)  # where nobody begins to iterate
     return found
@@ -117,21 +110,19 @@ def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequenc
         )
     data, lease = open_local_dataset(path, rows.snapshot or None)
     with lease or nullcontext():
-        return _schema_of(make_read_plan(data, columns)).empty_table()
+        return RowGroups(make_read_plan(data, columns)).schema.empty_table()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Epoch:
-    """What reading an epoch takes, once the dataset is open."""
+class _Opened:
+    """An epoch, and what of it is read here."""
 
-    loader: RowGroupLoader
-    order: Order
+    epoch: Epoch
     share: EpochShare
-    budget: DecodeBudget
 
     def compared(self, data: LocalDataset, options: BatchOptions) -> dict[str, tuple[Any, Any]]:
         """What all ranks have to begin alike; see `check_alike`."""
-        plan, order = self.loader.plan, self.order
+        plan, order = self.epoch.plan, self.epoch.order
         found = {
             "row_groups": plan.fingerprint,
             "batch_size": order.batch_size,
@@ -147,8 +138,13 @@ class _Epoch:
         alike = {name: (value, value) for name, value in found.items() if order.shuffle or name not in MIXING}
         return {"snapshot": (data.content, data.snapshot), **alike}
 
-    def record_batches(self) -> Generator[tuple[int, pa.RecordBatch]]:
-        return record_batches(self.loader, self.order, self.share.indices(), self.share.total, self.budget)
+    def record_batches(self) -> Generator[pa.RecordBatch]:
+        meter = self.epoch.groups.meter
+        with closing(self.epoch.read(self.share.indices(), self.share.total, Group.batches)) as found:
+            for _, batches, number in found:
+                batch = batches[number]
+                meter.made(1, batch.num_rows, batch.nbytes)
+                yield batch
 
 
 def _plan_of(data: LocalDataset, options: BatchOptions) -> ReadPlan:
@@ -161,31 +157,36 @@ def _plan_of(data: LocalDataset, options: BatchOptions) -> ReadPlan:
     return plan if pack is None else pack_plan(plan, pack)
 
 
-def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: BatchOptions) -> _Epoch:
+def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: BatchOptions, meter: Meter) -> _Opened:
     lanes, memory = options.rank_lanes, options.memory
-    loaders = EpochLoaders(_plan_of(data, options), options.seed)
-    loader = loaders.first
+    plans = EpochPlans(_plan_of(data, options), options.seed, meter)
+    first = plans.first
     if options.pack is not None:
-        check_complete(loader.sizes, memory, lanes, options.shuffle, path)
+        check_complete(first.sizes, memory, lanes, options.shuffle, path)
     window = Window(options.window or 1)
     if options.shuffle and options.window is not None:
-        warn_of_window(loader.sizes, window.row_groups, memory, lanes, path)
-    elif options.shuffle or options.rows is None:  # a lookup does not wait for a sample
-        window = loader.fit(memory, lanes, options.shuffle, path, options.all_lanes)
-    loader = loaders.at(options.epoch).split(window.piece_rows)
-    if options.shuffle:
-        loader = loader.in_order(options.seed, options.epoch)
-    order = Order(
-        counts=loader.plan.counts,
-        batch_size=1 if isinstance(options.pack, TokenBatches) else options.batch_size,
-        lanes=options.all_lanes,
-        window=window.row_groups,
-        seed=options.seed,
-        epoch=options.epoch,
-        shuffle=options.shuffle,
-    )
+        warn_of_window(first.sizes, window.row_groups, memory, lanes, path)
+    elif options.shuffle or options.rows is None:
+        window = first.fit(memory, lanes, options.shuffle, path, options.all_lanes)
+    by_tokens = isinstance(options.pack, TokenBatches)
+
+    def begin(own_lanes: int) -> Epoch:
+        return begin_epoch(
+            plans.at(options.epoch),
+            window,
+            epoch=options.epoch,
+            seed=options.seed,
+            shuffle=options.shuffle,
+            batch_size=1 if by_tokens else options.batch_size,
+            lanes=options.all_lanes,
+            own_lanes=own_lanes,
+            memory=memory / options.workers,
+            threads=max(1, cpu_count() // options.workers),
+            whole=options.rows is None,
+        )
+
     share = EpochShare(
-        total=order.batches(options.drop_last),
+        total=begin(1).order.batches(options.drop_last),
         lanes=options.all_lanes,
         ranks=options.num_replicas,
         rank=options.rank,
@@ -195,71 +196,4 @@ def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: Batch
         drop_last=options.drop_last,
         shuffled=options.shuffle,
     )
-    lanes, memory = share.worker_lanes, memory // share.workers
-    threads = max(1, cpu_count() // share.workers)
-    if options.rows is None:
-        loader.most = most_decoded(loader.sizes, memory, lanes if options.shuffle else 1)
-    if options.shuffle:
-        budget = decode_budget(
-            loader.sizes,
-            memory,
-            lanes=lanes,
-            all_lanes=options.all_lanes,
-            window=window.row_groups,
-            threads=threads,
-        )
-    elif options.rows is None:
-        budget = budget_in_file_order(loader.sizes, memory, threads)
-    else:
-        budget = _all_cores()
-    return _Epoch(loader=loader, order=order, share=share, budget=budget)
-
-
-def _all_cores() -> DecodeBudget:
-    return DecodeBudget(threads=cpu_count(), decoding=cpu_count())
-
-
-def record_batches(
-    loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget | None = None
-) -> Generator[tuple[int, pa.RecordBatch]]:
-    """Yield (global index, Arrow record batch) as ``epoch.batches`` yields columns."""
-    plan = loader.plan
-    axes, schema = _axes(plan), _schema_of(plan)
-    packs = plan.packs.spec if isinstance(plan.packs, PackedRows) else None
-    names = plan.columns if packs is None else schema.names
-    with closing(batches(loader, order, indices, total, budget or _all_cores())) as found:
-        for index, batch in found:
-            columns = batch.columns()
-            arrays = {name: to_arrow(columns[name]) for name in names}
-            if packs is not None:
-                arrays = {name: array.flatten() for name, array in arrays.items()}
-            for name, axis in axes.items():
-                arrays[name] = pa.FixedSizeListArray.from_arrays(arrays[name], axis)
-            loader.meter.made(1, batch.rows, batch.bytes)
-            yield index, pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
-
-
-def _axes(plan: ReadPlan) -> dict[str, int]:
-    """Return how many steps of a sequence each column has; columns without such an axis are left out."""
-    if isinstance(plan.packs, PackedRows):
-        return dict.fromkeys([*plan.columns, *_ids(plan.packs.spec)], plan.packs.spec.length)
-    return {name: axis for name in plan.columns if (axis := plan.axis(name)) is not None}
-
-
-def _ids(pack: Pack) -> list[str]:
-    """Return what tells documents apart in a record batch, in which every column has a value for each sequence."""
-    return [name for name in pack.ids if name != "cu_seqlens"]
-
-
-def _schema_of(plan: ReadPlan) -> pa.Schema:
-    if isinstance(plan.packs, PackedRows):
-        spec = plan.packs.spec
-        items = [(name, plan.row_schema.field(name).type.value_type) for name in plan.columns]
-        items += [(name, pa.int32()) for name in _ids(spec)]
-        return pa.schema([(name, pa.list_(item, spec.length)) for name, item in items])
-    types = {f.name: form_of(f).type for f in plan.row_schema}
-    types.update({name: pa.list_(types[name], axis) for name, axis in _axes(plan).items()})
-    # a required column of a type that is not read here is null; reading it is refused
-    return pa.schema(
-        [(f.name, types[f.name], f.nullable or pa.types.is_null(f.type), f.metadata) for f in plan.row_schema]
-    )
+    return _Opened(epoch=begin(share.worker_lanes), share=share)

@@ -21,6 +21,11 @@ def disk_read_bytes(process: int) -> int | None:
     return _sum(process, "io", "read_bytes:", 1)
 
 
+def cpu_count() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def disk_bytes_of_thread() -> int:
     """Return the bytes that this thread has had read from disks, readahead included; 0 where they are not counted."""
     return 0 if _THREAD is None else resource.getrusage(_THREAD).ru_inblock * _BLOCK

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -14,8 +14,9 @@ from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.meter import RECEIVE, SEND
 from pqcache.torch.batch_groups import BatchGroup
 from pqcache.torch.batch_origins import meter_of, rows_at
+from pqcache.torch.batch_values import TensorGroup
 from pqcache.torch.ragged import pin_tensors, to_device
-from pqcache.torch.tensor_transfer import Packet, pack, unpack
+from pqcache.torch.transport import Message, message_of, value_of
 from pqcache.torch.unmade_batch import UnmadeBatch
 
 
@@ -104,40 +105,43 @@ class Batch(dict[str, Any]):
 
 
 def _reduce(batch: Batch) -> tuple[Any, ...]:
-    """Return how multiprocessing pickles a batch."""
-    return _packed([batch]) or batch.__reduce__()
+    """How multiprocessing pickles a batch."""
+    with meter_of(batch.position).timed(SEND):
+        return _opened, (message_of(dict(batch)), batch.position)
 
 
 def _reduce_unmade(batch: UnmadeBatch) -> tuple[Any, ...]:
-    """Return how multiprocessing pickles a batch that is a Batch where it arrives."""
-    return _packed([batch]) or (Batch, (batch.columns(), batch.position))
+    """How multiprocessing pickles a batch that is a Batch where it arrives."""
+    return _reduce(Batch(batch.columns(), batch.position))
 
 
 def _reduce_group(group: BatchGroup) -> tuple[Any, ...]:
-    """Return how multiprocessing pickles a group: its batches together, if it has nothing else."""
-    batches = [item for item in group if type(item) in (Batch, UnmadeBatch)]
-    packed = _packed(batches) if batches and len(batches) == len(group) else None
-    return group.__reduce__() if packed is None else (_unpacked_group, (*packed[1], group.worker, group.wanted))
+    """How multiprocessing pickles batches that a worker sends together: those of one group as such."""
+    if not group or not all(type(item) is UnmadeBatch for item in group):
+        return group.__reduce__()
+    with meter_of(group[0].position).timed(SEND):
+        parts: list[TensorGroup] = []
+        first = 0
+        for at, (whole, number, _) in enumerate(group):
+            following = group[at + 1] if at + 1 < len(group) else None
+            if following is None or following.group is not whole or following.number != number + 1:
+                parts.append(whole.part(group[first].number, number + 1))
+                first = at + 1
+        content = [(part.columns, part.ends, part.bytes, part.names) for part in parts]
+        positions = [item.position for item in group]
+        return _opened_group, (message_of(content), positions, group.worker, group.wanted)
 
 
-def _packed(batches: Sequence[Batch | UnmadeBatch]) -> tuple[Any, ...] | None:
-    """Return what makes the first of these batches in another process, and ``_unpacked_group`` all of them."""
-    with meter_of(batches[0].position).timed(SEND):
-        packet = pack([batch if isinstance(batch, UnmadeBatch) else dict(batch) for batch in batches])
-    return None if packet is None else (_unpacked, (packet, [batch.position for batch in batches]))
+def _opened(message: Message, position: Position) -> Batch:
+    with meter_of(position).timed(RECEIVE):
+        return Batch(value_of(message), position)
 
 
-def _unpacked(packet: Packet, positions: list[Position]) -> Batch:
-    return _all_unpacked(packet, positions)[0]
-
-
-def _unpacked_group(packet: Packet, positions: list[Position], worker: int, wanted: int) -> BatchGroup:
-    return BatchGroup(_all_unpacked(packet, positions), worker, wanted)
-
-
-def _all_unpacked(packet: Packet, positions: list[Position]) -> list[Batch]:
+def _opened_group(message: Message, positions: list[Position], worker: int, wanted: int) -> BatchGroup:
     with meter_of(positions[0]).timed(RECEIVE):
-        return list(map(Batch, unpack(packet), positions))
+        groups = [TensorGroup(*content) for content in value_of(message)]
+        batches = [batch for group in groups for batch in group.batches()]
+        return BatchGroup(map(Batch, batches, positions), worker, wanted)
 
 
 ForkingPickler.register(Batch, _reduce)

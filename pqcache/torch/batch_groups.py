@@ -162,8 +162,8 @@ def bytes_of(value: Any) -> int:
         return int(value.nbytes)
     if isinstance(value, Ragged):
         return bytes_of(value.values) + bytes_of(value.offsets)
-    if isinstance(value, UnmadeBatch):  # of which PackedArrays are tuples
-        return sum(numbers.nbytes for _, numbers in value.numbers) + bytes_of(value.others)
+    if isinstance(value, UnmadeBatch):
+        return int(value.group.bytes * value.group.rows(value.number))
     if isinstance(value, Mapping):
         return sum(map(bytes_of, value.values()))
     if isinstance(value, list | tuple):

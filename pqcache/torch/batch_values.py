@@ -1,85 +1,109 @@
-"""The columns of a finished batch, in the order of the plan, with their masks."""
+"""Batches that were gathered together, as tensors: those of a column are made at once, and then divided."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
-from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.columns.batch_layout import FinishedBatch
-from pqcache.reader.columns.column_data import ColumnData
-from pqcache.reader.columns.column_forms import number_dtype, storage_type
-from pqcache.reader.columns.row_bytes import PackedBytes
+from pqcache.reader.packing.documents import POSITIONS
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.window import Group
 from pqcache.torch.column_options import check_mask
-from pqcache.torch.ragged import RaggedKind, in_sequences
-from pqcache.torch.tensors import Conversion, is_binary, mask_name, to_value
-from pqcache.torch.unmade_batch import PackedArrays, UnmadeBatch
+from pqcache.torch.ragged import Ragged
+from pqcache.torch.tensors import Conversion, mask_name, to_value
+
+
+@dataclass
+class TensorGroup:
+    """The columns of batches that were made together: batch i is rows ``ends[i]`` up to ``ends[i + 1]``.
+
+    Packed sequences get the columns ``names``, of which ``cu_seqlens`` follows from the others in each batch.
+    """
+
+    columns: dict[str, Any]
+    ends: list[int]
+    bytes: float  # of a row
+    names: Sequence[str] | None = None
+    _batches: list[dict[str, Any]] | None = None
+
+    def rows(self, number: int) -> int:
+        """The rows of a batch."""
+        return self.ends[number + 1] - self.ends[number]
+
+    def batches(self) -> list[dict[str, Any]]:
+        """The columns of each batch; no tensor is a view of another."""
+        if self._batches is None:
+            self._batches = divided(self.columns, self.ends)
+            if self.names is not None:
+                self._batches = [_with_ids(batch, self.names) for batch in self._batches]
+        return self._batches
+
+    def part(self, low: int, high: int) -> TensorGroup:
+        """Batches ``low`` up to ``high``."""
+        first, last = self.ends[low], self.ends[high]
+        (columns,) = divided(self.columns, [first, last])
+        return TensorGroup(columns, [end - first for end in self.ends[low : high + 1]], self.bytes, self.names)
 
 
 class BatchValues:
-    """Makes the columns of a plan's batches what a batch has, with masks of those that are ``masked``.
-
-    What is the same for all batches is found out once.
-    """
+    """Makes the columns of a plan's batches what a batch has, with masks of those that are ``masked``."""
 
     def __init__(self, plan: ReadPlan, conversion: Conversion, masked: frozenset[str]) -> None:
         self._plan, self._conversion, self._masked = plan, conversion, masked
-        self._names = (*plan.columns, *(plan.packs.spec.ids if isinstance(plan.packs, PackedRows) else ()))
-        self._plain = not conversion.mask and plan.sequences is None
-        types = {field.name: storage_type(field.type) for field in plan.row_schema}
-        self._texts: dict[str, RaggedKind] = {
-            name: "bytes" if is_binary(kind) else "str" for name, kind in types.items() if is_text(kind)
-        }
-        self._items = {name: dtype for name, kind in types.items() if (dtype := _list_dtype(kind)) is not None}
+        self._lengths = dict(plan.dense)
 
-    def of(self, columns: FinishedBatch, position: Any) -> UnmadeBatch:
-        """Return a batch with its columns in their order, and their masks behind them."""
-        if not self._plain:
-            return self._with_masks(columns, position)
-        others = {name: self._value(name, column)[0] for name, column in columns.others.items()}
-        return UnmadeBatch(self._names, columns.numbers, others, position)
-
-    def _value(self, name: str, column: ColumnData) -> tuple[Any, torch.Tensor | None]:
-        """Return a column as `to_value` does, texts and lists without nulls as arrays."""
-        packed = column.values
-        if column.valid is None and isinstance(packed, PackedBytes):
-            if (kind := self._texts.get(name)) is not None:
-                return PackedArrays(packed.data, packed.ends, kind), None
-            if (item := self._items.get(name)) is not None:
-                return PackedArrays(packed.data.view(item), packed.ends // item.itemsize, "list"), None
-        return to_value(column, name, self._conversion)
-
-    def _with_masks(self, columns: FinishedBatch, position: Any) -> UnmadeBatch:
-        """Return all columns with masks; rows of sequences together."""
-        plan, masked = self._plan, self._masked
-        numbers = [name for forms, _ in columns.numbers for name in forms]  # without nulls
-        masks = {name: torch.ones(columns.rows, dtype=torch.bool) for name in numbers if name in masked}
-        values: dict[str, Any] = {}
-        for name, column in columns.others.items():
-            value, mask = self._value(name, column)
-            mask = torch.ones(len(column), dtype=torch.bool) if mask is None and name in masked else mask
-            axis = plan.axis(name)
-            if axis is not None:
-                value = in_sequences(value.ragged() if isinstance(value, PackedArrays) else value, axis)
-            values[name] = value
-            if mask is not None:
-                masks[name] = mask if axis is None else in_sequences(mask, axis)
-        names: list[str] = []
-        for name in self._names:
-            names.append(name)
-            if name in masked or (self._conversion.mask and name in masks):  # nulls that no footer tells of
-                check_mask(name, self._names)
-                names.append(mask_name(name))
-                values[mask_name(name)] = masks[name]
-        return UnmadeBatch(names, columns.numbers, values, position)
+    def of(self, group: Group) -> TensorGroup:
+        """The columns of a group's rows, with their masks behind them."""
+        plan, rows = self._plan, group.rows
+        columns: dict[str, Any] = {}
+        for name in rows.schema.names:
+            length, axis = self._lengths.get(name, 0), plan.axis(name)
+            columns[name], mask = to_value(rows.column(name), name, self._conversion, length, axis)
+            if name in self._masked or (self._conversion.mask and mask is not None):
+                check_mask(name, plan.columns)  # nulls that no footer tells of
+                shape = (rows.num_rows,) if axis is None else (rows.num_rows, axis)
+                columns[mask_name(name)] = torch.ones(shape, dtype=torch.bool) if mask is None else mask
+        names = (*plan.columns, *plan.packs.spec.ids) if isinstance(plan.packs, PackedRows) else None
+        return TensorGroup(columns, group.ends, _bytes(columns) / max(1, rows.num_rows), names)
 
 
-def _list_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
-    """Return the dtype of the items of a list type of which the items are plain numbers; else None."""
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return number_dtype(kind.value_type) if lists else None
+def _with_ids(batch: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Packed sequences with the columns of these names; documents begin where positions are 0."""
+    if "cu_seqlens" in names:
+        positions = batch[POSITIONS]
+        begins = np.flatnonzero(positions.numpy().reshape(-1) == 0)
+        batch["cu_seqlens"] = torch.from_numpy(np.append(begins, positions.numel()).astype(np.int32))
+    return {name: batch[name] for name in names}
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_bytes, value.values()))
+    if isinstance(value, Ragged):
+        return _bytes(value.values) + _bytes(value.offsets)
+    return int(value.nbytes)
+
+
+def divided(columns: dict[str, Any], ends: Sequence[int]) -> list[dict[str, Any]]:
+    """Rows ``ends[i]`` up to ``ends[i + 1]`` of columns, for each i."""
+    parts = {name: _parts(value, ends) for name, value in columns.items()}
+    return [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
+
+
+def _parts(value: Any, ends: Sequence[int]) -> list[Any]:
+    if isinstance(value, dict):
+        return divided(value, ends)
+    if isinstance(value, Ragged):
+        offsets = value.offsets.numpy()
+        inside = offsets[ends].tolist()
+        bounds = zip(ends[:-1], ends[1:], inside[:-1], strict=True)
+        of_rows = [torch.from_numpy(offsets[low : high + 1] - first) for low, high, first in bounds]
+        return [Ragged(v, o, value.kind) for v, o in zip(_parts(value.values, inside), of_rows, strict=True)]
+    array = value.numpy()  # parts of a tensor would be views of it, which autograd does not let change in place
+    return [torch.from_numpy(array[low:high]) for low, high in pairwise(ends)]

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
-from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.arrival_stats import arrival_stats
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
-from pqcache.reader.decode_budget import DecodeBudget, budget_in_file_order, decode_budget
 from pqcache.reader.dense_lists import with_dense_lists
-from pqcache.reader.epoch import batches, samples
-from pqcache.reader.epoch_loaders import EpochLoaders
-from pqcache.reader.memory import Window, check_complete, fit, most_decoded, warn_of_window
+from pqcache.reader.epoch import Epoch, EpochPlans, begin_epoch
+from pqcache.reader.load import release_unused
+from pqcache.reader.memory import Window, check_complete, fit, warn_of_window
 from pqcache.reader.meter import TENSORS
 from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
 from pqcache.reader.order.epoch_order import Order
@@ -33,33 +30,25 @@ from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
-from pqcache.reader.row_group_loader import RowGroupLoader
-from pqcache.reader.row_group_reader import cpu_count, release_unused
 from pqcache.reader.selection.stored_counts import Counts
+from pqcache.reader.window import Group
 from pqcache.store.snapshot import Lease
+from pqcache.system.process_stats import cpu_count
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_origins import register
-from pqcache.torch.batch_values import BatchValues
+from pqcache.torch.batch_values import BatchValues, TensorGroup
 from pqcache.torch.checkpoint import Place, State, check_options, check_rows_of_state
 from pqcache.torch.column_options import check_nulls, masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.ragged import item
 from pqcache.torch.read_options import ReadOptions
-from pqcache.torch.shared_memory import worker_pool
 from pqcache.torch.shared_meter import new_meter
 from pqcache.torch.streams import merged
 from pqcache.torch.tensors import fills_when_decoded
 from pqcache.torch.transform_errors import BatchOrigin
 from pqcache.torch.transforms import Item, TransformRunner
-
-
-class _Pass(NamedTuple):
-    """What reads one pass, in which order and within what memory."""
-
-    loader: RowGroupLoader
-    order: Order
-    budget: DecodeBudget
+from pqcache.torch.unmade_batch import UnmadeBatch
 
 
 class DatasetReader:
@@ -143,7 +132,7 @@ class DatasetReader:
 
     def batches_at(self, epoch: int, of_mix: bool = False) -> int:
         """Return the number of batches (or rows) of an epoch, or of each pass of a mix."""
-        return self._order(self._loaders.at(epoch, of_mix).plan, epoch, 1, 1).batches(self.options.drop_last)
+        return self._order(self._plans.at(epoch, of_mix).plan, epoch, 1, 1).batches(self.options.drop_last)
 
     def check_nulls(self) -> None:
         """Raise ParquetError before anything is decoded, where the files say that columns without a fill hold nulls."""
@@ -176,7 +165,7 @@ class DatasetReader:
     def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[BatchOrigin, Batch]]:
         """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
         this = self._prepare(share, reading.number, of_mix=True)
-        this = this._replace(order=reading.order_of(this.order))
+        this = replace(this, order=reading.order_of(this.order))
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
         streams = reading.lanes * 0 if reading.readers is None else reading.readers
         total = int(indices.max()) + 1
@@ -201,7 +190,7 @@ class DatasetReader:
 
     def rows_at(self, position: Position, reading: DatasetPass | None = None) -> RowPlaces:
         """Return the rows of the batch at a position; with ``reading`` it is one of a pass of a mix."""
-        plan = self._loaders.at(position.epoch, reading is not None).plan.split(position.piece)
+        plan = self._plans.at(position.epoch, reading is not None).plan.split(position.piece)
         order = self._order(plan, position.epoch, position.lanes, position.window)
         if reading is not None:
             return rows_of_batch(plan, reading.order_of(order), position.index)
@@ -266,56 +255,57 @@ class DatasetReader:
             )
         return state.snapshot if self.nodes is None else snapshot_of(self._data.cache, state.snapshot)
 
-    def _prepare(self, share: EpochShare, epoch: int, of_mix: bool = False) -> _Pass:
-        window, piece_rows = self.window(share.lanes, share.ranks)
-        loader = self._loaders.at(epoch, of_mix).split(piece_rows)
-        loader.meter = self.meter
-        if self.options.shuffle:
-            loader = loader.in_order(self.options.seed, epoch)
-        order = self._order(loader.plan, epoch, share.lanes, window)
+    def _prepare(self, share: EpochShare, epoch: int, of_mix: bool = False) -> Epoch:
+        window = self.window(share.lanes, share.ranks)
+        groups, options = self._plans.at(epoch, of_mix), self.options
         processes = share.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        threads = max(1, cpu_count() // processes)
-        lanes, memory = share.worker_lanes, self.options.memory / share.workers
-        loader.most = most_decoded(loader.sizes, memory, lanes if order.shuffle else 1)
-        if not self.options.shuffle:
-            return _Pass(loader, order, budget_in_file_order(loader.sizes, memory, threads))
-        if self.options.window is not None and share.worker == 0:
-            warn_of_window(loader.sizes, window, int(memory), lanes, self.options.path)
-        budget = decode_budget(loader.sizes, memory, lanes=lanes, all_lanes=share.lanes, window=window, threads=threads)
-        return _Pass(loader, order, budget)
+        lanes, memory = share.worker_lanes, options.memory / share.workers
+        if options.shuffle and options.window is not None and share.worker == 0:
+            warn_of_window(groups.sizes, window.row_groups, int(memory), lanes, options.path)
+        return begin_epoch(
+            groups,
+            window,
+            epoch=epoch,
+            seed=options.seed,
+            shuffle=options.shuffle,
+            batch_size=options.batch_size or 1,
+            lanes=share.lanes,
+            own_lanes=lanes,
+            memory=memory,
+            threads=max(1, cpu_count() // processes),
+        )
 
-    def _batches(self, this: _Pass, indices: Sequence[int], total: int, sent: bool) -> Generator[tuple[Position, Any]]:
-        memory = worker_pool() if get_worker_info() is not None else None
-        values = BatchValues(self._plan, self.options.conversion, self._masked)
-        with closing(batches(this.loader, this.order, indices, total, this.budget, memory)) as found:
-            for index, columns in found:
-                begun = time.monotonic_ns()
-                position = self._position(this, index)
-                batch = values.of(columns, position)
-                made = batch if sent else Batch(batch.columns(), position)
-                self.meter.made_tensors(columns.rows, columns.bytes, begun)
-                yield position, made
+    def _batches(self, this: Epoch, indices: Sequence[int], total: int, sent: bool) -> Generator[tuple[Position, Any]]:
+        for position, group, number in self._groups(this, indices, total):
+            self.meter.made(1, rows := group.rows(number), round(rows * group.bytes))
+            unmade = UnmadeBatch(group, number, position)
+            yield position, unmade if sent else Batch(unmade.columns(), position)
 
-    def _rows(self, this: _Pass, indices: Sequence[int], total: int) -> Generator[tuple[Position, Any]]:
-        columns_of_lane: dict[int, dict[str, Any]] = {}
-        values = BatchValues(self._plan, self.options.conversion, self._masked)
-        with closing(samples(this.loader, this.order, indices, total, this.budget)) as found:
-            for index, columns, row in found:
-                lane = index % total % this.order.lanes
-                if row == 0:
-                    with self.meter.timed(TENSORS):
-                        columns_of_lane[lane] = values.of(columns, None).columns()
-                yield self._position(this, index), {name: item(v, row) for name, v in columns_of_lane[lane].items()}
+    def _rows(self, this: Epoch, indices: Sequence[int], total: int) -> Generator[tuple[Position, Any]]:
+        for position, group, number in self._groups(this, indices, total):
+            self.meter.made(0, 1, round(group.bytes))
+            yield position, {name: item(value, number) for name, value in group.columns.items()}
 
-    def _position(self, this: _Pass, index: int) -> Position:
-        order, piece = this.order, this.loader.plan.piece_rows
+    def _groups(self, this: Epoch, indices: Sequence[int], total: int) -> Generator[tuple[Position, TensorGroup, int]]:
+        values = BatchValues(this.plan, self.options.conversion, self._masked)
+
+        def make(group: Group) -> TensorGroup:
+            with self.meter.timed(TENSORS):
+                return values.of(group)
+
+        with closing(this.read(indices, total, make)) as found:
+            for index, group, number in found:
+                yield self._position(this, index), group, number
+
+    def _position(self, this: Epoch, index: int) -> Position:
+        order, piece = this.order, this.plan.piece_rows
         return Position(
             epoch=order.epoch, index=index, lanes=order.lanes, window=order.window, piece=piece, dataset=self.token
         )
 
-    def _origin(self, this: _Pass) -> BatchOrigin:
+    def _origin(self, this: Epoch) -> BatchOrigin:
         dataset = f"{self.options.path} ({self._data.snapshot})"
-        return BatchOrigin(dataset, this.loader.plan, this.order, self.options.batch_size is not None)
+        return BatchOrigin(dataset, this.plan, this.order, self.options.batch_size is not None)
 
     def _order(self, plan: ReadPlan, epoch: int, lanes: int, window: int) -> Order:
         return Order(
@@ -334,7 +324,7 @@ class DatasetReader:
             return self._window
         of_rank = -(-lanes // ranks) if self.options.shuffle else 1
         if (of_rank, lanes) not in self._fitted:
-            loader, memory, path = self._loaders.first, self.options.memory, self.options.path
+            loader, memory, path = self._plans.first, self.options.memory, self.options.path
             if self.options.pack is not None:
                 sizes = (self.nodes or loader).sizes
                 check_complete(sizes, memory, of_rank, self.options.shuffle, path)
@@ -356,7 +346,7 @@ class DatasetReader:
 
     def _gather_shares(self) -> None:
         if self.nodes is not None or not self._share_alone:
-            self.nodes = gather_shares(self._data, self._loaders.first)
+            self.nodes = gather_shares(self._data, self._plans.first)
         if self.nodes is not None and self._plan.weights is not None:
             raise UsageError("weights", "nodes that each hold a share have epochs of one length", "leave them out")
 
@@ -395,12 +385,12 @@ class DatasetReader:
             plan = with_dense_lists(plan, (*options.ragged, *filled, *(pack.columns if pack else ())))
         plan = replace(plan, fill=fills_when_decoded(options.conversion, plan.file_forms))
         self._plan = plan if pack is None else pack_plan(plan, pack, packs)
-        self._loaders = EpochLoaders(self._plan, options.seed)
+        self._plans = EpochPlans(self._plan, options.seed, self.meter)
         self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
-        del kept["_plan"], kept["_loaders"], kept["_release"], kept["_fitted"]
+        del kept["_plan"], kept["_plans"], kept["_release"], kept["_fitted"]
         kept["_columns"], kept["_packs"] = self._plan.columns, self._plan.packs
         data = self._data
         if data.identities is None:  # a snapshot: opened again, and leased, where it is unpickled

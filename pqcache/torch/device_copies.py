@@ -15,7 +15,7 @@ import torch
 from pqcache.system.buffer_pool import aligned
 from pqcache.torch.batch import Batch
 from pqcache.torch.ragged import Ragged, change_inside, to_device
-from pqcache.torch.tensor_transfer import is_plain
+from pqcache.torch.transport import is_plain
 from pqcache.units import format_size
 
 log = logging.getLogger("pqcache.torch")
@@ -227,6 +227,8 @@ def _moves_itself(value: Any) -> bool:
 
 
 def _bytes_of(tensor: torch.Tensor) -> Bytes:
+    if not tensor.numel():  # with strides that view() refuses
+        return np.zeros(0, np.uint8)
     found: Bytes = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return found
 

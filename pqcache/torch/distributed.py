@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
+from pqcache.reader.load import RowGroups
 from pqcache.reader.memory import WINDOW, RowGroupSizes
 from pqcache.reader.open_dataset import LocalDataset, heading_of
 from pqcache.reader.processes import of_torch
-from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import FILES
 from pqcache.store.manifest_file import read_heading
@@ -99,7 +99,7 @@ class NodeShares:
         return start + rounds * ranks
 
 
-def gather_shares(data: LocalDataset, loader: RowGroupLoader) -> NodeShares | None:
+def gather_shares(data: LocalDataset, groups: RowGroups) -> NodeShares | None:
     """Return what all ranks report of the shares that they read; None where the dataset is not a node's share.
 
     Every rank has to call this. Shares that do not make up one dataset raise the same UsageError everywhere.
@@ -117,7 +117,7 @@ def gather_shares(data: LocalDataset, loader: RowGroupLoader) -> NodeShares | No
             "call init_process_group() before opening or resuming the dataset in the trainer's "
             "process, or give num_replicas= and rank= to read this share by itself",
         )
-    plan, sizes = loader.plan, loader.sizes
+    plan, sizes = groups.plan, groups.sizes
     large = {*np.argsort(-sizes.selected, kind="stable")[:WINDOW], *np.argsort(-sizes.decoded, kind="stable")[:1]}
     share = RankShare(
         shard=shard,

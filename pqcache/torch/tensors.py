@@ -41,21 +41,10 @@ import torch
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.columns.column_data import (
-    Bools,
-    ColumnData,
-    are_empty,
-    from_arrow,
-    is_views,
-    pack_bytes,
-    to_arrow,
-)
-from pqcache.reader.columns.column_forms import ColumnForm, form_of, number_dtype, storage_type
-from pqcache.reader.columns.fill_nulls import Fill
-from pqcache.reader.columns.row_bytes import PackedBytes
+from pqcache.reader.columns.column_forms import ColumnForm, fixed_width, form_of, number_dtype, storage_type
 from pqcache.reader.read_plan import Bounds
-from pqcache.torch.ragged import Ragged
-from pqcache.torch.unmade_batch import PackedArrays
+from pqcache.reader.rows import Bools, Fill, fixed_values, validity_of
+from pqcache.torch.ragged import Ragged, in_sequences
 
 Value = torch.Tensor | Ragged | dict[str, Any]
 _EXACT_DIGITS = 15  # that each double holds
@@ -214,45 +203,41 @@ def _check_int64(name: str, kind: pa.DataType, decimals: str | None, bounds: Cal
     raise UsageError(f"column {name!r}", reason, f"pass {others}, or leave it out with columns=")
 
 
-def to_value(column: ColumnData, name: str, nulls: Conversion) -> tuple[Value, torch.Tensor | None]:
-    """Return a column as a tensor, Ragged or dict, and a bool mask (B,) where some rows are null.
+def to_value(
+    array: pa.Array, name: str, nulls: Conversion, length: int = 0, axis: int | None = None
+) -> tuple[Value, torch.Tensor | None]:
+    """A column as a tensor, Ragged or dict, and a bool mask (rows,) where some rows are null.
 
-    Nulls that ``nulls`` neither fills nor masks raise ParquetError with the column's name.
+    Lists become rows of ``length`` if that is not 0. Rows of sequences are lists of ``axis`` values.
+
+    Raises:
+        ParquetError: there are nulls that ``nulls`` neither fills nor masks.
     """
-    valid = column.valid
-    if valid is None and isinstance(column.values, np.ndarray) and column.values.flags.c_contiguous:
-        dense = column.form.dense
-        dtype = number_dtype(column.form.type, dense > 0)
-        if dtype is not None:
-            numbers = column.values.view(dtype)
-            return torch.from_numpy(numbers.reshape(-1, dense) if dense else numbers), None
-    bare = storage_type(column.form.type)
-    if isinstance(column.values, pa.Array) and valid is None and column.values.null_count:
-        valid = np.asarray(column.values.is_valid().to_numpy(zero_copy_only=False), np.bool_)
-    fill = nulls.fill_of(name)
-    if valid is not None and valid.all():
-        valid = None
+    if axis is not None:
+        value, mask = to_value(array.flatten(), name, nulls, length)
+        return in_sequences(value, axis), None if mask is None else in_sequences(mask, axis)
+    declared, array = array.type, array.storage if isinstance(array, pa.ExtensionArray) else array
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    bare, fill = array.type, nulls.fill_of(name)
+    valid = validity_of(array) if array.null_count else None
     if valid is not None and fill is None and not nulls.mask and not _filled_inside(bare, name, nulls):
         fields = [path for path, _ in _parts(name, bare)] if pa.types.is_struct(bare) else ()
         raise null_error(name, int((~valid).sum()), "one batch", nulls, fields)
     mask = None if valid is None else torch.from_numpy(valid)
     if _is_text_decimal(bare, nulls):
-        text = from_arrow(to_arrow(column).cast(pa.string()), form_of(pa.field(name, pa.string())))
-        return _text(text, valid, name, fill, bytes_=False), mask
-    if _is_list_of_text_decimals(bare, nulls):
-        array = to_arrow(column)
-        bare_array = array.storage if isinstance(array, pa.ExtensionArray) else array
-        return _nested(bare_array, column.form.type, name, nulls, fill), mask
-    if column.form.kind == "fixed" and isinstance(column.values, np.ndarray):
-        return _fixed(column, valid, name, fill, nulls.decimals), mask
-    if isinstance(column.values, PackedBytes) or is_views(column):
-        if is_text(bare):
-            return _text(column, valid, name, fill, bytes_=is_binary(bare)), mask
-        rows = pack_bytes(_without(column, valid))
-        item = storage_type(bare.value_type)
-        values = _numbers(rows.data, item, len(rows.data) // column.form.width, name, nulls.decimals)
-        return Ragged(values, torch.from_numpy(rows.ends // column.form.width)), mask
-    return _nested(column.values, column.form.type, name, nulls, fill), mask
+        return _text(array.cast(pa.string()), name, fill), mask
+    if is_text(bare):
+        return _text(array, name, fill), mask
+    if length and valid is None and not _is_list_of_text_decimals(bare, nulls):
+        items = _value(array.flatten(), f"{name}.element", nulls)
+        assert isinstance(items, torch.Tensor)
+        return items.reshape(len(array), length, *items.shape[1:]), mask
+    if fixed_width(bare) and not _is_list_of_text_decimals(bare, nulls):
+        values = fixed_values(array)
+        if values is not None:
+            return _fixed(values, declared, valid, name, fill, nulls.decimals), mask
+    return _nested(array, declared, name, nulls, fill), mask
 
 
 def _filled_inside(bare: pa.DataType, name: str, nulls: Conversion) -> bool:
@@ -272,18 +257,14 @@ def _is_list_of_text_decimals(bare: pa.DataType, nulls: Conversion) -> bool:
     return _is_text_decimal(item, nulls) or _is_list_of_text_decimals(item, nulls)
 
 
-def _fixed(column: ColumnData, valid: Bools | None, name: str, fill: Any, decimals: str | None) -> torch.Tensor:
-    kind, values = column.form.type, column.values
+def _fixed(
+    values: Any, kind: pa.DataType, valid: Bools | None, name: str, fill: Any, decimals: str | None
+) -> torch.Tensor:
     rows = len(values)
     if valid is not None:  # what stands in place of nulls is no value
         values = values.copy()
-        values[~valid] = 0
-    if column.form.dense:
-        item = storage_type(kind).value_type
-        tensor = _numbers(values, item, rows * column.form.dense, column.form.name, decimals)
-        tensor = tensor.reshape(rows, column.form.dense, *tensor.shape[1:])
-    else:
-        tensor = _numbers(values, kind, rows, column.form.name, decimals)
+        values[~valid] = np.zeros(1, values.dtype)
+    tensor = _numbers(values, kind, rows, name, decimals)
     if valid is None or fill is None:
         return tensor
     filled = tensor.numpy()  # torch cannot put values into unsigned tensors
@@ -318,11 +299,12 @@ def _numbers(values: Any, kind: pa.DataType, rows: int, name: str, decimals: str
     dtype = number_dtype(kind)
     if dtype is not None:
         return torch.from_numpy(flat.view(dtype))
+    flat = flat.view(np.uint8)
     if pa.types.is_decimal(kind):
         if _decimal_form(kind, decimals) == "int64":
             return torch.from_numpy(_unscaled(flat, kind, name))
         return torch.from_numpy(_nearest_doubles(flat, kind, name))
-    return torch.from_numpy(flat.view(np.uint8)).reshape(rows, -1)
+    return torch.from_numpy(flat).reshape(rows, -1)
 
 
 def _unscaled(data: Any, kind: pa.DataType, name: str) -> Any:
@@ -354,31 +336,31 @@ def _shaped(lists: torch.Tensor, kind: pa.DataType) -> torch.Tensor:
     return tensor.permute(0, *(p + 1 for p in kind.permutation)) if kind.permutation else tensor
 
 
-def _text(column: ColumnData, valid: Bools | None, name: str, fill: Any, bytes_: bool) -> Ragged:
-    if valid is not None and fill is not None:
-        if not isinstance(fill, bytes if bytes_ else str):
-            raise _no_fill(name, fill, "binary" if bytes_ else "text")
-        if fill:
-            array = to_arrow(ColumnData(column.form, column.values, valid)).fill_null(fill)
-            column = from_arrow(array, column.form)
-            valid = None
-    packed = pack_bytes(_without(column, valid))
-    return PackedArrays(packed.data, packed.ends, "bytes" if bytes_ else "str").ragged()
-
-
-def _without(column: ColumnData, valid: Bools | None) -> ColumnData:
-    """Return the column with null rows empty, as those of a file are."""
-    if valid is None or are_empty(column, ~valid):
-        return column
-    array = to_arrow(ColumnData(column.form, column.values, valid))
-    kind = array.type
-    if is_text(kind):
-        return from_arrow(array.fill_null("" if not is_binary(kind) else b""), column.form)
-    ends = np.concatenate([[0], np.cumsum(np.where(valid, np.diff(array.offsets.to_numpy()), 0))])
-    kept = array.flatten()
-    list_type = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
-    offset_type = pa.int64() if pa.types.is_large_list(kind) else pa.int32()
-    return from_arrow(list_type.from_arrays(pa.array(ends, offset_type), kept), column.form)
+def _text(array: pa.Array, name: str, fill: Any) -> Ragged:
+    """Texts packed end to end; those that are null have the bytes of ``fill``, or none."""
+    binary = is_binary(array.type)
+    if array.null_count:
+        empty: bytes | str = b"" if binary else ""
+        if fill is not None and not isinstance(fill, type(empty)):
+            raise _no_fill(name, fill, "binary" if binary else "text")
+        try:
+            array = array.fill_null(empty if fill is None else fill)
+        except UnicodeEncodeError as error:
+            raise _no_fill(name, fill, "text") from error
+    large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    _, ends, data = array.buffers()
+    dtype = np.dtype(np.int64 if large else np.int32)
+    found = (
+        np.zeros(1, np.int64)
+        if ends is None
+        else np.frombuffer(ends, dtype, len(array) + 1, array.offset * dtype.itemsize)
+    )
+    first, last = int(found[0]), int(found[-1])
+    packed = np.frombuffer(b"" if data is None else data, np.uint8, last - first, first)
+    packed = packed if packed.flags.writeable else packed.copy()
+    return Ragged(
+        torch.from_numpy(packed), torch.from_numpy(found.astype(np.int64) - first), "bytes" if binary else "str"
+    )
 
 
 def _nested(array: pa.Array, kind: pa.DataType, name: str, nulls: Conversion, fill: Any) -> Value:
@@ -424,7 +406,7 @@ def _of_fixed_size(array: pa.Array, kind: pa.DataType, items: torch.Tensor, fill
 
 
 def _value(array: pa.Array, name: str, nulls: Conversion) -> Value:
-    return to_value(from_arrow(array, form_of(pa.field(name, array.type))), name, nulls)[0]
+    return to_value(array, name, nulls)[0]
 
 
 def is_binary(kind: pa.DataType) -> bool:

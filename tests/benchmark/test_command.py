@@ -20,9 +20,9 @@ from pqcache.benchmark.command import Advice, BenchReport, Measured, advise, ben
 from pqcache.benchmark.forecast import describe_training, forecast_of
 from pqcache.console.bench_text import print_bench
 from pqcache.errors import ParquetError, UsageError
+from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.system.process_stats import disk_read_bytes, pss
 from tests import ROOT
 from tests.datasets import write_shop
@@ -178,9 +178,9 @@ def test_the_fewest_workers_that_are_about_as_fast_are_recommended() -> None:
 
 
 def advice_for(
-    loader: RowGroupLoader, memory: int = 64 << 20, of_limit: float = 0.9, dense: dict[str, float] | None = None
+    groups: RowGroups, memory: int = 64 << 20, of_limit: float = 0.9, dense: dict[str, float] | None = None
 ) -> list[Advice]:
-    plan = loader.plan
+    plan = groups.plan
     report = BenchReport(
         target=str(plan.data.root),
         snapshot="",
@@ -192,7 +192,7 @@ def advice_for(
         rows=int(plan.counts.sum()),
         row_groups=len(plan.row_groups),
         bytes=1,
-        decoded=int(loader.sizes.selected.sum()),
+        decoded=int(groups.sizes.selected.sum()),
         limit=1,
         limit_from_disk=None,
         measured=(
@@ -210,40 +210,40 @@ def advice_for(
         recommended=2,
         advice=(),
     )
-    return list(advise(report, loader, dense or {}))
+    return list(advise(report, groups, dense or {}))
 
 
-def loader_of(root: Path, groups: int, rows: int, columns: int = 1) -> RowGroupLoader:
+def groups_of(root: Path, number: int, rows: int, columns: int = 1) -> RowGroups:
     root.mkdir()
-    table = pa.table({f"c{i}": np.random.default_rng(i).random(groups * rows) for i in range(columns)})
+    table = pa.table({f"c{i}": np.random.default_rng(i).random(number * rows) for i in range(columns)})
     pq.write_table(table, root / "a.parquet", row_group_size=rows)
-    return RowGroupLoader(make_read_plan(open_local_dataset(root)[0], None))
+    return RowGroups(make_read_plan(open_local_dataset(root)[0], None))
 
 
 def test_advice(tmp_path: Path) -> None:
-    fine = loader_of(tmp_path / "fine", 40, 200_000)
+    fine = groups_of(tmp_path / "fine", 40, 200_000)
     (verdict,) = advice_for(fine)
     assert verdict.command is None
     given, *lines = describe_training(forecast_of(fine.plan, fine.sizes, 64 << 20, 2), 40)
     assert verdict.text == f"{given}: {'; '.join(lines)}", "the words of inspect"
     dense, _ = advice_for(fine, dense={"tokens": 0.9, "box": 0.1})
     assert dense.command == f"pqcache repartition {fine.plan.data.root} DEST --dense tokens"
-    (narrow,) = advice_for(loader_of(tmp_path / "narrow", 40, 600_000))
+    (narrow,) = advice_for(groups_of(tmp_path / "narrow", 40, 600_000))
     assert "window=3: each worker mixes 3 row groups, together 15 % of the rows" in narrow.text
     assert "--row-group-size 2MB" in (narrow.command or "")
-    (few,) = advice_for(loader_of(tmp_path / "few", 3, 1_000_000), memory=1 << 30)
+    (few,) = advice_for(groups_of(tmp_path / "few", 3, 1_000_000), memory=1 << 30)
     assert "3 are few for" in few.text
-    small, batch = advice_for(loader_of(tmp_path / "small", 2200, 1000), of_limit=0.2)
+    small, batch = advice_for(groups_of(tmp_path / "small", 2200, 1000), of_limit=0.2)
     assert "the fixed cost of small ones shows" in small.text
     assert "larger batches are read faster" in batch.text
 
 
 def test_advised_sizes_are_taken_by_repartition(tmp_path: Path) -> None:
-    loader = loader_of(tmp_path / "few", 3, 900_000)
-    (few,) = advice_for(loader)
+    groups = groups_of(tmp_path / "few", 3, 900_000)
+    (few,) = advice_for(groups)
     words = (few.command or "").split()
     size = pqcache.parse_size(words[words.index("--row-group-size") + 1])
-    pqcache.repartition(loader.plan.data.root, tmp_path / "out", row_group_size=size)
+    pqcache.repartition(groups.plan.data.root, tmp_path / "out", row_group_size=size)
     assert len(make_read_plan(open_local_dataset(tmp_path / "out")[0], None).row_groups) >= 4
 
 

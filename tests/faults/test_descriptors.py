@@ -15,7 +15,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import ParquetError
-from pqcache.reader import row_group_reader
+from pqcache.parquet import row_group_reader
 from pqcache.torch import ParquetDataset
 
 
@@ -57,7 +57,7 @@ def test_the_loader_does_not_call_a_file_damaged(many: Path, monkeypatch: pytest
     def full(path: Path) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
 
-    monkeypatch.setattr(row_group_reader, "check_regular", full)
+    monkeypatch.setattr(row_group_reader, "open_regular", full)
     with pytest.raises(ParquetError, match=r"\d+\.parquet: too many open files; raise the limit"):
         list(dataset)
     monkeypatch.undo()

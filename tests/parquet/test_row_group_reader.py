@@ -532,7 +532,6 @@ def test_pieces_need_a_page_index(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": range(100)}), path, write_page_index=False)
     file = RowGroupFile(path)
     assert not file.has_page_index(0, ["n"])
-    assert file.piece_rows(0, ["n"], 10) is None
     assert file.has_page_index(0, ["other"])
     assert len(file.read_rows(0, ["n"], 0, 100)["n"]) == 100
     with pytest.raises(ParquetError, match="row group 0 has no page index") as caught:
@@ -545,16 +544,6 @@ def test_rows_that_are_not_there(tmp_path: Path, low: int, high: int) -> None:
     pq.write_table(pa.table({"n": range(10)}), tmp_path / "t.parquet", write_page_index=True)
     with pytest.raises(ParquetError, match=f"row group 0 has 10 rows, .* from {low} to {high}"):
         RowGroupFile(tmp_path / "t.parquet").read_rows(0, ["n"], low, high)
-
-
-def test_pieces_begin_where_pages_do(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    paged(path)
-    file = RowGroupFile(path)
-    assert file.piece_rows(0, ["n", "s"], 1999) == 1500  # two of which end where three pages do
-    assert file.piece_rows(0, ["n"], 1100) == 1000
-    assert file.piece_rows(0, ["n"], 10_000) == 10_000
-    assert file.piece_rows(0, [], 7) == 7
 
 
 # ---- damage

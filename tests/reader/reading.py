@@ -14,16 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pqcache.reader.decode_budget import DecodeBudget
 from pqcache.reader.dense_lists import with_dense_lists
+from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.record_batches import record_batches
-from pqcache.reader.row_group_loader import RowGroupLoader
+from pqcache.reader.window import Budget, Group, read_groups
 
-TWO_THREADS = DecodeBudget(threads=2, decoding=2)
+TWO_THREADS = Budget(threads=2, decoding=2)
 
 
 def everything(first: int, rows: int) -> pa.Table:
@@ -97,23 +96,24 @@ def long_rows(first: int, rows: int) -> pa.Table:
     )
 
 
-def loader_of(path: Path, columns: list[str] | None = None, filters: Any = None, dense: bool = False) -> RowGroupLoader:
+def groups_of(path: Path, columns: list[str] | None = None, filters: Any = None, dense: bool = False) -> RowGroups:
     """Open a directory of Parquet."""
     plan = make_read_plan(open_local_dataset(path)[0], columns, filters)
-    return RowGroupLoader(with_dense_lists(plan) if dense else plan)
+    return RowGroups(with_dense_lists(plan) if dense else plan)
 
 
 def read(
-    loader: RowGroupLoader, order: Order, share: EpochShare | None = None, budget: DecodeBudget = TWO_THREADS
+    groups: RowGroups, order: Order, share: EpochShare | None = None, budget: Budget = TWO_THREADS
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield (global index, record batch) of an epoch, each batch validated."""
     if share is None:
         share = EpochShare(total=order.batches(), lanes=order.lanes)
-    for index, batch in record_batches(loader, order, share.indices(), share.total, budget):
+    for index, found, number in read_groups(groups, order, share.indices(), share.total, budget, Group.batches):
+        batch = found[number]
         batch.validate(full=True)
         yield index, batch
 
 
-def read_table(loader: RowGroupLoader, order: Order, budget: DecodeBudget = TWO_THREADS) -> pa.Table:
+def read_table(groups: RowGroups, order: Order, budget: Budget = TWO_THREADS) -> pa.Table:
     """Return an epoch."""
-    return pa.Table.from_batches([batch for _, batch in read(loader, order, budget=budget)])
+    return pa.Table.from_batches([batch for _, batch in read(groups, order, budget=budget)])

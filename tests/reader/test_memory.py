@@ -12,17 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
 from pqcache.parquet.decoded_size import StoredRowGroup, count_decoded, decoded_size
-from pqcache.reader import row_group_reader
-from pqcache.reader.decode_budget import DecodeBudget, budget_in_file_order, decode_budget
 from pqcache.reader.memory import (
     RowGroupSizes,
     Window,
     check_decoded,
+    decoding_ahead,
+    decoding_in_file_order,
     fit,
     largest_window,
     most_decoded,
@@ -31,9 +31,10 @@ from pqcache.reader.memory import (
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.record_batches import read_record_batches
+from pqcache.reader.window import Budget
 from tests.examples import examples
 from tests.old_writers import without_sizes
-from tests.reader.reading import loader_of, long_rows, read, write
+from tests.reader.reading import groups_of, read, write
 
 
 def sizes_of(*sizes: int) -> RowGroupSizes:
@@ -59,128 +60,48 @@ def test_the_window_follows_memory() -> None:
     assert largest_window(sizes_of(), 1, 1) == 1
 
 
-def test_what_the_window_leaves_goes_to_decoding(tmp_path: Path) -> None:
-    def budget(memory: int, all_lanes: int = 1, threads: int = 1) -> DecodeBudget:
-        return decode_budget(loader.sizes, memory, lanes=1, all_lanes=all_lanes, window=16, threads=threads)
-
-    write(tmp_path, {"a.parquet": long_rows(1000, 100)}, rows=100)
-    loader = loader_of(tmp_path)
-    size = int(loader.sizes.selected.sum())
-    found = budget(15 * size, threads=2)
-    assert (found.threads, found.keep_decoded, found.arena_slots, found.row_group_bytes) == (2, True, 8, size)
-    assert found.stretch_bytes == size, "of 15, one or two are the dataset and six are decoded: an eighth is left"
-    assert budget(5 * size, threads=2) == DecodeBudget(threads=2, decoding=1, keep_decoded=True, row_group_bytes=size)
-    assert not budget(5 * size - 1, threads=2).keep_decoded
-    assert budget(6 * size).arena_slots == 6
-    assert not budget(6 * size - 1).arena_slots
-    write(tmp_path, {"a.parquet": long_rows(1000, 800)}, rows=100)
-    loader = loader_of(tmp_path)
-    # of eight row groups, one lane of two reads four, and a part of a fifth
-    enough = int(loader.sizes.selected.sum()) // 2 + 5 * int(loader.sizes.selected.max())
-    assert budget(enough, all_lanes=2).keep_decoded
-    assert not budget(enough - 1, all_lanes=2).keep_decoded
-    assert not budget(enough).keep_decoded
-
-
-def test_memory_limits_what_is_decoded_at_once_and_not_what_is_gathered() -> None:
-    def budget(memory: int, all_lanes: int = 1, row_groups: int = 100) -> DecodeBudget:
-        sizes = sizes_of(*[10 << 20] * row_groups)
-        return decode_budget(sizes, memory << 20, lanes=1, all_lanes=all_lanes, window=16, threads=8)
+def test_memory_limits_what_is_decoded_at_once() -> None:
+    def decoding(memory: int, all_lanes: int = 1, row_groups: int = 100) -> int:
+        return decoding_ahead(sizes_of(*[10 << 20] * row_groups), memory << 20, 1, all_lanes, window=16, threads=8)
 
     # a window of 16 holds 9 row groups, one is ahead and one comes; who decodes one has it twice
-    assert [budget(memory).decoding for memory in (100, 130, 149, 150, 170, 1000)] == [1, 1, 1, 2, 3, 8]
-    assert {budget(memory).threads for memory in (100, 130, 150, 1000)} == {8}
-    assert budget(110, row_groups=8).decoding == 2, "there are 8 to mix"
-    assert budget(110, row_groups=16, all_lanes=2).decoding == 2, "of which a lane has half"
+    assert [decoding(memory) for memory in (100, 130, 149, 150, 170, 1000)] == [1, 1, 1, 2, 3, 8]
+    assert decoding(110, row_groups=8) == 2, "there are 8 to mix"
+    assert decoding(110, row_groups=16, all_lanes=2) == 2, "of which a lane has half"
 
 
-def test_up_to_half_of_what_could_be_decoded_at_once_gives_way_to_rows_that_are_kept() -> None:
-    def budget(memory: int, threads: int) -> DecodeBudget:
-        return decode_budget(sizes_of(*[50 << 20] * 16), memory << 20, lanes=1, all_lanes=1, window=16, threads=threads)
+def test_rows_are_held_in_parts_where_memory_does_not_hold_the_row_groups() -> None:
+    def budget(memory: int, lanes: int = 1, row_groups: int = 100, selected: int = 10) -> Budget:
+        decoded = np.full(row_groups, 10 << 20)
+        sizes = RowGroupSizes(np.full(row_groups, selected << 20), decoded, decoded)
+        return Budget.within(sizes, memory << 20, lanes, lanes, 16, decoding=1, threads=2)
 
-    for memory, decoding, keeps in (
-        (2048, 11, True),
-        (1500, 6, True),
-        (1150, 6, False),
-        (1100, 2, True),
-        (1000, 4, False),
-    ):
-        found = budget(memory, 16)
-        assert (found.decoding, found.keep_decoded, found.threads) == (decoding, keeps, 16)
-        assert bool(found.arena_slots) == keeps
-        assert budget(memory, 2).decoding == 2
-    assert budget(2048, 8).decoding == 8
+    # 16 row groups, twice the one that a lane reads and the one that is decoded, and what is gathered
+    assert [budget(memory).parts for memory in (100, 266, 267, 4096)] == [8, 8, 1, 1]
+    assert budget(267, lanes=2).parts == 8
+    assert budget(90, row_groups=2).parts == 1, "there are no more"
+    assert budget(100, selected=1).parts == 1, "others are not held"
+    assert [budget(memory).run_bytes >> 10 for memory in (10, 96, 192, 4096)] == [1024, 4096, 8192, 32768]
+    assert budget(192, lanes=2).run_bytes == 4 << 20
+    assert Budget.within(sizes_of(), 1, 1, 1, 16, decoding=1, threads=2) == Budget()
 
 
-def test_what_is_gathered_at_once_is_counted_in_memory() -> None:
-    def stretch(memory: int, lanes: int, *sizes: int) -> int:
-        return decode_budget(
-            sizes_of(*sizes), memory << 20, lanes=lanes, all_lanes=lanes, window=16, threads=2
-        ).stretch_bytes
-
-    even = [8 << 20] * 500
-    assert stretch(4096, 1, *even) == stretch(1024, 1, *even) == 32 << 20
-    assert 0 < stretch(256, 1, *even) <= (256 - 16 * 8) << 17, "an eighth of what the window leaves"
-    assert stretch(1024, 4, *even) < stretch(1024, 2, *even)
-    assert stretch(64, 1, *even) == 0
-    uneven = [*even, 64 << 20]
-    assert 0 < stretch(4096, 1, *uneven) <= (32 << 20) // 7, "large row groups may follow one another"
-    assert stretch(1024, 1, *[64 << 20] * 9) <= 32 << 20
-
-
-def test_a_lane_has_as_many_stretches_on_their_way_as_threads_gather() -> None:
-    def stretches(threads: int, memory: int = 8192, lanes: int = 1) -> tuple[int, int]:
-        sizes = sizes_of(*[8 << 20] * 500)
-        found = decode_budget(sizes, memory << 20, lanes=lanes, all_lanes=lanes, window=16, threads=threads)
-        return found.stretches, found.stretch_bytes >> 20
-
-    assert [stretches(threads) for threads in (1, 2, 4, 8, 64)] == [(3, 32), (3, 32), (5, 32), (9, 32), (9, 32)]
-    assert stretches(8, lanes=4) == (3, 32), "those of all lanes are gathered"
-    assert stretches(8, memory=512)[0] == 9
-    assert stretches(8, memory=400) == (7, 8), "fewer where each would be small"
-    assert stretches(8, memory=300)[0] == 3
-
-
-@given(
-    st.lists(st.integers(1, 64), min_size=1, max_size=99),
-    st.integers(1, 4096),
-    st.integers(1, 4),
-    st.integers(1, 5),
-    st.integers(1, 20),
-)
-@example([2, 2, 3, 1, 3, 2, 3, 3, 1, 3, 2, 1, 2, 2, 1, 2], 84, 1, 4, 5)
-@settings(max_examples=examples(100))
-def test_stretches_of_blocks_do_not_cost_an_arena(
-    megabytes: list[int], memory: int, lanes: int, of_selected: int, threads: int
-) -> None:
-    decoded = np.array(megabytes, np.int64) << 20
-    sizes = RowGroupSizes(decoded // of_selected, decoded, decoded)
-    found = decode_budget(sizes, memory << 20, lanes=lanes, all_lanes=lanes, window=16, threads=threads)
-    largest, of_lane = int(decoded.max()), -(-len(sizes) // lanes) + 1
-    slots = lanes * min(16, of_lane) + 2 * (lanes + found.decoding)
-    assert bool(found.arena_slots) == (found.keep_decoded and slots * largest <= memory << 20)
-    further = -(-found.stretches * found.stretch_bytes // max(1, found.row_group_bytes)) - 3
-    if found.arena_slots:
-        assert found.arena_slots * largest <= memory << 20
-        assert found.arena_slots - 2 * (lanes + found.decoding) >= lanes * min(16 + max(0, further), of_lane)
+PAGES = {"max_rows_per_page": 500, "write_page_index": True}
 
 
 def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
-    write(tmp_path, {"a.parquet": table.slice(0, 9_000), "b.parquet": table.slice(9_000)}, 9_000)
-    loader = loader_of(tmp_path)
-    memory = int(loader.sizes.selected.max()) * 3
-    with (
-        caplog.at_level(logging.DEBUG, "pqcache.reader"),
-        pytest.warns(UserWarning, match="read in 3 pieces, which is slow; run 'pqcache repartition'"),
-    ):
-        window = fit(loader.sizes, memory, 1, True, "shop")
+    write(tmp_path, {"a.parquet": table.slice(0, 9_000), "b.parquet": table.slice(9_000)}, 9_000, **PAGES)
+    groups = groups_of(tmp_path)
+    memory = int(groups.sizes.selected.max()) * 3
+    with caplog.at_level(logging.DEBUG, "pqcache.reader"):
+        window = groups.fit(memory, 1, True, "shop", 1)
     assert window == Window(4, piece_rows=3_000)
     assert "shop: row groups are read in 3 pieces: a row group takes" in caplog.text
-    assert fit(loader.sizes, memory * 100, 1, True) == Window(16)
-    with pytest.raises(UsageError, match=r"shop: a row group takes .* too much .*pqcache repartition"):
-        fit(loader.sizes, memory // 1000, 1, True, "shop")
-    pieces = loader.split(window.piece_rows)
+    assert groups.fit(memory * 100, 1, True, "shop", 1) == Window(16)
+    with pytest.raises(UsageError, match=r"shop: a row group takes .* too much .*give memory="):
+        groups.fit(memory // 1000, 1, True, "shop", 1)
+    pieces = groups.of(groups.plan.split(window.piece_rows))
     assert pieces.plan.counts.tolist() == [3_000, 3_000, 3_000, 3_000, 3_000, 3_000, 2_000]
     assert largest_window(pieces.sizes, memory, 1) >= 1
     starts = np.concatenate([[0], np.cumsum(pieces.plan.counts)])
@@ -193,6 +114,20 @@ def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, capl
             assert batch["s"][0].as_py() == f"{batch['id'][0]}" * 10
             seen += batch["id"].to_pylist()
         assert sorted(seen) == list(range(20_000))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_row_groups_without_known_pages_are_read_one_at_a_time(tmp_path: Path, shuffle: bool) -> None:
+    table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
+    write(tmp_path, {"a.parquet": table}, 5_000)
+    largest = groups_of(tmp_path).sizes.largest
+    how = BatchOptions(batch_size=700, shuffle=shuffle, memory=2 * largest)
+    with pytest.warns(UserWarning, match=r"too much for memory=.*: one is read at a time.*; run 'pqcache repartition'"):
+        batches = list(read_record_batches(tmp_path, how))
+    found = pa.Table.from_batches(batches)
+    assert (found if not shuffle else found.sort_by("id")).equals(table)
+    with pytest.raises(UsageError, match=r"a row group takes .* too much .*pqcache repartition"):
+        read_record_batches(tmp_path, replace(how, memory=2 * largest - 1))
 
 
 def test_row_groups_with_pages_of_their_own_are_read_in_pieces_to_mix_more(recwarn: pytest.WarningsRecorder) -> None:
@@ -217,23 +152,22 @@ def test_row_groups_with_pages_of_their_own_are_read_in_pieces_to_mix_more(recwa
 def test_sizes_see_through_dictionaries(tmp_path: Path) -> None:
     text = "a rather long string that is stored once per row group"
     write(tmp_path, {"a.parquet": pa.table({"s": [text] * 10_000})}, 5_000)
-    assert (loader_of(tmp_path).sizes.selected >= 5_000 * len(text)).all()
+    assert (groups_of(tmp_path).sizes.selected >= 5_000 * len(text)).all()
 
 
 def test_reading_in_file_order_keeps_to_memory(tmp_path: Path) -> None:
     sizes = sizes_of(10 << 20, 30 << 20)
     assert fit(sizes, 90 << 20, 1, False) == Window(1)
-    with pytest.warns(UserWarning, match=r"takes 30 MB decoded, too much for memory=45 MB: read in 2 pieces, which is"):
-        window = fit(RowGroupSizes(sizes.selected, sizes.decoded, np.array([100, 300])), 45 << 20, 1, False)
-    assert window == Window(1, piece_rows=150)
+    in_rows = RowGroupSizes(sizes.selected, sizes.decoded, np.array([100, 300]))
+    assert fit(in_rows, 45 << 20, 1, False, pieces=True) == Window(1, piece_rows=150)
     with pytest.raises(UsageError, match=r"shop: a row group takes 30 MB decoded, .*give memory='90\.9 MB'"):
         fit(sizes_of(30 << 20), 1 << 20, 1, False, "shop")
     assert fit(sizes_of(), 1, 1, False) == Window(1)
-    threads = [budget_in_file_order(sizes, memory << 20, 8).threads for memory in (1, 90, 120, 150, 10_000)]
+    threads = [decoding_in_file_order(sizes, memory << 20, 8) for memory in (1, 90, 120, 150, 10_000)]
     assert threads == [1, 1, 2, 3, 8]
     table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
-    write(tmp_path, {"a.parquet": table}, 20_000)
-    memory = int(loader_of(tmp_path).sizes.selected.max())
+    write(tmp_path, {"a.parquet": table}, 20_000, **PAGES)
+    memory = int(groups_of(tmp_path).sizes.selected.max())
     batches = list(read_record_batches(tmp_path, BatchOptions(batch_size=999, shuffle=False, memory=memory)))
     assert pa.Table.from_batches(batches).equals(table)
 
@@ -243,7 +177,7 @@ def test_sizes_see_a_dictionary_in_a_later_row_group(tmp_path: Path) -> None:
     pq.write_table(pa.table({"s": ["abc"] * 100}), tmp_path / "a.parquet")
     values = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2_000, np.int32)), pa.array(["z" * (1 << 20)]))
     pq.write_table(pa.table({"s": values}), tmp_path / "b.parquet", store_schema=False)
-    loader = loader_of(tmp_path)
+    loader = groups_of(tmp_path)
     assert int(loader.sizes.decoded.max()) >= 2_000 << 20
     with pytest.raises(UsageError, match=r"a row group takes 2\.0 GB decoded, too much for memory=64 MB"):
         fit(loader.sizes, 64 << 20, 1, True)
@@ -252,14 +186,14 @@ def test_sizes_see_a_dictionary_in_a_later_row_group(tmp_path: Path) -> None:
 def test_long_rows_at_the_start_do_not_count_for_all(tmp_path: Path) -> None:
     documents = sorted((os.urandom(max(1, 200_000 // (i + 1))).hex() for i in range(20_000)), key=len, reverse=True)
     pq.write_table(pa.table({"text": documents}), tmp_path / "a.parquet")
-    (size,) = loader_of(tmp_path).sizes.selected
+    (size,) = groups_of(tmp_path).sizes.selected
     assert size < 3 * sum(map(len, documents)) + 20_000 * 20
 
 
 def test_longer_lists_after_the_first_rows_count(tmp_path: Path) -> None:
     lists = [[1]] * 2000 + [list(range(100))] * 2000
     pq.write_table(pa.table({"items": pa.array(lists, pa.list_(pa.int64()))}), tmp_path / "a.parquet")
-    (size,) = loader_of(tmp_path).sizes.selected
+    (size,) = groups_of(tmp_path).sizes.selected
     assert size >= 2000 * 100 * 8
 
 
@@ -336,7 +270,7 @@ def test_a_row_group_that_was_not_looked_at_is_refused_before_it_is_decoded(tmp_
             texts = [f"a text that is stored {number} {i}" for i in range(200)]
             writer.write_table(pa.table({"s": ["z" * 5_000] * 160 if number == 50 else texts}))
     without_sizes(tmp_path / "a.parquet")
-    loader = loader_of(tmp_path)
+    loader = groups_of(tmp_path)
     assert int(loader.sizes.decoded.max()) < 100_000, "the case is one that is not looked at"
     options = BatchOptions(batch_size=10, memory=2_000_000)
     with pytest.raises(UsageError, match=r"a\.parquet: row group 50 takes .* too much for memory=1\.9 MB; run"):
@@ -358,40 +292,3 @@ def test_a_window_that_is_set_warns_where_it_takes_more_than_memory() -> None:
     warn_of_window(sizes, 16, 130 << 20, 1, "shop")
     with pytest.warns(UserWarning, match=r"shop: window=16 takes about 260 MB, more than memory=130 MB: leave window"):
         warn_of_window(sizes, 16, 130 << 20, 2, "shop")
-
-
-def test_pieces_begin_where_pages_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG", "pqcache.reader")
-    rng = np.random.default_rng(0)
-    rows = pa.table({"id": range(4_000), "image": [rng.bytes(1_000) for _ in range(4_000)]})
-    pq.write_table(rows, tmp_path / "a.parquet", use_dictionary=False, data_page_size=1, write_batch_size=256)
-    loader = loader_of(tmp_path)
-    memory = int(loader.sizes.decoded.max()) * 2
-    found = loader.fit(memory, 1, True, "shop", 1)
-    assert found == Window(4, piece_rows=1_000 // 256 * 256)
-    assert loader.fit(memory // 2, 1, False, "shop", 1) == Window(1, piece_rows=1_280)
-    pieces = loader.split(found.piece_rows)
-    assert pieces.plan.counts.tolist() == [768, 768, 768, 768, 768, 160]
-    assert [len(pieces.load(number, 0, int(count))[1]) for number, count in enumerate(pieces.plan.counts)]
-    with (tmp_path / "a.parquet").open("r+b") as file:  # the header of the first page of images
-        file.seek(pq.read_metadata(file).row_group(0).column(1).data_page_offset)
-        file.write(b"\xff" * 8)
-    assert loader_of(tmp_path).fit(memory, 1, True, "shop", 1) == Window(4, 1_000)
-    assert "pieces do not begin where pages do: " in caplog.text
-    lists = pa.table({"l": [[1, 2]] * 4_000})
-    pq.write_table(lists, tmp_path / "a.parquet", data_page_size=1, write_batch_size=256)
-    loader = loader_of(tmp_path)
-    assert loader.fit(2 * loader.sizes.largest, 1, True, "shop", 1).piece_rows == 1_000, "pages of lists do not count"
-
-
-def test_what_a_forked_process_checks_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = pa.array(range(100), pa.timestamp("ns"))
-    pq.write_table(pa.table({"t": times}), tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
-    loader = loader_of(tmp_path)
-    child = os.fork()
-    if not child:
-        loader.load(0, 0, 100)
-        os._exit(0)
-    os.waitpid(child, 0)
-    monkeypatch.setattr(row_group_reader, "check_read_right", lambda *_: pytest.fail("checked again"))
-    assert len(loader.load(0, 0, 100)[0]) == 100

@@ -30,7 +30,6 @@ _ALLOWED = 250e6  # bytes: `memory`, and what docs/loading.md says is taken besi
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc"),
-    pytest.mark.xfail(strict=True, reason="until the new loader checks page headers before it decodes"),
 ]
 
 

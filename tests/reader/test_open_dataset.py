@@ -16,8 +16,8 @@ import pytest
 
 import pqcache
 from pqcache.errors import CacheError, ParquetError, UsageError
+from pqcache.reader.files import Files
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.row_group_reader import RowGroupReader
 from pqcache.system import mounts
 from tests.datasets import write_day
 
@@ -56,11 +56,11 @@ def test_a_plain_file_that_was_replaced_is_an_error(replace: Callable[[Path], No
     write(path, 0)
     data, lease = open_local_dataset(tmp_path)
     assert lease is None
-    reader = RowGroupReader(data, pa.array([0]).to_numpy())
-    list(reader.parts(0, ["id"], 1000))
+    files = Files(data)
+    list(files.parts(files.group(0), ["id"]))
     replace(path)
     with pytest.raises(ParquetError, match=r"a\.parquet: was replaced or written to since the dataset was opened"):
-        list(reader.parts(0, ["id"], 1000))
+        list(files.parts(files.group(0), ["id"]))
     if replace is by_rename_with_its_time:  # as a copy on another node
         return
     assert open_local_dataset(tmp_path)[0].snapshot != data.snapshot
@@ -70,9 +70,9 @@ def test_a_plain_file_that_was_replaced_is_an_error(replace: Callable[[Path], No
 
 def test_a_plain_file_that_is_replaced_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
-    write(path, 0)
-    reader = RowGroupReader(open_local_dataset(path)[0], pa.array([0]).to_numpy())
-    parts = reader.parts(0, ["id"], 10)
+    write(path, 0, rows=100_000)
+    files = Files(open_local_dataset(path)[0])
+    parts = files.parts(files.group(0), ["id"])
     next(parts)
     by_rename(path)
     with pytest.raises(ParquetError, match="was replaced"):
@@ -122,8 +122,9 @@ def test_a_path_into_a_snapshot_leads_to_it_and_leases_it(part: str, cache: Path
     publish(cache, 1)
     publish(cache, 2)
     assert held.exists(), "it is leased"
-    reader = RowGroupReader(data, pa.array(range(len(data.index))).to_numpy())
-    assert sum(t.num_rows for n in range(len(data.index)) for t in reader.parts(n, ["id"], 1000)) == rows
+    files = Files(data)
+    parts = (part for number in range(len(data.index)) for part in files.parts(files.group(number), ["id"]))
+    assert sum(part.num_rows for part in parts) == rows
     lease.close()
     publish(cache, 3)
     assert not held.exists()

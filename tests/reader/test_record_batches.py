@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.record_batches import read_record_batches
 from tests.examples import examples
-from tests.reader.reading import everything, loader_of, plain, read, read_table, write
+from tests.reader.reading import everything, groups_of, plain, read, read_table, write
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_every_type_comes_through(tmp_path: Path, shuffle: bool) -> None:
     tables = {f"{n}.parquet": everything(n * 100, 100) for n in range(3)}
     write(tmp_path, tables, rows=30)
-    loader = loader_of(tmp_path)
+    loader = groups_of(tmp_path)
     order = Order(counts=loader.plan.counts, batch_size=37, lanes=2, window=3, shuffle=shuffle)
     batches = [batch for _, batch in read(loader, order)]
     found = pa.Table.from_batches(batches)
@@ -60,6 +61,19 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_batches_are_arrays_of_their_own(numbers: Path, shuffle: bool) -> None:
+    """Whose lists lie where their offsets say, and which keep no other rows in memory."""
+    found = []
+    for batch in read_record_batches(numbers, BatchOptions(batch_size=10, shuffle=shuffle, memory=64 << 20)):
+        items = batch["items"]
+        values, ends = items.flatten().to_pylist(), items.offsets.to_pylist()
+        assert [values[low:high] for low, high in pairwise(ends)] == items.to_pylist()
+        assert batch.get_total_buffer_size() <= 1.2 * batch.nbytes + 100
+        found += batch["id"].to_pylist()
+    assert sorted(found) == list(range(1003))
+
+
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batch_size=st.sampled_from([1, 3, 32, 100, 999, 5000]),
@@ -72,7 +86,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_batches_are_what_the_order_says(
     numbers: Path, batch_size: int, lanes: int, window: int, shuffle: bool, start: float, epoch: int
 ) -> None:
-    loader = loader_of(numbers)
+    loader = groups_of(numbers)
     order = Order(
         counts=loader.plan.counts,
         batch_size=batch_size,
@@ -125,7 +139,7 @@ def test_the_iterator_says_what_reading_takes(numbers: Path) -> None:
 
 
 def test_padding_comes_from_other_lanes(numbers: Path) -> None:
-    loader = loader_of(numbers, ["id"])
+    loader = groups_of(numbers, ["id"])
     order = Order(counts=loader.plan.counts, batch_size=300, lanes=6, window=4)
     share = EpochShare(total=order.batches(), lanes=6, ranks=6, rank=5)
     (index, batch), *more = read(loader, order, share)
@@ -136,14 +150,14 @@ def test_padding_comes_from_other_lanes(numbers: Path) -> None:
 
 
 def test_partition_columns(numbers: Path) -> None:
-    loader = loader_of(numbers, ["part", "id"])
+    loader = groups_of(numbers, ["part", "id"])
     order = Order(counts=loader.plan.counts, batch_size=100)
     found = read_table(loader, order)
     assert found.column_names == ["part", "id"]
     assert found["part"].type == pa.int64()
     sizes = found.group_by("part").aggregate([("id", "count")]).sort_by("part").to_pydict()
     assert sizes["id_count"] == [54, 600, 349]
-    only = loader_of(numbers, ["part"])
+    only = groups_of(numbers, ["part"])
     found = read_table(only, Order(counts=only.plan.counts, batch_size=100))
     assert found.num_rows == 1003
 
@@ -151,7 +165,7 @@ def test_partition_columns(numbers: Path) -> None:
 def test_the_paths_value_wins_and_nulls_are_nulls(tmp_path: Path) -> None:
     write(tmp_path, {"dt=2026-11-01/a.parquet": pa.table({"dt": ["wrong"], "x": [1]})}, 10)
     write(tmp_path, {"dt=__HIVE_DEFAULT_PARTITION__/a.parquet": pa.table({"dt": ["wrong"], "x": [2]})}, 10)
-    loader = loader_of(tmp_path)
+    loader = groups_of(tmp_path)
     (_, batch), *_ = read(loader, Order(counts=loader.plan.counts, batch_size=10, shuffle=False))
     assert batch.to_pydict() == {"x": [1, 2], "dt": ["2026-11-01", None]}
 
@@ -161,7 +175,7 @@ def test_the_paths_value_wins_and_nulls_are_nulls(tmp_path: Path) -> None:
     ["part >= 1 and part < 2", [("part", "==", 1)], [[("part", "==", 1)], [("part", "==", 7)]], pc.field("part") == 1],
 )
 def test_filters_on_partitions(numbers: Path, filters: Any) -> None:
-    loader = loader_of(numbers, ["id"], filters)
+    loader = groups_of(numbers, ["id"], filters)
     assert int(loader.plan.counts.sum()) == 600
     rows = read_table(loader, Order(counts=loader.plan.counts, batch_size=64))["id"].to_pylist()
     assert len(set(rows)) == 600
@@ -169,18 +183,18 @@ def test_filters_on_partitions(numbers: Path, filters: Any) -> None:
 
 def test_columns_that_are_not_there_are_named(numbers: Path) -> None:
     with pytest.raises(UsageError, match="no column 'nope'"):
-        loader_of(numbers, ["nope"])
+        groups_of(numbers, ["nope"])
     with pytest.raises(UsageError, match="twice"):
-        loader_of(numbers, ["id", "id"])
+        groups_of(numbers, ["id", "id"])
     with pytest.raises(UsageError, match="not a list of names"):
-        loader_of(numbers, "id")  # type: ignore[arg-type]
+        groups_of(numbers, "id")  # type: ignore[arg-type]
 
 
 def test_files_of_different_schemas(tmp_path: Path) -> None:
     write(tmp_path, {"a.parquet": pa.table({"x": pa.array([1, 2], pa.int32()), "y": [1.0, 2.0]})}, 10)
     write(tmp_path, {"b.parquet": pa.table({"y": pa.array([3], pa.float32()), "x": pa.array([3], pa.int64())})}, 10)
     write(tmp_path, {"c.parquet": pa.table({"x": pa.array([4], pa.int32()), "z": ["new"], "l": [[1]]})}, 10)
-    loader = loader_of(tmp_path)
+    loader = groups_of(tmp_path)
     table = read_table(loader, Order(counts=loader.plan.counts, batch_size=3, shuffle=False))
     assert table.to_pydict() == {
         "x": [1, 2, 3, 4],
@@ -194,16 +208,16 @@ def test_files_of_different_schemas(tmp_path: Path) -> None:
 
 def test_one_file_is_a_dataset(tmp_path: Path) -> None:
     write(tmp_path, {"a.parquet": pa.table({"x": [1, 2, 3]})}, 2)
-    loader = loader_of(tmp_path / "a.parquet")
+    loader = groups_of(tmp_path / "a.parquet")
     found = read_table(loader, Order(counts=loader.plan.counts, batch_size=2))
     assert sorted(found["x"].to_pylist()) == [1, 2, 3]
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
-        loader_of(tmp_path / "nope")
+        groups_of(tmp_path / "nope")
     with pytest.raises(UsageError, match="no Parquet files"):
-        loader_of(tmp_path)
+        groups_of(tmp_path)
     with pytest.raises(UsageError, match="pqcache sync s3://bucket/x"):
         open_local_dataset("s3://bucket/x")
 
@@ -211,7 +225,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_file_that_vanished_or_broke_is_named(tmp_path: Path) -> None:
     tables = {f"{n}.parquet": pa.table({"x": list(range(1000)), "s": [f"{i}" for i in range(1000)]}) for n in range(4)}
     write(tmp_path, tables, 100)
-    loader = loader_of(tmp_path)
+    loader = groups_of(tmp_path)
     order = Order(counts=loader.plan.counts, batch_size=64)
     (tmp_path / "2.parquet").rename(tmp_path / "gone")
     with pytest.raises(ParquetError, match=r"2\.parquet: the file is gone"):
@@ -220,9 +234,9 @@ def test_a_file_that_vanished_or_broke_is_named(tmp_path: Path) -> None:
     data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
     (tmp_path / "2.parquet").write_bytes(data)
     with pytest.raises(ParquetError, match=r"2\.parquet: row group \d+ cannot be read"):
-        list(read(loader_of(tmp_path), order))
+        list(read(groups_of(tmp_path), order))
     write(tmp_path, {"2.parquet": pa.table({"x": list(range(700)), "s": ["a"] * 700})}, 100)
-    loader = loader_of(tmp_path)
+    loader = groups_of(tmp_path)
     write(tmp_path, {"2.parquet": pa.table({"x": list(range(350)), "s": ["a"] * 350})}, 50)
     with pytest.raises(ParquetError, match=r"2\.parquet: was replaced or written to"):
         list(read(loader, Order(counts=loader.plan.counts, batch_size=64)))
@@ -259,7 +273,7 @@ def test_types_of_users_and_tensors_with_null_items_in_some_row_groups(tmp_path:
     pa.register_extension_type(Plain())
     try:
         pq.write_table(table, tmp_path / "a.parquet", row_group_size=25)
-        loader = loader_of(tmp_path)
+        loader = groups_of(tmp_path)
         order = Order(counts=loader.plan.counts, batch_size=20, shuffle=shuffle)
         found = read_table(loader, order)
     finally:

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from pqcache.reader.columns.batch_layout import NumberColumns
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Ragged, batch_groups
 from pqcache.torch.batch import Position
 from pqcache.torch.batch_groups import BatchGroup, GroupSizes, bytes_of, ungrouped
+from pqcache.torch.batch_values import TensorGroup
 from pqcache.torch.unmade_batch import UnmadeBatch
 from tests.torch.conftest import ids_of
 
@@ -235,5 +235,5 @@ def test_bytes_of_batches() -> None:
     ragged = Ragged(torch.zeros(5, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), "str")
     batch = {"a": torch.zeros(4), "b": ragged, "c": {"d": [b"abc", 1]}, "e": np.zeros(2)}
     assert bytes_of(batch) == 16 + 5 + 24 + 3 + 16 + 16
-    unmade = UnmadeBatch(["a", "b", "c"], [NumberColumns({}, np.zeros((2, 10)))], {"c": torch.zeros(4)}, Position())
-    assert bytes_of(unmade) == 160 + 16
+    group = TensorGroup({"a": torch.arange(10)}, [0, 4, 10], bytes=8)
+    assert bytes_of(UnmadeBatch(group, 1, Position())) == 6 * 8

@@ -568,7 +568,8 @@ def test_a_window_that_takes_more_than_memory_gives_a_warning(shop: Path) -> Non
 
 
 def test_pieces_resume_too(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"id": range(50_000), "x": np.random.rand(50_000)}), tmp_path / "a.parquet")
+    table = pa.table({"id": range(50_000), "x": np.random.rand(50_000)})
+    pq.write_table(table, tmp_path / "a.parquet", max_rows_per_page=1000, write_page_index=True)
     how: dict[str, Any] = {"batch_size": 1000, "memory": 2_500_000}
     ds = ParquetDataset(tmp_path, **how)
     batches = list(ds)

@@ -24,7 +24,7 @@ from pqcache.system import buffer_pool
 from pqcache.system.process_identity import is_running
 from pqcache.torch import Batch, ParquetDataset, shared_memory
 from pqcache.torch.shared_memory import SharedPool, Slot, received, worker_pool
-from pqcache.torch.tensor_transfer import pack
+from pqcache.torch.transport import message_of, value_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no shared memory of this kind")
 
@@ -181,21 +181,15 @@ def test_small_batches_that_are_kept_do_not_keep_large_slots() -> None:
         slot.close()
 
 
-def test_slots_of_a_batch_that_could_not_be_sent_are_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_whose_slot_has_too_many_receivers_carries_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "_pool", None)  # this process is no worker afterwards
-    shared = worker_pool()
+    monkeypatch.setattr(Slot, "send", lambda _: None)
+    shared, column = worker_pool(), torch.arange(100_000)
     assert isinstance(shared, SharedPool)
-    crowded, other = (torch.from_numpy(shared.borrow(100_000 + 200_000 * number)) for number in range(2))
-    slot, free = (shared.slot_of(tensor.data_ptr(), tensor.nbytes) for tensor in (crowded, other))
-    assert slot is not None
-    assert free is not None
-    sent = list(iter(slot.send, None))
-    assert pack([{"other": other, "crowded": crowded}]) is None
-    for reference in sent:
-        slot.take_back(reference)
-    del crowded, other
-    assert slot.free
-    assert free.free
+    message = message_of({"column": column})
+    assert isinstance(message.content, bytes)
+    assert torch.equal(value_of(message)["column"], column)
+    assert all(slot.free for slot in shared._slots)
 
 
 def test_a_fork_of_the_worker_keeps_what_the_worker_makes() -> None:

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from pqcache.errors import UsageError
-from pqcache.reader.row_group_reader import RowGroupReader
+from pqcache.parquet.row_group_reader import RowGroupFile
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, stall_watch
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
@@ -56,14 +56,14 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 @pytest.fixture
 def blocked(monkeypatch: pytest.MonkeyPatch, watching: threading.Event) -> Iterator[threading.Event]:
     """Storage that blocks until the event is set, and is watched from then on."""
-    event, read = threading.Event(), RowGroupReader.read
+    event, read = threading.Event(), RowGroupFile.read_rows
 
-    def block(self: RowGroupReader, *args: Any) -> Any:
+    def block(self: RowGroupFile, *args: Any) -> Any:
         watching.set()
         event.wait(60)
         return read(self, *args)
 
-    monkeypatch.setattr(RowGroupReader, "read", block)
+    monkeypatch.setattr(RowGroupFile, "read_rows", block)
     yield event
     event.set()
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 
@@ -69,7 +70,7 @@ def test_an_epoch_without_workers(table: Path, shuffle: bool) -> None:
         assert (stats.epoch.epoch, stats.epoch.batches, stats.epoch.rows) == (number, 10, ROWS)
         assert stats.epoch.row_groups == 10
     assert (stats.total.epoch, stats.total.batches, stats.total.rows) == (None, 20, 2 * ROWS)
-    assert stats.total.bytes == size if shuffle else stats.total.bytes > 0  # in order, rows point into decoded memory
+    assert stats.total.bytes == pytest.approx(size, rel=0.02)  # batches that are made together share offsets
     assert stats.total.row_group_bytes == 2 * stats.epoch.row_group_bytes > 0
     for part in (stats.epoch, stats.total):
         assert part.seconds is not None
@@ -323,27 +324,6 @@ def test_a_copy_begins_at_zero(table: Path) -> None:
     assert (copy.stats().total.rows, read.stats().total.rows) == (ROWS, ROWS)
 
 
-def test_fast_columns(tmp_path: Path) -> None:
-    lists = pa.FixedSizeListArray.from_arrays(np.arange(20_000, dtype=np.float32), 200)
-    pq.write_table(pa.table({"id": np.arange(100), "e": lists}), tmp_path / "a.parquet", use_dictionary=False)
-    read = ParquetDataset(tmp_path, batch_size=10)
-    list(read)
-    assert read.stats().epoch.fast_columns == 1.0
-    chosen = ParquetDataset(tmp_path, batch_size=10, filters="id in (1, 5, 7)")
-    list(chosen)
-    assert chosen.stats().epoch.fast_columns == 1.0
-    numbers = ParquetDataset(tmp_path, columns=["id"], batch_size=10)
-    list(numbers)
-    assert numbers.stats().epoch.fast_columns is None
-    (tmp_path / "null").mkdir()
-    pq.write_table(
-        pa.table({"e": pa.array([None, *lists.to_pylist()[1:]], lists.type)}), tmp_path / "null" / "a.parquet"
-    )
-    null = ParquetDataset(tmp_path / "null", batch_size=10, nulls="mask")
-    list(null)
-    assert null.stats().epoch.fast_columns == 0.0
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_one_line_at_the_end_of_an_epoch(table: Path, workers: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pqcache.torch")
@@ -370,9 +350,11 @@ def test_spans_where_a_profiler_is_active(table: Path) -> None:
     read = dataset(table, transform=nap, shuffle=False)
     list(read)
     read.set_epoch(1)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=every_thread) as profiler:
         list(read)
     names = {event.key: event.count for event in profiler.key_averages() if event.key.startswith("pqcache/")}
     assert names["pqcache/wait"] == 11  # the last one finds the end
     assert names["pqcache/transform"] == 10
-    assert names["pqcache/gather"] == 10
+    assert names["pqcache/decode"] == 10
+    assert 0 < names["pqcache/gather"] <= 10, "several batches are gathered together"

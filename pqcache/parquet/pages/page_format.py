@@ -7,11 +7,9 @@ Encodings.md.
 from __future__ import annotations
 
 import os
-import re
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import cramjam
 import numpy as np
@@ -37,10 +35,6 @@ _HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long stati
 WRITTEN_TO_PLACE = (None, "snappy")  # codecs of pages that come to lie in memory that is given
 _LZ4_BLOCK = 1 << 22  # bytes
 _NUMBER = rb"([\x80-\xff]{0,4}[\x00-\x7f])"
-_PLAIN_HEADER = re.compile(  # of a data page of version 1 with nothing but its sizes, its count and its encodings
-    rb"\x15\x00\x15%b\x15%b\x2c\x15%b(?:\x15[\x00-\x7f]){3}\x00\x00" % (_NUMBER, _NUMBER, _NUMBER), re.S
-)
-_SHORT_HEAD = 40  # bytes, at least those of such a header
 _MIN_RUN, _RUN_COST = 4, 5  # bytes of levels as bits that are worth a run, and what one takes, with the bits cut in two
 _WORTH_RUNS = 8  # runs take longer to write: levels have to get smaller by an eighth of the bits
 
@@ -64,69 +58,6 @@ class MoreValues(NotRead):
     """A page with more values than the footer leaves for it: who believes the footer reads a part of them."""
 
 
-Page = tuple[Struct, int, int]
-"""A page's header, where its body begins in the file, and how long that is."""
-
-
-class StoredPage(NamedTuple):
-    """A page in a file: its ``header``, which begins at byte ``begin``, and its body of ``size`` bytes at ``body``."""
-
-    header: Struct
-    begin: int
-    body: int
-    size: int
-
-
-def page_bodies(file: int, chunk: Chunk) -> Iterator[Page]:
-    """Yield each page's header, where its body begins, and how long that is: no page reaches beyond its chunk."""
-    for page in pages_in(file, chunk):
-        yield page.header, page.body, page.size
-
-
-def pages_in(file: int, chunk: Chunk) -> Iterator[StoredPage]:
-    """Yield the pages of a chunk; those of a part of one lie behind its dictionary, wherever that is."""
-    at = chunk.data_page_offset
-    if chunk.has_dictionary_page:
-        at = min(at, chunk.dictionary_page_offset)
-    left = chunk.total_compressed_size
-    while left > 0:
-        header, length = _header(file, at)
-        size = header[COMPRESSED][1]
-        if not 0 <= size <= left - length:
-            raise NotRead("a page that reaches beyond its chunk")
-        yield StoredPage(header, at, at + length, size)
-        at, left = at + length + size, left - length - size
-        if isinstance(chunk, ChunkPart) and at < chunk.data_page_offset:
-            at = chunk.data_page_offset
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChunkPart:
-    """Some pages of a column chunk, and its dictionary, as `pq.ColumnChunkMetaData` describes a complete one.
-
-    ``total_uncompressed_size`` is that of the complete chunk. As many as ``rows`` begin in the pages. ``within`` says
-    whether these begin within a row, and then ``values_before`` how many values of the chunk are before them.
-    """
-
-    path_in_schema: str
-    physical_type: str
-    compression: str
-    encodings: tuple[str, ...]
-    file_path: str
-    has_dictionary_page: bool
-    dictionary_page_offset: int
-    data_page_offset: int
-    num_values: int
-    total_compressed_size: int
-    total_uncompressed_size: int
-    rows: int
-    within: bool = False
-    values_before: int = 0
-
-
-Chunk: TypeAlias = "pq.ColumnChunkMetaData | ChunkPart"
-
-
 class PageCounts(NamedTuple):
     """What the header of a data page says: its values, its bytes after decompression, and its rows.
 
@@ -148,30 +79,10 @@ def page_counts(header: Struct) -> PageCounts | None:
     return None
 
 
-def counts_in(read: Callable[[int], bytes]) -> tuple[PageCounts | None, int, int]:
-    """Return the counts of the page that ``read`` returns bytes of, the length of its header and that of its body.
-
-    Most headers have the same few fields, which are found faster than decoded.
-    """
-    found = _PLAIN_HEADER.match(read(_SHORT_HEAD))
-    if found is not None:
-        numbers = [thrift.read_varint(number, 0)[0] for number in found.groups()]
-        if not any(number & 1 for number in numbers):  # none is negative
-            uncompressed, size, count = (number >> 1 for number in numbers)
-            return PageCounts(count, uncompressed, None), found.end(), size
-    header, length = header_in(read)
-    return page_counts(header), length, header[COMPRESSED][1]
-
-
 def read_into(file: int, place: Bytes, offset: int) -> None:
     """Read bytes of a file from ``offset`` on, all that ``place`` takes."""
     if len(place) and os.preadv(file, [place.data], offset) != len(place):
         raise NotRead("the file ends within a page")
-
-
-def _header(file: int, at: int) -> tuple[Struct, int]:
-    """Return the page header at byte ``at``, and its length."""
-    return header_in(lambda size: os.pread(file, size, at))
 
 
 def header_in(read: Callable[[int], bytes]) -> tuple[Struct, int]:
@@ -209,7 +120,7 @@ def count_and_encoding(header: Struct) -> tuple[int, int]:
     raise NotRead("a page that holds no data")
 
 
-def decompress_page(chunk: Chunk, body: Bytes, size: int, borrow: Borrow | None = None) -> Bytes:
+def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int, borrow: Borrow | None = None) -> Bytes:
     """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so.
 
     They are in memory that ``borrow`` returns for so many bytes, where that is given and the codec can write there.

@@ -1,14 +1,11 @@
 """Where the data pages of a column chunk lie, and which row each begins with.
 
 The offset index says it, where a writer wrote one; see parquet.thrift in https://github.com/apache/parquet-format.
-Without one the headers of the pages say how many values each has, which are rows where a column has no lists; where it
-has, the levels of the pages say how many rows begin in each.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +17,9 @@ from pqcache.parquet.footer import thrift_fields
 from pqcache.parquet.footer.thrift import I32, I64, LIST, read_varint
 from pqcache.parquet.footer.thrift_walk import Checks, items_at, key, walk_struct
 from pqcache.parquet.pages import page_format
-from pqcache.parquet.pages.list_rows import RowsOfPage
-from pqcache.parquet.pages.page_format import StoredPage
 from pqcache.parquet.row_group_stats import first_page
 
 Ints = npt.NDArray[np.int64]
-Rows = Callable[[Sequence[StoredPage]], Sequence[RowsOfPage]]
 
 _MOST_INDEX = 16 << 20  # bytes of an offset index
 _PAGE = (0x16, 0x15, 0x16, 0)  # what is before each number of a PageLocation, and behind the last
@@ -38,19 +32,11 @@ class PageLocations:
     ``offsets``   where each page's header begins in the file
     ``sizes``     bytes of each page with its header
     ``rows``      the first row that begins in each page or behind it, and at the end the rows of the row group
-    ``texts``     bytes of the texts in each page when they are decoded; None where the file does not say
-    ``within``    whether each page begins within a row, the one before its first; None where none does
-    ``values``    the number of values of each page; None where it was not looked at
-    ``plain``     whether each page holds its values themselves, and so needs no dictionary; None where not looked at
     """
 
     offsets: Ints
     sizes: Ints
     rows: Ints
-    texts: Ints | None = None
-    within: npt.NDArray[np.bool_] | None = None
-    values: Ints | None = None
-    plain: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,15 +107,10 @@ def locations_in_index(index: bytes, chunk: pq.ColumnChunkMetaData, rows: int) -
         if (pages[:, ::2] != _PAGE).any():
             raise page_format.NotRead("an offset index of another form")
         numbers = pages[:, 1::2] >> 1
-        texts = None
-        if index[at : at + 1] == b"\x19":  # SizeStatistics of pages
-            length, _, at = items_at(index, at + 1)
-            found, at = _varints(index, at, 1, length)
-            texts = found[:, 0] >> 1 if length == count else None
     except (IndexError, ValueError) as error:
         raise page_format.NotRead("a damaged offset index") from error
     offsets, sizes, firsts = (np.ascontiguousarray(numbers[:, i]) for i in range(3))
-    return _checked(PageLocations(offsets=offsets, sizes=sizes, rows=np.append(firsts, rows), texts=texts), chunk)
+    return _checked(PageLocations(offsets=offsets, sizes=sizes, rows=np.append(firsts, rows)), chunk)
 
 
 def _varints(data: bytes, at: int, each: int, count: int) -> tuple[Ints, int]:
@@ -149,35 +130,6 @@ def _varints(data: bytes, at: int, each: int, count: int) -> tuple[Ints, int]:
     return found.reshape(count, each), at + (int(ends[-1]) + 1 if len(ends) else 0)
 
 
-def locations_in_headers(file: int, chunk: pq.ColumnChunkMetaData, rows: int, of_lists: Rows | None) -> PageLocations:
-    """Return the pages of a chunk of ``rows`` rows by their headers; NotRead where these contradict the footer.
-
-    In a column with lists ``of_lists`` returns the rows of its pages.
-    """
-    pages = [page for page in page_format.pages_in(file, chunk) if page_format.page_counts(page.header) is not None]
-    counts = [counts for page in pages if (counts := page_format.page_counts(page.header)) is not None]
-    values = np.array([count.values for count in counts], np.int64)
-    if (values < 0).any() or values.sum() != chunk.num_values:
-        raise page_format.NotRead("another number of values than the footer says")
-    each = [count.values if count.rows is None else count.rows for count in counts]
-    within = None
-    if of_lists is not None:
-        found = of_lists(pages)
-        each, within = [of_page.rows for of_page in found], np.array([of_page.within for of_page in found], np.bool_)
-    firsts = np.cumsum([0, *each])
-    if firsts[-1] != rows:
-        raise page_format.NotRead("another number of rows than the footer says")
-    located = PageLocations(
-        offsets=np.array([page.begin for page in pages], np.int64),
-        sizes=np.array([page.body + page.size - page.begin for page in pages], np.int64),
-        rows=firsts,
-        within=within if within is not None and within.any() else None,
-        values=values,
-        plain=np.array([page_format.count_and_encoding(page.header)[1] for page in pages]) == thrift_fields.PLAIN,
-    )
-    return _checked(located, chunk)
-
-
 def _checked(pages: PageLocations, chunk: pq.ColumnChunkMetaData) -> PageLocations:
     """Return ``pages``; raise NotRead unless they lie in their chunk one after the other, and cover its rows."""
     begin = first_page(chunk)
@@ -187,6 +139,4 @@ def _checked(pages: PageLocations, chunk: pq.ColumnChunkMetaData) -> PageLocatio
         raise page_format.NotRead("pages that do not lie one after the other in their chunk")
     if pages.rows[0] != 0 or (np.diff(pages.rows) < 0).any():
         raise page_format.NotRead("pages whose rows are not in order")
-    if pages.within is not None and pages.within[0]:
-        raise page_format.NotRead("values before the first list")
     return pages

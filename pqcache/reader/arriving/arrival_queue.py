@@ -106,7 +106,7 @@ class ArrivalQueue:
             self._arrived_last = time.monotonic()
         for waiting in started:
             try:
-                self._threads.submit(waiting.job).add_done_callback(partial(_pass_on, waiting.future))
+                self._threads.submit(waiting.job).add_done_callback(partial(pass_on, waiting.future))
             except RuntimeError:  # the pool is being shut down
                 waiting.future.cancel()
         return first
@@ -122,7 +122,7 @@ class ArrivalQueue:
                 waiting.future.set_exception(error)
 
 
-def _pass_on(future: Future[Any], job: Future[Any]) -> None:
+def pass_on(future: Future[Any], job: Future[Any]) -> None:
     """Give ``future`` what has become of ``job``."""
     if job.cancelled():
         future.cancel()

@@ -14,18 +14,17 @@ import pyarrow as pa
 
 from pqcache.errors import MALFORMED
 from pqcache.reader.arriving.arrival_queue import arrival_queue
+from pqcache.reader.files import Files
 from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.selected_rows import Ints
 from pqcache.system.disk import read_regular, write_durably
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
+from pqcache.system.process_stats import cpu_count
 
 COUNTS = "_pqcache/counts"
 FORMAT = 1
 log = logging.getLogger("pqcache.reader")
-_PART_BYTES = 4 << 20  # of the columns, that each thread decodes at once
-_PART_ROWS = 64 << 10  # at most, as dictionaries make the stored size a bad estimate
 
 Found = TypeVar("Found")
 Counts = dict[str, pa.Table]  # what was counted, by the name of what it is of
@@ -59,14 +58,11 @@ def map_row_groups(
 
     Row groups that are still arriving are waited for.
     """
-    index = data.index
-    reader = RowGroupReader(data, groups)
-    per_row = index.uncompressed(columns)[groups] / index.rows[groups]
-    at_once = np.clip(_PART_BYTES / np.maximum(per_row, 1), 1, _PART_ROWS).astype(np.int64)
+    files = Files(data)
 
     def call(number: int) -> Found:
         def used() -> Found:
-            return use(int(groups[number]), reader.parts(number, columns, int(at_once[number])))
+            return use(int(groups[number]), files.parts(files.group(int(groups[number])), columns))
 
         return data.while_moving(used)
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import UsageError
+from pqcache.reader.files import Files
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.row_group_reader import RowGroupReader
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.torch import ParquetDataset, Sequence, Split
 from tests.examples import examples
@@ -86,9 +86,9 @@ def test_a_limit_is_the_first_rows(lake: Path, limit: int) -> None:
 
 
 def test_other_row_groups_are_not_read(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = []
-    opened = RowGroupReader.opened
-    monkeypatch.setattr(RowGroupReader, "opened", lambda self, *what: read.append(what[0]) or opened(self, *what))
+    read = set()
+    reading = Files.reading
+    monkeypatch.setattr(Files, "reading", lambda self, group, *of: read.add(group.number) or reading(self, group, *of))
     ids_of(ParquetDataset(lake, ["id"], limit=25))
     assert len(read) == 2
     read.clear()

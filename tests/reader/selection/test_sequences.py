@@ -348,14 +348,15 @@ def test_counts_are_remembered(drive: Path, tmp_path: Path, monkeypatch: pytest.
         ParquetDataset(tmp_path / "cache", ["id"], sequence=Sequence(4, "ts", max_gap=6, group_by="log", stride=2))
 
 
-def test_little_memory_reads_in_pieces(tmp_path: Path) -> None:
+def test_little_memory_reads_one_row_group_at_a_time(tmp_path: Path) -> None:
     rows = 20_000
     order = np.random.default_rng(0).permutation(rows)
     table = pa.table({"id": order, "x": order.astype(np.float64), "text": [f"number {i}" for i in order]})
     pq.write_table(table, tmp_path / "a.parquet")
     spec = Sequence(5, "id", max_gap=1, stride=2)
-    ds = ParquetDataset(tmp_path, batch_size=500, memory=8_000_000, sequence=spec)
-    with pytest.warns(UserWarning, match="pieces"):
+    plan = make_read_plan(open_local_dataset(tmp_path)[0], None, sequence=spec)
+    ds = ParquetDataset(tmp_path, batch_size=500, memory=3 * sizes_of(plan).largest, sequence=spec)
+    with pytest.warns(UserWarning, match="one is read at a time"):
         batches = list(ds)
     assert sorted(ids_of(batches)) == [list(range(i, i + 5)) for i in range(0, rows - 4, 2)]
     for batch in batches[::5]:
@@ -435,10 +436,12 @@ def test_files_that_drifted(tmp_path: Path) -> None:
     ]
 
 
-def test_nulls_inside_lists_are_refused_by_name(tmp_path: Path) -> None:
+def test_nulls_inside_lists_are_refused_by_name_or_filled(tmp_path: Path) -> None:
     pq.write_table(pa.table({"ts": [1, 2, 3], "v": [[1], [None], [2, 3]]}), tmp_path / "a.parquet")
-    with pytest.raises(ParquetError, match="'v' has nulls inside its lists"):
+    with pytest.raises(ParquetError, match=r"column 'v\.element': it holds nulls"):
         list(ParquetDataset(tmp_path, sequence=Sequence(2, "ts")))
+    (batch,) = ParquetDataset(tmp_path, sequence=Sequence(2, "ts"), nulls={"v.element": 9}, shuffle=False)
+    assert batch["v"].to_list() == [[[1], [9]], [[9], [2, 3]]]
 
 
 def test_a_column_without_an_order_is_named(tmp_path: Path) -> None:

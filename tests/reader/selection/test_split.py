@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import UsageError
+from pqcache.reader.files import Files
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.row_group_reader import RowGroupReader
 from pqcache.reader.selection.key_hashes import key_hashes
 from pqcache.reader.selection.xxh3 import hash_words
 from pqcache.torch import ParquetDataset, Sequence, Split
@@ -267,8 +267,9 @@ def test_counts_are_stored_beside_the_snapshot_and_travel_to_workers(
     split = Split("user", 0.0, 0.5)
     first = ParquetDataset(tmp_path / "cache", ["id"], split=split)
     plain = ParquetDataset(events, ["id"], split=split)
-    monkeypatch.setattr(RowGroupReader, "parts", lambda *_: pytest.fail("counted again"))
-    again = ParquetDataset(tmp_path / "cache", ["id"], split=split)
+    with monkeypatch.context() as patched:
+        patched.setattr(Files, "parts", lambda *_: pytest.fail("counted again"))
+        again = ParquetDataset(tmp_path / "cache", ["id"], split=split)
     assert len(again) == len(first) > 0
     for ds in (again, plain):
         copy = pickle.loads(pickle.dumps(ds))
@@ -283,7 +284,7 @@ def test_counts_are_stored_beside_the_snapshot_and_travel_to_workers(
 def test_partition_keys_and_rows_without_key_are_counted_without_reading(
     events: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RowGroupReader, "opened", lambda *_: pytest.fail("a file was opened"))
+    monkeypatch.setattr(Files, "reading", lambda *_: pytest.fail("a file was opened"))
     data = open_local_dataset(events)[0]
     for split in (Split("dt", 0.0, 0.4), Split(None, 0.0, 0.4)):
         ds = ParquetDataset(events, ["id"], split=split)

@@ -326,10 +326,10 @@ def test_rows_of_and_record_batches(lake: Path, tmp_path: Path) -> None:
     assert found == ids_of(ds)
 
 
-def test_pieces_of_row_groups_repeat_rows_as_well(tmp_path: Path) -> None:
+def test_little_memory_repeats_rows_as_well(tmp_path: Path) -> None:
     root = write(tmp_path, {"w": np.arange(2000) % 7 / 2}, 1000)
     ds = ParquetDataset(root, ["id"], weights="w", batch_size=16, memory=60_000)
-    with pytest.warns(UserWarning, match="read in .* pieces"):
+    with pytest.warns(UserWarning, match="one is read at a time"):
         found = Counter(ids_of(ds))
     assert found == slow_counts(groups_of(2000, 1000), [i % 7 / 2 for i in range(2000)], 0, 0)
 

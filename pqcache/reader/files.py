@@ -1,0 +1,181 @@
+"""The files of an opened dataset, and their row groups; every error names the file."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError, first_line
+from pqcache.parquet.footer.doubtful import check_read_right, may_be_doubtful
+from pqcache.parquet.row_group_reader import RowGroupFile
+from pqcache.reader.open_dataset import LocalDataset
+from pqcache.store.cache_directory import advice_for_file
+from pqcache.system.disk import check_regular, read_ahead
+from pqcache.system.shared_numbers import SharedNumbers
+
+log = logging.getLogger("pqcache.reader")
+
+_FILES = 256  # open ones of a process, as parsing a footer again takes time
+_PART_BYTES, _PART_ROWS = 4 << 20, 64 << 10  # of columns that are looked at, about, and at most
+
+
+class Files:
+    """The files of a dataset, each opened once by a process; from any thread."""
+
+    def __init__(self, data: LocalDataset) -> None:
+        self.data = data
+        self._open: dict[int, RowGroupFile] = {}  # without a lock, as the process may fork
+        doubtful = [field.name for field in data.index.schema if may_be_doubtful(field.type)]
+        self._read_right = SharedNumbers(doubtful, len(data.index))  # 1 for those that were checked
+
+    def group(self, number: int) -> RowGroup:
+        """Row group ``number`` of the index."""
+        return RowGroup(self.data, number)
+
+    def file(self, group: RowGroup) -> RowGroupFile:
+        """The file of a row group; ParquetError if that has other rows than the index says."""
+        found = self._open.get(group.file)
+        if found is None or found.path != group.path:  # which changes when an arriving snapshot is published
+            if len(self._open) >= _FILES:
+                log.debug("more than %d files are read: their footers are parsed again", _FILES)
+                self._open.clear()
+            found = self._open[group.file] = RowGroupFile(group.path)
+        if group.row_group >= found.metadata.num_row_groups:
+            raise group.replaced(0)
+        rows = found.metadata.row_group(group.row_group).num_rows
+        if rows != group.rows:
+            raise group.replaced(rows)
+        return found
+
+    @contextmanager
+    def reading(self, group: RowGroup, columns: Sequence[str]) -> Iterator[RowGroupFile]:
+        """Read columns of a row group, once they have arrived; errors name the file, and what to do about it."""
+        self.data.wait(np.array([group.number]), columns)
+        try:
+            group.check_identity()
+            yield self.file(group)
+            group.check_identity()  # it may be written in place
+        except ParquetError as error:
+            group.check_identity()
+            if error.subject != str(group.path) or not error.advice:
+                raise
+            damaged = error.reason != "the file is gone"
+            advice = advice_for_file(group.path, error.advice, deep=damaged)
+            raise ParquetError(group.path, error.reason, advice) from error
+
+    def has_page_index(self, group: RowGroup, columns: Sequence[str]) -> bool:
+        """Whether rows of these columns can be read by their pages, which needs all of a file to have arrived."""
+        arrivals = self.data.arrivals
+        return (arrivals is None or arrivals.is_complete) and self.file(group).has_page_index(group.row_group, columns)
+
+    def read_rows(self, group: RowGroup, columns: Sequence[str], low: int, high: int) -> dict[str, pa.Array]:
+        """Rows ``low`` up to ``high`` of those of ``columns`` that the file has, all of them or by their pages."""
+        known = [name for name in columns if name in self._read_right.names]
+        trusted = [name for name in known if self._read_right.numbers(name)[group.number]]
+        found = self.file(group).read_rows(group.row_group, columns, low, high, trusted=trusted)
+        for name in known:
+            self._read_right.numbers(name)[group.number] = 1
+        return found
+
+    def parts(self, group: RowGroup, columns: Sequence[str]) -> Generator[pa.Table]:
+        """All rows of those of ``columns`` that a file has, some at a time, as they are in it, or in its path."""
+        if not columns:
+            yield no_columns(group.rows)
+            return
+        with self.reading(group, columns) as file:
+            wanted = [name for name in columns if name in file.schema.names]
+            if not wanted:
+                yield group.with_path_values(no_columns(group.rows), columns)
+                return
+            check_read_right(group.path, file.metadata, file.schema, wanted, [group.row_group])
+            each = self.data.index.uncompressed(wanted)[group.number] / max(1, group.rows)
+            rows = int(np.clip(_PART_BYTES / max(each, 1), 1, _PART_ROWS))
+            left = group.rows
+            try:
+                check_regular(group.path)
+                with (
+                    pa.OSFile(str(group.path)) as opened,
+                    pq.ParquetFile(opened, metadata=file.metadata, pre_buffer=False, buffer_size=1 << 16) as again,
+                ):
+                    for batch in again.iter_batches(rows, [group.row_group], wanted, use_threads=False):
+                        left -= batch.num_rows
+                        yield group.with_path_values(pa.Table.from_batches([batch]), columns)
+            except (pa.ArrowException, OSError) as error:
+                reason = f"row group {group.row_group} cannot be read ({first_line(error)})"
+                raise ParquetError(group.path, reason, "the file is damaged or was replaced: write it again") from error
+            if left:
+                raise group.replaced(group.rows - left)
+
+
+class RowGroup:
+    """Where row group ``number`` of the index is."""
+
+    def __init__(self, data: LocalDataset, number: int) -> None:
+        self._data, index = data, data.index
+        self.number = number
+        self.file = int(index.numbers("file")[self.number])
+        self.row_group = int(index.numbers("row_group")[self.number])
+        self.rows = int(index.rows[self.number])
+        self.path: Path = data.root / index.paths[self.file]
+
+    def path_value(self, name: str) -> pa.Scalar | None:
+        """The value of a column that is in the path of this file, and in others inside; None where it is not."""
+        values = self._data.index.path_values
+        if name not in values.column_names:
+            return None
+        value = values[name][self.file]
+        return value if value.is_valid else None
+
+    def with_path_values(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """A table with those of ``columns`` that the path says, and the files of others hold."""
+        for name in self._data.index.path_values.column_names:
+            value = self.path_value(name)
+            if name in columns and value is not None:
+                if name in table.column_names:  # null, as a rewrite adds columns that a file lacks
+                    table = table.drop_columns([name])
+                table = table.append_column(name, pa.repeat(value, table.num_rows))
+        return table
+
+    def read_ahead(self) -> None:
+        """Ask the kernel for all of it at once, as a cold disk is slow page by page."""
+        table = self._data.index.table
+        read_ahead(self.path, *(table[name][self.number].as_py() for name in ("offset", "bytes")))
+
+    def check_identity(self) -> None:
+        """Raise ParquetError where a plain file is not the one that was indexed, also if it has the same layout."""
+        if self._data.identities is None:
+            return
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError as error:
+            raise self.gone() from error
+        if not self._data.identities[self.file].matches(status):
+            raise ParquetError(
+                self.path,
+                "was replaced or written to since the dataset was opened",
+                "open the dataset again; a cache has snapshots, which do not change",
+            )
+
+    def gone(self) -> ParquetError:
+        return ParquetError(
+            self.path, "the file is gone", advice_for_file(self.path, "open the dataset again", deep=False)
+        )
+
+    def replaced(self, rows: int) -> ParquetError:
+        return ParquetError(
+            self.path,
+            f"row group {self.row_group} has {rows} rows where the index has {self.rows}",
+            advice_for_file(self.path, "the file was replaced while in use: open the dataset again"),
+        )
+
+
+def no_columns(rows: int) -> pa.Table:
+    """So many rows without any column: a table needs one to know how many there are."""
+    return pa.table({"": pa.nulls(rows)}).select([])

@@ -1,0 +1,311 @@
+"""Decodes the row groups of a plan as rows that a window can take from; every error names the file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, Union
+
+import numpy as np
+import pyarrow as pa
+
+from pqcache.errors import ParquetError, first_line
+from pqcache.parquet.decoded_size import StoredRowGroup, count_decoded, decoded_size
+from pqcache.parquet.row_group_reader import RowGroupFile
+from pqcache.parquet.schema_merge import unfit_reason
+from pqcache.reader.decoded_sizes import has_pages, most_bytes, sizes_of
+from pqcache.reader.files import Files, RowGroup
+from pqcache.reader.memory import MostDecoded, RowGroupSizes, Window, check_decoded, fit
+from pqcache.reader.meter import NO_METER, Meter
+from pqcache.reader.order.epoch_order import Ints
+from pqcache.reader.packing.documents import Documents, HeldBatches, HeldSequences, id_columns
+from pqcache.reader.packing.packed_rows import PackedRows
+from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.rows import Column, IrregularError, Kind, filled, hold, kind_of
+from pqcache.store.cache_directory import advice_for_file
+
+log = logging.getLogger("pqcache.reader")
+
+AnyHeld = Union["Held", HeldSequences, HeldBatches]
+
+
+class Held:
+    """Rows of a row group in the order in which a lane takes them, from row ``first`` on.
+
+    ``columns`` are of all of them, or ``parts`` of some rows each, which end at ``ends`` and have memory of their own.
+    ``places`` are where the values of each row are in the columns: of shape (rows,), or (rows, steps) for sequences;
+    None where row i has value i. ``steps`` are those that each column has of a sequence.
+    """
+
+    def __init__(
+        self,
+        file: int,
+        parts: Sequence[Sequence[Column]],
+        ends: Sequence[int],
+        first: int = 0,
+        places: Ints | None = None,
+        steps: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self.file = file
+        self._parts: list[Sequence[Column] | None] = list(parts)
+        self._ends = [first, *(first + end for end in ends)]
+        self._places, self._steps = places, steps
+
+    def slices(self, low: int, high: int) -> list[list[Column]]:
+        """The columns of rows ``low`` up to ``high``, some rows at a time."""
+        if self._places is None:
+            bounds = zip(self._parts, self._ends[:-1], self._ends[1:], strict=True)
+            found = [(part, max(low, begin) - begin, min(high, end) - begin) for part, begin, end in bounds]
+            return [[column.slice(a, b) for column in part] for part, a, b in found if part is not None and a < b]
+        columns, places = self._parts[0], self._places[low - self._ends[0] : high - self._ends[0]]
+        assert columns is not None
+        if not self._steps:
+            return [[column.take(places) for column in columns]]
+        pairs = zip(columns, self._steps, strict=True)
+        return [[column.with_steps(places[:, list(steps)]) for column, steps in pairs]]
+
+    def drop(self, row: int) -> None:
+        """Let go of parts before a row, which nobody asks for any more."""
+        for number, end in enumerate(self._ends[1:]):
+            if end <= row:
+                self._parts[number] = None
+
+    def all(self, names: Iterable[str]) -> dict[str, Column]:
+        """All rows, by the names of the columns."""
+        (columns,) = self._parts
+        assert columns is not None
+        found = columns if self._places is None else [column.take(self._places) for column in columns]
+        return dict(zip(names, found, strict=True))
+
+
+class RowGroups:
+    """The row groups that a plan reads, decoded from any thread."""
+
+    def __init__(self, plan: ReadPlan, meter: Meter = NO_METER, most: MostDecoded | None = None) -> None:
+        self.plan, self.meter, self.most = plan, meter, most
+        self.files = Files(plan.data)
+        self._counted: dict[int, float] = {}  # bytes that row groups of the index were found to take
+
+    def of(self, plan: ReadPlan, most: MostDecoded | None = None) -> RowGroups:
+        """Those of another plan of the same columns."""
+        found = RowGroups(plan, self.meter, most)
+        found.files, found._counted = self.files, self._counted
+        return found
+
+    @cached_property
+    def sizes(self) -> RowGroupSizes:
+        """How much memory they take."""
+        return sizes_of(self.plan)
+
+    def fit(self, memory: int, lanes: int, shuffle: bool, name: object, all_lanes: int) -> Window:
+        """The window of each of ``lanes`` lanes within ``memory`` bytes; see `memory.fit`."""
+        return fit(self.sizes, memory, lanes, shuffle, name, has_pages(self.plan), all_lanes)
+
+    @cached_property
+    def kinds(self) -> dict[str, Kind]:
+        """How the columns of the files are held, by name."""
+        plan = self.plan
+        dense = dict(plan.dense)
+        names = [name for name in plan.columns if name not in plan.partitions]
+        found = {n: kind_of(plan.row_schema.field(n), plan.stored.get(n), dense.get(n, 0)) for n in names}
+        if isinstance(plan.packs, PackedRows):  # documents stay lists, whose items lie end to end
+            found = {n: kind if kind.held == "fixed" else replace(kind, held="array") for n, kind in found.items()}
+        return found
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The names of the columns that `Held.slice` returns."""
+        packs = self.plan.packs
+        return [*self.kinds, *(id_columns(packs.spec) if isinstance(packs, PackedRows) else ())]
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of record batches, those of sequences as lists of fixed size."""
+        plan = self.plan
+        if isinstance(plan.packs, PackedRows):
+            spec = plan.packs.spec
+            items = [(name, plan.row_schema.field(name).type.value_type) for name in plan.columns]
+            items += [(name, pa.int32()) for name in id_columns(spec)]
+            return pa.schema([(name, pa.list_(item, spec.length)) for name, item in items])
+        fields = []
+        for field in plan.row_schema:
+            kind, axis = kind_of(field).type, plan.axis(field.name)
+            # a required column of a type that is not read here is null; reading it is refused
+            shown = field.with_nullable(field.nullable or pa.types.is_null(field.type))
+            fields.append(shown.with_type(kind if axis is None else pa.list_(kind, axis)))
+        return pa.schema(fields)
+
+    def load(
+        self, number: int, low: int, high: int, order: Ints | None = None, first: int = 0, cuts: Sequence[int] = ()
+    ) -> AnyHeld:
+        """Rows ``low`` up to ``high`` of those that the plan reads of its row group or piece ``number``.
+
+        ``order`` puts them in order, and those before ``first`` in it are left out. Where there is none, they come as
+        in the file. ``cuts`` are where in that order parts with memory of their own begin.
+
+        Raises:
+            ParquetError: the file is gone, damaged, was replaced, or has values that cannot be read.
+            UsageError: it is larger than the index says, too large for the memory.
+        """
+        plan = self.plan
+        with self.meter.decoding(int(plan.row_groups[number]), int(plan.stored_bytes[number])):
+            load: Callable[[], AnyHeld] = partial(self._load, number, low, high, order, first, cuts)
+            if plan.packs is not None:
+                load = partial(self._load_packed, number, low, high, order, first)
+            found = plan.data.while_moving(load)
+        self.meter.note_memory()
+        return found
+
+    def positions(self, number: int) -> Ints:
+        """Where the rows that are read of row group ``number`` lie in it, or those of each sequence."""
+        group = self._group(number)
+        if self.plan.sequences is None and not self.plan.chooses(number):
+            return np.arange(group.rows)
+        return self._chosen(group, int(self.plan.selected[number]))  # type: ignore[index]
+
+    def _group(self, number: int) -> RowGroup:
+        return self.files.group(int(self.plan.row_groups[number]))
+
+    def _load_packed(
+        self, number: int, low: int, high: int, order: Ints | None, first: int
+    ) -> HeldSequences | HeldBatches:
+        packs, group = self.plan.packs, self._group(number)
+        assert packs is not None
+        columns = self._load(number, 0, int(packs.documents[number])).all(self.kinds)
+        documents = Documents(group.path, group.file, number, group.number, columns)
+        order = np.arange(high - low) if order is None else order[first:]
+        if isinstance(packs, PackedRows):
+            return HeldSequences(packs, documents, (low, high), order, first)
+        return HeldBatches(packs, documents, (low, high), order, first)
+
+    def _load(
+        self, number: int, low: int, high: int, order: Ints | None = None, first: int = 0, cuts: Sequence[int] = ()
+    ) -> Held:
+        plan, group = self.plan, self._group(number)
+        begin = 0 if plan.piece_starts is None else int(plan.piece_starts[number])
+        low, high = begin + low, begin + high
+        wanted: Any = None  # positions in the row group; None for rows low to high
+        with self.files.reading(group, [*self.kinds, *self._chosen_by]) as file:
+            self._check_size(number, group, file)
+            if plan.chooses(number) or plan.sequences is not None:
+                wanted = self._chosen(group, int(plan.selected[number]))[low:high]  # type: ignore[index]
+                low, high = (int(wanted.min()), int(wanted.max()) + 1) if len(wanted) else (0, 0)
+                wanted = wanted - low
+            columns = self._columns(group, file, low, high)
+        if order is not None:
+            order = order[first:]
+            wanted = order if wanted is None else wanted[order]
+        rows = high - low
+        if wanted is None:
+            return Held(group.file, [[column.packed() for column in columns] if plan.piece_rows else columns], [rows])
+        if plan.sequences is not None:
+            spec = plan.sequences.spec
+            return Held(group.file, [columns], [len(wanted)], first, wanted, [spec.steps(n) for n in self.kinds])
+        if len(wanted) > rows:  # with repeats
+            return Held(group.file, [columns], [len(wanted)], first, wanted)
+        ends = [*(cut - first for cut in cuts if cut > first), len(wanted)]
+        packed = (
+            len(ends) > 1 or bool(plan.piece_rows) or 2 * len(wanted) < rows
+        )  # else views keep what they do not need in memory
+        parts: list[list[Column]] = [[] for _ in ends]
+        while columns:
+            column = columns.pop(0)
+            for part, begin, end in zip(parts, [0, *ends[:-1]], ends, strict=True):
+                taken = column.take(wanted[begin:end])
+                part.append(taken.packed() if packed else taken)
+        return Held(group.file, parts, ends, first)
+
+    @property
+    def _chosen_by(self) -> tuple[str, ...]:
+        return () if self.plan.selection is None else self.plan.selection.columns
+
+    def _chosen(self, group: RowGroup, count: int) -> Ints:
+        """Positions of the rows that the selection chooses, or of those of each sequence."""
+        plan = self.plan
+        selection = plan.selection
+        assert selection is not None
+        choose = selection.positions if plan.sequences is None else plan.sequences.rows
+        found = choose(group.number, self.files.parts(group, selection.columns))
+        if len(found) != count:
+            raise ParquetError(
+                group.path,
+                f"of row group {group.row_group} {len(found):,} rows are selected, where {count:,} were counted",
+                advice_for_file(group.path, "the file was replaced or is damaged: open the dataset again"),
+            )
+        if len(found) and not (found.min() >= 0 and found.max() < group.rows):
+            raise group.replaced(int(found.max()))
+        return found
+
+    def _columns(self, group: RowGroup, file: RowGroupFile, low: int, high: int) -> list[Column]:
+        present = file.schema.names
+        wanted = [name for name in self.kinds if name in present and group.path_value(name) is None]
+        if len(wanted) == len(present) and not self.plan.piece_rows:
+            group.read_ahead()
+        paged = bool(self.plan.piece_rows) and self.files.has_page_index(group, wanted)
+        arrays = self.files.read_rows(group, wanted, *((low, high) if paged else (0, group.rows)))
+        found = []
+        for name, kind in self.kinds.items():
+            array = arrays.pop(name, None)
+            array = array if paged or array is None else array.slice(low, high - low)
+            column = self._column(group, name, kind, array, high - low)
+            fill = self.plan.fill.get(name)
+            found.append(column if fill is None else filled(column, fill))
+        return found
+
+    def _column(self, group: RowGroup, name: str, kind: Kind, array: pa.Array | None, rows: int) -> Column:
+        if (value := group.path_value(name)) is not None:
+            return hold(pa.repeat(value, rows), kind)
+        if array is None:  # which the file lacks
+            stored = pa.binary(kind.stored.width) if kind.stored is not None else kind.bare
+            return hold(pa.nulls(rows, stored), kind)
+        try:
+            return hold(array, kind)
+        except IrregularError as error:
+            raise ParquetError(
+                group.path,
+                f"column {name!r} has {error} in row group {group.row_group}, where the rest of the dataset has lists "
+                f"of {kind.length}",
+                f"pass ragged=[{name!r}]",
+            ) from error
+        except (pa.ArrowException, OverflowError) as error:
+            raise ParquetError(
+                group.path,
+                unfit_reason(name, array, kind.type)
+                or f"column {name!r} cannot be read as {kind.type} ({first_line(error)})",
+                "write the file again with the dataset's types",
+            ) from error
+
+    def _check_size(self, number: int, group: RowGroup, file: RowGroupFile) -> None:
+        """Raise UsageError where a row group, or a piece of one, is larger than the index says and does not fit.
+
+        Where an upper bound may be too much, it is counted.
+        """
+        most, names = self.most, self._varying
+        if most is None or not names:
+            return
+        piece = self.plan.piece_rows
+        share = min(1.0, piece / group.rows) if piece and group.rows else 1.0
+        size = self._counted.get(group.number, float(self._most[number]))
+        if not 0 <= share * size <= most.bytes:
+            stored = StoredRowGroup(group.path, file.metadata, file.schema, group.row_group)
+            bound = decoded_size(stored, names).most if size < 0 else None
+            size = count_decoded(stored, names) if bound is None or share * bound > most.bytes else bound
+            self._counted[group.number] = size
+        check_decoded(share * size, most, group.path, group.row_group)
+
+    @cached_property
+    def _varying(self) -> list[str]:
+        """The columns that are read whose rows differ in size."""
+        return [name for name in self.plan.columns_read if f"{name}:most" in self.plan.data.index.recorded]
+
+    @cached_property
+    def _most(self) -> Ints:
+        """The bytes of these columns at most in each row group, -1 where the index does not tell."""
+        return most_bytes(self.plan, self._varying)
+
+
+def release_unused() -> None:
+    """Return memory that Arrow's allocator holds without need to the system."""
+    pa.default_memory_pool().release_unused()

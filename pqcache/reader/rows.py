@@ -1,0 +1,450 @@
+"""Rows of a column in memory, held so that taking any of them in any order is cheap.
+
+Numbers and other values of fixed width are numpy arrays, regular lists of them arrays of two dimensions. Texts, binary
+and lists of numbers are Arrow binary views: 16 bytes a row that point into the decoded data, so rows change places
+without their bytes, which are copied once, into a batch. All else (structs, maps, lists of lists, lists with nulls in
+them) stays an Arrow array, and Arrow takes its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pqcache.parquet.dense_columns import Dense
+from pqcache.parquet.numpy_types import numpy_dtype
+from pqcache.parquet.schema_merge import cast_exactly, is_text
+from pqcache.reader.columns.column_forms import fixed_width, form_of, storage_type
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Fill = npt.NDArray[Any] | bytes  # what stands for a null: a number of the column's dtype, or a text's bytes
+
+_VIEW = "V16"  # an Arrow view, as numpy takes it
+_REACH = 2**31 - 1  # bytes: how far a view reaches into its data
+_WIDE = 256  # bytes: a list this long is copied once, through a view; shorter ones move with the numbers
+_PAGES = 1 << 16  # bytes from which on fresh memory is new pages
+_CAST = pc.get_function("cast")
+_BYTES, _VIEWS = pc.CastOptions(pa.large_binary()), pc.CastOptions(pa.binary_view())  # made once: that takes long
+
+
+class IrregularError(ValueError):
+    """A column read as lists of one length has a null, or a list of another length."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a column is held and what a batch shows.
+
+    Attributes:
+        type: Arrow type in a batch, without dictionaries and views.
+        bare: the same without extension types.
+        held: ``fixed``, ``views`` or ``array``.
+        width: bytes of a row (``fixed``) or of an item (``views``; 1 for text and binary).
+        length: items of each list, where all lists of the dataset have as many; else 0.
+        stored: how the files hold a dense column.
+    """
+
+    type: pa.DataType
+    bare: pa.DataType
+    held: Literal["fixed", "views", "array"]
+    width: int = 0
+    length: int = 0
+    stored: Dense | None = None
+
+    @property
+    def is_list(self) -> bool:
+        """Whether rows are lists of items of one width."""
+        return self.held == "views" and not is_text(self.bare)
+
+
+@dataclass(frozen=True)
+class Column:
+    """Rows of one column. Never written to; columns of one row group share memory.
+
+    Attributes:
+        values: array of shape (rows, ...), binary views, or an Arrow array of ``kind.bare``. A column with ``steps``
+            has that many values a row: shape (rows, steps, ...), or rows * steps views or values.
+        valid: for each value, whether it is not null; None if none is.
+        wide: dtype and shape of the numbers that each view holds, of lists that all have one length.
+    """
+
+    kind: Kind
+    values: Any
+    valid: Bools | None = None
+    steps: int = 0
+    wide: tuple[np.dtype[Any], tuple[int, ...]] | None = None
+
+    def __len__(self) -> int:
+        values = len(self.values)
+        return values if isinstance(self.values, np.ndarray) or not self.steps else values // self.steps
+
+    def slice(self, low: int, high: int) -> Column:
+        """Rows from ``low`` up to ``high``, not copied."""
+        valid = None if self.valid is None else self.valid[low:high]
+        if isinstance(self.values, np.ndarray):
+            return replace(self, values=self.values[low:high], valid=valid)
+        each = max(1, self.steps)
+        return replace(self, values=self.values.slice(low * each, (high - low) * each), valid=valid)
+
+    def take(self, rows: Ints) -> Column:
+        """Rows at positions, which must be within the column; bytes of views are not copied."""
+        valid = None if self.valid is None else self.valid.take(rows, axis=0, mode="clip")
+        if isinstance(self.values, np.ndarray):
+            out = _empty((len(rows), *self.values.shape[1:]), self.values.dtype)
+            return replace(self, values=self.values.take(rows, axis=0, out=out, mode="clip"), valid=valid)
+        if self.steps:
+            rows = (rows[:, None] * self.steps + np.arange(self.steps)).reshape(-1)
+        if pa.types.is_binary_view(self.values.type):
+            return replace(self, values=_take_views(self.values, rows), valid=valid)
+        return replace(self, values=pc.take(self.values, pa.array(rows), boundscheck=False), valid=valid)
+
+    def with_steps(self, rows: Ints) -> Column:
+        """Rows at positions of shape (rows, steps), as values of one row each."""
+        taken = self.take(rows.reshape(-1))
+        valid = None if taken.valid is None else taken.valid.reshape(rows.shape)
+        values = taken.values
+        if isinstance(values, np.ndarray):
+            values = values.reshape(*rows.shape, *values.shape[1:])
+        return replace(taken, values=values, valid=valid, steps=rows.shape[1])
+
+    def packed(self) -> Column:
+        """The same rows in memory of their own, which holds nothing else."""
+        if isinstance(self.values, np.ndarray):
+            return self
+        if pa.types.is_binary_view(self.values.type):
+            return replace(self, values=_CAST.call([_CAST.call([self.values], _BYTES)], _VIEWS))
+        return self
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the rows, about."""
+        if isinstance(self.values, np.ndarray):
+            return int(self.values.nbytes)
+        if pa.types.is_binary_view(self.values.type):
+            return 16 * len(self.values) + int(_lengths(self.values).sum(dtype=np.int64))
+        return int(self.values.nbytes)
+
+
+def kind_of(field: pa.Field, stored: Dense | None = None, length: int = 0) -> Kind:
+    """How to hold a field of a dataset; ``length`` is that of its lists, if all have the same."""
+    form = form_of(field, length)
+    held: Literal["fixed", "views", "array"] = "array"
+    if form.kind == "fixed":
+        held = "fixed"
+    elif form.kind == "bytes":
+        held = "views"
+    return Kind(form.type, storage_type(form.type), held, form.width, length, stored)
+
+
+def hold(array: pa.Array | pa.ChunkedArray, kind: Kind) -> Column:
+    """A decoded array as a column; values are copied only where they are held differently.
+
+    Raises:
+        IrregularError: a list does not have ``kind.length`` items.
+        pa.ArrowInvalid: a value does not fit ``kind.type``.
+    """
+    if isinstance(array, pa.ChunkedArray):
+        if array.num_chunks != 1:
+            return join([hold(chunk, kind) for chunk in array.chunks or [pa.array([], array.type)]])
+        array = array.chunk(0)
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if kind.stored is not None and pa.types.is_fixed_size_binary(array.type):
+        shape = (len(array), kind.stored.length)
+        return _held(kind, _fixed(array, kind.stored.dtype).reshape(shape), _valid(array))
+    views = pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type)
+    if kind.held == "views" and views and is_text(kind.bare):
+        return Column(kind, _bare_views(array), _valid(array))
+    if array.type != kind.bare:
+        array = cast_exactly(array, kind.bare)
+    if kind.held == "fixed":
+        values = _lists_of(array, kind.length) if kind.length else fixed_values(array)
+        if values is not None:
+            return _held(kind, values, _valid(array))
+    elif kind.held == "views":
+        if kind.is_list and (values := _regular(array, kind.width)) is not None:
+            return Column(kind, values)
+        if (values := _views_of(array, kind.width)) is not None:
+            return Column(kind, values, _valid(array))
+    return Column(kind, array)
+
+
+def _held(kind: Kind, values: npt.NDArray[Any], valid: Bools | None) -> Column:
+    """Values of fixed width; wide rows as views, so that they are copied once."""
+    rows, width = len(values), values[:1].nbytes
+    if values.ndim == 1 or width < _WIDE or not rows:
+        return Column(kind, values, valid)
+    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    views = _views_into(np.arange(rows + 1, dtype=np.int64) * width, pa.py_buffer(data))
+    return Column(kind, views, valid, wide=(values.dtype, values.shape[1:]))
+
+
+def filled(column: Column, fill: Fill) -> Column:
+    """A column with ``fill``, a number of its dtype or a text's bytes, in place of its nulls."""
+    if column.valid is None:
+        return column
+    if isinstance(fill, bytes):
+        views = pa.concat_arrays([column.values, pa.array([fill], pa.binary_view())])
+        rows = np.where(column.valid, np.arange(len(column)), len(column))
+        return replace(column, values=_take_views(views, rows), valid=None)
+    return replace(column, values=np.where(column.valid, column.values, fill.view(column.values.dtype)), valid=None)
+
+
+def join(columns: Sequence[Column]) -> Column:
+    """Rows of several columns of one kind, one after the other."""
+    first = columns[0]
+    if len(columns) == 1:
+        return first
+    valid = None
+    if any(column.valid is not None for column in columns):
+        valid = np.concatenate([_validity(column) for column in columns])
+    forms = {_form(column) for column in columns}
+    if len(forms) == 1:
+        values = [column.values for column in columns]
+        if isinstance(first.values, np.ndarray):
+            rows = sum(map(len, values))
+            joined = np.concatenate(values, out=_empty((rows, *first.values.shape[1:]), first.values.dtype))
+        else:
+            joined = pa.concat_arrays(values)
+        return Column(first.kind, joined, valid, first.steps, first.wide)
+    arrays = [_bare_array(column) for column in columns]  # row groups differ: lists of other lengths, or nulls in some
+    if _ARRAY not in forms and first.kind.held == "views":
+        views = [_views_of(array, first.kind.width) for array in arrays]
+        return Column(first.kind, pa.concat_arrays(views), valid, first.steps)
+    return Column(first.kind, pa.concat_arrays(arrays), None, first.steps)
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An array in Arrow's memory, which is used again: the first touch of fresh pages costs more than filling them."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    if size < _PAGES:
+        return np.empty(shape, dtype)
+    return np.frombuffer(pa.allocate_buffer(size), dtype).reshape(shape)
+
+
+def to_arrow(column: Column) -> pa.Array:
+    """A column as an Arrow array of its kind's type; ``steps`` make it lists of fixed size."""
+    kind, array = column.kind, _bare_array(column)
+    if isinstance(kind.type, pa.BaseExtensionType):
+        array = kind.type.wrap_array(array)
+    return pa.FixedSizeListArray.from_arrays(array, column.steps) if column.steps else array
+
+
+_ARRAY = "array"
+
+
+def _form(column: Column) -> Any:
+    """What columns need to have in common to be joined as they are."""
+    values = column.values
+    if isinstance(values, np.ndarray):
+        return values.dtype, values.shape[1:]
+    return ("views", column.wide) if pa.types.is_binary_view(values.type) else _ARRAY
+
+
+def _validity(column: Column) -> Bools:
+    if column.valid is not None:
+        return column.valid
+    if _form(column) == _ARRAY:
+        valid = validity_of(column.values)
+        return valid.reshape(len(column), column.steps) if column.steps else valid
+    return np.ones((len(column), column.steps) if column.steps else len(column), np.bool_)
+
+
+def _bare_array(column: Column) -> pa.Array:
+    """The values as an Arrow array of ``kind.bare``; those of steps one after the other."""
+    kind, values = column.kind, column.values
+    valid = None if column.valid is None else column.valid.reshape(-1)
+    if column.wide is not None:
+        dtype, shape = column.wide
+        data = _CAST.call([values], _BYTES).buffers()[2]
+        size = len(values) * dtype.itemsize * int(np.prod(shape))
+        values = np.frombuffer(b"" if data is None else data, np.uint8, size).view(dtype).reshape(len(values), *shape)
+    elif isinstance(values, np.ndarray) and column.steps:
+        values = values.reshape(len(values) * column.steps, *values.shape[2:])
+    if isinstance(values, np.ndarray):
+        if kind.held == "fixed" and not kind.length and kind.stored is None:
+            return _from_fixed(kind.bare, values, valid)
+        dtype = _dtype(storage_type(kind.bare.value_type))
+        items = _from_fixed(kind.bare.value_type, np.ascontiguousarray(values).reshape(-1).astype(dtype, copy=False))
+        if pa.types.is_fixed_size_list(kind.bare):
+            return pa.Array.from_buffers(kind.bare, len(values), [_bits(valid)], children=[items])
+        ends = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
+        return _list(kind.bare, ends, items, valid)
+    if not pa.types.is_binary_view(values.type):
+        return values
+    _, buffer, data = _CAST.call([values], _BYTES).buffers()
+    ends = np.zeros(1, np.int64) if buffer is None else np.frombuffer(buffer, np.int64, len(values) + 1)
+    data = pa.py_buffer(b"") if data is None else data
+    if is_text(kind.bare):
+        large = pa.types.is_large_binary(kind.bare) or pa.types.is_large_string(kind.bare)
+        buffers = [_bits(valid), pa.py_buffer(ends if large else _int32(ends)), data]
+        return pa.Array.from_buffers(kind.bare, len(values), buffers)
+    ends = ends // kind.width
+    return _list(kind.bare, ends, pa.Array.from_buffers(kind.bare.value_type, int(ends[-1]), [None, data]), valid)
+
+
+def _list(kind: pa.DataType, ends: Ints, items: pa.Array, valid: Bools | None) -> pa.Array:
+    offsets = pa.py_buffer(ends if pa.types.is_large_list(kind) else _int32(ends))
+    return pa.Array.from_buffers(kind, len(ends) - 1, [_bits(valid), offsets], children=[items])
+
+
+def _int32(ends: Ints) -> npt.NDArray[np.int32]:
+    if ends[-1] > _REACH:
+        raise OverflowError("a batch has more than 2 GB in one column; choose a smaller batch_size")
+    return ends.astype(np.int32)
+
+
+def _bits(valid: Bools | None) -> pa.Buffer | None:
+    return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _valid(array: pa.Array) -> Bools | None:
+    return validity_of(array) if array.null_count else None
+
+
+def _dtype(kind: pa.DataType) -> np.dtype[Any]:
+    """In what numpy holds values of fixed width: numbers as themselves, booleans as a byte each, others as bytes."""
+    if pa.types.is_boolean(kind):
+        return np.dtype(np.uint8)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return numpy_dtype(kind)
+    width = fixed_width(kind)
+    return np.dtype({4: np.int32, 8: np.int64}.get(width, f"V{width}"))
+
+
+def _fixed(array: pa.Array, dtype: Any) -> npt.NDArray[Any]:
+    """The data of an array of fixed width, as numbers of ``dtype``, of which a value may have several."""
+    size = len(array) * fixed_width(array.type)
+    data = array.buffers()[1]
+    if data is None:
+        return np.zeros(size, np.uint8).view(dtype)
+    return np.frombuffer(data, np.uint8, size, array.offset * fixed_width(array.type)).view(dtype)
+
+
+def fixed_values(array: pa.Array) -> npt.NDArray[Any] | None:
+    """Rows of fixed width, lists of fixed size as arrays of two dimensions or more; None if an item is null."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    kind, rows = array.type, len(array)
+    if pa.types.is_boolean(kind):
+        bits = np.frombuffer(array.buffers()[1] or b"", np.uint8)
+        return np.unpackbits(bits, bitorder="little", count=array.offset + rows)[array.offset :]
+    if not pa.types.is_fixed_size_list(kind):
+        return _fixed(array, _dtype(kind))
+    items = array.values.slice(array.offset * kind.list_size, rows * kind.list_size)
+    if items.null_count and not validity_of(items)[np.repeat(validity_of(array), kind.list_size)].all():
+        return None
+    values = fixed_values(items)
+    return None if values is None else values.reshape(rows, kind.list_size, *values.shape[1:])
+
+
+def _from_fixed(kind: pa.DataType, values: npt.NDArray[Any], valid: Bools | None = None) -> pa.Array:
+    if isinstance(kind, pa.BaseExtensionType):  # inside of lists
+        return kind.wrap_array(_from_fixed(kind.storage_type, values, valid))
+    if pa.types.is_boolean(kind):
+        data = np.packbits(values.astype(np.bool_), bitorder="little")
+    elif pa.types.is_fixed_size_list(kind):
+        items = _from_fixed(kind.value_type, values.reshape(-1, *values.shape[2:]))
+        return pa.Array.from_buffers(kind, len(values), [_bits(valid)], children=[items])
+    else:
+        data = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(kind, len(values), [_bits(valid), pa.py_buffer(data)])
+
+
+def _lists_of(array: pa.Array, length: int) -> npt.NDArray[Any]:
+    rows, ends = len(array), array.offsets.to_numpy()
+    if array.null_count:
+        raise IrregularError("nulls")
+    if rows and np.any(np.diff(ends) != length):
+        raise IrregularError("lists of other lengths")
+    items = array.values.slice(int(ends[0]) if rows else 0, rows * length)
+    if items.null_count:
+        raise IrregularError("nulls")
+    values = fixed_values(items)
+    assert values is not None
+    return values.reshape(rows, length, *values.shape[1:])
+
+
+def _regular(array: pa.Array, width: int) -> npt.NDArray[Any] | None:
+    """Short lists that all have one length, as an array of two dimensions; None for others."""
+    rows = len(array)
+    if not rows or array.null_count or pa.types.is_boolean(array.type.value_type):
+        return None
+    ends = array.offsets.to_numpy()
+    length = int(ends[1] - ends[0])
+    if not 0 < length * width < _WIDE or np.any(np.diff(ends) != length):
+        return None
+    items = array.values.slice(int(ends[0]), rows * length)
+    if items.null_count:
+        return None
+    return _fixed(
+        items.storage if isinstance(items, pa.ExtensionArray) else items, _dtype(storage_type(items.type))
+    ).reshape(rows, length)
+
+
+def _take_views(views: pa.Array, rows: Ints) -> pa.Array:
+    _, pointers, *data = views.buffers()
+    if pointers is None:
+        return views
+    taken = np.frombuffer(pointers, _VIEW, len(views), views.offset * 16).take(rows, mode="clip")
+    return pa.Array.from_buffers(views.type, len(rows), [None, pa.py_buffer(taken), *data])
+
+
+def _bare_views(array: pa.Array) -> pa.Array:
+    """String or binary views as binary views whose nulls are elsewhere, and have no bytes."""
+    _, pointers, *data = array.buffers()
+    if array.null_count:
+        words = np.frombuffer(pointers, np.uint8, len(array) * 16, array.offset * 16).reshape(-1, 16).copy()
+        words[~validity_of(array)] = 0
+        return pa.Array.from_buffers(pa.binary_view(), len(array), [None, pa.py_buffer(words), *data])
+    return pa.Array.from_buffers(pa.binary_view(), len(array), [None, pointers, *data], offset=array.offset)
+
+
+def validity_of(array: pa.Array) -> Bools:
+    return np.asarray(array.is_valid().to_numpy(zero_copy_only=False))
+
+
+def _views_of(array: pa.Array, width: int) -> pa.Array | None:
+    """Texts or lists as views into the array's own data; None if an item is null."""
+    rows, kind = len(array), array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        ends, items = array.offsets.to_numpy().astype(np.int64), array.values
+        items = items.storage if isinstance(items, pa.ExtensionArray) else items
+        if items.slice(int(ends[0]), int(ends[-1] - ends[0])).null_count:
+            return None
+        ends, data = (ends + items.offset) * width, items.buffers()[1]
+    else:
+        _, offsets, data = array.buffers()
+        if offsets is None or not rows:
+            return pa.array([], pa.binary_view())
+        if not (pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)):
+            return _CAST.call(
+                [pa.Array.from_buffers(pa.binary(), rows, [None, offsets, data], 0, array.offset)], _VIEWS
+            )
+        ends = np.frombuffer(offsets, np.int64, rows + 1, array.offset * 8)
+    return _views_into(ends, data or pa.py_buffer(b""))
+
+
+def _views_into(ends: Ints, data: pa.Buffer) -> pa.Array:
+    """Views of bytes that lie end to end, each from one of ``ends`` to the next."""
+    rows, low = len(ends) - 1, 0
+    parts: list[pa.Array] = []
+    while low < rows or not parts:
+        high = int(np.searchsorted(ends, ends[low] + _REACH, side="right")) - 1
+        high = rows if high >= rows else max(high, low + 1)
+        near = pa.py_buffer(ends[low : high + 1] - ends[low])
+        part = data.slice(int(ends[low]), int(ends[high] - ends[low]))
+        parts.append(_CAST.call([pa.Array.from_buffers(pa.large_binary(), high - low, [None, near, part])], _VIEWS))
+        low = high
+    return pa.concat_arrays(parts) if len(parts) > 1 else parts[0]
+
+
+def _lengths(views: pa.Array) -> npt.NDArray[np.int32]:
+    return np.frombuffer(views.buffers()[1], np.int32, len(views) * 4, views.offset * 16)[::4]
