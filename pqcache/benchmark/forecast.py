@@ -41,8 +41,8 @@ class Forecast:
 
     ``decoded`` is the largest row group in memory, in bytes. ``window`` row groups of a lane are mixed, or ``pieces``
     of them if there is more than one of each, which are ``mixed`` of all rows, from 0 to 1. A window of 0 means that
-    row groups are read in pieces of which each is decoded from the beginning of its row group. ``row_group_size`` in
-    bytes on disk is what would mix better or be read faster, or None if that gains little.
+    memory is too small for one row group. ``row_group_size`` in bytes on disk is what would mix better or be read
+    faster, or None if that gains little.
     """
 
     memory: int
@@ -98,7 +98,7 @@ def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -
 
 
 def _window(plan: ReadPlan, memory: int, lanes: int) -> Window:
-    """Return the window of a training, of 0 row groups where it reads pieces from the beginning of row groups."""
+    """Return the window of a training, of 0 row groups where memory is too small for one."""
     groups = RowGroups(plan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -121,7 +121,7 @@ def describe_training(training: Forecast, row_groups: int) -> tuple[str, ...]:
         found = f"window={training.window}: {each} {_mixed(training)}"
         why = f"{decoded}; {_limit(training)}"
     else:
-        found, why = "row groups are read in pieces, which is slow", f"{decoded}, too much for that memory"
+        found, why = "refused: memory is too small for a row group", f"{decoded}, too much for that memory"
     better = () if training.row_group_size is None else (f"better: {_gain(training, row_groups)}",)
     return given, found, why, *better
 

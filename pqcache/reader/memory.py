@@ -219,7 +219,7 @@ def _whole(sizes: RowGroupSizes, memory: int, least: int, name: object, lanes: s
     reason = _too_large(sizes, memory, lanes)
     if _ALONE * sizes.largest > memory:
         raise UsageError(name, reason, advice)
-    warnings.warn(f"{name}: {reason}: one is read at a time, which takes more; {advice}", stacklevel=3)
+    warnings.warn(f"{name}: {reason}: one is read at a time in each lane, which may take more; {advice}", stacklevel=3)
     return Window(1)
 
 

@@ -139,46 +139,6 @@ class BufferPool:
         return np.asarray(_Borrowed(self, self.acquire(size), size))
 
 
-class Arena:
-    """One block with ``count`` slots of ``size`` bytes each, so that one gather can read from several of them.
-
-    Slots that were never used take no physical memory.
-    """
-
-    def __init__(self, pool: BufferPool, size: int, count: int) -> None:
-        self.size, self.count = size, count
-        self.buffer = _allocate(size * count)
-        self._pool = pool
-        self._begin = int(self.buffer.ctypes.data)
-        self._free = deque(self.buffer[start : start + size] for start in reversed(range(0, size * count, size)))
-
-    def borrow(self, size: int) -> Buffer:
-        """Return the first ``size`` bytes of a slot, or memory of the pool where no slot is free or large enough.
-
-        They are released when the last array over them is freed.
-        """
-        if size <= self.size:
-            try:  # the slot last used, so that the others are not touched without need
-                return np.asarray(_Borrowed(self, self._free.pop(), size))
-            except IndexError:
-                pass
-        return self._pool.borrow(size)
-
-    @property
-    def used(self) -> int:
-        """The bytes of the slots that are borrowed."""
-        return self.size * (self.count - len(self._free))
-
-    def release(self, buffer: Buffer) -> None:
-        """Give a slot back."""
-        self._free.append(buffer)
-
-    def offset_of(self, values: npt.NDArray[Any]) -> int | None:
-        """Return the offset in bytes at which ``values`` begin in the block; None if they are elsewhere."""
-        begin = int(values.ctypes.data) - self._begin
-        return begin if 0 <= begin < len(self.buffer) else None
-
-
 class _Borrowed:
     """The base object of arrays over a borrowed block; releases the block when it is freed."""
 

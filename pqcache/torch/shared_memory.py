@@ -1,9 +1,8 @@
-"""Memory in which a worker makes batches and the trainer finds them: nothing is copied on the way.
+"""Memory through which a worker sends batches: written once by the worker, and used where it is by the trainer.
 
-A worker makes each batch in a slot, a piece of shared memory. What goes through DataLoader's pipe is where the
-tensors lie in it. The trainer maps a slot once and marks it free when the last tensor over it is gone; then
-the worker uses it again. So after the first few batches there are no new pages, no file descriptors to pass
-and no copy.
+A worker writes each message into a slot, a piece of shared memory. What goes through DataLoader's pipe is which one.
+The trainer maps a slot once and marks it free when the last tensor over it is gone; then the worker uses it again. So
+after the first few batches there are no new pages and no file descriptors to pass.
 
 A slot begins with a header: a random token, by which it is known again, and one byte for each time it was
 sent, which the receiver clears. Where the system has no such memory (other than Linux), or no descriptors are

@@ -81,8 +81,9 @@ def test_rows_are_held_in_parts_where_memory_does_not_hold_the_row_groups() -> N
     assert budget(267, lanes=2).parts == 8
     assert budget(90, row_groups=2).parts == 1, "there are no more"
     assert budget(100, selected=1).parts == 1, "others are not held"
-    assert [budget(memory).run_bytes >> 10 for memory in (10, 96, 192, 4096)] == [1024, 4096, 8192, 32768]
-    assert budget(192, lanes=2).run_bytes == 4 << 20
+    assert [budget(memory).run_bytes >> 10 for memory in (10, 192, 384, 4096)] == [1024, 2048, 16384, 32768]
+    assert [budget(memory).runs for memory in (266, 267)] == [2, 3], "fewer, and shorter ones"
+    assert budget(192, lanes=2).run_bytes == 1 << 20
     assert Budget.within(sizes_of(), 1, 1, 1, 16, decoding=1, threads=2) == Budget()
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.system.buffer_pool import Arena, Buffer, BufferPool
+from pqcache.system.buffer_pool import Buffer, BufferPool
 from tests.test_docs import ROOT
 
 OF_RANK, OF_WORKER = 200 << 20, 150 << 20  # as docs/loading.md says
@@ -182,24 +182,13 @@ def test_borrowed_blocks_are_released_with_the_last_array() -> None:
     assert pool.acquire(3 << 20).ctypes.data == place
 
 
-def test_an_arena_has_a_fixed_number_of_slots() -> None:
-    arena = Arena(BufferPool(), 1000, 3)
-    lent = [arena.borrow(900) for _ in range(4)]
-    assert [arena.offset_of(buffer) for buffer in lent] == [0, 1000, 2000, None]
-    assert arena.offset_of(lent[1][10:]) == 1010
-    assert arena.offset_of(arena.borrow(1001)) is None
-    del lent[1]
-    assert arena.offset_of(arena.borrow(1)) == 1000
-
-
 def test_memory_is_freed_with_its_pool() -> None:
     pool = BufferPool()
-    arena = Arena(pool, 1 << 20, 4)
     pool.release(pool.acquire(1 << 20))
-    gone = [weakref.ref(pool), weakref.ref(arena), weakref.ref(arena.borrow(5))]
+    gone = [weakref.ref(pool)]
     gc.disable()  # reference counts have to suffice
     try:
-        del pool, arena
-        assert [found() for found in gone] == [None] * 3
+        del pool
+        assert [found() for found in gone] == [None]
     finally:
         gc.enable()

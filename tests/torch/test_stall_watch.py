@@ -58,10 +58,10 @@ def blocked(monkeypatch: pytest.MonkeyPatch, watching: threading.Event) -> Itera
     """Storage that blocks until the event is set, and is watched from then on."""
     event, read = threading.Event(), RowGroupFile.read_rows
 
-    def block(self: RowGroupFile, *args: Any) -> Any:
+    def block(self: RowGroupFile, *args: Any, **how: Any) -> Any:
         watching.set()
         event.wait(60)
-        return read(self, *args)
+        return read(self, *args, **how)
 
     monkeypatch.setattr(RowGroupFile, "read_rows", block)
     yield event

@@ -155,7 +155,7 @@ def test_the_forecast_is_what_a_dataset_does(tmp_path: Path) -> None:
 
 def test_the_forecast_of_row_groups_in_pieces(tmp_path: Path) -> None:
     table = pa.table({"x": np.zeros(6_000_000)})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1_200_000)
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1_200_000, write_page_index=True)
     found = forecast(tmp_path, 62 << 20, lanes=1)
     assert found is not None
     state = ParquetDataset(tmp_path, batch_size=256, lanes=1, memory=62 << 20).state_dict()
@@ -191,7 +191,7 @@ def test_the_verdict_on_training_says_what_why_and_what_is_better() -> None:
     large = words(decoded=1 << 30, mixed=0.12, pieces=8)
     assert "16 pieces, together 12 % of the rows; a row group takes up to 1 GB decoded; read in 8 pieces" in large
     pieces = words(decoded=1 << 30, window=0, mixed=0.0, row_group_size=1 << 20)
-    assert "in pieces, which is slow; a row group takes up to 1 GB decoded, too much" in pieces
+    assert "memory is too small for a row group; a row group takes up to 1 GB decoded, too much" in pieces
     assert "better: row groups of 1 MB on disk: 1 is few for" in words(row_groups=1, row_group_size=1 << 20)
     assert "the fixed cost of small ones shows" in words(row_groups=10_000, row_group_size=16 << 20)
 
