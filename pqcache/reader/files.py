@@ -64,7 +64,7 @@ class Files:
             group.check_identity()  # it may be written in place
         except ParquetError as error:
             group.check_identity()
-            if error.subject != str(group.path) or not error.advice:
+            if error.subject != str(group.path) or "again" not in error.advice:  # to fetch, write or open it
                 raise
             damaged = error.reason != "the file is gone"
             advice = advice_for_file(group.path, error.advice, deep=damaged)
