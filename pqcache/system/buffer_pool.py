@@ -142,9 +142,9 @@ class BufferPool:
 class _Borrowed:
     """The base object of arrays over a borrowed block; releases the block when it is freed."""
 
-    _pool: BufferPool | Arena | None = None  # until it is made: an interrupt may come first
+    _pool: BufferPool | None = None  # until it is made: an interrupt may come first
 
-    def __init__(self, pool: BufferPool | Arena, buffer: Buffer, size: int) -> None:
+    def __init__(self, pool: BufferPool, buffer: Buffer, size: int) -> None:
         self._buffer, self._pool = buffer, pool
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
