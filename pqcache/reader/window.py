@@ -274,10 +274,15 @@ def read_groups(
     """
     if not len(indices):
         return
-    row = max(1, _bytes_of_row(groups))
-    most = max(1, min(budget.run_bytes // row, _RUN_ROWS) // order.batch_size)
-    if not order.shuffle and len(indices) > 1:  # what lies between the batches of others is decoded too
-        most = max(1, most // max(1, indices[1] - indices[0]))
+    rows = np.maximum(groups.plan.counts, 1)
+    row_bytes = np.maximum(groups.sizes.selected // rows, 1)
+    apart = 1 if order.shuffle or len(indices) < 2 else max(1, indices[1] - indices[0])
+
+    def most(spans: Ints) -> int:
+        """How many batches of spans of row groups, which are mixed, make a run; what lies between them counts too."""
+        row = int(row_bytes[spans].mean())
+        return max(1, min(budget.run_bytes // row, _RUN_ROWS) // (order.batch_size * apart))
+
     lanes = order.lanes if order.shuffle else 1
     some = [lane for _, lane, _ in batches_by_lane(indices[: order.lanes], order.lanes, total)]
     lines = len(set(some)) if order.shuffle else 1
@@ -301,7 +306,8 @@ def read_groups(
         job = partial(pool.submit_first, partial(gather, run.ranges, places.order, run.spans))
         run.result = _after([future for _, future in run.spans], job)
         on_way.append(run)
-        window.run, window.together = _Run(), min(2 * window.together, most)
+        numbers = np.array([window.line.number(span.number) for span in places.spans])
+        window.run, window.together = _Run(), min(2 * window.together, most(numbers))
 
     def one(window: _Window[T], run: _Run[T], number: int) -> T:
         """A batch of a run that failed."""
@@ -453,7 +459,3 @@ def _gathered(
             arrays[name] = array if axis is None else pa.FixedSizeListArray.from_arrays(array, axis)
     schema = groups.schema
     return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema), ends
-
-
-def _bytes_of_row(groups: RowGroups) -> int:
-    return int(groups.sizes.selected.sum()) // max(1, int(groups.plan.counts.sum()))
