@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -104,11 +104,7 @@ def _sent(value: Any) -> Any:
         return _Sent(flat, value.dtype, tuple(value.shape))
     if type(value) is Ragged:
         return _SentRagged(_sent(value.values), _sent(value.offsets), value.kind)
-    if type(value) is dict:
-        return {name: _sent(inner) for name, inner in value.items()}
-    if type(value) is list or type(value) is tuple:
-        return type(value)(map(_sent, value))
-    return value
+    return _changed_inside(value, _sent)
 
 
 def _received(value: Any) -> Any:
@@ -117,11 +113,14 @@ def _received(value: Any) -> Any:
         return tensor if value.dtype is None else tensor.view(value.dtype).view(value.shape)
     if type(value) is _SentRagged:
         return Ragged(_received(value.values), _received(value.offsets), value.kind)
+    return _changed_inside(value, _received)
+
+
+def _changed_inside(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a plain dict, list or tuple with each item changed; anything else as it is."""
     if type(value) is dict:
-        return {name: _received(inner) for name, inner in value.items()}
-    if type(value) is list or type(value) is tuple:
-        return type(value)(map(_received, value))
-    return value
+        return {name: change(inner) for name, inner in value.items()}
+    return type(value)(map(change, value)) if type(value) in (list, tuple) else value
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
