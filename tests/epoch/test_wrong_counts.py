@@ -36,9 +36,16 @@ def change(file: Path, column: str, by: dict[int, int]) -> None:
         numbers[row] = (numbers[row] or 0) + more
     field = table.schema.field(column)
     table = table.set_column(table.column_names.index(column), field, pa.array(numbers, field.type))
-    file.unlink()
-    with pa.ipc.new_file(file, table.schema) as writer:
+    data = pa.BufferOutputStream()
+    with pa.ipc.new_file(data, table.schema) as writer:
         writer.write_table(table)
+    put(file, data.getvalue())
+
+
+def put(file: Path, data: bytes | pa.Buffer) -> None:
+    """Replace a file, which a reader that was just closed may still have mapped."""
+    file.unlink()
+    file.write_bytes(data)
 
 
 @pytest.fixture
@@ -83,7 +90,7 @@ def test_wrong_numbers_of_rows_are_refused(copy: Source, reader: Reader, options
         else:
             assert case.numbers is not None, "only rows of other row groups can be read all the same"
             assert not differences(found, wanted), what
-        index.write_bytes(good)
+        put(index, good)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +108,7 @@ def test_other_wrong_counts_change_no_row(copy: Source, column: str) -> None:
                 found = read(copy, reader, case.options_for(copy))
                 assert not isinstance(found, str), found
                 assert not differences(found, [rows[number] for number in case.chosen(copy) or []])
-            index.write_bytes(good)
+            put(index, good)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -131,4 +138,4 @@ def test_wrong_stored_counts_of_chosen_rows(copy: Source, reader: Reader, name: 
                 found = read(copy, reader, case.options)
                 if not isinstance(found, str):
                     assert Counter(found) == Counter(first), (column, by)
-                file.write_bytes(good)
+                put(file, good)
