@@ -89,7 +89,7 @@ def _limit(job: dict[str, Any]) -> dict[str, Any]:
     with lease or nullcontext():
         plan = with_dense_lists(make_read_plan(data, job["columns"], job["filters"]))
         groups = [RowGroup(data, int(number)) for number in plan.row_groups]
-        names = [form.name for form in plan.file_forms]
+        names = list(plan.kinds)
         # as epochs read them, so that the same pages are warm
         numbers = Order(counts=plan.counts, batch_size=1).row_group_order
         footers: dict[int, pq.FileMetaData] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -74,7 +74,7 @@ class RowGroupFile:
         if metadata is None:
             with self._errors(None):
                 check_regular(path)
-                self._footer()  # of which some would end the process
+                self._footer()  # checked first: pyarrow aborts the process on some of them
         with self._errors(None), self._open(path, metadata) as file:
             self.metadata: pq.FileMetaData = file.metadata
             self.schema: pa.Schema = file.schema_arrow
@@ -121,6 +121,12 @@ class RowGroupFile:
                 return self._piece(descriptor, row_group, names, low, high)
             finally:
                 os.close(descriptor)
+
+    def batches(self, row_group: int, columns: Sequence[str], rows: int) -> Generator[pa.RecordBatch]:
+        """Yield ``columns``, which the file has, of at most ``rows`` rows at a time, as pyarrow reads them."""
+        self._check_read_right(row_group, columns)
+        with self._errors(row_group), self._open(self.path, self.metadata) as file:
+            yield from file.iter_batches(rows, [row_group], columns, use_threads=False)
 
     def has_page_index(self, row_group: int, columns: Sequence[str]) -> bool:
         """Return whether pieces can be read of those of ``columns`` that the file has, by its footer."""

@@ -8,10 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.parquet.dense_columns import as_list
-from pqcache.reader.columns.column_forms import fixed_width, form_of
+from pqcache.reader.kinds import fixed_width, kind_of, number_dtype
 from pqcache.reader.memory import RowGroupSizes
 from pqcache.reader.order.epoch_order import Ints
-from pqcache.reader.packing.documents import packed_forms
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.sequences import SequenceSelection
@@ -26,7 +25,7 @@ def sizes_of(plan: ReadPlan) -> RowGroupSizes:
 
     Lists count alike whether they are held dense or not, so that the window is the same either way.
     """
-    names = [form.name for form in plan.file_forms]
+    names = list(plan.kinds)
     if isinstance(plan.packs, PackedRows):
         return _packed_sizes(plan, plan.packs, names)
     if plan.packs is not None:
@@ -44,7 +43,8 @@ def sizes_of(plan: ReadPlan) -> RowGroupSizes:
 
 
 def _packed_sizes(plan: ReadPlan, packs: PackedRows, names: list[str]) -> RowGroupSizes:
-    width = sum(form.width for form in packed_forms(plan.file_forms)) * packs.spec.length
+    items = (number_dtype(kind.bare.value_type) for kind in plan.kinds.values())
+    width = sum(item.itemsize for item in items) * packs.spec.length
     selected = plan.counts * (width + len(names) * _VIEW)
     decoded = _decoded(plan, names)
     tokens = _bytes(plan, plan.rows_read, names[:1])  # one column is laid end to end at a time
@@ -86,13 +86,14 @@ def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequences: Sequen
     """Return the bytes of ``counts`` rows, or sequences, of each row group, with columns ``names`` of the files."""
     index = plan.data.index
     total = np.zeros(len(plan.row_groups), np.int64)
-    for form in (form_of(as_list(index.schema.field(name))) for name in names):
-        items = counts if sequences is None else counts * len(sequences.spec.steps(form.name))
-        if form.kind == "fixed":
-            total += items * form.width
+    for name in names:
+        kind = kind_of(as_list(index.schema.field(name)))
+        items = counts if sequences is None else counts * len(sequences.spec.steps(name))
+        if kind.held == "fixed":
+            total += items * kind.width
             continue
         share = items / np.maximum(1, index.rows[plan.row_groups])
-        total += (_column_bytes(index, form.name)[plan.row_groups] * share).astype(np.int64) + _VIEW * items
+        total += (_column_bytes(index, name)[plan.row_groups] * share).astype(np.int64) + _VIEW * items
     return np.asarray(total + _FILE_NUMBER * counts * bool(plan.partitions), np.int64)
 
 

@@ -11,15 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.columns.column_forms import ColumnForm
 from pqcache.reader.files import Files
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.store.row_group_index import Index
 
 log = logging.getLogger("pqcache.reader")
 
-_SAMPLE_ROWS, _SAMPLE_AT_ONCE, _SAMPLE_BYTES = 1024, 128, 8 << 20
+_SAMPLE_ROWS, _SAMPLE_BYTES = 1024, 8 << 20
 
 
 def with_dense_lists(plan: ReadPlan, ragged: Sequence[str] = ()) -> ReadPlan:
@@ -29,9 +27,9 @@ def with_dense_lists(plan: ReadPlan, ragged: Sequence[str] = ()) -> ReadPlan:
     values must be rows x length, and the first rows must have that length and no nulls in them. Lists of one item are
     not held so, as a Parquet file counts an empty list or a null as one value too.
     """
-    lists = [f for f in plan.file_forms if f.kind == "bytes" and not is_text(f.type) and f.name not in ragged]
-    dense = [(form.name, form.stored.length) for form in lists if form.stored and form.stored.length > 1]
-    candidates = dict(_of_one_length(plan.data.index, [form for form in lists if not form.stored]))
+    lists = {name: kind.stored for name, kind in plan.kinds.items() if kind.is_list and name not in ragged}
+    dense = [(name, stored.length) for name, stored in lists.items() if stored and stored.length > 1]
+    candidates = dict(_of_one_length(plan.data.index, [name for name, stored in lists.items() if not stored]))
     sample = _first_rows(plan, list(candidates)) if candidates else None
     for name, length in candidates.items():
         if sample is None or name not in sample.column_names:
@@ -46,11 +44,11 @@ def with_dense_lists(plan: ReadPlan, ragged: Sequence[str] = ()) -> ReadPlan:
     return replace(plan, dense=tuple(dense))
 
 
-def _of_one_length(index: Index, forms: Sequence[ColumnForm]) -> Iterator[tuple[str, int]]:
+def _of_one_length(index: Index, columns: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Yield (name, length) of columns whose number of values in each row group is its rows times a length."""
     rows = index.rows
-    for form in forms:
-        name = f"{form.name}:values"
+    for column in columns:
+        name = f"{column}:values"
         if name not in index.recorded:  # an index of a version that did not record it
             continue
         values = index.table[name]
@@ -58,7 +56,7 @@ def _of_one_length(index: Index, forms: Sequence[ColumnForm]) -> Iterator[tuple[
             continue
         lengths = np.unique(values.to_numpy()[rows > 0] / rows[rows > 0])
         if len(lengths) == 1 and lengths[0] == int(lengths[0]) > 1:
-            yield form.name, int(lengths[0])
+            yield column, int(lengths[0])
 
 
 def _first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:

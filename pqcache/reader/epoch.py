@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from traceback import clear_frames
 from typing import TypeVar
 
 from pqcache.reader.load import RowGroups
@@ -49,7 +50,11 @@ class Epoch:
 
     def read(self, indices: Sequence[int], total: int, make: Callable[[Group], T]) -> Generator[tuple[int, T, int]]:
         """Yield (global index, group, which of its batches); see `read_groups`."""
-        return read_groups(self.groups, self.order, indices, total, self.budget, make)
+        try:
+            yield from read_groups(self.groups, self.order, indices, total, self.budget, make)
+        except Exception as error:
+            clear_frames(error.__traceback__)  # else what was decoded lives as long as the error
+            raise
 
 
 def begin_epoch(
@@ -73,8 +78,7 @@ def begin_epoch(
     plan = groups.plan.split(window.piece_rows)
     if shuffle and plan.packs is not None:
         plan = replace(plan, packs=replace(plan.packs, shuffle=(seed, epoch)))
-    groups = groups.of(plan)
-    sizes = groups.sizes if whole else None
+    groups = groups if plan is groups.plan else groups.of(plan)
     order = Order(
         counts=plan.counts,
         batch_size=batch_size,
@@ -84,9 +88,10 @@ def begin_epoch(
         epoch=epoch,
         shuffle=shuffle,
     )
-    if sizes is None:
+    if not whole:
         return Epoch(groups=groups, order=order, budget=Budget(threads=threads, decoding=threads))
-    groups.most = most_decoded(sizes, memory, own_lanes if shuffle else 1)
+    sizes = groups.sizes
+    groups = groups.within(most_decoded(sizes, memory, own_lanes if shuffle else 1))
     if shuffle:
         decoding = decoding_ahead(sizes, memory, own_lanes, lanes, window.row_groups, threads)
     else:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.footer.doubtful import check_read_right, may_be_doubtful
+from pqcache.errors import ParquetError
+from pqcache.parquet.footer.doubtful import may_be_doubtful
 from pqcache.parquet.row_group_reader import RowGroupFile
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.store.cache_directory import advice_for_file
-from pqcache.system.disk import check_regular, read_ahead
+from pqcache.system.disk import read_ahead
 from pqcache.system.shared_numbers import SharedNumbers
 
 log = logging.getLogger("pqcache.reader")
@@ -94,22 +93,13 @@ class Files:
             if not wanted:
                 yield group.with_path_values(no_columns(group.rows), columns)
                 return
-            check_read_right(group.path, file.metadata, file.schema, wanted, [group.row_group])
             each = self.data.index.uncompressed(wanted)[group.number] / max(1, group.rows)
             rows = int(np.clip(_PART_BYTES / max(each, 1), 1, _PART_ROWS))
             left = group.rows
-            try:
-                check_regular(group.path)
-                with (
-                    pa.OSFile(str(group.path)) as opened,
-                    pq.ParquetFile(opened, metadata=file.metadata, pre_buffer=False, buffer_size=1 << 16) as again,
-                ):
-                    for batch in again.iter_batches(rows, [group.row_group], wanted, use_threads=False):
-                        left -= batch.num_rows
-                        yield group.with_path_values(pa.Table.from_batches([batch]), columns)
-            except (pa.ArrowException, OSError) as error:
-                reason = f"row group {group.row_group} cannot be read ({first_line(error)})"
-                raise ParquetError(group.path, reason, "the file is damaged or was replaced: write it again") from error
+            with closing(file.batches(group.row_group, wanted, rows)) as batches:
+                for batch in batches:
+                    left -= batch.num_rows
+                    yield group.with_path_values(pa.Table.from_batches([batch]), columns)
             if left:
                 raise group.replaced(group.rows - left)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Union
@@ -17,13 +18,14 @@ from pqcache.parquet.row_group_reader import RowGroupFile
 from pqcache.parquet.schema_merge import unfit_reason
 from pqcache.reader.decoded_sizes import has_pages, most_bytes, sizes_of
 from pqcache.reader.files import Files, RowGroup
+from pqcache.reader.kinds import Kind, kind_of
 from pqcache.reader.memory import MostDecoded, RowGroupSizes, Window, check_decoded, fit
 from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.documents import Documents, HeldBatches, HeldSequences, id_columns
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.rows import Column, IrregularError, Kind, filled, hold, kind_of
+from pqcache.reader.rows import Column, IrregularError, filled, hold
 from pqcache.store.cache_directory import advice_for_file
 
 log = logging.getLogger("pqcache.reader")
@@ -83,15 +85,22 @@ class Held:
 class RowGroups:
     """The row groups that a plan reads, decoded from any thread."""
 
-    def __init__(self, plan: ReadPlan, meter: Meter = NO_METER, most: MostDecoded | None = None) -> None:
-        self.plan, self.meter, self.most = plan, meter, most
+    def __init__(self, plan: ReadPlan, meter: Meter = NO_METER) -> None:
+        self.plan, self.meter = plan, meter
+        self.most: MostDecoded | None = None
         self.files = Files(plan.data)
         self._counted: dict[int, float] = {}  # bytes that row groups of the index were found to take
 
-    def of(self, plan: ReadPlan, most: MostDecoded | None = None) -> RowGroups:
+    def of(self, plan: ReadPlan) -> RowGroups:
         """Those of another plan of the same columns."""
-        found = RowGroups(plan, self.meter, most)
+        found = RowGroups(plan, self.meter)
         found.files, found._counted = self.files, self._counted
+        return found
+
+    def within(self, most: MostDecoded) -> RowGroups:
+        """The same ones, each refused if it is larger."""
+        found = copy(self)
+        found.most = most
         return found
 
     @cached_property
@@ -106,10 +115,7 @@ class RowGroups:
     @cached_property
     def kinds(self) -> dict[str, Kind]:
         """How the columns of the files are held, by name."""
-        plan = self.plan
-        dense = dict(plan.dense)
-        names = [name for name in plan.columns if name not in plan.partitions]
-        found = {n: kind_of(plan.row_schema.field(n), plan.stored.get(n), dense.get(n, 0)) for n in names}
+        plan, found = self.plan, self.plan.kinds
         if isinstance(plan.packs, PackedRows):  # documents stay lists, whose items lie end to end
             found = {n: kind if kind.held == "fixed" else replace(kind, held="array") for n, kind in found.items()}
         return found

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from pqcache.errors import PqcacheError, TypeClash, UsageError
 from pqcache.parquet.dense_columns import Dense, as_list, dense_in
-from pqcache.reader.columns.column_forms import ColumnForm, form_of, stored_as
+from pqcache.reader.kinds import Kind, kind_of
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.packed_rows import PackedRows
@@ -159,12 +159,11 @@ class ReadPlan:
         return tuple(n for n in self.columns if n in self.data.index.partitions.column_names)
 
     @cached_property
-    def file_forms(self) -> tuple[ColumnForm, ...]:
+    def kinds(self) -> dict[str, Kind]:
         """How the columns that are in the files are held in memory."""
-        dense = dict(self.dense)
+        dense, fields = dict(self.dense), self.row_schema
         names = [name for name in self.columns if name not in self.partitions]
-        forms = [form_of(self.row_schema.field(name), dense.get(name, 0)) for name in names]
-        return tuple(stored_as(form, self.stored.get(form.name)) for form in forms)
+        return {name: kind_of(fields.field(name), self.stored.get(name), dense.get(name, 0)) for name in names}
 
     @cached_property
     def stored_bytes(self) -> Ints:
@@ -186,7 +185,7 @@ class ReadPlan:
     def columns_read(self) -> tuple[str, ...]:
         """The columns of the files that are read, also those that only the selection looks at."""
         chosen = self.selection.columns if self.selection is not None else ()
-        return tuple(dict.fromkeys([*(form.name for form in self.file_forms), *chosen]))
+        return tuple(dict.fromkeys([*self.kinds, *chosen]))
 
     def nulls(self, column: str) -> int | None:
         """Return how many nulls a column has in these row groups, or None where the files do not say.

@@ -20,6 +20,7 @@ from pqcache.reader.memory import Window, check_complete, warn_of_window
 from pqcache.reader.meter import WAITED, Meter
 from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
 from pqcache.reader.options import BatchOptions
+from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
@@ -168,25 +169,10 @@ def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: Batch
         warn_of_window(first.sizes, window.row_groups, memory, lanes, path)
     elif options.shuffle or options.rows is None:
         window = first.fit(memory, lanes, options.shuffle, path, options.all_lanes)
-    by_tokens = isinstance(options.pack, TokenBatches)
-
-    def begin(own_lanes: int) -> Epoch:
-        return begin_epoch(
-            plans.at(options.epoch),
-            window,
-            epoch=options.epoch,
-            seed=options.seed,
-            shuffle=options.shuffle,
-            batch_size=1 if by_tokens else options.batch_size,
-            lanes=options.all_lanes,
-            own_lanes=own_lanes,
-            memory=memory / options.workers,
-            threads=max(1, cpu_count() // options.workers),
-            whole=options.rows is None,
-        )
-
+    groups = plans.at(options.epoch)
+    batch_size = 1 if isinstance(options.pack, TokenBatches) else options.batch_size
     share = EpochShare(
-        total=begin(1).order.batches(options.drop_last),
+        total=Order(counts=groups.plan.counts, batch_size=batch_size).batches(options.drop_last),
         lanes=options.all_lanes,
         ranks=options.num_replicas,
         rank=options.rank,
@@ -196,4 +182,17 @@ def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: Batch
         drop_last=options.drop_last,
         shuffled=options.shuffle,
     )
-    return _Opened(epoch=begin(share.worker_lanes), share=share)
+    epoch = begin_epoch(
+        groups,
+        window,
+        epoch=options.epoch,
+        seed=options.seed,
+        shuffle=options.shuffle,
+        batch_size=batch_size,
+        lanes=options.all_lanes,
+        own_lanes=share.worker_lanes,
+        memory=memory / options.workers,
+        threads=max(1, cpu_count() // options.workers),
+        whole=options.rows is None,
+    )
+    return _Opened(epoch=epoch, share=share)

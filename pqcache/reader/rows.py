@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pqcache.parquet.dense_columns import Dense
 from pqcache.parquet.numpy_types import numpy_dtype
 from pqcache.parquet.schema_merge import cast_exactly, is_text
-from pqcache.reader.columns.column_forms import fixed_width, form_of, storage_type
+from pqcache.reader.kinds import Kind, fixed_width, storage_type
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -36,32 +35,6 @@ _BYTES, _VIEWS = pc.CastOptions(pa.large_binary()), pc.CastOptions(pa.binary_vie
 
 class IrregularError(ValueError):
     """A column read as lists of one length has a null, or a list of another length."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How a column is held and what a batch shows.
-
-    Attributes:
-        type: Arrow type in a batch, without dictionaries and views.
-        bare: the same without extension types.
-        held: ``fixed``, ``views`` or ``array``.
-        width: bytes of a row (``fixed``) or of an item (``views``; 1 for text and binary).
-        length: items of each list, where all lists of the dataset have as many; else 0.
-        stored: how the files hold a dense column.
-    """
-
-    type: pa.DataType
-    bare: pa.DataType
-    held: Literal["fixed", "views", "array"]
-    width: int = 0
-    length: int = 0
-    stored: Dense | None = None
-
-    @property
-    def is_list(self) -> bool:
-        """Whether rows are lists of items of one width."""
-        return self.held == "views" and not is_text(self.bare)
 
 
 @dataclass(frozen=True)
@@ -122,38 +95,19 @@ class Column:
             return replace(self, values=_CAST.call([_CAST.call([self.values], _BYTES)], _VIEWS))
         return self
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of the rows, about."""
-        if isinstance(self.values, np.ndarray):
-            return int(self.values.nbytes)
-        if pa.types.is_binary_view(self.values.type):
-            return 16 * len(self.values) + int(_lengths(self.values).sum(dtype=np.int64))
-        return int(self.values.nbytes)
+
+def ranges_of(begins: Ints, counts: Ints) -> Ints:
+    """The numbers of ranges, one after the other: ``counts[i]`` from ``begins[i]`` on."""
+    return np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
 
 
-def kind_of(field: pa.Field, stored: Dense | None = None, length: int = 0) -> Kind:
-    """How to hold a field of a dataset; ``length`` is that of its lists, if all have the same."""
-    form = form_of(field, length)
-    held: Literal["fixed", "views", "array"] = "array"
-    if form.kind == "fixed":
-        held = "fixed"
-    elif form.kind == "bytes":
-        held = "views"
-    return Kind(form.type, storage_type(form.type), held, form.width, length, stored)
-
-
-def hold(array: pa.Array | pa.ChunkedArray, kind: Kind) -> Column:
+def hold(array: pa.Array, kind: Kind) -> Column:
     """A decoded array as a column; values are copied only where they are held differently.
 
     Raises:
         IrregularError: a list does not have ``kind.length`` items.
         pa.ArrowInvalid: a value does not fit ``kind.type``.
     """
-    if isinstance(array, pa.ChunkedArray):
-        if array.num_chunks != 1:
-            return join([hold(chunk, kind) for chunk in array.chunks or [pa.array([], array.type)]])
-        array = array.chunk(0)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if kind.stored is not None and pa.types.is_fixed_size_binary(array.type):
@@ -444,7 +398,3 @@ def _views_into(ends: Ints, data: pa.Buffer) -> pa.Array:
         parts.append(_CAST.call([pa.Array.from_buffers(pa.large_binary(), high - low, [None, near, part])], _VIEWS))
         low = high
     return pa.concat_arrays(parts) if len(parts) > 1 else parts[0]
-
-
-def _lengths(views: pa.Array) -> npt.NDArray[np.int32]:
-    return np.frombuffer(views.buffers()[1], np.int32, len(views) * 4, views.offset * 16)[::4]

@@ -9,12 +9,13 @@ A run needs nothing but the numbers of its batches, so an epoch begins anywhere,
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from threading import Lock
@@ -24,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pqcache.errors import first_line
 from pqcache.reader.arriving.arrival_queue import ArrivalQueue, arrival_queue, pass_on
 from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes, without_repeats
 from pqcache.reader.load import AnyHeld, Held, RowGroups
@@ -31,10 +33,12 @@ from pqcache.reader.memory import RowGroupSizes, largest_of
 from pqcache.reader.meter import ARRIVAL_WAIT, GATHER, READ_WAIT
 from pqcache.reader.order.epoch_order import Ints, Lane, Order
 from pqcache.reader.order.epoch_share import batches_by_lane
-from pqcache.reader.packing.documents import HeldBatches, ranges_of
+from pqcache.reader.packing.documents import HeldBatches
 from pqcache.reader.packing.token_batches import GroupedRows
-from pqcache.reader.rows import Column, join, to_arrow
+from pqcache.reader.rows import Column, join, ranges_of, to_arrow
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
+
+log = logging.getLogger("pqcache.reader")
 
 T = TypeVar("T")
 
@@ -122,8 +126,8 @@ class Line(Protocol):
     def number(self, span: int) -> int:
         """The number of a span's row group in the plan."""
 
-    def load(self, groups: RowGroups, span: int, row: int, parts: int) -> AnyHeld:
-        """Decode what comes of a span at row ``row`` of the line and after it, to be held in so many parts."""
+    def load(self, groups: RowGroups, span: int, first: int, parts: int) -> AnyHeld:
+        """Decode the rows of a span from row ``first`` on, to be held in ``parts`` parts."""
 
     def places(self, ranges: Sequence[tuple[int, int]]) -> Places:
         """Where ascending ranges of rows are."""
@@ -142,16 +146,16 @@ class ShuffledLine:
     def number(self, span: int) -> int:
         return int(self._lane.row_groups[span])
 
-    def load(self, groups: RowGroups, span: int, row: int, parts: int) -> AnyHeld:
-        lane = self._lane
-        skipped = max(0, lane.block_at(row) - lane.first_block(span))
-        offsets = lane.bucket_offsets(span)
-        cuts: list[int] = offsets[:: -(-len(offsets) // parts)][1:].tolist() if parts > 1 else []
+    def load(self, groups: RowGroups, span: int, first: int, parts: int) -> AnyHeld:
+        lane, cuts = self._lane, []
+        if parts > 1:
+            offsets = lane.bucket_offsets(span)
+            cuts = offsets[:: -(-len(offsets) // parts)][1:].tolist()
         number, low, high = (int(of[span]) for of in (lane.row_groups, lane.lows, lane.highs))
-        return groups.load(number, low, high, lane.row_order(span), int(offsets[skipped]), cuts)
+        return groups.load(number, low, high, lane.row_order(span), first, cuts)
 
     def places(self, ranges: Sequence[tuple[int, int]]) -> Places:
-        lane, blocks = self._lane, list(self._blocks(ranges))
+        lane, blocks = self._lane, list(self._blocks(_joined(ranges)))
         begin, end = blocks[0][0], blocks[-1][0] + 1
         first, last = lane.spans(begin).start, lane.spans(end - 1).stop
         for span in [span for span in self._offsets if span < first]:
@@ -162,8 +166,8 @@ class ShuffledLine:
         base = np.cumsum(high - low) - high  # of all that is joined, where row 0 of each span would be
         order = []
         for block, skipped, stop in blocks:
-            starts, counts = buckets[:, block - begin], np.diff(buckets[:, block - begin : block - begin + 2])[:, 0]
-            rows = np.repeat(base + starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+            starts = buckets[:, block - begin]
+            rows = ranges_of(base + starts, buckets[:, block - begin + 1] - starts)
             if self._order is None or self._order[0] != block:
                 self._order = block, lane.block_order(block, len(rows))
             order.append(rows[self._order[1][skipped:stop]])
@@ -210,12 +214,12 @@ class FileLine:
     def number(self, span: int) -> int:
         return span
 
-    def load(self, groups: RowGroups, span: int, row: int, parts: int) -> AnyHeld:
+    def load(self, groups: RowGroups, span: int, first: int, parts: int) -> AnyHeld:
         return groups.load(span, 0, int(self._counts[span]))
 
     def places(self, ranges: Sequence[tuple[int, int]]) -> Places:
         spans = []
-        for low, high in ranges:
+        for low, high in _joined(ranges):
             first, last = np.searchsorted(self._starts, low, "right") - 1, np.searchsorted(self._starts, high)
             for span in range(int(first), int(last)):
                 begin, end = self._starts[span], self._starts[span + 1]
@@ -225,11 +229,12 @@ class FileLine:
 
 @dataclass(eq=False)
 class _Run(Generic[T]):
-    """Coming batches of a line, and the row groups that they need."""
+    """Some batches of a line that are gathered together, and the row groups that they need."""
 
-    ranges: list[tuple[int, int]] = field(default_factory=list)
-    spans: list[tuple[Span, Future[AnyHeld]]] = field(default_factory=list)
-    result: Future[T] | None = None
+    line: Line
+    batches: int
+    spans: list[tuple[Span, Future[AnyHeld]]]
+    result: Future[T]
 
     def end(self) -> None:
         """Let go of what only this run and those before it needed."""
@@ -238,24 +243,46 @@ class _Run(Generic[T]):
                 held.drop(span.kept)
 
 
+@dataclass(eq=False)
+class _Batch(Generic[T]):
+    """A batch: which rows of a line, and once it is on its way, which of a run."""
+
+    index: int
+    rows: tuple[int, int]
+    run: _Run[T] | None = None
+    number: int = 0
+
+
 class _Window(Generic[T]):
-    """The decoded row groups of one line."""
+    """The decoded row groups of one line, and its batches that are next."""
 
     def __init__(self, line: Line, load: Callable[[Line, int, int], Future[AnyHeld]], ahead: int) -> None:
-        self.line, self.coming, self.together = line, 0, 1
-        self.run: _Run[T] = _Run()
+        self.line, self.together = line, 1
+        self.next: list[_Batch[T]] = []
         self._load, self._ahead = load, ahead
         self._held: dict[int, Future[AnyHeld]] = {}
 
-    def fetch(self, run: _Run[T], places: Places) -> None:
+    def fetch(self, spans: Sequence[Span]) -> list[tuple[Span, Future[AnyHeld]]]:
         """Begin to decode what a run needs, and some more."""
-        first, last = places.spans[0].number, places.spans[-1].number + 1
+        first, last = spans[0].number, spans[-1].number + 1
+        low = {span.number: span.low for span in spans}
         for span in range(first, min(last + self._ahead, self.line.spans)):
             if span not in self._held:
-                self._held[span] = self._load(self.line, span, run.ranges[0][0])
+                self._held[span] = self._load(self.line, span, low.get(span, 0))
         for span in [span for span in self._held if span < first]:
             del self._held[span]
-        run.spans = [(span, self._held[span.number]) for span in places.spans]
+        return [(span, self._held[span.number]) for span in spans]
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges of rows, those that follow one another as one."""
+    found = [ranges[0]]
+    for low, high in ranges[1:]:
+        if low == found[-1][1]:
+            found[-1] = found[-1][0], high
+        else:
+            found.append((low, high))
+    return found
 
 
 def read_groups(
@@ -274,25 +301,18 @@ def read_groups(
     """
     if not len(indices):
         return
-    rows = np.maximum(groups.plan.counts, 1)
-    row_bytes = np.maximum(groups.sizes.selected // rows, 1)
+    row_bytes = groups.sizes.selected / np.maximum(groups.plan.counts, 1)
     apart = 1 if order.shuffle or len(indices) < 2 else max(1, indices[1] - indices[0])
-
-    def most(spans: Ints) -> int:
-        """How many batches of spans of row groups, which are mixed, make a run; what lies between them counts too."""
-        row = int(row_bytes[spans].mean())
-        return max(1, min(budget.run_bytes // row, _RUN_ROWS) // (order.batch_size * apart))
-
     lanes = order.lanes if order.shuffle else 1
-    some = [lane for _, lane, _ in batches_by_lane(indices[: order.lanes], order.lanes, total)]
-    lines = len(set(some)) if order.shuffle else 1
-    ahead = 0 if budget.decoding == 1 or budget.parts > 1 else -(-budget.decoding // lines)
-    data = groups.plan.data
+    begins: dict[int, int] = {}  # the first batch of each lane
+    for _, lane, number in batches_by_lane(indices[: order.lanes], lanes, total):
+        begins.setdefault(lane, number)
+    ahead = 0 if budget.decoding == 1 or budget.parts > 1 else -(-budget.decoding // len(begins))
 
-    def load(line: Line, span: int, row: int) -> Future[AnyHeld]:
+    def load(line: Line, span: int, first: int) -> Future[AnyHeld]:
         if arrivals is None:
-            return pool.submit(line.load, groups, span, row, budget.parts)
-        return arrivals.submit(line.number(span), line.load, groups, span, row, budget.parts)
+            return pool.submit(line.load, groups, span, first, budget.parts)
+        return arrivals.submit(line.number(span), line.load, groups, span, first, budget.parts)
 
     def gather(ranges: list[tuple[int, int]], order: Ints | None, spans: list[tuple[Span, Future[AnyHeld]]]) -> T:
         with groups.meter.timed(GATHER):
@@ -300,65 +320,89 @@ def read_groups(
         return make(Group(rows, ends or np.cumsum([0, *(high - low for low, high in ranges)]).tolist()))
 
     def submit(window: _Window[T]) -> None:
-        run = window.run
-        places = window.line.places(run.ranges)
-        window.fetch(run, places)
-        job = partial(pool.submit_first, partial(gather, run.ranges, places.order, run.spans))
-        run.result = _after([future for _, future in run.spans], job)
+        """Send the next batches of a window on their way as one run, as many as are not too large for it."""
+        batches = window.next
+        while True:
+            ranges = [batch.rows for batch in batches]
+            places = window.line.places(ranges)
+            rows = sum(high - low for low, high in ranges)
+            size = sum((span.high - span.low) * row_bytes[window.line.number(span.number)] for span in places.spans)
+            most = len(batches) * min(budget.run_bytes / max(size, 1), _RUN_ROWS / max(rows, 1)) / apart
+            if len(batches) <= max(1, 2 * most):
+                break
+            batches = batches[: len(batches) // 2]  # these row groups have longer rows than those before
+        window.next = window.next[len(batches) :]
+        if window.next:
+            full.appendleft(window)
+        window.together = max(1, min(2 * window.together, int(most)))
+        spans = window.fetch(places.spans)
+        job = partial(pool.submit_first, partial(gather, ranges, places.order, spans))
+        run = _Run(window.line, len(batches), spans, _after([future for _, future in spans], job))
         on_way.append(run)
-        numbers = np.array([window.line.number(span.number) for span in places.spans])
-        window.run, window.together = _Run(), min(2 * window.together, most(numbers))
+        for number, batch in enumerate(batches):
+            batch.run, batch.number = run, number
 
-    def one(window: _Window[T], run: _Run[T], number: int) -> T:
+    def one(batch: _Batch[T], run: _Run[T]) -> T:
         """A batch of a run that failed."""
-        ranges, held = run.ranges[number : number + 1], {span.number: future for span, future in run.spans}
-        places = window.line.places(ranges)
-        return gather(ranges, places.order, [(span, held[span.number]) for span in places.spans])
+        held = {span.number: future for span, future in run.spans}
+        places = run.line.places([batch.rows])
+        return gather([batch.rows], places.order, [(span, held[span.number]) for span in places.spans])
 
-    def placed() -> Iterator[tuple[int, _Window[T], _Run[T], int]]:
-        """Each batch of the epoch, with its run."""
+    def placed() -> Iterator[_Batch[T]]:
+        """Each batch of the epoch, added to its window."""
         windows: dict[int, _Window[T]] = {}
-        for index, lane, batch in batches_by_lane(indices, lanes, total):
+        coming: dict[int, int] = {}  # the next batch of each lane
+        for index, lane, number in batches_by_lane(indices, lanes, total):
             window = windows.get(lane)
-            if window is None or batch < window.coming:  # padding: the epoch begins again
-                if window is not None and window.run.ranges:
-                    submit(window)
+            if window is None or number < coming[lane]:  # padding: the epoch begins again
+                if window is not None and window.next:
+                    full.append(window)
                 line = ShuffledLine(order.lane(lane)) if order.shuffle else FileLine(order)
                 window = windows[lane] = _Window(line, load, ahead)
-            window.coming = batch + 1
-            low = batch * order.batch_size
-            run = window.run
-            run.ranges.append((low, min(low + order.batch_size, window.line.rows)))
-            yield index, window, run, len(run.ranges) - 1
-            if len(run.ranges) >= window.together and window.run is run:
-                submit(window)
-        for window in windows.values():
-            if window.run.ranges:
-                submit(window)
+            coming[lane] = number + 1
+            low = number * order.batch_size
+            batch: _Batch[T] = _Batch(index, (low, min(low + order.batch_size, window.line.rows)))
+            window.next.append(batch)
+            if len(window.next) >= window.together:
+                full.append(window)
+            yield batch
+        full.extend(window for window in windows.values() if window.next)
 
-    queue: deque[tuple[int, _Window[T], _Run[T], int]] = deque()
+    def more() -> bool:
+        """Place another batch, or send a run on its way; False at the end of the epoch."""
+        batch = None if full else next(coming, None)
+        if batch is not None:
+            queue.append(batch)
+        elif full:
+            submit(full.popleft())
+        else:
+            return False
+        return True
+
+    queue: deque[_Batch[T]] = deque()
+    full: deque[_Window[T]] = deque()  # those with enough batches for a run
     on_way: list[_Run[T]] = []
     coming = placed()
     with (
-        _wanting(groups, order, indices, total),
+        _wanting(groups, order, begins, indices, total),
         _threads(budget) as pool,
-        arrival_queue(data.arrivals, groups.plan.row_groups, groups.plan.columns_read, pool) as arrivals,
+        arrival_queue(groups.plan.data.arrivals, groups.plan.row_groups, groups.plan.columns_read, pool) as arrivals,
     ):
         while True:
-            while len(on_way) < budget.runs * lines and (item := next(coming, None)) is not None:
-                queue.append(item)
+            while len(on_way) < budget.runs * len(begins) and more():
+                pass
             if not queue:
                 return
-            index, window, run, number = queue.popleft()
-            while run.result is None:
-                queue.append(next(coming))
+            batch = queue.popleft()
+            while (run := batch.run) is None:
+                more()
             group = _result(groups, run.result, arrivals)
             if group is None:
-                yield index, one(window, run, number), 0
+                yield batch.index, one(batch, run), 0
             else:
-                yield index, group, number
+                yield batch.index, group, batch.number
             del group
-            if number == len(run.ranges) - 1:
+            if batch.number == run.batches - 1:
                 run.end()
                 on_way.remove(run)
 
@@ -373,16 +417,15 @@ def _threads(budget: Budget) -> Iterator[ForkSafeThreadPool]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _wanting(groups: RowGroups, order: Order, indices: Sequence[int], total: int) -> AbstractContextManager[None]:
+def _wanting(
+    groups: RowGroups, order: Order, begins: dict[int, int], indices: Sequence[int], total: int
+) -> AbstractContextManager[None]:
     """Tells a run that still fetches the files, while it is entered, which row groups are needed first."""
     plan = groups.plan
     if plan.data.arrivals is None or plan.data.arrivals.is_complete:
         return nullcontext()
     if order.shuffle:
-        first: dict[int, int] = {}
-        for _, lane, batch in batches_by_lane(indices[: order.lanes], order.lanes, total):
-            first.setdefault(lane, batch)
-        wanted = row_groups_of_lanes(order, first)
+        wanted = row_groups_of_lanes(order, begins)
     else:
         wanted = row_groups_of_batches(order, [index % total for index in indices])
     return plan.data.arrivals.wanting(without_repeats(plan.row_groups[wanted]), plan.columns_read)
@@ -427,7 +470,8 @@ def _result(groups: RowGroups, future: Future[T], arrivals: ArrivalQueue | None)
             meter.add(READ_WAIT, time.monotonic_ns() - begun)
             if arrivals is not None:
                 meter.add(ARRIVAL_WAIT, int(1e9 * (arrivals.waited_seconds - arrived)))
-    except Exception:  # noqa: BLE001 - it is raised again by the batch that has it
+    except Exception as error:  # noqa: BLE001 - the batch that has it raises it again
+        log.debug("a run of batches failed (%s): they are read one by one", first_line(error))
         return None
 
 
@@ -441,9 +485,10 @@ def _gathered(
     if isinstance(plan.packs, GroupedRows):
         batches = [held.lengths(span.low, span.high) for span, held in spans if isinstance(held, HeldBatches)]
         lengths, sizes = np.concatenate(batches), [int(counts.sum()) for counts in batches]
-        begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        order, counts = ranges_of(begins, np.arange(len(lengths)) if order is None else order)
-        ends = [0, *np.cumsum(counts).tolist()]
+        begins = np.cumsum(lengths) - lengths
+        if order is not None:
+            begins, lengths = begins[order], lengths[order]
+        order, ends = ranges_of(begins, lengths), [0, *np.cumsum(lengths).tolist()]
     arrays: dict[str, pa.Array] = {}
     for position, name in enumerate(groups.columns):
         column: Column = join([part[position] for part in parts])

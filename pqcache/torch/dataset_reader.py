@@ -383,7 +383,7 @@ class DatasetReader:
         filled = [name for name in plan.columns if options.conversion.fills_inside(name)]  # which dense lists cannot be
         if not isinstance(pack, Pack):
             plan = with_dense_lists(plan, (*options.ragged, *filled, *(pack.columns if pack else ())))
-        plan = replace(plan, fill=fills_when_decoded(options.conversion, plan.file_forms))
+        plan = replace(plan, fill=fills_when_decoded(options.conversion, plan.kinds))
         self._plan = plan if pack is None else pack_plan(plan, pack, packs)
         self._plans = EpochPlans(self._plan, options.seed, self.meter)
         self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all

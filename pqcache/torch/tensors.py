@@ -41,7 +41,7 @@ import torch
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.columns.column_forms import ColumnForm, fixed_width, form_of, number_dtype, storage_type
+from pqcache.reader.kinds import Kind, fixed_width, kind_of, number_dtype, storage_type
 from pqcache.reader.read_plan import Bounds
 from pqcache.reader.rows import Bools, Fill, fixed_values, validity_of
 from pqcache.torch.ragged import Ragged, in_sequences
@@ -107,7 +107,7 @@ def null_error(name: str, count: int, where: str, nulls: Conversion, fields: Seq
     )
 
 
-def fills_when_decoded(nulls: Conversion, forms: Sequence[ColumnForm]) -> dict[str, Fill]:
+def fills_when_decoded(nulls: Conversion, kinds: Mapping[str, Kind]) -> dict[str, Fill]:
     """Return what columns of numbers and texts are filled with when they are decoded: once for all of their batches.
 
     Other columns are filled batch by batch. So is one with a value that it cannot have, which a batch with a null
@@ -115,17 +115,17 @@ def fills_when_decoded(nulls: Conversion, forms: Sequence[ColumnForm]) -> dict[s
     """
     found: dict[str, Fill] = {}
     values = dict(nulls.fill)
-    for form in forms:
-        bare, fill = storage_type(form.type), values.get(form.name)
+    for name, kind in kinds.items():
+        bare, fill = kind.bare, values.get(name)
         if is_text(bare):
             if isinstance(fill, bytes if is_binary(bare) else str):
                 with suppress(UnicodeEncodeError):
-                    found[form.name] = fill if isinstance(fill, bytes) else fill.encode()
-        elif fill is not None and not form.dense and (dtype := number_dtype(form.type)) is not None:
+                    found[name] = fill if isinstance(fill, bytes) else fill.encode()
+        elif fill is not None and not kind.length and (dtype := number_dtype(kind.type)) is not None:
             with suppress(UsageError):
-                number = _number_of(fill, torch.from_numpy(np.zeros(0, dtype)).dtype, form.name)
+                number = _number_of(fill, torch.from_numpy(np.zeros(0, dtype)).dtype, name)
                 if not number.ndim:
-                    found[form.name] = number.reshape(1)
+                    found[name] = number.reshape(1)
     return found
 
 
@@ -153,7 +153,7 @@ def check_type(name: str, kind: pa.DataType, decimals: str | None, bounds: Calla
 
     ``bounds`` returns the least and the greatest value at a path, as far as they are known.
     """
-    bare = storage_type(form_of(pa.field(name, kind)).type)
+    bare = kind_of(pa.field(name, kind)).bare
     if pa.types.is_struct(bare):
         for field in bare.fields:
             check_type(f"{name}.{field.name}", field.type, decimals, bounds)

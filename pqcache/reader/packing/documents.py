@@ -13,17 +13,16 @@ import pyarrow as pa
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.dense_columns import as_list
-from pqcache.reader.columns.column_forms import ColumnForm, number_dtype, storage_type
+from pqcache.reader.kinds import Kind, number_dtype, storage_type
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows, Pieces
 from pqcache.reader.packing.piece_views import array_of, view_buffers, view_words
 from pqcache.reader.packing.token_batches import GroupedRows, TokenBatches
-from pqcache.reader.rows import Column, Kind, to_arrow
+from pqcache.reader.rows import Column, ranges_of, to_arrow
 from pqcache.store.cache_directory import advice_for_file
 
 POSITIONS = "position_ids"
-_INT32S = pa.list_(pa.int32())
 
 
 def item_type(kind: pa.DataType) -> np.dtype[Any] | None:
@@ -46,16 +45,6 @@ def check_columns(pack: Pack | TokenBatches, schema: pa.Schema, partitions: Sequ
             raise UsageError("pack", f"{name!r} is {kind}", "name columns of lists of numbers")
         if isinstance(pack, Pack):
             pack.fill(name, dtype)
-
-
-def packed_forms(forms: Sequence[ColumnForm]) -> tuple[ColumnForm, ...]:
-    """Return how sequences of columns of ``forms`` are held until they are in a batch."""
-    return tuple(map(_packed_form, forms))
-
-
-def _packed_form(form: ColumnForm) -> ColumnForm:
-    item = storage_type(form.type).value_type
-    return ColumnForm(name=form.name, type=pa.list_(item), kind="bytes", width=number_dtype(item).itemsize)
 
 
 def items_of(column: Column, name: str, where: object) -> tuple[Ints, npt.NDArray[Any]]:
@@ -93,7 +82,9 @@ class HeldSequences:
     def slices(self, low: int, high: int) -> list[list[Column]]:
         """Sequences ``low`` up to ``high``: the packed columns, then those of the pack's ``ids``."""
         wanted = self._order[low - self.first : high - self.first]
-        rows, counts = ranges_of(self._begins, wanted)
+        begins = self._begins[wanted]
+        counts = self._begins[wanted + 1] - begins
+        rows = ranges_of(begins, counts)
         pieces = Pieces(self._pieces.start[rows], self._pieces.tokens[rows], np.repeat(np.arange(len(wanted)), counts))
         spec = self._spec
         pads = spec.length - np.bincount(pieces.sequence, pieces.tokens, len(wanted)).astype(np.int64)
@@ -123,8 +114,9 @@ class HeldBatches:
 
     def slices(self, low: int, high: int) -> list[list[Column]]:
         """The documents of batches ``low`` up to ``high``, batch after batch."""
-        places, _ = ranges_of(self._ends, self._order[low - self.first : high - self.first])
-        return [[column.take(self._rows[places]) for column in self._columns.values()]]
+        wanted = self._order[low - self.first : high - self.first]
+        rows = self._rows[ranges_of(self._ends[wanted], self._ends[wanted + 1] - self._ends[wanted])]
+        return [[column.take(rows) for column in self._columns.values()]]
 
 
 @dataclass(frozen=True)
@@ -146,12 +138,6 @@ class Documents:
                 if not np.array_equal(have, lengths):
                     raise _other_lengths(packs.spec, name, have, lengths, self.path)
         return found
-
-
-def ranges_of(ends: Ints, wanted: Ints) -> tuple[Ints, Ints]:
-    """Positions ``ends[i]`` up to ``ends[i + 1]`` for each i of ``wanted``, and how many each has."""
-    counts = ends[wanted + 1] - ends[wanted]
-    return np.repeat(ends[wanted] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum()), counts
 
 
 def packed_kind(item: pa.DataType, length: int) -> Kind:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pqcache.errors import UsageError
 from pqcache.parquet.dense_columns import as_lists
 from pqcache.parquet.schema_merge import cast_to_schema, working_schema
-from pqcache.reader.columns.column_forms import storage_type
+from pqcache.reader.kinds import storage_type
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.selection.selection import Selection
 from pqcache.store.selected_rows import Ints

@@ -1,10 +1,10 @@
-"""How a column's rows are held in memory: which columns have rows of fixed width, and which are bytes of any length."""
+"""How the rows of a column are held in memory, by its type."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,23 +14,30 @@ from pqcache.parquet.numpy_types import numpy_dtype
 from pqcache.parquet.schema_merge import is_text, without_views
 
 
-@dataclass(frozen=True, kw_only=True)
-class ColumnForm:
-    """How a column's rows are held in memory.
+@dataclass(frozen=True)
+class Kind:
+    """How a column is held and what a batch shows.
 
-    ``kind``     "fixed", "bytes" or "other"; see `pqcache.reader.columns.column_data`
-    ``type``     the Arrow type that users see; dictionaries are decoded
-    ``width``    bytes of a row ("fixed") or of a list's item ("bytes"; 1 for strings and binary)
-    ``dense``    the length of lists that are all of one length, which are "fixed"; else 0
-    ``stored``   how a dense column's lists are stored in the files; rows are held like that until `as_typed`
+    Attributes:
+        type: Arrow type in a batch, without dictionaries and views.
+        bare: the same without extension types.
+        held: ``fixed``, ``views`` or ``array``.
+        width: bytes of a row (``fixed``) or of an item (``views``; 1 for text and binary).
+        length: items of each list, where all lists of the dataset have as many; else 0.
+        stored: how the files hold a dense column.
     """
 
-    name: str
     type: pa.DataType
-    kind: str
+    bare: pa.DataType
+    held: Literal["fixed", "views", "array"]
     width: int = 0
-    dense: int = 0
+    length: int = 0
     stored: Dense | None = None
+
+    @property
+    def is_list(self) -> bool:
+        """Whether rows are lists of items of one width."""
+        return self.held == "views" and not is_text(self.bare)
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:
@@ -89,39 +96,18 @@ def _number_dtype(kind: pa.DataType) -> Any:
     return None
 
 
-def form_of(field: pa.Field, dense: int = 0) -> ColumnForm:
-    """Return how to hold a column; ``dense`` is the length of its lists where that is known to be constant."""
-    kind = without_views(field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
-    bare = storage_type(kind)
+def kind_of(field: pa.Field, stored: Dense | None = None, length: int = 0) -> Kind:
+    """How to hold a field of a dataset; ``length`` is that of its lists, if all have the same."""
+    shown = without_views(field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
+    bare = storage_type(shown)
     if width := fixed_width(bare):
-        return ColumnForm(name=field.name, type=kind, kind="fixed", width=width)
+        return Kind(shown, bare, "fixed", width, length, stored)
     if is_text(bare):
-        return ColumnForm(name=field.name, type=kind, kind="bytes", width=1)
+        return Kind(shown, bare, "views", 1, length, stored)
     if pa.types.is_list(bare) or pa.types.is_large_list(bare):
         item = 0 if pa.types.is_nested(storage_type(bare.value_type)) else _item_width(bare.value_type)
+        if item and length:
+            return Kind(shown, bare, "fixed", item * length, length, stored)
         if item:
-            if dense:
-                return ColumnForm(name=field.name, type=kind, kind="fixed", width=item * dense, dense=dense)
-            return ColumnForm(name=field.name, type=kind, kind="bytes", width=item)
-    return ColumnForm(name=field.name, type=kind, kind="other")
-
-
-def dense_dtype(form: ColumnForm) -> np.dtype[Any]:
-    """Return the numpy dtype of the numbers in a dense column's lists."""
-    return numpy_dtype(storage_type(storage_type(form.type).value_type))
-
-
-def typed_form(form: ColumnForm) -> ColumnForm:
-    """Return the form of a column that is held as it is stored, once its rows are numbers of its type."""
-    if form.stored is None:
-        return form
-    if form.kind != "fixed":
-        return replace(form, stored=None)
-    return replace(form, stored=None, width=form.stored.length * dense_dtype(form).itemsize)
-
-
-def stored_as(form: ColumnForm, stored: Dense | None) -> ColumnForm:
-    """Return the form of a column that the files hold dense."""
-    if stored is None:
-        return form
-    return replace(form, stored=stored, width=stored.width if form.kind == "fixed" else form.width)
+            return Kind(shown, bare, "views", item, 0, stored)
+    return Kind(shown, bare, "array", 0, length, stored)
