@@ -14,10 +14,9 @@ from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.meter import RECEIVE, SEND
 from pqcache.torch.batch_groups import BatchGroup
 from pqcache.torch.batch_origins import meter_of, rows_at
-from pqcache.torch.batch_values import TensorGroup
+from pqcache.torch.batch_values import TensorGroup, UnmadeBatch
 from pqcache.torch.ragged import pin_tensors, to_device
 from pqcache.torch.transport import Message, message_of, value_of
-from pqcache.torch.unmade_batch import UnmadeBatch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
+from pqcache.torch.batch_values import UnmadeBatch
 from pqcache.torch.ragged import Ragged
-from pqcache.torch.unmade_batch import UnmadeBatch
 from pqcache.torch.worker_memory import WorkerMemory
 
 MOST_BATCHES = 16  # of a message
@@ -163,7 +163,7 @@ def bytes_of(value: Any) -> int:
     if isinstance(value, Ragged):
         return bytes_of(value.values) + bytes_of(value.offsets)
     if isinstance(value, UnmadeBatch):
-        return int(value.group.bytes * value.group.rows(value.number))
+        return int(value.bytes)
     if isinstance(value, Mapping):
         return sum(map(bytes_of, value.values()))
     if isinstance(value, list | tuple):

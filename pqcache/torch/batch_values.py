@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +49,26 @@ class TensorGroup:
         first, last = self.ends[low], self.ends[high]
         (columns,) = divided(self.columns, [first, last])
         return TensorGroup(columns, [end - first for end in self.ends[low : high + 1]], self.bytes, self.names)
+
+
+class UnmadeBatch(NamedTuple):
+    """Batch ``number`` of a ``group``, which is not divided yet: workers of a Loader send several together.
+
+    ``position`` is its `Position`.
+    """
+
+    group: TensorGroup
+    number: int
+    position: Any
+
+    @property
+    def bytes(self) -> float:
+        """The bytes of the batch, about."""
+        return self.group.bytes * self.group.rows(self.number)
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of the batch."""
+        return self.group.batches()[self.number]
 
 
 class BatchValues:

@@ -36,7 +36,7 @@ from pqcache.store.snapshot import Lease
 from pqcache.system.process_stats import cpu_count
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_origins import register
-from pqcache.torch.batch_values import BatchValues, TensorGroup
+from pqcache.torch.batch_values import BatchValues, TensorGroup, UnmadeBatch
 from pqcache.torch.checkpoint import Place, State, check_options, check_rows_of_state
 from pqcache.torch.column_options import check_nulls, masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
@@ -48,7 +48,6 @@ from pqcache.torch.streams import merged
 from pqcache.torch.tensors import fills_when_decoded
 from pqcache.torch.transform_errors import BatchOrigin
 from pqcache.torch.transforms import Item, TransformRunner
-from pqcache.torch.unmade_batch import UnmadeBatch
 
 
 class DatasetReader:
@@ -277,8 +276,8 @@ class DatasetReader:
 
     def _batches(self, this: Epoch, indices: Sequence[int], total: int, sent: bool) -> Generator[tuple[Position, Any]]:
         for position, group, number in self._groups(this, indices, total):
-            self.meter.made(1, rows := group.rows(number), round(rows * group.bytes))
             unmade = UnmadeBatch(group, number, position)
+            self.meter.made(1, group.rows(number), round(unmade.bytes))
             yield position, unmade if sent else Batch(unmade.columns(), position)
 
     def _rows(self, this: Epoch, indices: Sequence[int], total: int) -> Generator[tuple[Position, Any]]:

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Ragged, batch_groups
 from pqcache.torch.batch import Position
 from pqcache.torch.batch_groups import BatchGroup, GroupSizes, bytes_of, ungrouped
-from pqcache.torch.batch_values import TensorGroup
-from pqcache.torch.unmade_batch import UnmadeBatch
+from pqcache.torch.batch_values import TensorGroup, UnmadeBatch
 from tests.torch.conftest import ids_of
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
