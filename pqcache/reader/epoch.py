@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from traceback import clear_frames
 from typing import TypeVar
 
 from pqcache.reader.load import RowGroups
@@ -50,11 +49,7 @@ class Epoch:
 
     def read(self, indices: Sequence[int], total: int, make: Callable[[Group], T]) -> Generator[tuple[int, T, int]]:
         """Yield (global index, group, which of its batches); see `read_groups`."""
-        try:
-            yield from read_groups(self.groups, self.order, indices, total, self.budget, make)
-        except Exception as error:
-            clear_frames(error.__traceback__)  # else what was decoded lives as long as the error
-            raise
+        return read_groups(self.groups, self.order, indices, total, self.budget, make)
 
 
 def begin_epoch(

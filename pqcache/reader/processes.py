@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Generator, Mapping
+from traceback import clear_frames
 from typing import Any, TypeVar
 
 from pqcache.errors import UsageError
@@ -199,11 +200,21 @@ def _of_process(items: Generator[T], what: str, process: int) -> Generator[T]:
             yield item
             del item
             _check_process(what, process)
+    except Exception as error:
+        _clear_frames(error)
+        raise
     finally:
         if process == os.getpid():
             items.close()
         else:
             leave_to_parent(items)
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Free the rows in the frames that an error came through, as whoever keeps the error would keep them too."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _check_process(what: str, process: int) -> None:

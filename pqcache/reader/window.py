@@ -472,6 +472,7 @@ def _result(groups: RowGroups, future: Future[T], arrivals: ArrivalQueue | None)
                 meter.add(ARRIVAL_WAIT, int(1e9 * (arrivals.waited_seconds - arrived)))
     except Exception as error:  # noqa: BLE001 - the batch that has it raises it again
         log.debug("a run of batches failed (%s): they are read one by one", first_line(error))
+        error.__traceback__ = None  # whose frames hold the future, which holds the error
         return None
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 import subprocess
 import sys
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pqcache import Cache
+from pqcache.errors import ParquetError
 from pqcache.parquet.footer import thrift
+from pqcache.torch import ParquetDataset
 
 _READ = """
 import sys, pqcache
@@ -56,3 +62,54 @@ def test_a_footer_that_lies_about_its_pages_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) < _ALLOWED, done.stdout
+
+
+_READ_ALL = """
+import sys, pqcache
+peak = lambda: next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
+batches = pqcache.Cache(sys.argv[1]).batches(memory="200MB", batch_size=256, shuffle=sys.argv[2] == "shuffled")
+before, rows = peak(), 0
+for batch in batches:
+    rows += batch.num_rows
+    del batch
+print(peak() - before, rows)
+"""
+
+
+@pytest.mark.parametrize("order", ["in order", "shuffled"])
+def test_long_rows_behind_short_ones(tmp_path: Path, order: str) -> None:
+    """As many batches are gathered together as are small, and no more once they are large."""
+    short, long = ["a"] * 100_000, [str(number) * 20_000 for number in range(10)] * 100
+    for number, texts in enumerate([short] * 10 + [long] * 8):
+        pq.write_table(pa.table({"text": texts}), tmp_path / f"{number:02}.parquet", use_dictionary=False)
+    command = [sys.executable, "-c", _READ_ALL, str(tmp_path), order]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    taken, rows = map(int, done.stdout.split())
+    assert rows == 10 * len(short) + 8 * len(long)
+    assert taken < 330e6
+
+
+@pytest.mark.parametrize("kind", ["Cache.batches", "ParquetDataset"])
+def test_an_error_does_not_keep_decoded_rows(tmp_path: Path, kind: str) -> None:
+    table = pa.table({"text": [str(number) * 1000 for number in range(10)] * 2000})
+    for number in range(40):
+        pq.write_table(table, tmp_path / f"{number}.parquet")
+    del table
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    if kind == "Cache.batches":
+        batches: Iterator[object] = Cache(tmp_path).batches(batch_size=100, window=4)
+    else:
+        batches = iter(ParquetDataset(tmp_path, batch_size=100, window=4))
+    next(batches)
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"damaged")
+    gc.disable()
+    try:
+        with pytest.raises(ParquetError) as error:
+            deque(batches, maxlen=0)
+        assert str(tmp_path) in str(error.value)
+        assert pa.total_allocated_bytes() - before < 1e6
+    finally:
+        gc.enable()
