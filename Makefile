@@ -23,8 +23,8 @@ demo: $(READY)
 	@$(BIN)/pqcache demo build/demo
 
 # three workers for two cores, as tests also wait; each server is on one of them; your own PYTEST_ADDOPTS come after
-# these, so that -n 0 or -n 4 wins
-PYTEST = PYTEST_ADDOPTS="-n 3 --dist loadgroup $$PYTEST_ADDOPTS" $(BIN)/python -m pytest -q
+# these, so that -n 0 or -n 4 wins; a worker that crashes is not replaced, as xdist then waits for ever for its tests
+PYTEST = PYTEST_ADDOPTS="-n 3 --dist loadgroup --max-worker-restart 0 $$PYTEST_ADDOPTS" $(BIN)/python -m pytest -q
 
 test: $(READY)
 	$(BIN)/python -m tests.servers.install
