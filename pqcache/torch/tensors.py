@@ -304,7 +304,7 @@ def _numbers(values: Any, kind: pa.DataType, rows: int, name: str, decimals: str
         if _decimal_form(kind, decimals) == "int64":
             return torch.from_numpy(_unscaled(flat, kind, name))
         return torch.from_numpy(_nearest_doubles(flat, kind, name))
-    return torch.from_numpy(flat).reshape(rows, -1)
+    return torch.from_numpy(flat).reshape(rows, fixed_width(kind))  # -1 is ambiguous of no rows
 
 
 def _unscaled(data: Any, kind: pa.DataType, name: str) -> Any:

@@ -318,6 +318,14 @@ def test_text_and_binary(tmp_path: Path) -> None:
         s[3]
 
 
+@pytest.mark.parametrize("kind", [pa.binary(3), pa.uuid(), pa.decimal128(18, 1), pa.list_(pa.int16(), 2), pa.bool_()])
+def test_a_batch_of_empty_lists_only(tmp_path: Path, kind: pa.DataType) -> None:
+    lists = pa.ListArray.from_arrays([0, 0, 0, 0], pa.schema([("x", kind)]).empty_table()["x"].combine_chunks())
+    batch = batch_of(tmp_path, {"decimals": "unscaled"}, x=lists)
+    assert batch["x"].to_list() == [[], [], []]
+    assert len(batch["x"].values) == 0
+
+
 def test_lists(tmp_path: Path) -> None:
     tensors = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
     batch = batch_of(
