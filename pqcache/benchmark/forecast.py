@@ -41,7 +41,8 @@ class Forecast:
 
     ``decoded`` is the largest row group in memory, in bytes. ``window`` row groups of a lane are mixed, or ``pieces``
     of them if there is more than one of each, which are ``mixed`` of all rows, from 0 to 1. A window of 0 means that
-    memory is too small for one row group. ``row_group_size`` in bytes on disk is what would mix better or be read
+    memory is too small for one row group. ``needed`` are the bytes that it takes to read one at a time in each lane
+    where that is more than memory, else None. ``row_group_size`` in bytes on disk is what would mix better or be read
     faster, or None if that gains little.
     """
 
@@ -52,6 +53,7 @@ class Forecast:
     mixed: float
     row_group_size: int | None
     pieces: int = 1
+    needed: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the forecast as plain values."""
@@ -84,6 +86,7 @@ def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -
     pieces = -(-int(sizes.decoded_rows[largest]) // fitted.piece_rows) if fitted.piece_rows else 1
     held = lanes * min(window, len(sizes) * pieces) * float(plan.counts.mean()) / pieces
     mixed = min(1.0, held / rows) if rows else 0.0
+    one_each = int(lane_bytes(sizes, 1)) * lanes
     return Forecast(
         memory=memory,
         lanes=lanes,
@@ -94,6 +97,7 @@ def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -
         if pieces > 1 and window == WINDOW
         else _better_size(plan, sizes, memory, lanes, window, mixed),
         pieces=pieces,
+        needed=one_each if window == pieces == 1 and one_each > memory else None,
     )
 
 
@@ -122,8 +126,12 @@ def describe_training(training: Forecast, row_groups: int) -> tuple[str, ...]:
         why = f"{decoded}; {_limit(training)}"
     else:
         found, why = "refused: memory is too small for a row group", f"{decoded}, too much for that memory"
-    better = () if training.row_group_size is None else (f"better: {_gain(training, row_groups)}",)
-    return given, found, why, *better
+    lines = [given, found, why]
+    if training.needed is not None:
+        lines.append(f"over memory: one at a time may take {format_size(training.needed)}")
+    if training.row_group_size is not None:
+        lines.append(f"better: {_gain(training, row_groups)}")
+    return tuple(lines)
 
 
 def _mixed(training: Forecast) -> str:
@@ -139,6 +147,8 @@ def _limit(training: Forecast) -> str:
     """Return what limits the window, or how it is reached."""
     if training.pieces > 1:
         return f"read in {training.pieces} pieces"
+    if training.needed is not None:
+        return "one is read at a time"
     if training.mixed == 1:
         return "all fit"
     if training.window < WINDOW:

@@ -19,6 +19,7 @@ from pqcache.console.inspect_text import remedy, verdict
 from pqcache.reader.memory import WINDOW
 from pqcache.store.inspect.listings import plain_value, readable
 from pqcache.torch import ParquetDataset
+from pqcache.units import format_size
 from tests.datasets import files_of, write_day, write_shop
 
 
@@ -167,6 +168,31 @@ def test_the_forecast_of_row_groups_in_pieces(tmp_path: Path) -> None:
     assert found.window == 0
 
 
+def test_the_forecast_of_row_groups_that_take_more_than_memory(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They are read one at a time, as their files have no page index; training warns of it."""
+    texts = [f"{number}".zfill(500) for number in range(100)]
+    for number in range(2):
+        rows = pa.table({"x": pa.DictionaryArray.from_arrays(np.arange(1_000_000, dtype=np.int32) % 100, texts)})
+        pq.write_table(rows, tmp_path / f"{number}.parquet", row_group_size=1_000_000)
+    found = forecast(tmp_path)
+    assert found is not None
+    assert (found.window, found.pieces, found.memory) == (1, 1, 2 << 30)
+    assert found.needed is not None
+    assert found.needed > found.memory
+    with pytest.warns(UserWarning, match="one is read at a time in each lane, which may take more"):
+        assert ParquetDataset(tmp_path, batch_size=256, lanes=2).state_dict()["window"] == 1
+    shown = lines(capfd, str(tmp_path))
+    assert f"  over memory: one at a time may take {format_size(found.needed)}" in shown
+    assert any(line.endswith("decoded; one is read at a time") for line in shown)
+    assert cli.run(["inspect", str(tmp_path), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["training"]["needed"] == found.needed
+    less = forecast(tmp_path, 4 * found.needed)
+    assert less is not None
+    assert less.needed is None
+
+
 def words(row_groups: int = 100, **how: Any) -> str:
     known = {"memory": 2 << 30, "lanes": 2, "decoded": 1 << 20, "window": 16, "mixed": 1.0, "row_group_size": None}
     given, *lines = describe_training(Forecast(**{**known, **how}), row_groups)
@@ -190,6 +216,8 @@ def test_the_verdict_on_training_says_what_why_and_what_is_better() -> None:
     assert memory.endswith("6 fit; better: row groups of 8 MB on disk, of which 16 are mixed")
     large = words(decoded=1 << 30, mixed=0.12, pieces=8)
     assert "16 pieces, together 12 % of the rows; a row group takes up to 1 GB decoded; read in 8 pieces" in large
+    over = words(decoded=400 << 20, window=1, mixed=0.02, needed=3 << 30)
+    assert "a row group takes up to 400 MB decoded; one is read at a time; over memory: one at a time may" in over
     pieces = words(decoded=1 << 30, window=0, mixed=0.0, row_group_size=1 << 20)
     assert "memory is too small for a row group; a row group takes up to 1 GB decoded, too much" in pieces
     assert "better: row groups of 1 MB on disk: 1 is few for" in words(row_groups=1, row_group_size=1 << 20)
