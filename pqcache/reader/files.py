@@ -18,10 +18,12 @@ from pqcache.reader.open_dataset import LocalDataset
 from pqcache.store.cache_directory import advice_for_file
 from pqcache.system.disk import read_ahead
 from pqcache.system.shared_numbers import SharedNumbers
+from pqcache.units import format_count
 
 log = logging.getLogger("pqcache.reader")
 
 _FILES = 256  # open ones of a process, as parsing a footer again takes time
+_REPLACED = "the file was replaced while in use: open the dataset again"
 _PART_BYTES, _PART_ROWS = 4 << 20, 64 << 10  # of columns that are looked at, about, and at most
 
 
@@ -39,19 +41,34 @@ class Files:
         return RowGroup(self.data, number)
 
     def file(self, group: RowGroup) -> RowGroupFile:
-        """The file of a row group; ParquetError if that has other rows than the index says."""
+        """The file of a row group; ParquetError if that has other row groups than the index says."""
         found = self._open.get(group.file)
         if found is None or found.path != group.path:  # which changes when an arriving snapshot is published
             if len(self._open) >= _FILES:
                 log.debug("more than %d files are read: their footers are parsed again", _FILES)
                 self._open.clear()
-            found = self._open[group.file] = RowGroupFile(group.path)
-        if group.row_group >= found.metadata.num_row_groups:
-            raise group.replaced(0)
-        rows = found.metadata.row_group(group.row_group).num_rows
-        if rows != group.rows:
-            raise group.replaced(rows)
+            found = RowGroupFile(group.path)
+            self._check_row_groups(group.file, found)
+            self._open[group.file] = found
         return found
+
+    def _check_row_groups(self, file: int, found: RowGroupFile) -> None:
+        """Raise ParquetError unless the index has all row groups of a file, in order and with their rows."""
+        index, metadata = self.data.index, found.metadata
+        low, high = np.searchsorted(index.numbers("file"), [file, file + 1]).tolist()
+        rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+        numbers = index.numbers("row_group")[low:high]
+        if np.array_equal(index.rows[low:high], rows) and np.array_equal(numbers, np.arange(len(rows))):
+            return
+        for group in map(self.group, range(low, high)):
+            there = rows[group.row_group] if group.row_group < len(rows) else 0
+            if there != group.rows:
+                raise group.replaced(there)
+        raise ParquetError(
+            found.path,
+            f"it has {format_count(len(rows), 'row group')}, where the index has other ones",
+            advice_for_file(found.path, _REPLACED),
+        )
 
     @contextmanager
     def reading(self, group: RowGroup, columns: Sequence[str]) -> Iterator[RowGroupFile]:
@@ -162,7 +179,7 @@ class RowGroup:
         return ParquetError(
             self.path,
             f"row group {self.row_group} has {rows} rows where the index has {self.rows}",
-            advice_for_file(self.path, "the file was replaced while in use: open the dataset again"),
+            advice_for_file(self.path, _REPLACED),
         )
 
 

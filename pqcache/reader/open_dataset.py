@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from pqcache.errors import CacheError, ParquetError, SourceError, UsageError
+from pqcache.errors import CacheError, DamagedError, ParquetError, SourceError, UsageError
 from pqcache.events import Event, Warned
 from pqcache.reader.arriving.arrivals import Arrivals, Ints
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
@@ -31,8 +31,9 @@ from pqcache.store.cache_directory import CacheDirectory, lease_at, snapshot_at
 from pqcache.store.drivers.base import second_names
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.hive import parent, partition_schema
-from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, PUBLISHING
+from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, PUBLISHING, ROW_GROUPS
 from pqcache.store.manifest import Manifest
+from pqcache.store.manifest_digest import rows_in_summary
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.row_group_index import NO_SCHEMA, Index, build_index, with_dictionaries
 from pqcache.store.snapshot import Lease, Snapshot
@@ -41,6 +42,7 @@ from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.table_format import check_above
 from pqcache.store.urls import printable, quoted, redact
 from pqcache.system.mounts import has_lasting_inodes
+from pqcache.units import format_count
 
 T = TypeVar("T")
 
@@ -186,7 +188,7 @@ def _open_local(
     whole, place, held = _leased_snapshot(root)
     try:
         if whole is not None and place == whole.path:  # CACHE/current, or a snapshot by its own path
-            data = LocalDataset(directory=place, index=whole.index(), snapshot=whole.id)
+            data = LocalDataset(directory=place, index=_index_of(whole), snapshot=whole.id)
         else:
             data = replace(_plain_files(place, text, rules), part_of=None if held is None else whole)
             if whole is not None:
@@ -239,10 +241,25 @@ def _open_published(cache: CacheDirectory, snapshot: str | None) -> tuple[LocalD
     else:
         found, lease = cache.lease()
     try:
-        return LocalDataset(directory=found.path, index=found.index(), snapshot=found.id, cache=cache.path), lease
+        return LocalDataset(directory=found.path, index=_index_of(found), snapshot=found.id, cache=cache.path), lease
     except BaseException:
         lease.close()
         raise
+
+
+def _index_of(snapshot: Snapshot) -> Index:
+    """Return the index of a published snapshot; one that has lost rows of a row group raises DamagedError.
+
+    A row group that has none by the index is never opened, and other numbers are compared when a file is.
+    """
+    index, rows = snapshot.index(), rows_in_summary(snapshot)
+    if rows is not None and rows != (found := int(index.rows.sum())):
+        raise DamagedError(
+            snapshot.path / ROW_GROUPS,
+            f"it has {format_count(found, 'row')}, and the snapshot {rows:,}",
+            "the next sync builds it again",
+        )
+    return index
 
 
 def _open_arriving(

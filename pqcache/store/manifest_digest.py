@@ -86,6 +86,14 @@ def read_summary(snapshot: Snapshot) -> Summary | None:
     return None
 
 
+def rows_in_summary(snapshot: Snapshot) -> int | None:
+    """Return how many rows a snapshot's summary says that it has, or None where that cannot be read."""
+    try:
+        return int(json.loads(read_regular(snapshot.path / SUMMARY))["totals"]["rows"])
+    except (OSError, *MALFORMED):
+        return None
+
+
 def digest_of_sources(files: Iterable[SourceFile]) -> str:
     """Return a digest that is equal for equal paths and identities, in whatever order."""
     return _digest(f"{f.path}\0{f.identity.size} {f.identity.mtime_ns} {f.identity.tag}" for f in files)

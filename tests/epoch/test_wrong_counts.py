@@ -66,24 +66,30 @@ def read(source: Source, reader: Reader, options: dict[str, Any]) -> list[Row] |
     return [row for batch in batches for row in batch.rows]
 
 
-ROWS = {
-    "too many": {0: 3},
-    "too few": {1: -3},
-    "one too many": {4: 1},
-    "one from another": {1: 1, 2: -1},
-    "of none": {6: 1},
+WRONG: dict[str, tuple[str, dict[int, int]]] = {
+    "too many": ("rows", {0: 3}),
+    "too few": ("rows", {1: -3}),
+    "one too many": ("rows", {4: 1}),
+    "one from another": ("rows", {1: 1, 2: -1}),
+    "of none": ("rows", {6: 1}),
+    "none of one": ("rows", {2: -40}),
+    "none of a file": ("rows", {7: -60}),
+    "none": ("rows", {0: -40, 1: -40, 2: -40, 3: -25, 4: -25, 5: -10, 7: -60, 8: -33, 9: -27, 10: -1}),
+    "one row group twice": ("row_group", {1: 1}),
+    "two exchanged": ("row_group", {0: 1, 1: -1}),
+    "beyond the last": ("row_group", {3: 1000}),
 }
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("reader", READERS, ids=str)
-def test_wrong_numbers_of_rows_are_refused(copy: Source, reader: Reader, options: str) -> None:
+def test_wrong_row_groups_are_refused(copy: Source, reader: Reader, options: str) -> None:
     index = copy.root / "_pqcache" / "row_groups.arrow"
     good, case = index.read_bytes(), OPTIONS[options]
     rows = reader.expected(copy, COLUMNS)
     how, wanted = case.options_for(copy), [rows[number] for number in case.chosen(copy) or []]
-    for what, by in ROWS.items():
-        change(index, "rows", by)
+    for what, (column, by) in WRONG.items():
+        change(index, column, by)
         found = read(copy, reader, how)
         if isinstance(found, str):
             assert "row" in found, what

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from itertools import islice
 from pathlib import Path
@@ -18,20 +19,23 @@ from pqcache.torch import ParquetDataset
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
-FILE_ROW_GROUPS = 4
+FILE_ROW_GROUPS = 100
 
 
 def snapshot_of(root: Path, row_groups: int) -> Path:
-    """Return a copy of a snapshot whose index has so many row groups: those of one file, again and again."""
+    """Return a copy of a snapshot whose index has so many row groups, of files that are links to one."""
     (root / "_pqcache").mkdir(parents=True)
+    paths = [f"{number:03}.parquet" for number in range(row_groups // FILE_ROW_GROUPS)]
     ids = np.arange(8 * FILE_ROW_GROUPS)
     table = pa.table({"id": ids, "title": [f"item {i}" for i in ids], "label": pa.array(ids % 3, pa.int32())})
-    pq.write_table(table, root / "a.parquet", row_group_size=8)
-    once = build_index(root, ["a.parquet"])
+    pq.write_table(table, root / paths[0], row_group_size=8)
+    for path in paths[1:]:
+        os.link(root / paths[0], root / path)
+    once = build_index(root, paths[:1])
     again = once.table.take(pa.array(np.arange(row_groups) % FILE_ROW_GROUPS))
-    IndexBuilder().write(
-        ["a.parquet"], Index(paths=("a.parquet",), table=again, data_schema=once.data_schema), root / ROW_GROUPS
-    )
+    again = again.set_column(0, "file", pa.array(np.arange(row_groups) // FILE_ROW_GROUPS, pa.int32()))
+    index = Index(paths=tuple(paths), table=again, data_schema=once.data_schema)
+    IndexBuilder().write(paths, index, root / ROW_GROUPS)
     return root
 
 
