@@ -18,10 +18,12 @@ import bisect
 import gc
 import logging
 import mmap
+import multiprocessing
 import os
 import threading
 import time
 from collections import defaultdict
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from operator import attrgetter
 from pathlib import Path
@@ -269,20 +271,27 @@ def begin_worker() -> None:
     Python's garbage collector leaves alone what the trainer had made before the fork: it would write to all of it, so
     that the worker would have a copy of its memory.
 
-    And the worker ends once its trainer was killed, where it would wait for ever for its last batches to be read: a
-    worker that ends waits for the thread that writes batches to the trainer's pipe. It holds the pipe's reading end
-    too, so that thread gets no error where nobody else does.
+    And the worker ends once its trainer was killed. torch only asks whose child a worker is: one of a fork server stays
+    that server's. And a worker that ends waits for the thread that writes batches to the trainer's pipe, for ever: it
+    holds the pipe's reading end too, so that thread gets no error where nobody else does.
     """
     global _begun
     if _begun != os.getpid():
         _begun = os.getpid()
         gc.freeze()
         Finalize(None, _end_if_alone, (os.getppid(),), exitpriority=0)  # before those threads are waited for, at -5
+        if (trainer := multiprocessing.parent_process()) is not None:
+            threading.Thread(target=_end_with, args=(trainer,), name="pqcache trainer", daemon=True).start()
 
 
-def _end_if_alone(trainer: int) -> None:
-    if os.getppid() != trainer:
+def _end_if_alone(parent: int) -> None:
+    if os.getppid() != parent:
         os._exit(1)
+
+
+def _end_with(trainer: BaseProcess) -> None:
+    trainer.join()  # sleeps until the trainer's end of a pipe is closed
+    os._exit(1)
 
 
 _begun = 0  # the process id of the worker that was prepared

@@ -8,14 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from pqcache.system.process_identity import is_running
 
 SCRIPT = Path(__file__).with_name("training_to_end.py")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")]
@@ -38,20 +37,38 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def start(table: Path, kind: str, persistent: str) -> tuple[subprocess.Popen[str], list[int]]:
+def start(table: Path, kind: str, persistent: str, context: str = "fork") -> tuple[subprocess.Popen[str], list[int]]:
+    """Start a training, as a session of processes; return it with the numbers of its workers."""
     command = [sys.executable, "-W", "ignore:This DataLoader will create", str(SCRIPT), str(table), kind, persistent]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, context], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert process.stdout is not None
     return process, [int(pid) for pid in process.stdout.readline().split()]
 
 
-def check_gone(processes: list[int]) -> None:
-    """Wait for processes to end; fail where they do not, or left shared memory with their number in its name."""
+def session_of(leader: int) -> list[int]:
+    """Return the processes of a session that still run, whoever started them."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                words = Path(entry, "stat").read_text().rpartition(")")[2].split()
+                if int(words[3]) == leader and words[0] != "Z":
+                    found.append(int(entry.name))
+    return found
+
+
+def check_gone(leader: int, workers: list[int]) -> None:
+    """Wait for a training's processes to end; fail where they do not, or left shared memory with their numbers."""
     deadline = time.monotonic() + 60
-    while left := [pid for pid in processes if is_running(pid)]:
-        assert time.monotonic() < deadline, f"still running: {left}"
+    while (left := session_of(leader)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [name for name in os.listdir("/dev/shm") if name.split("_")[1:2] in [[str(pid)] for pid in processes]]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "they still ran"
+    numbers = [[str(pid)] for pid in (leader, *workers)]
+    assert not [name for name in os.listdir("/dev/shm") if name.split("_")[1:2] in numbers]
 
 
 @pytest.mark.parametrize("persistent", ["persistent", pytest.param("anew", marks=DEEP)])
@@ -71,7 +88,7 @@ def test_a_training_ends_with_its_workers(table: Path, kind: str, persistent: st
     _, status, said = ENDS[end]
     assert process.returncode == status, errors
     assert said in errors if said else not errors, errors
-    check_gone([process.pid, *workers])
+    check_gone(process.pid, workers)
 
 
 @pytest.mark.parametrize("persistent", ["persistent", pytest.param("anew", marks=DEEP)])
@@ -79,4 +96,16 @@ def test_a_loop_that_is_left_early_ends_without_a_word(table: Path, persistent: 
     process, workers = start(table, "leave", persistent)
     _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors) == (0, "")
-    check_gone([process.pid, *workers])
+    check_gone(process.pid, workers)
+
+
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.parametrize("persistent", ["persistent", pytest.param("anew", marks=DEEP)])
+def test_workers_that_were_not_forked_end_with_a_killed_training(table: Path, persistent: str, context: str) -> None:
+    """Those of a fork server are not the trainer's children, and the server lives as long as they do."""
+    process, workers = start(table, "Loader", persistent, context)
+    assert len(workers) == 2, process.communicate()
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(timeout=120) == -9
+    check_gone(process.pid, workers)
+    process.communicate()
