@@ -51,7 +51,7 @@ def test_a_column_of_every_type_is_the_same_from_its_pages(tmp_path: Path) -> No
 
 
 class BytesRead:
-    """Counts the bytes that are read by the calls of the package, page headers aside."""
+    """Counts the bytes of pages, by the call that reads them: the system counts headers and footers too."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bytes = 0

@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import pickle
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 import pqcache
-from pqcache.errors import UsageError
+from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.batch_rows import RowPlaces
-from pqcache.reader.files import Files
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Sequence, Split
 from pqcache.torch.ragged import to_rows
@@ -240,17 +240,21 @@ def test_rows_of_a_mix_of_packed_documents(documents: Path, pack: Any) -> None:
                 assert [i if i % 9 and i % 41 else -1 for i in found] == documents_of(batch)
 
 
-def test_nothing_is_read_without_a_condition(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = ParquetDataset(shop, ["id"], batch_size=32)
-    chosen = ParquetDataset(shop, ["id"], batch_size=8, filters="x > 8", window=1)
-    read = []
-    parts = Files.parts
-    monkeypatch.setattr(Files, "reading", lambda *_: pytest.fail("a file was opened"))
-    assert len(plain.rows_of(0, 3)) == 32
-    monkeypatch.undo()
-    monkeypatch.setattr(Files, "parts", lambda self, *how: read.append(how[0].number) or parts(self, *how))
+def test_files_without_rows_of_the_batch_are_not_read(shop: Path, tmp_path: Path) -> None:
+    shutil.copytree(shop, tmp_path / "shop")
+    plain = ParquetDataset(tmp_path / "shop", ["id"], batch_size=32)
+    chosen = ParquetDataset(tmp_path / "shop", ["id"], batch_size=8, filters="x > 8", window=1, lanes=1)
     places = chosen.rows_of(0, 1)
-    assert len(read) == len(np.unique(places.groups)) < 8
+    files = set(places.files.tolist())
+    assert len(files) < 3
+    for number, file in enumerate(sorted((tmp_path / "shop").rglob("*.parquet"))):
+        if number not in files:
+            file.unlink()
+    assert chosen.rows_of(0, 1).table().equals(places.table())
+    shutil.rmtree(tmp_path / "shop")
+    assert len(plain.rows_of(0, 3)) == 32, "without a condition nothing is read"
+    with pytest.raises(ParquetError, match="the file is gone"):
+        chosen.rows_of(0, 1)
 
 
 def test_rows_can_be_read_and_trained_on_again(shop: Path) -> None:

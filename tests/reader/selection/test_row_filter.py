@@ -256,7 +256,10 @@ def cache(lake: Path) -> Path:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Every row group that is opened from here on: its file and its number there."""
+    """Every row group that is opened from here on: its file and its number there.
+
+    It patches the reader, as nothing public says which row groups are looked at when rows are counted.
+    """
     found: list[tuple[str, int]] = []
     inner = Files.reading
 
