@@ -325,16 +325,16 @@ def read_groups(
         while True:
             ranges = [batch.rows for batch in batches]
             places = window.line.places(ranges)
-            rows = sum(high - low for low, high in ranges)
-            size = sum((span.high - span.low) * row_bytes[window.line.number(span.number)] for span in places.spans)
-            most = len(batches) * min(budget.run_bytes / max(size, 1), _RUN_ROWS / max(rows, 1)) / apart
+            held = [(span.high - span.low, row_bytes[window.line.number(span.number)]) for span in places.spans]
+            row = sum(rows * size for rows, size in held) / max(1, sum(rows for rows, _ in held))
+            most = int(min(budget.run_bytes / max(row, 1), _RUN_ROWS) / (order.batch_size * apart))
             if len(batches) <= max(1, 2 * most):
                 break
             batches = batches[: len(batches) // 2]  # these row groups have longer rows than those before
         window.next = window.next[len(batches) :]
         if window.next:
             full.appendleft(window)
-        window.together = max(1, min(2 * window.together, int(most)))
+        window.together = max(1, min(2 * window.together, most))
         spans = window.fetch(places.spans)
         job = partial(pool.submit_first, partial(gather, ranges, places.order, spans))
         run = _Run(window.line, len(batches), spans, _after([future for _, future in spans], job))
