@@ -137,7 +137,7 @@ def _has_nulls(chunk: pq.ColumnChunkMetaData) -> bool:
 
 # Pages
 
-# numbers of a page, in the order in which `Page` has them: fields of PageHeader, then those of the kinds of pages
+# fields of `Page`, by position
 _KIND, _UNCOMPRESSED, _SIZE, _CHECKSUM, _VALUES, _ENCODING, _ROWS, _NULLS, _DEFINITIONS, _REPETITIONS, _STORED = range(
     11
 )
@@ -204,7 +204,7 @@ _HEADS = (256, 1 << 16, 1 << 24)  # bytes: nearly all page headers; those with l
 
 
 def pages_in(file: File, at: int, size: int) -> Iterator[Page]:
-    """Yield the pages that lie in ``size`` bytes from ``at`` on; nothing is read but their headers."""
+    """Yield the pages within ``size`` bytes from ``at`` on, reading only their headers."""
     end = at + size
     while at < end:
         page = _page_at(file, at)
@@ -236,7 +236,7 @@ def _bytes_at(file: File, at: int, most: int) -> bytes:
 
 
 def _read(file: File, at: int, size: int) -> Bytes:
-    """Return bytes of a file; those of one in memory aren't copied."""
+    """Read ``size`` bytes; a file in memory is sliced, not copied."""
     if isinstance(file, int):
         place = memory(size)
         page_format.read_into(file, place, at)
@@ -247,7 +247,7 @@ def _read(file: File, at: int, size: int) -> Bytes:
 
 
 def memory(size: int) -> Bytes:
-    """Return memory of Arrow's pool, which uses it again as soon as it is free."""
+    """Allocate from Arrow's pool, which reuses freed memory."""
     return np.frombuffer(pa.allocate_buffer(size), np.uint8)
 
 

@@ -36,7 +36,7 @@ from pqcache.system.disk import open_regular
 log = logging.getLogger("pqcache.parquet")
 
 Read = Callable[[int, int, bool], bytes]
-"""Returns bytes of a file, from an offset on and so many; the bool says that those behind them will be wanted too."""
+"""Reads bytes of a file: (offset, size, whether the bytes behind them will be wanted too)."""
 
 DECODED = ("decoded", "most")  # what the index says of a column whose rows differ in size
 _PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}  # encodings of values and levels

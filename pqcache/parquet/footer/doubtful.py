@@ -1,17 +1,17 @@
-"""What footers cannot be believed about, and columns of which pyarrow would return other values than a file holds.
+"""Where footers cannot be trusted, and which columns pyarrow would misread.
 
 **Minima and maxima.** Statistics have two pairs of fields. ``min_value`` and ``max_value`` are in the order that
 ``column_orders`` says, and without these undefined. ``min`` and ``max`` are deprecated: their writers compared binary
 values, decimals among them, with signed bytes, and unsigned numbers as signed ones; parquet-mr before 1.8 wrote minima
 and maxima of binary values that were none (PARQUET-251). pyarrow returns one pair or the other, does not say which, and
-lets pass what it does not know to be wrong, like those of a writer that does not say its version. Here the deprecated
-pair is used for signed numbers only.
+accepts all that it does not know to be wrong, such as those of a writer without a version. Here the deprecated pair is
+used for signed numbers only.
 
-**Nulls.** Arrow before 5.0 counted none in dictionaries.
+**Nulls.** Arrow before 5.0 did not count nulls in dictionaries.
 
-**Types.** A leaf with the annotation UNKNOWN, as INTERVAL has it in files of newer writers, is null in all rows to
-pyarrow. INT96 time stamps outside the years 1677 to 2262 wrap when they are read as nanoseconds, and those of Julian
-day 0 become 1970-01-01. So such columns are looked at as the bytes that are stored, with a changed footer.
+**Types.** pyarrow reads a leaf annotated UNKNOWN (newer writers do so for INTERVAL) as null in every row. INT96
+timestamps outside the years 1677 to 2262 wrap when read as nanoseconds, and those of Julian day 0 become 1970-01-01. Such
+columns are checked as stored bytes, read with a changed footer.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def _orders(data: bytes, at: int, found: list[bool]) -> int:
 
 
 def is_sound(chunk: pq.ColumnChunkMetaData, kind: pa.DataType, ordered: bool) -> bool:
-    """Return whether the minimum and maximum that pyarrow returns for a chunk are those of its values.
+    """Whether pyarrow's minimum and maximum of a chunk can be trusted.
 
-    ``kind`` is the Arrow type of the column, and ``ordered`` what `type_ordered` says of it.
+    ``kind`` is the Arrow type of the column, ``ordered`` its entry in `type_ordered`.
     """
     if ordered:
         return not pa.types.is_timestamp(kind) or bool(chunk.physical_type != "INT96")  # which has no order
@@ -206,7 +206,7 @@ def local_stored_bytes_metadata(path: Path, leaves: Collection[int]) -> pq.FileM
 
 
 def _with_bytes(group: Struct, int96: Collection[int], leaves: Collection[int], name: str) -> Struct:
-    """Return a row group in which the chunks of ``leaves`` have no statistics, and those of ``int96`` another type."""
+    """Drop the statistics of the chunks of ``leaves``, and declare those of ``int96`` as fixed-size bytes."""
     kind, chunks = group[1]
     found = []
     for number, (chunk, meta) in enumerate(zip(chunks.values, footer.columns_of(group, name), strict=True)):
