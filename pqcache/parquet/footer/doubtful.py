@@ -10,8 +10,8 @@ used for signed numbers only.
 **Nulls.** Arrow before 5.0 did not count nulls in dictionaries.
 
 **Types.** pyarrow reads a leaf annotated UNKNOWN (newer writers do so for INTERVAL) as null in every row. INT96
-timestamps outside the years 1677 to 2262 wrap when read as nanoseconds, and those of Julian day 0 become 1970-01-01. Such
-columns are checked as stored bytes, read with a changed footer.
+timestamps outside the years 1677 to 2262 wrap when read as nanoseconds, and those of Julian day 0 become 1970-01-01.
+Such columns are checked as stored bytes, read with a changed footer.
 """
 
 from __future__ import annotations
