@@ -25,7 +25,6 @@ from pqcache import errors
 from pqcache.benchmark.forecast import describe_training, forecast_of
 from pqcache.errors import CacheError, PqcacheError, UsageError
 from pqcache.events import Advanced, OnEvent, Started, ignore
-from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import check_numbers
@@ -162,7 +161,7 @@ def bench(
             raise CacheError(target, f"its files are still arriving: {data.arrivals.progress()}", "measure it then")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*no row is left")  # said as an error below
-            groups = RowGroups(with_dense_lists(make_read_plan(data, columns, filters)))
+            groups = RowGroups(make_read_plan(data, columns, filters).with_dense_lists())
         if not groups.plan.counts.sum():
             raise UsageError(target, "there is no row to read" + (" that satisfies the filters" if filters else ""))
         job = {

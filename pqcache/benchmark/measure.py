@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, PqcacheError, first_line
 from pqcache.reader.decoded_sizes import sizes_of
-from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.files import RowGroup
 from pqcache.reader.memory import fit
 from pqcache.reader.open_dataset import open_local_dataset
@@ -87,7 +86,7 @@ def _limit(job: dict[str, Any]) -> dict[str, Any]:
     """Measure decoding alone: columns in parallel, row groups in parallel, and the share of lists of one length."""
     data, lease = open_local_dataset(job["path"], rules=FileRules(**job["rules"]))
     with lease or nullcontext():
-        plan = with_dense_lists(make_read_plan(data, job["columns"], job["filters"]))
+        plan = make_read_plan(data, job["columns"], job["filters"]).with_dense_lists()
         groups = [RowGroup(data, int(number)) for number in plan.row_groups]
         names = list(plan.kinds)
         # as epochs read them, so that the same pages are warm

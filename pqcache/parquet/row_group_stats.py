@@ -73,7 +73,8 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             chunk_bytes[name] += chunk.total_compressed_size
             chunk_uncompressed[name] += chunk.total_uncompressed_size
             if name in lists:
-                columns[f"{name}:values"].append(chunk.num_values)
+                missing = chunk.statistics is not None and null_count(chunk, chunk.statistics, dictionaries)
+                columns[f"{name}:values"].append(None if missing else chunk.num_values)
             codecs[name].add(chunk.compression)
             paged = paged and chunk.has_offset_index
             first = first_page(chunk)

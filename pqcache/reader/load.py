@@ -271,8 +271,8 @@ class RowGroups:
         except IrregularError as error:
             raise ParquetError(
                 group.path,
-                f"column {name!r} has {error} in row group {group.row_group}, where the rest of the dataset has lists "
-                f"of {kind.length}",
+                f"column {name!r} has {error} in row group {group.row_group}, although every row group has "
+                f"{kind.length} values a row",
                 f"pass ragged=[{name!r}]",
             ) from error
         except (pa.ArrowException, OverflowError) as error:

@@ -87,6 +87,25 @@ class ReadPlan:
         rows = self.data.index.rows[self.row_groups[number]]
         return isinstance(self.selection, WeightedSelection) or bool(self.selected[number] != rows)
 
+    def with_dense_lists(self, ragged: Sequence[str] = ()) -> ReadPlan:
+        """The plan with lists that all have one length held as rows of fixed width, but for columns ``ragged``.
+
+        Counts in the index decide it for the whole dataset, so that a column is of one kind in every batch: each row
+        group has to have rows x length values, and none that is missing. A list of another length is refused when it
+        is decoded. Lists of one item are not held so, as an empty list or a null counts as one value too.
+        """
+        lists = {name: kind.stored for name, kind in self.kinds.items() if kind.is_list and name not in ragged}
+        lengths = {n: stored.length if stored else self._values_a_row(n) for n, stored in lists.items()}
+        return replace(self, dense=tuple((name, length) for name, length in lengths.items() if length > 1))
+
+    def _values_a_row(self, column: str) -> int:
+        """How many values each row of a list column has, if every row group has as many on average; else 0."""
+        index = self.data.index
+        used = index.rows > 0
+        rows, values = index.rows[used], index.optional(f"{column}:values")[used]
+        length = int(values[0] // rows[0]) if len(rows) else 0
+        return length if np.array_equal(values, rows * length) else 0
+
     def split(self, piece_rows: int) -> ReadPlan:
         """Return the plan with row groups of more than ``piece_rows`` rows split into pieces; the same plan for 0.
 

@@ -14,7 +14,8 @@ offset_index         bool      whether the file says of every column where its p
 ``C:uncompressed``   int64
 ``C:codec``          string    ``SNAPPY``; several joined by ``+`` where the leaves of ``C`` differ
 ``C:nulls``          int64     number of nulls, where the file says so
-``C:values``         int64     only for lists: number of items, where an empty list or a null counts as one
+``C:values``         int64     only for lists: number of items, where an empty list or a null counts as one; null where
+                               the file says that there are some
 ``C:decoded``        int64     only where rows differ in size: bytes in Arrow, about; null where nothing tells
 ``C:most``           int64     the same at most: equal where the size is known, null where nothing tells
 ``C:min``, ``C:max`` type of C from the file's statistics; null where unknown or unsound. ``C.x:field_min`` of structs

@@ -15,7 +15,6 @@ import pyarrow as pa
 from pqcache.errors import UsageError
 from pqcache.reader.arrival_stats import arrival_stats
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
-from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import Epoch, EpochPlans, begin_epoch
 from pqcache.reader.load import release_unused
 from pqcache.reader.memory import Window, check_complete, fit, warn_of_window
@@ -381,7 +380,7 @@ class DatasetReader:
         )
         filled = [name for name in plan.columns if options.conversion.fills_inside(name)]  # which dense lists cannot be
         if not isinstance(pack, Pack):
-            plan = with_dense_lists(plan, (*options.ragged, *filled, *(pack.columns if pack else ())))
+            plan = plan.with_dense_lists((*options.ragged, *filled, *(pack.columns if pack else ())))
         plan = replace(plan, fill=fills_when_decoded(options.conversion, plan.kinds))
         self._plan = plan if pack is None else pack_plan(plan, pack, packs)
         self._plans = EpochPlans(self._plan, options.seed, self.meter)

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.errors import ParquetError, PqcacheError
-from pqcache.torch import ParquetDataset
+from pqcache.torch import Loader, ParquetDataset
+from pqcache.torch.ragged import Ragged, to_rows
 from tests.epoch.cases import CASES, SOME, Case, some_rows
 from tests.epoch.forms import Row
 from tests.epoch.reading import Reader, differences, read_tensors
@@ -115,6 +116,17 @@ def test_other_wrong_counts_change_no_row(copy: Source, column: str) -> None:
                 assert not isinstance(found, str), found
                 assert not differences(found, [rows[number] for number in case.chosen(copy) or []])
             put(index, good)
+
+
+@pytest.mark.parametrize("missing", [[], None])
+def test_lists_of_one_length_on_average_with_one_missing(tmp_path: Path, missing: list[int] | None) -> None:
+    """The file says so, and they are no tensor from the start, although an empty list or a null counts as a value."""
+    lists = [[1, 2]] * 240 + [[1, 2, 3], missing] + [[4, 5]] * 58
+    pq.write_table(pa.table({"list": lists}), tmp_path / "a.parquet", row_group_size=100)
+    dataset = ParquetDataset(tmp_path, batch_size=50, nulls="mask")
+    assert all(isinstance(batch["list"], Ragged) for batch in dataset)
+    found = (repr([int(value) for value in row]) for batch in Loader(dataset) for row in to_rows(batch["list"]))
+    assert not differences(((row,) for row in found), ((repr(row or []),) for row in lists))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

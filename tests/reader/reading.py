@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Order
@@ -99,7 +98,7 @@ def long_rows(first: int, rows: int) -> pa.Table:
 def groups_of(path: Path, columns: list[str] | None = None, filters: Any = None, dense: bool = False) -> RowGroups:
     """Open a directory of Parquet."""
     plan = make_read_plan(open_local_dataset(path)[0], columns, filters)
-    return RowGroups(with_dense_lists(plan) if dense else plan)
+    return RowGroups(plan.with_dense_lists() if dense else plan)
 
 
 def read(
