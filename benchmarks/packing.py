@@ -99,7 +99,8 @@ def fills() -> None:
     A row group of so many MB holds as many tokens of 1.7 bytes, which is what they take in the files of ``write``. A
     lane has 64 MB of row groups. Packing by lane is best-fit over all its documents, which no loader could hold.
     """
-    from pqcache.reader.packing.packed_rows import best_fit_order
+    from pqcache import Pack
+    from pqcache.reader.packing.packed_rows import count_packs
 
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(6, 1, 64_000), 1, 20_000).astype(np.int64)
@@ -111,10 +112,8 @@ def fills() -> None:
             for megabytes in (1, 8, 32, 64):
                 marks = np.arange(0, of_lane.sum(), megabytes * 1e6 / 1.7)[1:]
                 groups = np.split(of_lane, np.searchsorted(np.cumsum(of_lane), marks))
-                if strategy == "concat":
-                    sequences = sum(-(-int(group.sum()) // length) for group in groups)
-                else:
-                    sequences = sum(int((best_fit_order(group, length) < 0).sum()) for group in groups)
+                spec = Pack("tokens", length, strategy=strategy)
+                sequences = sum(count_packs(spec, *np.unique(group, return_counts=True))[0] for group in groups)
                 found.append(100 * (1 - of_lane.sum() / (sequences * length)))
             row = "  ".join(f"{padding:6.3f}" for padding in found)
             print(f"{length:5} {strategy:9} padding in %, row groups of 1, 8, 32 MB, and per lane: {row}")

@@ -15,18 +15,18 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.reader.files import RowGroup
 from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Ints, Order
 from pqcache.reader.order.state_format import check_format
-from pqcache.reader.packed_plan import pack_plan
-from pqcache.reader.packing.pack import Pack
-from pqcache.reader.packing.packed_rows import PackedRows
-from pqcache.reader.packing.packing_options import check_pack
-from pqcache.reader.packing.token_batches import GroupedRows, TokenBatches
+from pqcache.reader.packed_plan import document_lengths, pack_plan
+from pqcache.reader.packing.pack import Pack, check_pack
+from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.record_batches import read_rows
 from pqcache.reader.selection.row_choice import RowChoice
+from pqcache.reader.selection.selection import Positions
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split, first_rows_of
 from pqcache.store.selected_rows import SelectedRows
@@ -97,12 +97,11 @@ def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
     """
     numbers, rows = order.batch(index)
     if plan.packs is not None:
-        shuffle = (order.seed, order.epoch) if order.shuffle else None
-        numbers, rows = _documents(plan, replace(plan.packs, shuffle=shuffle), numbers, rows)
+        numbers, rows = documents_of(plan, order, numbers, rows)
     if plan.piece_starts is not None:
         rows = rows + plan.piece_starts[numbers]
     groups = plan.row_groups[numbers]
-    if plan.selection is not None:
+    if plan.selection.choose is not None:
         rows = _chosen(plan, numbers, rows)
     index_table = plan.data.index
     first = first_rows_of(plan.data)[groups]
@@ -119,37 +118,37 @@ def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
     )
 
 
-def _documents(plan: ReadPlan, packs: PackedRows | GroupedRows, numbers: Ints, items: Ints) -> tuple[Ints, Ints]:
+def documents_of(plan: ReadPlan, order: Order, numbers: Ints, items: Ints) -> tuple[Ints, Ints]:
     """Return the documents of packed sequences, or of batches by tokens, counted among those that are packed.
 
     ``items`` of row groups ``numbers`` of the plan are the sequences. A document is there once for each of its pieces.
     """
-    found: list[Ints] = [np.zeros(0, np.int64)] * len(items)
+    assert plan.packs is not None
+    packs = replace(plan.packs, shuffle=(order.seed, order.epoch) if order.shuffle else None)
+    read, found = document_lengths(plan, packs.spec.column), [np.zeros(0, np.int64)] * len(items)
     for number in np.unique(numbers).tolist():
-        where = np.flatnonzero(numbers == number)
-        low, high = int(items[where].min()), int(items[where].max()) + 1
-        group = int(plan.row_groups[number])
-        if isinstance(packs, PackedRows):
-            pieces = packs.read(number, group, low, high)
-            documents = np.searchsorted(np.cumsum(packs.lengths_of(number)), pieces.start, "right")
-            ends = np.searchsorted(pieces.sequence, np.arange(high - low + 1))
+        lengths, group = read(number), RowGroup(plan.data, int(plan.row_groups[number]))
+        if plan.pack is None:
+            batches = packs.batches(number, lengths, group.number, group.path)
         else:
-            documents, ends = packs.read(number, group, low, high)
-        for place in where.tolist():
-            item = int(items[place]) - low
-            found[place] = documents[ends[item] : ends[item + 1]]
+            pieces = packs.pieces(number, lengths, group.number, group.path)
+            documents = np.searchsorted(np.cumsum(lengths), pieces.start, "right")
+            batches = Positions(documents, pieces.begins[:-1], np.diff(pieces.begins))
+        for place in np.flatnonzero(numbers == number).tolist():
+            found[place] = batches[items[place : place + 1]].each
     counts = [len(documents) for documents in found]
     return np.repeat(numbers, counts), np.concatenate([np.zeros(0, np.int64), *found])
 
 
 def _chosen(plan: ReadPlan, numbers: Ints, rows: Ints) -> Ints:
     """Return the positions of rows, or of the rows of sequences, that are counted among those that are chosen."""
-    groups, steps = RowGroups(plan), () if plan.sequences is None else (plan.sequences.spec.length,)
+    groups, steps = RowGroups(plan), () if plan.sequence is None else (plan.sequence.length,)
     found = np.zeros((len(rows), *steps), np.int64)
     indexed = plan.row_groups[numbers]
     for number in numbers[np.unique(indexed, return_index=True)[1]].tolist():
         where = indexed == plan.row_groups[number]
-        found[where] = plan.data.while_moving(partial(groups.positions, number))[rows[where]]
+        positions = plan.data.while_moving(partial(groups.positions, number))
+        found[where] = positions[rows[where]].each.reshape(-1, *steps)
     return found
 
 

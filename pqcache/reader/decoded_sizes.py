@@ -11,9 +11,8 @@ from pqcache.parquet.dense_columns import as_list
 from pqcache.reader.kinds import fixed_width, kind_of, number_dtype
 from pqcache.reader.memory import RowGroupSizes
 from pqcache.reader.order.epoch_order import Ints
-from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.selection.sequences import SequenceSelection
+from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.row_group_index import Index
 
 _VIEW = 16  # bytes that point to a string's or a list's bytes
@@ -25,40 +24,23 @@ def sizes_of(plan: ReadPlan) -> RowGroupSizes:
 
     Lists count alike whether they are held dense or not, so that the window is the same either way.
     """
-    names = list(plan.kinds)
-    if isinstance(plan.packs, PackedRows):
-        return _packed_sizes(plan, plan.packs, names)
-    if plan.packs is not None:
-        return _grouped_sizes(plan, names)
-    selected = _bytes(plan, plan.counts, names, plan.sequences)
-    rows = plan.data.index.rows[plan.row_groups]
-    if plan.selection is None:
-        return RowGroupSizes(selected, selected, rows)
+    names, rows = list(plan.kinds), plan.data.index.rows[plan.row_groups]
     decoded_rows = np.minimum(rows, plan.piece_rows) if plan.piece_rows else rows
-    decoded = _bytes(plan, decoded_rows, list(dict.fromkeys([*names, *plan.selection.columns])))
-    if plan.sequences is None:
-        return RowGroupSizes(selected, decoded, rows)
-    decoded += selected + 8 * plan.counts * plan.sequences.spec.length  # where the rows of sequences are
+    decoded = _bytes(plan, decoded_rows, plan.columns_read)
+    if plan.pack is not None:
+        items = (number_dtype(kind.bare.value_type) for kind in plan.kinds.values())
+        width = sum(item.itemsize for item in items) * plan.pack.length
+        selected = plan.counts * (width + len(names) * _VIEW)
+        decoded += _bytes(plan, plan.selection.counts, names[:1])  # one column is laid end to end at a time
+        return RowGroupSizes(selected, decoded + selected, plan.counts)
+    if plan.packs is not None:
+        selected = _bytes(plan, plan.selection.counts, names)
+        return RowGroupSizes(selected, decoded + selected, plan.counts)
+    selected = _bytes(plan, plan.counts, names, plan.sequence)
+    if plan.sequence is None:
+        return RowGroupSizes(selected, selected if plan.selection.choose is None else decoded, rows)
+    decoded += selected + 8 * plan.counts * plan.sequence.length  # where the rows of sequences are
     return RowGroupSizes(selected, decoded, plan.counts)
-
-
-def _packed_sizes(plan: ReadPlan, packs: PackedRows, names: list[str]) -> RowGroupSizes:
-    items = (number_dtype(kind.bare.value_type) for kind in plan.kinds.values())
-    width = sum(item.itemsize for item in items) * packs.spec.length
-    selected = plan.counts * (width + len(names) * _VIEW)
-    decoded = _decoded(plan, names)
-    tokens = _bytes(plan, plan.rows_read, names[:1])  # one column is laid end to end at a time
-    return RowGroupSizes(selected, decoded + tokens + selected, plan.counts)
-
-
-def _grouped_sizes(plan: ReadPlan, names: list[str]) -> RowGroupSizes:
-    selected = _bytes(plan, plan.rows_read, names)
-    return RowGroupSizes(selected, _decoded(plan, names) + selected, plan.counts)
-
-
-def _decoded(plan: ReadPlan, names: list[str]) -> Ints:
-    others = plan.selection.columns if plan.selection else ()
-    return _bytes(plan, plan.data.index.rows[plan.row_groups], list(dict.fromkeys([*names, *others])))
 
 
 def most_bytes(plan: ReadPlan, names: Sequence[str]) -> Ints:
@@ -77,18 +59,18 @@ def has_pages(plan: ReadPlan) -> bool:
 
     Where rows are selected, or packed, all of them are decoded anyway.
     """
-    if plan.selection is not None or plan.weights is not None or plan.packs is not None:
+    if plan.selection.choose is not None or plan.weights is not None or plan.packs is not None:
         return False
     return bool(plan.data.index.table["offset_index"].take(pa.array(plan.row_groups)).to_numpy().all())
 
 
-def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequences: SequenceSelection | None = None) -> Ints:
+def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequence: SequenceOf | None = None) -> Ints:
     """Return the bytes of ``counts`` rows, or sequences, of each row group, with columns ``names`` of the files."""
     index = plan.data.index
     total = np.zeros(len(plan.row_groups), np.int64)
     for name in names:
         kind = kind_of(as_list(index.schema.field(name)))
-        items = counts if sequences is None else counts * len(sequences.spec.steps(name))
+        items = counts if sequence is None else counts * len(sequence.steps(name))
         if kind.held == "fixed":
             total += items * kind.width
             continue

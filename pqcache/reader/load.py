@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Union
+from typing import Union
 
 import numpy as np
 import pyarrow as pa
@@ -22,23 +22,23 @@ from pqcache.reader.kinds import Kind, kind_of
 from pqcache.reader.memory import MostDecoded, RowGroupSizes, Window, check_decoded, fit
 from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.order.epoch_order import Ints
-from pqcache.reader.packing.documents import Documents, HeldBatches, HeldSequences, id_columns
-from pqcache.reader.packing.packed_rows import PackedRows
+from pqcache.reader.packing.documents import HeldSequences, id_columns, tokens_of
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.rows import Column, IrregularError, filled, hold
+from pqcache.reader.selection.selection import Positions
 from pqcache.store.cache_directory import advice_for_file
 
 log = logging.getLogger("pqcache.reader")
 
-AnyHeld = Union["Held", HeldSequences, HeldBatches]
+AnyHeld = Union["Held", HeldSequences]
 
 
 class Held:
     """Rows of a row group in the order in which a lane takes them, from row ``first`` on.
 
-    ``columns`` are of all of them, or ``parts`` of some rows each, which end at ``ends`` and have memory of their own.
-    ``places`` are where the values of each row are in the columns: of shape (rows,), or (rows, steps) for sequences;
-    None where row i has value i. ``steps`` are those that each column has of a sequence.
+    They are in ``parts`` of some rows each, which end at ``ends`` and have memory of their own. Or all columns are in
+    one part, and ``places`` are the values of each row, or of each group of rows; None where row i has value i.
+    ``steps`` are those that each column has of a group that is a sequence.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Held:
         parts: Sequence[Sequence[Column]],
         ends: Sequence[int],
         first: int = 0,
-        places: Ints | None = None,
+        places: Positions | None = None,
         steps: Sequence[Sequence[int]] = (),
     ) -> None:
         self.file = file
@@ -63,10 +63,18 @@ class Held:
             return [[column.slice(a, b) for column in part] for part, a, b in found if part is not None and a < b]
         columns, places = self._parts[0], self._places[low - self._ends[0] : high - self._ends[0]]
         assert columns is not None
+        values = places.each
         if not self._steps:
-            return [[column.take(places) for column in columns]]
-        pairs = zip(columns, self._steps, strict=True)
-        return [[column.with_steps(places[:, list(steps)]) for column, steps in pairs]]
+            return [[column.take(values) for column in columns]]
+        values = values.reshape(len(places), -1)
+        return [[column.with_steps(values[:, list(steps)]) for column, steps in zip(columns, self._steps, strict=True)]]
+
+    def lengths(self, low: int, high: int) -> Ints:
+        """How many rows groups ``low`` up to ``high`` have."""
+        assert self._places is not None
+        lengths = self._places.lengths
+        assert lengths is not None
+        return lengths[low - self._ends[0] : high - self._ends[0]]
 
     def drop(self, row: int) -> None:
         """Let go of parts before a row, which nobody asks for any more."""
@@ -78,7 +86,7 @@ class Held:
         """All rows, by the names of the columns."""
         (columns,) = self._parts
         assert columns is not None
-        found = columns if self._places is None else [column.take(self._places) for column in columns]
+        found = columns if self._places is None else [column.take(self._places.each) for column in columns]
         return dict(zip(names, found, strict=True))
 
 
@@ -116,25 +124,23 @@ class RowGroups:
     def kinds(self) -> dict[str, Kind]:
         """How the columns of the files are held, by name."""
         plan, found = self.plan, self.plan.kinds
-        if isinstance(plan.packs, PackedRows):  # documents stay lists, whose items lie end to end
+        if plan.pack is not None:  # documents stay lists, whose items lie end to end
             found = {n: kind if kind.held == "fixed" else replace(kind, held="array") for n, kind in found.items()}
         return found
 
     @cached_property
     def columns(self) -> list[str]:
         """The names of the columns that `Held.slice` returns."""
-        packs = self.plan.packs
-        return [*self.kinds, *(id_columns(packs.spec) if isinstance(packs, PackedRows) else ())]
+        return [*self.kinds, *(() if self.plan.pack is None else id_columns(self.plan.pack))]
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns of record batches, those of sequences as lists of fixed size."""
         plan = self.plan
-        if isinstance(plan.packs, PackedRows):
-            spec = plan.packs.spec
+        if plan.pack is not None:
             items = [(name, plan.row_schema.field(name).type.value_type) for name in plan.columns]
-            items += [(name, pa.int32()) for name in id_columns(spec)]
-            return pa.schema([(name, pa.list_(item, spec.length)) for name, item in items])
+            items += [(name, pa.int32()) for name in id_columns(plan.pack)]
+            return pa.schema([(name, pa.list_(item, plan.pack.length)) for name, item in items])
         fields = []
         for field in plan.row_schema:
             kind, axis = kind_of(field).type, plan.axis(field.name)
@@ -164,27 +170,26 @@ class RowGroups:
         self.meter.note_memory()
         return found
 
-    def positions(self, number: int) -> Ints:
+    def positions(self, number: int) -> Positions:
         """Where the rows that are read of row group ``number`` lie in it, or those of each sequence."""
         group = self._group(number)
-        if self.plan.sequences is None and not self.plan.chooses(number):
-            return np.arange(group.rows)
-        return self._chosen(group, int(self.plan.selected[number]))  # type: ignore[index]
+        found = self._chosen(group, number)
+        return Positions(np.arange(group.rows)) if found is None else found
 
     def _group(self, number: int) -> RowGroup:
         return self.files.group(int(self.plan.row_groups[number]))
 
-    def _load_packed(
-        self, number: int, low: int, high: int, order: Ints | None, first: int
-    ) -> HeldSequences | HeldBatches:
+    def _load_packed(self, number: int, low: int, high: int, order: Ints | None, first: int) -> AnyHeld:
         packs, group = self.plan.packs, self._group(number)
         assert packs is not None
-        columns = self._load(number, 0, int(packs.documents[number])).all(self.kinds)
-        documents = Documents(group.path, group.file, number, group.number, columns)
-        order = np.arange(high - low) if order is None else order[first:]
-        if isinstance(packs, PackedRows):
-            return HeldSequences(packs, documents, (low, high), order, first)
-        return HeldBatches(packs, documents, (low, high), order, first)
+        columns = self._load(number, 0, int(self.plan.selection.counts[number])).all(self.kinds)
+        lengths, items = tokens_of(packs.spec, columns, group.path)
+        wanted = np.arange(low, high) if order is None else low + order[first:]
+        if self.plan.pack is not None:
+            pieces = packs.pieces(number, lengths, group.number, group.path)
+            return HeldSequences(group.file, self.plan.pack, items, pieces, wanted, first)
+        batches = packs.batches(number, lengths, group.number, group.path)
+        return Held(group.file, [list(columns.values())], [len(wanted)], first, batches[wanted])
 
     def _load(
         self, number: int, low: int, high: int, order: Ints | None = None, first: int = 0, cuts: Sequence[int] = ()
@@ -192,25 +197,23 @@ class RowGroups:
         plan, group = self.plan, self._group(number)
         begin = 0 if plan.piece_starts is None else int(plan.piece_starts[number])
         low, high = begin + low, begin + high
-        wanted: Any = None  # positions in the row group; None for rows low to high
-        with self.files.reading(group, [*self.kinds, *self._chosen_by]) as file:
+        with self.files.reading(group, [*self.kinds, *plan.selection.columns]) as file:
             self._check_size(number, group, file)
-            if plan.chooses(number) or plan.sequences is not None:
-                wanted = self._chosen(group, int(plan.selected[number]))[low:high]  # type: ignore[index]
-                low, high = (int(wanted.min()), int(wanted.max()) + 1) if len(wanted) else (0, 0)
-                wanted = wanted - low
+            wanted = self._chosen(group, number)
+            if wanted is not None:
+                wanted = wanted[low:high]
+                low, high = (int(wanted.rows.min()), int(wanted.rows.max()) + 1) if len(wanted) else (0, 0)
+                wanted = replace(wanted, rows=wanted.rows - low)
             columns = self._columns(group, file, low, high)
+        rows = high - low
         if order is not None:
             order = order[first:]
-            wanted = order if wanted is None else wanted[order]
-        rows = high - low
+            wanted = Positions(order) if wanted is None else wanted[order]
         if wanted is None:
             return Held(group.file, [[column.packed() for column in columns] if plan.piece_rows else columns], [rows])
-        if plan.sequences is not None:
-            spec = plan.sequences.spec
-            return Held(group.file, [columns], [len(wanted)], first, wanted, [spec.steps(n) for n in self.kinds])
-        if len(wanted) > rows:  # with repeats
-            return Held(group.file, [columns], [len(wanted)], first, wanted)
+        if len(wanted) > rows or plan.sequence is not None:  # values come more than once
+            steps = [] if plan.sequence is None else [plan.sequence.steps(name) for name in self.kinds]
+            return Held(group.file, [columns], [len(wanted)], first, wanted, steps)
         ends = [*(cut - first for cut in cuts if cut > first), len(wanted)]
         packed = (
             len(ends) > 1 or bool(plan.piece_rows) or 2 * len(wanted) < rows
@@ -219,29 +222,24 @@ class RowGroups:
         while columns:
             column = columns.pop(0)
             for part, begin, end in zip(parts, [0, *ends[:-1]], ends, strict=True):
-                taken = column.take(wanted[begin:end])
+                taken = column.take(wanted.rows[begin:end])
                 part.append(taken.packed() if packed else taken)
         return Held(group.file, parts, ends, first)
 
-    @property
-    def _chosen_by(self) -> tuple[str, ...]:
-        return () if self.plan.selection is None else self.plan.selection.columns
-
-    def _chosen(self, group: RowGroup, count: int) -> Ints:
-        """Positions of the rows that the selection chooses, or of those of each sequence."""
-        plan = self.plan
-        selection = plan.selection
-        assert selection is not None
-        choose = selection.positions if plan.sequences is None else plan.sequences.rows
-        found = choose(group.number, self.files.parts(group, selection.columns))
+    def _chosen(self, group: RowGroup, number: int) -> Positions | None:
+        """The rows that are read of a row group, or those of each sequence; None for all of them."""
+        selection, count = self.plan.selection, int(self.plan.selection.counts[number])
+        if selection.choose is None or selection.takes_all(number):
+            return None
+        found = selection.choose(group.number, self.files.parts(group, selection.columns))
         if len(found) != count:
             raise ParquetError(
                 group.path,
                 f"of row group {group.row_group} {len(found):,} rows are selected, where {count:,} were counted",
                 advice_for_file(group.path, "the file was replaced or is damaged: open the dataset again"),
             )
-        if len(found) and not (found.min() >= 0 and found.max() < group.rows):
-            raise group.replaced(int(found.max()))
+        if len(found) and not (found.rows.min() >= 0 and found.rows.max() < group.rows):
+            raise group.replaced(int(found.rows.max()))
         return found
 
     def _columns(self, group: RowGroup, file: RowGroupFile, low: int, high: int) -> list[Column]:

@@ -2,112 +2,101 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from pqcache.errors import ParquetError, UsageError
+from pqcache.errors import UsageError
 from pqcache.reader.load import Held, RowGroups
+from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.documents import check_columns, items_of
 from pqcache.reader.packing.pack import Pack
-from pqcache.reader.packing.packed_rows import PackedRows, best_fit_order, count_tokens
-from pqcache.reader.packing.token_batches import GroupedRows, TokenBatches, batch_ends
+from pqcache.reader.packing.packed_rows import Packs, count_packs
+from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.stored_numbers import SmallInts, stored_numbers
+from pqcache.reader.selection.selection import Counts, count_once, digest_of
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 from pqcache.system.process_stats import cpu_count
 
 log = logging.getLogger("pqcache.reader")
 
 
-def pack_plan(plan: ReadPlan, pack: Pack | TokenBatches, packs: PackedRows | GroupedRows | None = None) -> ReadPlan:
+def pack_plan(plan: ReadPlan, pack: Pack | TokenBatches, known: Counts | None = None) -> ReadPlan:
     """Return the plan with its rows packed; its ``counts`` are then sequences, or batches.
 
-    ``packs`` are those of the plan where they are known already. Columns that cannot be packed raise UsageError.
+    ``known`` are counts, to which what is counted is added. Columns that cannot be packed raise UsageError.
     """
     check_columns(pack, plan.data.index.schema, plan.data.index.partitions.column_names)
-    if packs is not None:
-        stored = {name: value.of(plan.data) for name in ("lengths", "order") if (value := getattr(packs, name, None))}
-        return _with_packs(plan, replace(packs, **stored))
-    documents = plan.rows_read
-    first = np.cumsum(documents) - documents
-    name = hashlib.blake2b(f"{plan.fingerprint} {pack.column}".encode(), digest_size=16).hexdigest()
-    lengths = stored_numbers(plan.data, f"lengths-{name}", partial(_count_lengths, plan, pack.column))
-    found: PackedRows | GroupedRows
-    known: dict[str, Any] = {
-        "row_groups": plan.row_groups,
-        "lengths": lengths,
-        "first": first,
-        "documents": documents,
-        "sequences": np.zeros(0, np.int64),
-    }
-    if isinstance(pack, TokenBatches):
-        found = _in_batches(plan, GroupedRows(spec=pack, **known))
-    elif pack.strategy == "best_fit":
-        found = _with_best_fit(plan, PackedRows(spec=pack, **known), name)
-    else:
-        sequences = -(-count_tokens(lengths.values, first, documents) // pack.length)
-        found = replace(PackedRows(spec=pack, **known), sequences=sequences)
-    some = found.sequences > 0
+    name = digest_of(plan.fingerprint, pack.fingerprint)
+    found = count_once(plan.data, name, plan.row_groups, known, partial(_count, plan, pack))
+    counts, tokens = (np.array(found[of].to_numpy(), np.int64) for of in ("packed", "tokens"))
+    some = counts > 0
     if not some.any():
         warnings.warn(f"{plan.data.root}: no document has a token, so there are no batches", stacklevel=2)
-    names = ("row_groups", "first", "documents", "sequences", "first_piece", "pieces")
-    chosen = {name: value[some] for name in names if (value := getattr(found, name, None)) is not None}
-    return _with_packs(plan, replace(found, **chosen))
+    places = []
+    if "places" in found.column_names:
+        places = [found["places"][number].values.to_numpy() for number in np.flatnonzero(some).tolist()]
+    packs = Packs(spec=pack, counts=counts[some], tokens=int(tokens.sum()), places=places)
+    return replace(plan, selection=plan.selection.of(some), packs=packs)
 
 
-def _with_packs(plan: ReadPlan, packs: PackedRows | GroupedRows) -> ReadPlan:
-    """Return the plan with only the row groups that have packed sequences."""
-    selected = None if plan.selected is None else plan.selected[np.isin(plan.row_groups, packs.row_groups)]
-    return replace(plan, row_groups=packs.row_groups, selected=selected, packs=packs)
+def document_lengths(plan: ReadPlan, column: str) -> Callable[[int], Ints]:
+    """Return what reads the tokens of each document of a row group of a plan."""
+    groups = RowGroups(replace(plan, columns=(column,), packs=None))
+
+    def read(number: int) -> Ints:
+        found = groups.load(number, 0, int(plan.selection.counts[number]))
+        assert isinstance(found, Held)
+        path = plan.data.root / plan.data.index.paths[found.file]
+        return items_of(found.all([column])[column], column, path)[0]
+
+    return read
 
 
-def _in_batches(plan: ReadPlan, packs: GroupedRows) -> GroupedRows:
-    """Return the documents with the number of batches that they make; one too long for a batch raises UsageError."""
-    most = packs.spec.tokens_per_batch
-    longest = int(packs.lengths.values.max(initial=0))
-    if longest > most:
-        number = int((packs.lengths.values > most).sum())
+def _count(plan: ReadPlan, pack: Pack | TokenBatches) -> pa.Table:
+    """Count the sequences, or batches, and tokens of each row group, by how many documents of which length it has."""
+    name = digest_of("lengths", plan.fingerprint, pack.column)
+    found = count_once(plan.data, name, plan.row_groups, None, partial(_count_lengths, plan, pack.column))
+    groups, lengths, documents = (found[of].to_numpy() for of in ("group", "tokens", "documents"))
+    if isinstance(pack, TokenBatches):
+        _check_longest(plan, pack.tokens_per_batch, lengths, documents)
+    packed, tokens, places = [], [], []
+    for low, high in zip(*(np.searchsorted(groups, plan.row_groups, side) for side in ("left", "right")), strict=True):
+        each, times = lengths[low:high].astype(np.int64), documents[low:high].astype(np.int64)
+        count, of_pieces = count_packs(pack, each, times)
+        packed.append(count)
+        tokens.append(int((each * times).sum()))
+        places.append(of_pieces)
+    counts = {"group": plan.row_groups, "packed": np.array(packed, np.int64), "tokens": np.array(tokens, np.int64)}
+    if getattr(pack, "strategy", None) == "best_fit":
+        counts["places"] = pa.array(places, pa.large_list(pa.int32()))
+    return pa.table(counts)
+
+
+def _check_longest(plan: ReadPlan, most: int, lengths: Ints, documents: Ints) -> None:
+    if (longest := int(lengths.max(initial=0))) > most:
+        number = int(documents[lengths > most].sum())
         reason = f"{number:,} documents have more than tokens_per_batch={most:,} tokens, the longest {longest:,}"
         raise UsageError(plan.data.root, reason, "give a larger number, or leave them out with filters=")
-    groups = range(len(packs.documents))
-    batches = [len(batch_ends(packs.lengths_of(number), packs.spec)) - 1 for number in groups]
-    return replace(packs, sequences=np.array(batches, np.int64))
 
 
-def _with_best_fit(plan: ReadPlan, packs: PackedRows, name: str) -> PackedRows:
-    length, groups = packs.spec.length, range(len(packs.documents))
-    pieces = np.array([int((-(-packs.lengths_of(number) // length)).sum()) for number in groups], np.int64)
-
-    def make() -> SmallInts:
-        parts = [best_fit_order(packs.lengths_of(number), length).astype(np.int32) for number in groups]
-        return np.concatenate([np.zeros(0, np.int32), *parts])
-
-    order = stored_numbers(plan.data, f"best-fit-{name}-{length}", make)
-    first = np.cumsum(pieces) - pieces
-    marks = np.concatenate([[0], np.cumsum(order.values < 0)])
-    return replace(packs, order=order, first_piece=first, pieces=pieces, sequences=marks[first + pieces] - marks[first])
-
-
-def _count_lengths(plan: ReadPlan, column: str) -> SmallInts:
-    """Return the tokens of each document of a plan, by reading them."""
-    groups = RowGroups(replace(plan, columns=(column,)))
-    documents = plan.rows_read.tolist()
+def _count_lengths(plan: ReadPlan, column: str) -> pa.Table:
+    """Count the documents of each length in each row group, by reading them."""
     log.debug("%s: the documents of column %r are counted", plan.data.root, column)
+    lengths_of = document_lengths(plan, column)
 
-    def count(number: int) -> SmallInts:
-        path = plan.data.root / plan.data.index.paths[int(plan.data.index.numbers("file")[plan.row_groups[number]])]
-        found = groups.load(number, 0, documents[number])
-        assert isinstance(found, Held)
-        lengths, _ = items_of(found.all([column])[column], column, path)
-        if lengths.max(initial=0) > np.iinfo(np.int32).max:
-            raise ParquetError(path, f"a document of {int(lengths.max()):,} tokens is too long", "divide it")
-        return lengths.astype(np.int32)
+    def count(number: int) -> pa.Table:
+        lengths, documents = np.unique(lengths_of(number), return_counts=True)
+        groups = np.full(len(lengths), plan.row_groups[number], np.int32)
+        return pa.table({"group": groups, "tokens": lengths, "documents": documents.astype(np.int32)})
 
+    empty = pa.table(
+        {"group": np.zeros(0, np.int32), "tokens": np.zeros(0, np.int64), "documents": np.zeros(0, np.int32)}
+    )
     with ForkSafeThreadPool(cpu_count()) as pool:
-        return np.concatenate([np.zeros(0, np.int32), *pool.map(count, range(len(documents)))])
+        return pa.concat_tables([empty, *pool.map(count, range(len(plan.row_groups)))]).combine_chunks()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,16 +16,15 @@ from pqcache.parquet.dense_columns import Dense, as_list, dense_in
 from pqcache.reader.kinds import Kind, kind_of
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
-from pqcache.reader.packing.packed_rows import PackedRows
-from pqcache.reader.packing.token_batches import GroupedRows
+from pqcache.reader.packing.pack import Pack
+from pqcache.reader.packing.packed_rows import Packs
 from pqcache.reader.rows import Fill
 from pqcache.reader.selection.row_choice import RowChoice
-from pqcache.reader.selection.row_filter import SelectedRowGroups, count_rows, select_row_groups
-from pqcache.reader.selection.selection import Selection
+from pqcache.reader.selection.row_filter import select_rows
+from pqcache.reader.selection.selection import Counts, Selection, digest_of
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
-from pqcache.reader.selection.sequences import SequenceSelection
-from pqcache.reader.selection.stored_counts import Counts
-from pqcache.reader.selection.weights import RowWeights, WeightedSelection
+from pqcache.reader.selection.sequences import sequences_of
+from pqcache.reader.selection.weights import RowWeights
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.units import parse_names
 
@@ -38,14 +35,11 @@ Bounds = tuple[Any, Any]  # the least and the greatest value
 class ReadPlan:
     """The columns and row groups of a dataset that an epoch reads.
 
-    ``row_groups``   row groups by their row in the index
+    ``selection``    which rows are read, or which sequences of rows
+    ``sequence``     what a column has of a sequence; None: rows are single
     ``dense``        (name, length) of list columns that are held as rows of fixed width
-    ``piece_rows``   where row groups are split: the most rows of a piece. Each item of ``row_groups`` is a piece then,
-                     which begins at row ``piece_starts`` of its row group. 0: row groups are not split.
-    ``selection``    chooses among the rows of a row group; None where all are read. A `SequenceSelection` makes
-                     sequences of them, which then count in place of rows.
-    ``selected``     how many rows the selection chooses of each row group; one of which it chooses all is read as
-                     without a selection
+    ``piece_rows``   where row groups are split: the most rows of a piece. Each row group of the selection is a piece
+                     then, which begins at row ``piece_starts`` of its row group. 0: row groups are not split.
     ``packs``        the packed sequences, or batches, that the chosen rows make, which then count in place of rows
     ``weights``      how often each of these rows comes, which differs from epoch to epoch: see `at_epoch`
     ``fill``         what is put in place of the nulls of columns as soon as they are decoded, by column
@@ -53,15 +47,24 @@ class ReadPlan:
 
     data: LocalDataset
     columns: tuple[str, ...]
-    row_groups: Ints
+    selection: Selection
+    sequence: SequenceOf | None = None
     dense: tuple[tuple[str, int], ...] = ()
     piece_rows: int = 0
     piece_starts: Ints | None = None
-    selection: Selection | None = None
-    selected: Ints | None = None
-    packs: PackedRows | GroupedRows | None = None
+    packs: Packs | None = None
     weights: RowWeights | None = None
     fill: Mapping[str, Fill] = field(default_factory=dict)
+
+    @property
+    def row_groups(self) -> Ints:
+        """The row groups that are read, by their row in the index."""
+        return self.selection.row_groups
+
+    @property
+    def pack(self) -> Pack | None:
+        """How sequences are packed of documents; None where none are."""
+        return self.packs.spec if self.packs is not None and isinstance(self.packs.spec, Pack) else None
 
     def at_epoch(self, epoch: int, seed: int, constant: bool = False) -> ReadPlan:
         """Return the plan of one epoch, with rows as often as their weights say; the same one without weights.
@@ -70,22 +73,11 @@ class ReadPlan:
         """
         if self.weights is None:
             return self
-        selected, selection = self.weights.at(epoch, seed, constant)
-        return replace(self, selected=selected, selection=selection)
+        return replace(self, selection=self.weights.at(epoch, seed, constant))
 
     def fingerprint_at(self, epoch: int) -> str:
         """Return a name for the rows that are read in an epoch, and for their weights."""
-        if self.weights is None:
-            return self.fingerprint
-        named = self.fingerprint + self.weights.fingerprint(epoch)
-        return hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
-
-    def chooses(self, number: int) -> bool:
-        """Return whether only some rows of a row group are read, or some more than once."""
-        if self.selection is None or self.selected is None:
-            return False
-        rows = self.data.index.rows[self.row_groups[number]]
-        return isinstance(self.selection, WeightedSelection) or bool(self.selected[number] != rows)
+        return self.fingerprint if self.weights is None else digest_of(self.fingerprint, self.weights.name(epoch))
 
     def with_dense_lists(self, ragged: Sequence[str] = ()) -> ReadPlan:
         """The plan with lists that all have one length held as rows of fixed width, but for columns ``ragged``.
@@ -114,23 +106,13 @@ class ReadPlan:
         if not piece_rows:
             return self
         pieces = -(-self.counts // piece_rows)
-        first = np.repeat(np.cumsum(pieces) - pieces, pieces)
-        return replace(
-            self,
-            row_groups=np.repeat(self.row_groups, pieces),
-            piece_rows=piece_rows,
-            piece_starts=(np.arange(int(pieces.sum())) - first) * piece_rows,
-            selected=None if self.selected is None else np.repeat(self.selected, pieces),
-        )
-
-    @property
-    def sequences(self) -> SequenceSelection | None:
-        """The selection that makes sequences of rows; None where rows are single."""
-        return self.selection if isinstance(self.selection, SequenceSelection) else None
+        number = np.repeat(np.arange(len(pieces)), pieces)
+        starts = (np.arange(len(number)) - (np.cumsum(pieces) - pieces)[number]) * piece_rows
+        return replace(self, selection=self.selection.of(number), piece_rows=piece_rows, piece_starts=starts)
 
     def axis(self, column: str) -> int | None:
         """Return how many rows of a column a sequence has; None where rows are single."""
-        return None if self.sequences is None else self.sequences.spec.axis(column)
+        return None if self.sequence is None else self.sequence.axis(column)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -153,24 +135,15 @@ class ReadPlan:
     def counts(self) -> Ints:
         """Rows that are read of each row group, or piece of one; of packed rows their sequences."""
         if self.packs is not None:
-            return self.packs.sequences
-        rows = self.rows_read
+            return self.packs.counts
+        rows = self.selection.counts
         return rows if self.piece_starts is None else np.minimum(rows - self.piece_starts, self.piece_rows)
-
-    @property
-    def rows_read(self) -> Ints:
-        """Rows that are read of each row group, packed or not."""
-        return self.data.index.rows[self.row_groups] if self.selected is None else self.selected
 
     @cached_property
     def fingerprint(self) -> str:
         """A name for the rows that are read, so that a state can say what it belongs to."""
-        digest = hashlib.blake2b(self.row_groups.tobytes(), digest_size=8)
-        if self.selection is not None and self.selected is not None:
-            digest.update(self.selected.tobytes() + self.selection.fingerprint.encode())
-        if self.packs is not None:
-            digest.update(self.packs.fingerprint.encode())
-        return digest.hexdigest()
+        packs = None if self.packs is None else self.packs.fingerprint
+        return digest_of(self.selection.name, packs, self.selection.row_groups, self.selection.counts)
 
     @cached_property
     def partitions(self) -> tuple[str, ...]:
@@ -197,14 +170,13 @@ class ReadPlan:
                 total += np.nan_to_num(table[name].to_numpy()).astype(np.int64)[self.row_groups]
         if self.piece_starts is None:
             return total
-        share = self.counts / np.maximum(self.rows_read, 1)
+        share = self.counts / np.maximum(self.selection.counts, 1)
         return np.asarray(total * share, np.int64)
 
     @cached_property
     def columns_read(self) -> tuple[str, ...]:
         """The columns of the files that are read, also those that only the selection looks at."""
-        chosen = self.selection.columns if self.selection is not None else ()
-        return tuple(dict.fromkeys([*self.kinds, *chosen]))
+        return tuple(dict.fromkeys([*self.kinds, *self.selection.columns]))
 
     def nulls(self, column: str) -> int | None:
         """Return how many nulls a column has in these row groups, or None where the files do not say.
@@ -224,7 +196,7 @@ class ReadPlan:
         if counts.null_count:
             return None
         total = int(pc.sum(counts).as_py() or 0)
-        return total if not total or (self.selection is None and self.weights is None) else None
+        return total if not total or (self.selection.choose is None and self.weights is None) else None
 
     def bounds(self, path: str) -> Bounds | None:
         """Return the least and the greatest value of a column, or a field of a struct; None where files do not say."""
@@ -265,8 +237,8 @@ def make_read_plan(
 ) -> ReadPlan:
     """Return the plan for ``columns`` (None: all) of the rows that are chosen, or sequences of these.
 
-    `select_row_groups` chooses among all rows, and ``choice`` among what that leaves. ``counts`` are the counts of rows
-    that are known already, and what is counted is added to it. A column that is not there raises UsageError.
+    `select_rows` chooses among all rows, and ``choice`` among what that leaves. ``counts`` are the counts of rows that
+    are known already, and what is counted is added to it. A column that is not there raises UsageError.
     """
     names = data.index.schema.names
     if columns is None:
@@ -285,8 +257,8 @@ def make_read_plan(
         raise UsageError("columns", f"a name is there twice in {', '.join(columns)}")
     choice = choice or RowChoice()
     try:
-        found = choice.of(data, select_row_groups(data, filters, rows, counts), counts)
-        weights = choice.weights_of(data, found, counts)
+        found = choice.of(select_rows(data, filters, rows, counts), counts)
+        weights = choice.weights_of(found, counts)
     except UsageError as error:
         for clash in data.index.clashes:
             if any(name in str(error) for name in (clash.column, *clash.names)):
@@ -294,15 +266,13 @@ def make_read_plan(
         raise
     if sequence is not None:
         choice.check_sequence()
-        return _plan_of_sequences(data, tuple(columns), sequence, found, counts)
-    return ReadPlan(
-        data=data,
-        columns=tuple(columns),
-        row_groups=found.row_groups,
-        selection=found.selection,
-        selected=found.selected,
-        weights=weights,
-    )
+        if not isinstance(sequence, SequenceOf):
+            raise UsageError(f"sequence={sequence!r}", "give a Sequence, like Sequence(3, order_by='ts')")
+        for name in sequence.columns_at or ():
+            if name not in columns:
+                raise UsageError("sequence", f"columns_at names {name!r}, which is not among the columns")
+        found = sequences_of(found, sequence, counts)
+    return ReadPlan(data=data, columns=tuple(columns), selection=found, sequence=sequence, weights=weights)
 
 
 def _clash_of(data: LocalDataset, clash: TypeClash) -> PqcacheError:
@@ -321,27 +291,3 @@ def unknown_column(data: LocalDataset, name: str) -> PqcacheError:
     if (top := max((n for n in names if name.startswith(f"{n}.")), key=len, default=None)) is not None:
         return UsageError(data.root, f"no column {name!r}", f"fields are not read by themselves: take {top!r}")
     return UsageError(data.root, f"no column {name!r}", f"it has {', '.join(names)}")
-
-
-def _plan_of_sequences(
-    data: LocalDataset, columns: tuple[str, ...], sequence: SequenceOf, rows: SelectedRowGroups, counts: Counts | None
-) -> ReadPlan:
-    if not isinstance(sequence, SequenceOf):
-        raise UsageError(f"sequence={sequence!r}", "give a Sequence, like Sequence(3, order_by='ts')")
-    for name in sequence.columns_at or ():
-        if name not in columns:
-            raise UsageError("sequence", f"columns_at names {name!r}, which is not among the columns")
-    selection = SequenceSelection(data, sequence, rows.selection)
-    row_groups = rows.row_groups
-    selected = count_rows(data, selection, row_groups, counts)
-    if len(row_groups) and not selected.any():
-        warnings.warn(
-            f"{data.root}: there is no sequence of {sequence.length} rows, so there are no batches", stacklevel=2
-        )
-    return ReadPlan(
-        data=data,
-        columns=columns,
-        row_groups=row_groups[selected > 0],
-        selection=selection,
-        selected=selected[selected > 0],
-    )

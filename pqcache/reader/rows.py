@@ -75,7 +75,7 @@ class Column:
         if self.steps:
             rows = (rows[:, None] * self.steps + np.arange(self.steps)).reshape(-1)
         if pa.types.is_binary_view(self.values.type):
-            return replace(self, values=_take_views(self.values, rows), valid=valid)
+            return replace(self, values=take_views(self.values, rows), valid=valid)
         return replace(self, values=pc.take(self.values, pa.array(rows), boundscheck=False), valid=valid)
 
     def with_steps(self, rows: Ints) -> Column:
@@ -136,7 +136,7 @@ def _held(kind: Kind, values: npt.NDArray[Any], valid: Bools | None) -> Column:
     if values.ndim == 1 or width < _WIDE or not rows:
         return Column(kind, values, valid)
     data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    views = _views_into(np.arange(rows + 1, dtype=np.int64) * width, pa.py_buffer(data))
+    views = views_into(np.arange(rows + 1, dtype=np.int64) * width, pa.py_buffer(data))
     return Column(kind, views, valid, wide=(values.dtype, values.shape[1:]))
 
 
@@ -147,7 +147,7 @@ def filled(column: Column, fill: Fill) -> Column:
     if isinstance(fill, bytes):
         views = pa.concat_arrays([column.values, pa.array([fill], pa.binary_view())])
         rows = np.where(column.valid, np.arange(len(column)), len(column))
-        return replace(column, values=_take_views(views, rows), valid=None)
+        return replace(column, values=take_views(views, rows), valid=None)
     return replace(column, values=np.where(column.valid, column.values, fill.view(column.values.dtype)), valid=None)
 
 
@@ -343,7 +343,7 @@ def _regular(array: pa.Array, width: int) -> npt.NDArray[Any] | None:
     ).reshape(rows, length)
 
 
-def _take_views(views: pa.Array, rows: Ints) -> pa.Array:
+def take_views(views: pa.Array, rows: Ints) -> pa.Array:
     _, pointers, *data = views.buffers()
     if pointers is None:
         return views
@@ -383,10 +383,10 @@ def _views_of(array: pa.Array, width: int) -> pa.Array | None:
                 [pa.Array.from_buffers(pa.binary(), rows, [None, offsets, data], 0, array.offset)], _VIEWS
             )
         ends = np.frombuffer(offsets, np.int64, rows + 1, array.offset * 8)
-    return _views_into(ends, data or pa.py_buffer(b""))
+    return views_into(ends, data or pa.py_buffer(b""))
 
 
-def _views_into(ends: Ints, data: pa.Buffer) -> pa.Array:
+def views_into(ends: Ints, data: pa.Buffer) -> pa.Array:
     """Views of bytes that lie end to end, each from one of ``ends`` to the next."""
     rows, low = len(ends) - 1, 0
     parts: list[pa.Array] = []

@@ -33,8 +33,6 @@ from pqcache.reader.memory import RowGroupSizes, largest_of
 from pqcache.reader.meter import ARRIVAL_WAIT, GATHER, READ_WAIT
 from pqcache.reader.order.epoch_order import Ints, Lane, Order
 from pqcache.reader.order.epoch_share import batches_by_lane
-from pqcache.reader.packing.documents import HeldBatches
-from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.rows import Column, join, ranges_of, to_arrow
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
@@ -483,8 +481,8 @@ def _gathered(
     plan, ends = groups.plan, None
     parts = [part for span, held in spans for part in held.slices(span.low, span.high)]
     sizes = [span.high - span.low for span, _ in spans]
-    if isinstance(plan.packs, GroupedRows):
-        batches = [held.lengths(span.low, span.high) for span, held in spans if isinstance(held, HeldBatches)]
+    if plan.packs is not None and plan.pack is None:
+        batches = [held.lengths(span.low, span.high) for span, held in spans if isinstance(held, Held)]
         lengths, sizes = np.concatenate(batches), [int(counts.sum()) for counts in batches]
         begins = np.cumsum(lengths) - lengths
         if order is not None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from pqcache.errors import UsageError
 
@@ -70,11 +68,6 @@ class SelectedRows:
         return np.diff(self.offsets)
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """None: the rows are known."""
-        return ()
-
-    @property
     def fingerprint(self) -> str:
         """Names the rows."""
         digest = hashlib.blake2b(digest_size=8)
@@ -82,7 +75,7 @@ class SelectedRows:
             digest.update(part.tobytes())
         return digest.hexdigest()
 
-    def positions(self, group: int, parts: Iterable[pa.Table] = ()) -> Ints:
+    def positions(self, group: int) -> Ints:
         """Return the rows of one row group; none of one that is not among ``groups``."""
         at = int(np.searchsorted(self.groups, group))
         if at == len(self.groups) or self.groups[at] != group:

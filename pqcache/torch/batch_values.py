@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from pqcache.reader.packing.documents import POSITIONS
-from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.window import Group
 from pqcache.torch.column_options import check_mask
@@ -89,7 +88,7 @@ class BatchValues:
                 check_mask(name, plan.columns)  # nulls that no footer tells of
                 shape = (rows.num_rows,) if axis is None else (rows.num_rows, axis)
                 columns[mask_name(name)] = torch.ones(shape, dtype=torch.bool) if mask is None else mask
-        names = (*plan.columns, *plan.packs.spec.ids) if isinstance(plan.packs, PackedRows) else None
+        names = None if plan.pack is None else (*plan.columns, *plan.pack.ids)
         return TensorGroup(columns, group.ends, _bytes(columns) / max(1, rows.num_rows), names)
 
 

@@ -25,11 +25,9 @@ from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass
 from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
-from pqcache.reader.packing.packed_rows import PackedRows
-from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
-from pqcache.reader.selection.stored_counts import Counts
+from pqcache.reader.selection.selection import Counts
 from pqcache.reader.window import Group
 from pqcache.store.snapshot import Lease
 from pqcache.system.process_stats import cpu_count
@@ -354,7 +352,6 @@ class DatasetReader:
         snapshot: str | None,
         counts: Counts | None = None,
         path: str | os.PathLike[str] | None = None,
-        packs: PackedRows | GroupedRows | None = None,
     ) -> None:
         """Open a snapshot (None: the current one) and lease it instead of the previous one."""
         self._data, lease = open_local_dataset(
@@ -363,14 +360,12 @@ class DatasetReader:
         if self._release is not None:
             self._release()
         self._keep(lease)
-        self._set_plan(columns, counts, packs)
+        self._set_plan(columns, counts)
 
     def _keep(self, lease: Lease | None) -> None:
         self._release = weakref.finalize(self, lease.close) if lease is not None else None
 
-    def _set_plan(
-        self, columns: Sequence[str] | None, counts: Counts | None, packs: PackedRows | GroupedRows | None = None
-    ) -> None:
+    def _set_plan(self, columns: Sequence[str] | None, counts: Counts | None) -> None:
         options, pack = self.options, self.options.pack
         self._counts = {} if counts is None else counts
         if isinstance(pack, Pack) and columns is None:
@@ -382,25 +377,25 @@ class DatasetReader:
         if not isinstance(pack, Pack):
             plan = plan.with_dense_lists((*options.ragged, *filled, *(pack.columns if pack else ())))
         plan = replace(plan, fill=fills_when_decoded(options.conversion, plan.kinds))
-        self._plan = plan if pack is None else pack_plan(plan, pack, packs)
+        self._plan = plan if pack is None else pack_plan(plan, pack, self._counts)
         self._plans = EpochPlans(self._plan, options.seed, self.meter)
         self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
         del kept["_plan"], kept["_plans"], kept["_release"], kept["_fitted"]
-        kept["_columns"], kept["_packs"] = self._plan.columns, self._plan.packs
+        kept["_columns"] = self._plan.columns
         data = self._data
         if data.identities is None:  # a snapshot: opened again, and leased, where it is unpickled
             kept["_data"] = data.cache or data.directory, data.snapshot  # absolute: a worker may be elsewhere
         return kept
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
-        columns, counts, packs = kept.pop("_columns"), kept.pop("_counts"), kept.pop("_packs")
+        columns, counts = kept.pop("_columns"), kept.pop("_counts")
         self.__dict__.update(kept, _release=None, token=register(self, kept["token"]))
         if isinstance(kept["_data"], tuple):
             path, snapshot = kept["_data"]
-            self._open(columns, snapshot, counts, path, packs)
+            self._open(columns, snapshot, counts, path)
         else:
             self._keep(self._data.lease())
-            self._set_plan(columns, counts, packs)
+            self._set_plan(columns, counts)

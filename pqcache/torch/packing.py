@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pqcache.errors import UsageError
-from pqcache.reader.packing.pack import Pack
-from pqcache.reader.packing.packing_options import check_batch_size, check_pack
+from pqcache.reader.packing.pack import Pack, check_batch_size, check_pack
 from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.tensors import Conversion
 

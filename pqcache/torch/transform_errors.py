@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pqcache.reader.batch_rows import documents_of
 from pqcache.reader.order.epoch_order import Ints, Order
-from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.torch.batch import Position
 
@@ -43,10 +43,8 @@ class BatchOrigin:
     def places(self, index: int) -> list[RowPlace]:
         """Return where each row of a batch is."""
         groups, rows = self.order.batch(index)
-        if isinstance(packs := self.plan.packs, GroupedRows):  # of which each is a batch of several rows
-            (group,), (item,) = groups.tolist(), rows.tolist()
-            rows, _ = packs.read(group, int(self.plan.row_groups[group]), item, item + 1)
-            groups = np.repeat(groups, len(rows))
+        if self.plan.packs is not None and self.plan.pack is None:  # of which each is a batch of several rows
+            groups, rows = documents_of(self.plan, self.order, groups, rows)
         starts = np.zeros(len(groups), np.int64) if self.plan.piece_starts is None else self.plan.piece_starts[groups]
         table, numbers = self.plan.data.index, self.plan.row_groups[groups]
         files, row_groups = table.numbers("file")[numbers], table.numbers("row_group")[numbers]
@@ -58,9 +56,9 @@ class BatchOrigin:
         start = 0 if self.plan.piece_starts is None else int(self.plan.piece_starts[group])
         first, last = int(rows.min()) + start, int(rows.max()) + start
         path = index.paths[int(index.numbers("file")[number])]
-        what = "row" if self.plan.sequences is None and self.plan.packs is None else "sequence"
+        what = "row" if self.plan.sequence is None and self.plan.packs is None else "sequence"
         span = f"{what} {first}" if first == last else f"{len(rows)} {what}s from {first} to {last}"
-        counted = self.plan.selection is not None and self.plan.packs is None
+        counted = self.plan.selection.choose is not None and self.plan.packs is None
         selected = ", counted among those that are selected" if counted else ""
         return f"{path}, row group {int(index.numbers('row_group')[number])}: {span}{selected}"
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from pqcache.errors import UsageError
 from pqcache.reader.meter import NO_METER, TRANSFORM, Meter
-from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_rows import copied, row_count, take_rows
@@ -111,7 +110,7 @@ class TransformRunner:
     ) -> None:
         self._transform, self._origin, self._failures = transform, origin, failures
         self._seed, self._node = seed & (2**64 - 1), tuple(node)
-        self._packed = isinstance(origin.plan.packs, PackedRows)
+        self._packed = origin.plan.pack is not None
         self._count, self._calls, self._meter = 0, 0, meter
 
     def run(

@@ -1,9 +1,11 @@
-"""Documents of a row group, from which packed sequences are put together when a window takes them."""
+"""Documents of a row group, from which packed sequences are put together when a window takes them.
+
+Pieces of documents are Arrow's binary views, made of where they begin, and are copied once, into a batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,9 @@ from pqcache.parquet.dense_columns import as_list
 from pqcache.reader.kinds import Kind, number_dtype, storage_type
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.pack import Pack
-from pqcache.reader.packing.packed_rows import PackedRows, Pieces
-from pqcache.reader.packing.piece_views import array_of, view_buffers, view_words
-from pqcache.reader.packing.token_batches import GroupedRows, TokenBatches
-from pqcache.reader.rows import Column, ranges_of, to_arrow
-from pqcache.store.cache_directory import advice_for_file
+from pqcache.reader.packing.packed_rows import Pieces
+from pqcache.reader.packing.token_batches import TokenBatches
+from pqcache.reader.rows import Column, ranges_of, take_views, to_arrow, views_into
 
 POSITIONS = "position_ids"
 
@@ -69,15 +69,43 @@ def items_of(column: Column, name: str, where: object) -> tuple[Ints, npt.NDArra
     return lengths, np.frombuffer(items.buffers()[1] or b"", dtype, len(items), items.offset * dtype.itemsize)
 
 
-class HeldSequences:
-    """Documents of a row group, as packed sequences in ``order``, from sequence ``first`` of that on."""
+def tokens_of(
+    spec: Pack | TokenBatches, columns: Mapping[str, Column], path: Path
+) -> tuple[Ints, dict[str, npt.NDArray[Any]]]:
+    """The lengths of documents, and the tokens of each column that is packed, end to end.
 
-    def __init__(self, packs: PackedRows, documents: Documents, span: tuple[int, int], order: Ints, first: int) -> None:
-        self.file, self.first = documents.file, first
-        self._spec, self._order = packs.spec, order
-        self._items = documents.items(packs)
-        self._pieces = packs.read(documents.number, documents.item, *span)
-        self._begins = np.searchsorted(self._pieces.sequence, np.arange(span[1] - span[0] + 1))
+    Raises:
+        ParquetError: a document is null, holds a null, or has another number of tokens in one of ``fields``.
+    """
+    lengths, tokens = items_of(columns[spec.column], spec.column, path)
+    found = {spec.column: tokens}
+    for name in spec.columns[1:]:
+        others, found[name] = items_of(columns[name], name, path)
+        if not np.array_equal(others, lengths):
+            row = int(np.flatnonzero(others != lengths)[0])
+            reason = f"a row has {lengths[row]} items in {spec.column!r} and {others[row]} in {name!r}"
+            raise ParquetError(path, reason, f"write one item for each token, or leave {name!r} out of fields=")
+    return lengths, found
+
+
+class HeldSequences:
+    """Packed sequences of a row group in the order in which a lane takes them, from sequence ``first`` on.
+
+    Item i is sequence ``order[i - first]`` of the ``pieces`` of the documents, whose tokens are ``items``.
+    """
+
+    def __init__(
+        self, file: int, spec: Pack, items: Mapping[str, npt.NDArray[Any]], pieces: Pieces, order: Ints, first: int
+    ) -> None:
+        self.file, self.first = file, first
+        self._spec, self._order = spec, order
+        self._pieces, self._begins = pieces, pieces.begins
+        by_start = np.argsort(pieces.start)
+        number = np.empty_like(by_start)
+        number[by_start] = np.arange(len(number))
+        self._columns = {
+            name: (values.dtype, _views(values, pieces.start[by_start], number)) for name, values in items.items()
+        }
 
     def slices(self, low: int, high: int) -> list[list[Column]]:
         """Sequences ``low`` up to ``high``: the packed columns, then those of the pack's ``ids``."""
@@ -89,55 +117,18 @@ class HeldSequences:
         spec = self._spec
         pads = spec.length - np.bincount(pieces.sequence, pieces.tokens, len(wanted)).astype(np.int64)
         found = []
-        for name, items in self._items.items():
-            fill = np.full(int(pads.max(initial=0)), spec.fill(name, items.dtype), items.dtype)
-            values = _assembled(items, pieces, pads, fill).reshape(len(wanted), spec.length)
-            found.append(Column(packed_kind(pa.from_numpy_dtype(items.dtype), spec.length), values))
+        for name, (dtype, views) in self._columns.items():
+            values = _assembled(take_views(views, rows), dtype, pieces.sequence, pads, spec.fill(name, dtype))
+            kind = packed_kind(pa.from_numpy_dtype(dtype), spec.length)
+            found.append(Column(kind, values.reshape(len(wanted), spec.length)))
         found += [Column(packed_kind(pa.int32(), spec.length), ids) for ids in _ids(spec, pieces, pads)]
         return [found]
 
 
-class HeldBatches:
-    """Documents of a row group, in batches by their tokens that come in ``order``, from batch ``first`` of that on."""
-
-    def __init__(
-        self, packs: GroupedRows, documents: Documents, span: tuple[int, int], order: Ints, first: int
-    ) -> None:
-        self.file, self.first = documents.file, first
-        self._order, self._columns = order, documents.columns
-        documents.items(packs)
-        self._rows, self._ends = packs.read(documents.number, documents.item, *span)
-
-    def lengths(self, low: int, high: int) -> Ints:
-        """The documents of batches ``low`` up to ``high``."""
-        return np.diff(self._ends)[self._order[low - self.first : high - self.first]]
-
-    def slices(self, low: int, high: int) -> list[list[Column]]:
-        """The documents of batches ``low`` up to ``high``, batch after batch."""
-        wanted = self._order[low - self.first : high - self.first]
-        rows = self._rows[ranges_of(self._ends[wanted], self._ends[wanted + 1] - self._ends[wanted])]
-        return [[column.take(rows) for column in self._columns.values()]]
-
-
-@dataclass(frozen=True)
-class Documents:
-    """The documents of row group ``number`` of a plan, which is ``item`` of the index."""
-
-    path: Path
-    file: int
-    number: int
-    item: int
-    columns: dict[str, Column]
-
-    def items(self, packs: PackedRows | GroupedRows) -> dict[str, npt.NDArray[Any]]:
-        """The tokens of each packed column, once it is checked that documents have the lengths that were counted."""
-        lengths, found = packs.lengths_of(self.number), {}
-        for name in packs.spec.columns:
-            if name in self.columns:
-                have, found[name] = items_of(self.columns[name], name, self.path)
-                if not np.array_equal(have, lengths):
-                    raise _other_lengths(packs.spec, name, have, lengths, self.path)
-        return found
+def _views(items: npt.NDArray[Any], starts: Ints, order: Ints) -> pa.Array:
+    """Views of parts of ``items`` that lie end to end, in another order; a part begins at each of ``starts``."""
+    ends = np.append(starts, len(items)) * items.itemsize
+    return take_views(views_into(ends, pa.py_buffer(items)), order)
 
 
 def packed_kind(item: pa.DataType, length: int) -> Kind:
@@ -171,27 +162,11 @@ def _ids(pack: Pack, pieces: Pieces, pads: Ints) -> list[npt.NDArray[np.int32]]:
     return found
 
 
-def _assembled(items: npt.NDArray[Any], pieces: Pieces, pads: Ints, fill: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Pieces of ``items`` sequence after sequence, each with so many ``pads`` of ``fill`` behind it."""
-    data, padding, width = items.view(np.uint8), fill.view(np.uint8), items.itemsize
-    buffers, numbers = view_buffers(data), np.arange(len(pads))
-    words = np.empty((len(pieces.sequence) + len(pads), 4), np.int32)
-    words[np.arange(len(pieces.sequence)) + pieces.sequence] = view_words(
-        data, pieces.start * width, pieces.tokens * width
-    )
-    ends = np.searchsorted(pieces.sequence, numbers, "right") + numbers + 1
-    words[ends - 1] = view_words(padding, np.zeros_like(pads), pads * width, len(buffers))
-    views = array_of(words, [*buffers, *view_buffers(padding)])
-    joined = views.cast(pa.large_binary()).buffers()[2]
-    return np.frombuffer(
-        b"" if joined is None else joined, np.uint8, int(pieces.tokens.sum() + pads.sum()) * width
-    ).view(items.dtype)
-
-
-def _other_lengths(pack: Pack | TokenBatches, name: str, found: Ints, lengths: Ints, path: Path) -> ParquetError:
-    if name == pack.column or len(found) != len(lengths):
-        advice = advice_for_file(path, "the file was replaced or is damaged: open the dataset again")
-        return ParquetError(path, f"column {name!r} has documents of other lengths than were counted", advice)
-    row = int(np.flatnonzero(found != lengths)[0])
-    reason = f"a row has {lengths[row]} items in {pack.column!r} and {found[row]} in {name!r}"
-    return ParquetError(path, reason, f"write one item for each token, or leave {name!r} out of fields=")
+def _assembled(views: pa.Array, dtype: np.dtype[Any], sequence: Ints, pads: Ints, fill: Any) -> npt.NDArray[Any]:
+    """Pieces sequence after sequence, each with so many ``pads`` of ``fill`` behind it."""
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pads)])
+    padding = views_into(ends * dtype.itemsize, pa.py_buffer(np.full(int(ends[-1]), fill, dtype)))
+    behind = np.searchsorted(sequence, np.arange(len(pads)), "right")
+    order = np.insert(np.arange(len(sequence)), behind, len(sequence) + np.arange(len(pads)))
+    joined = take_views(pa.concat_arrays([views, padding]), order).cast(pa.large_binary()).buffers()[2]
+    return np.frombuffer(b"" if joined is None else joined, dtype)

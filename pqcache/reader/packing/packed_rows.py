@@ -1,18 +1,22 @@
-"""Which tokens of which documents make up each packed sequence of a row group: arithmetic on the documents' lengths."""
+"""What documents make: packed sequences, or batches by tokens. Arithmetic on their lengths."""
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from pqcache.errors import ParquetError
 from pqcache.reader.order.epoch_order import Ints, permutation
-from pqcache.reader.packing.best_fit import best_fit
 from pqcache.reader.packing.pack import Pack
-from pqcache.reader.stored_numbers import SmallInts, StoredNumbers
+from pqcache.reader.packing.token_batches import TokenBatches, batch_ends
+from pqcache.reader.selection.selection import Positions, digest_of
+from pqcache.store.cache_directory import advice_for_file
 
 DOCUMENTS = 16  # what a random stream is for, after those of the order
 
@@ -27,93 +31,101 @@ class Pieces(NamedTuple):
     tokens: Ints
     sequence: Ints
 
+    @property
+    def begins(self) -> Ints:
+        """Where the parts of each sequence begin, and those of the last one end."""
+        return np.searchsorted(self.sequence, np.arange(int(self.sequence[-1]) + 2 if len(self.sequence) else 1))
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PackedRows:
-    """The documents of some row groups, packed.
+class Packs:
+    """The packed sequences, or batches by tokens, that the documents of some row groups make.
 
-    ``row_groups`` rows of the index
-    ``lengths``    of all documents
-    ``first``      where those of each row group begin in ``lengths``, and ``documents`` how many there are
-    ``order``      for "best_fit", the pieces of all documents (see `_pieces_of`) in the order of the sequences; one
-                   that begins a sequence is counted from -1 downwards. ``first_piece`` is where those of each row
-                   group begin, and ``pieces`` how many there are.
-    ``sequences``  of each row group
-    ``shuffle``    seed and epoch of the order of documents; None: in the order of the files
+    Attributes:
+        counts: sequences, or batches, of each row group.
+        tokens: of all documents.
+        places: for "best_fit", the sequence of each piece of a document, the longest first, by row group.
+        shuffle: seed and epoch of the order of documents; None: in the order of the files.
     """
 
-    spec: Pack
-    row_groups: Ints
-    lengths: StoredNumbers
-    first: Ints
-    documents: Ints
-    sequences: Ints
-    order: StoredNumbers | None = None
-    first_piece: Ints | None = None
-    pieces: Ints | None = None
+    spec: Pack | TokenBatches
+    counts: Ints
+    tokens: int
+    places: Sequence[npt.NDArray[np.int32]] = ()
     shuffle: tuple[int, int] | None = None
 
     @cached_property
     def fingerprint(self) -> str:
         """A name for what the sequences hold."""
-        return hashlib.blake2b(self.sequences.tobytes() + self.spec.fingerprint.encode(), digest_size=16).hexdigest()
-
-    @cached_property
-    def tokens(self) -> int:
-        """The number of tokens of an epoch."""
-        return int(count_tokens(self.lengths.values, self.first, self.documents).sum())
+        return digest_of(self.spec.fingerprint, self.counts)
 
     @property
     def fill(self) -> float:
-        """The share of the places in sequences that hold tokens."""
-        return self.tokens / max(1, int(self.sequences.sum()) * self.spec.length)
+        """The share of the places in sequences, or batches, that hold tokens."""
+        most = self.spec.length if isinstance(self.spec, Pack) else self.spec.tokens_per_batch
+        return self.tokens / max(1, int(self.counts.sum()) * most)
 
-    def lengths_of(self, number: int) -> Ints:
-        """Return the lengths of the documents of a row group."""
-        first = int(self.first[number])
-        return self.lengths.values[first : first + int(self.documents[number])].astype(np.int64)
+    def batches(self, number: int, lengths: Ints, item: int, path: Path) -> Positions:
+        """The documents of each batch of row group ``number``, which is ``item`` of the index.
 
-    def read(self, number: int, item: int, low: int, high: int) -> Pieces:
-        """Return the parts of sequences ``low`` to ``high`` of a row group, which is ``item`` of the index."""
-        lengths = self.lengths_of(number)
+        Raises:
+            ParquetError: documents have other lengths than were counted.
+        """
+        assert isinstance(self.spec, TokenBatches)
+        order = self._order(len(lengths), item)
+        order = order[np.argsort(np.searchsorted(self.spec.bounds, lengths[order]), kind="stable")]
+        ends = batch_ends(lengths, self.spec)
+        self._check(len(ends) - 1 == self.counts[number], path)
+        return Positions(order, ends[:-1], np.diff(ends))
+
+    def pieces(self, number: int, lengths: Ints, item: int, path: Path) -> Pieces:
+        """The parts of the sequences of row group ``number``, which is ``item`` of the index.
+
+        Raises:
+            ParquetError: documents have other lengths than were counted.
+        """
+        assert isinstance(self.spec, Pack)
+        length = self.spec.length
         if self.spec.strategy == "concat":
-            return _cut(lengths, self._documents_in_order(len(lengths), item), self.spec.length, low, high)
-        order, sequence = self._order_of(number)
-        start, count = _pieces_of(lengths, self.spec.length)
+            self._check(-(-int(lengths.sum()) // length) == self.counts[number], path)
+            return _cut(lengths, self._order(len(lengths), item), length)
+        start, count = _pieces_of(lengths, length)
+        longest, places = np.argsort(-count, kind="stable"), self.places[number].astype(np.int64)
+        self._check(len(places) == len(longest), path)
+        sequence = np.empty_like(longest)
+        sequence[longest] = places
+        self._check(int(np.bincount(sequence, count).max(initial=0)) <= length, path)
+        sequence = _numbered(sequence)
+        order = np.argsort(sequence, kind="stable")
+        sequence = sequence[order]
         if self.shuffle is not None:
-            order = _exchanged(order, count, permutation(len(order), *self.shuffle, DOCUMENTS, 0, item))
-        wanted = slice(*np.searchsorted(sequence, (low, high)).tolist())
-        order = order[wanted]
-        return Pieces(start[order], count[order], sequence[wanted] - low)
+            order = _exchanged(order, count, self._order(len(order), item))
+        return Pieces(start[order], count[order], sequence)
 
-    def _documents_in_order(self, count: int, item: int) -> Ints:
+    def _check(self, is_as_counted: bool, path: Path) -> None:
+        if not is_as_counted:
+            advice = advice_for_file(path, "the file was replaced or is damaged: open the dataset again")
+            reason = f"column {self.spec.column!r} has documents of other lengths than were counted"
+            raise ParquetError(path, reason, advice)
+
+    def _order(self, count: int, item: int) -> Ints:
         if self.shuffle is None:
             return np.arange(count)
         return permutation(count, *self.shuffle, DOCUMENTS, 0, item)
 
-    def _order_of(self, number: int) -> tuple[Ints, Ints]:
-        """Return the pieces of a row group in order, and the sequence of each."""
-        assert self.order is not None
-        assert self.first_piece is not None
-        assert self.pieces is not None
-        first = int(self.first_piece[number])
-        marked = self.order.values[first : first + int(self.pieces[number])].astype(np.int64)
-        return np.where(marked < 0, -1 - marked, marked), np.cumsum(marked < 0) - 1
 
-
-def count_tokens(lengths: SmallInts, first: Ints, documents: Ints) -> Ints:
-    """Return the tokens of the documents of each row group."""
-    groups = zip(first.tolist(), documents.tolist(), strict=True)
-    return np.array([int(lengths[begin : begin + count].sum(dtype=np.int64)) for begin, count in groups], np.int64)
-
-
-def best_fit_order(lengths: Ints, length: int) -> Ints:
-    """Return the pieces of a row group's documents in the order of the sequences, marked as in ``PackedRows.order``."""
-    _, count = _pieces_of(lengths, length)
-    sequence = best_fit(count, length)
-    order = np.argsort(sequence, kind="stable")
-    begins = np.diff(sequence[order], prepend=-1) > 0
-    return np.where(begins, -1 - order, order)
+def count_packs(spec: Pack | TokenBatches, lengths: Ints, documents: Ints) -> tuple[int, npt.NDArray[np.int32]]:
+    """How many sequences, or batches, so many ``documents`` of these lengths make, and their ``Packs.places``."""
+    none = np.zeros(0, np.int32)
+    if isinstance(spec, TokenBatches):
+        return len(batch_ends(np.repeat(lengths, documents), spec)) - 1, none
+    if spec.strategy == "concat":
+        return -(-int((lengths * documents).sum()) // spec.length), none
+    rests = np.repeat(lengths % spec.length, documents)
+    places = best_fit(-np.sort(-rests[rests > 0]), spec.length)
+    full = int((lengths // spec.length * documents).sum())  # each of which is a sequence
+    places = np.concatenate([np.arange(full), full + places])
+    return int(places.max(initial=-1)) + 1, places.astype(np.int32)
 
 
 def _pieces_of(lengths: Ints, length: int) -> tuple[Ints, Ints]:
@@ -127,19 +139,18 @@ def _pieces_of(lengths: Ints, length: int) -> tuple[Ints, Ints]:
     return start, np.minimum(np.repeat(lengths, pieces) - within * length, length)
 
 
-def _cut(lengths: Ints, order: Ints, length: int, low: int, high: int) -> Pieces:
-    """Return sequences ``low`` to ``high`` of documents that are laid end to end in ``order``."""
+def _cut(lengths: Ints, order: Ints, length: int) -> Pieces:
+    """Return the sequences of documents that are laid end to end in ``order``."""
     starts, lengths = (np.cumsum(lengths) - lengths)[order], lengths[order]
     ends = np.cumsum(lengths)
-    wanted = slice(np.searchsorted(ends, low * length, "right"), np.searchsorted(ends - lengths, high * length))
-    starts, begins, ends = starts[wanted], (ends - lengths)[wanted], ends[wanted]
-    first = np.maximum(begins // length, low)
-    pieces = np.where(ends > begins, np.minimum(-(-ends // length), high) - first, 0)
+    begins = ends - lengths
+    first = begins // length
+    pieces = np.where(ends > begins, -(-ends // length) - first, 0)
     document = np.repeat(np.arange(len(pieces)), pieces)
     sequence = first[document] + np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     begin = np.maximum(begins[document], sequence * length)
     tokens = np.minimum(ends[document], (sequence + 1) * length) - begin
-    return Pieces(starts[document] + begin - begins[document], tokens, sequence - low)
+    return Pieces(starts[document] + begin - begins[document], tokens, sequence)
 
 
 def _exchanged(order: Ints, count: Ints, keys: Ints) -> Ints:
@@ -148,3 +159,51 @@ def _exchanged(order: Ints, count: Ints, keys: Ints) -> Ints:
     found = np.empty_like(order)
     found[np.argsort(count[order] * pieces + np.arange(pieces))] = np.argsort(count * pieces + keys)
     return found
+
+
+def best_fit(lengths: Ints, capacity: int) -> Ints:
+    """Return the sequence of each piece, of which none is longer than ``capacity`` or shorter than 1.
+
+    They come longest first, and each goes to the fullest sequence that can take it. All pieces of one length are placed
+    together. This takes longer than reading the pieces.
+    """
+    found = np.empty(len(lengths), np.int64)
+    starts = np.flatnonzero(np.diff(lengths, prepend=-1))
+    ends = np.append(starts[1:], len(lengths))[: len(starts)]
+    by_left: dict[int, list[int]] = {}  # sequences by what is left in them
+    any_left = 0  # bit r is set where by_left[r] has any
+    sequences = 0
+    for begin, end, length in zip(starts.tolist(), ends.tolist(), lengths[starts].tolist(), strict=True):
+        while begin < end:
+            above = any_left >> length
+            if above:
+                left = length + (above & -above).bit_length() - 1
+                each = left // length
+                used = min(len(by_left[left]), -(-(end - begin) // each))
+                taken = by_left[left][-used:]
+                del by_left[left][-used:]
+                if not by_left[left]:
+                    any_left ^= 1 << left
+            else:
+                left, each = capacity, capacity // length
+                used = -(-(end - begin) // each)
+                taken = list(range(sequences, sequences + used))
+                sequences += used
+            count = min(end - begin, used * each)
+            found[begin : begin + count] = np.repeat(taken, each)[:count]
+            begin += count
+            last = count - (used - 1) * each  # in the last of these sequences
+            for rest, some in ((left - each * length, taken[:-1]), (left - last * length, taken[-1:])):
+                if rest and some:
+                    by_left.setdefault(rest, []).extend(some)
+                    any_left |= 1 << rest
+    return found
+
+
+def _numbered(found: Ints) -> Ints:
+    """Return the sequences numbered in the order of their first pieces."""
+    first = np.empty(int(found.max(initial=-1)) + 1, np.int64)
+    first[found[::-1]] = np.arange(len(found))[::-1]  # the last one that is assigned stays
+    number = np.empty_like(first)
+    number[np.argsort(first, kind="stable")] = np.arange(len(first))
+    return number[found]

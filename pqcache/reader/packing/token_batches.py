@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.epoch_order import Ints, permutation
-from pqcache.reader.packing.packed_rows import DOCUMENTS
-from pqcache.reader.stored_numbers import StoredNumbers
+from pqcache.reader.order.epoch_order import Ints
 
 _PER_OCTAVE = 8  # buckets
 _MOST_TOKENS = 1 << 30
@@ -82,58 +80,6 @@ class TokenBatches:
 def _is_count(value: Any) -> bool:
     number = isinstance(value, int | np.integer) and not isinstance(value, bool)
     return number and 0 < value <= _MOST_TOKENS
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GroupedRows:
-    """The documents of some row groups, in batches.
-
-    ``row_groups`` rows of the index
-    ``lengths``    of all documents
-    ``first``      where those of each row group begin in ``lengths``, and ``documents`` how many there are
-    ``sequences``  the batches of each row group
-    ``shuffle``    seed and epoch of the order of documents; None: in the order of the files
-    """
-
-    spec: TokenBatches
-    row_groups: Ints
-    lengths: StoredNumbers
-    first: Ints
-    documents: Ints
-    sequences: Ints
-    shuffle: tuple[int, int] | None = None
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A name for what the batches hold."""
-        return hashlib.blake2b(self.sequences.tobytes() + self.spec.fingerprint.encode(), digest_size=16).hexdigest()
-
-    @property
-    def fill(self) -> float:
-        """The share of ``tokens_per_batch`` that batches hold, without padding."""
-        places = zip(self.first.tolist(), self.documents.tolist(), strict=True)
-        tokens = sum(int(self.lengths.values[first : first + n].sum(dtype=np.int64)) for first, n in places)
-        return tokens / max(1, int(self.sequences.sum()) * self.spec.tokens_per_batch)
-
-    def lengths_of(self, number: int) -> Ints:
-        """Return the lengths of the documents of a row group."""
-        first = int(self.first[number])
-        return self.lengths.values[first : first + int(self.documents[number])].astype(np.int64)
-
-    def read(self, number: int, item: int, low: int, high: int) -> tuple[Ints, Ints]:
-        """Return the rows of batches ``low`` to ``high`` of a row group, which is ``item`` of the index.
-
-        They are positions among its documents, batch after batch; then where each batch begins, and the last one ends.
-        """
-        lengths = self.lengths_of(number)
-        if self.shuffle is None:
-            order = np.arange(len(lengths))
-        else:
-            order = permutation(len(lengths), *self.shuffle, DOCUMENTS, 0, item)
-        buckets = np.searchsorted(self.spec.bounds, lengths[order])
-        order = order[np.argsort(buckets, kind="stable")]
-        ends = batch_ends(lengths, self.spec)[low : high + 1]
-        return order[ends[0] : ends[-1]], ends - ends[0]
 
 
 def batch_ends(lengths: Ints, spec: TokenBatches) -> Ints:

@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pqcache.errors import UsageError
-from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.selection.row_filter import SelectedRowGroups, count_rows
-from pqcache.reader.selection.sample import check_sample, limit_rows, sample_rows
-from pqcache.reader.selection.selection import Intersection, Selection
-from pqcache.reader.selection.split import Split, SplitSelection
-from pqcache.reader.selection.stored_counts import Counts
+from pqcache.reader.order.epoch_order import permutation
+from pqcache.reader.selection.selection import Counts, Parts, Selection, digest_of
+from pqcache.reader.selection.split import Split, split_rows
 from pqcache.reader.selection.weights import RowWeights, check_weights
+from pqcache.store.selected_rows import Ints
+
+FEWEST = 16  # row groups of a sample, if there are as many: rows of fewer say little of the dataset
+_SAMPLE = 5  # what a random stream is for, after those of the order, of mixes and of weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,18 +35,25 @@ class RowChoice:
     def __post_init__(self) -> None:
         if self.split is not None and not isinstance(self.split, Split):
             raise UsageError(f"split={self.split!r}", 'give a Split, like Split("user_id", 0.0, 0.9)')
-        check_sample(self.sample, self.limit)
+        number = isinstance(self.sample, int | float | np.integer | np.floating) and not isinstance(self.sample, bool)
+        if self.sample is not None and not (number and 0 < self.sample <= 1):
+            raise UsageError(
+                f"sample={self.sample!r}", "give a number above 0, up to 1", "0.01 is one row of a hundred"
+            )
+        whole = isinstance(self.limit, int | np.integer) and not isinstance(self.limit, bool)
+        if self.limit is not None and not (whole and self.limit >= 1):
+            raise UsageError(f"limit={self.limit!r}", "give a number of rows of at least 1")
         check_weights(self.weights, self.balance)
 
-    def of(self, data: LocalDataset, found: SelectedRowGroups, counts: Counts | None = None) -> SelectedRowGroups:
-        """Return the row groups with rows that are chosen among those ``found``, and how many of each.
+    def of(self, found: Selection, known: Counts | None = None) -> Selection:
+        """Return the rows that are chosen among those ``found``, before weights.
 
-        ``counts`` are those that are known already, and what is counted is added to it. What makes no sense raises
-        UsageError; where no row is left, a warning.
+        ``known`` are counts of rows, to which what is counted is added. What makes no sense raises UsageError; where no
+        row is left, a warning.
         """
-        found = found if self.split is None else _split(data, found, self.split, counts)
-        found = found if self.sample is None else sample_rows(data, found, self.sample, self.seed)
-        return found if self.limit is None else limit_rows(data, found, self.limit)
+        found = found if self.split is None else split_rows(found, self.split, known)
+        found = found if self.sample is None else _sample(found, self.sample, self.seed)
+        return found if self.limit is None else _first_of(found, _first_rows(found.counts, self.limit), None)
 
     @property
     def has_weights(self) -> bool:
@@ -59,18 +68,41 @@ class RowChoice:
             reason = "both would leave out rows in the middle of sequences"
             raise UsageError("sample, limit and sequence", reason, "choose partitions with filters=")
 
-    def weights_of(
-        self, data: LocalDataset, found: SelectedRowGroups, counts: Counts | None = None
-    ) -> RowWeights | None:
+    def weights_of(self, found: Selection, known: Counts | None = None) -> RowWeights | None:
         """Return how often each row comes among those ``found``; None where all come once."""
         given = (self.balance,) if self.balance is not None else self.weights
-        return None if given is None else RowWeights(data, found, given, counts)
+        return None if given is None else RowWeights(found, given, known)
 
 
-def _split(data: LocalDataset, found: SelectedRowGroups, split: Split, counts: Counts | None) -> SelectedRowGroups:
-    of_split = SplitSelection(data, split)
-    selection: Selection = of_split if found.selection is None else Intersection(found.selection, of_split)
-    selected = count_rows(data, selection, found.row_groups, counts)
-    if len(selected) and not selected.any():
-        warnings.warn(f"{data.root}: no row is left by split, so there are no batches", stacklevel=2)
-    return SelectedRowGroups(found.row_groups, selection, selected).without_empty(data.index.rows)
+def _sample(found: Selection, share: float, seed: int) -> Selection:
+    """A share of the rows: complete row groups, chosen at random, or if these are fewer than 16, random rows of 16."""
+    rows = found.counts
+    wanted = max(1, round(share * int(rows.sum()))) if rows.sum() else 0
+    order = permutation(len(rows), seed, 0, _SAMPLE, 1)
+    complete, few = _first_rows(rows[order], wanted), min(FEWEST, len(rows))
+    if np.count_nonzero(complete) < few:
+        ends = np.cumsum(rows[order][:few])
+        complete = np.zeros(len(rows), np.int64)
+        complete[:few] = np.diff(ends * wanted // int(ends[-1]), prepend=0) if wanted <= ends[-1] else rows[order][:few]
+    counts = np.zeros(len(rows), np.int64)
+    counts[order] = complete
+    return _first_of(found, counts, seed)
+
+
+def _first_rows(counts: Ints, most: int) -> Ints:
+    """How many of the first ``most`` rows each row group has."""
+    return np.asarray(np.clip(most - (np.cumsum(counts) - counts), 0, counts), np.int64)
+
+
+def _first_of(found: Selection, counts: Ints, seed: int | None) -> Selection:
+    """The first ``counts`` rows of each row group, in random order if there is a seed."""
+    groups, rows_in = found.row_groups, found.data.index.rows
+
+    def step(group: int, parts: Parts, rows: Ints | None) -> Ints:
+        rows = np.arange(int(rows_in[group])) if rows is None else rows
+        count = int(counts[np.searchsorted(groups, group)])
+        if seed is None or count == len(rows):
+            return rows[:count]
+        return rows[np.sort(permutation(len(rows), seed, 0, _SAMPLE, 0, group)[:count])]
+
+    return found.then(step, digest_of("part", seed, groups, counts), counts=counts).without_empty()

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,10 @@ import pyarrow.compute as pc
 from pqcache.errors import UsageError, first_line
 from pqcache.filters.expression import Condition, condition_columns, expression_of, rows_where, text_of
 from pqcache.filters.pruning import TruthValues, prune_by_expression, prune_row_groups
-from pqcache.parquet.dense_columns import Dense, as_lists, dense_in, dense_to_lists
+from pqcache.parquet.dense_columns import as_lists, dense_in, dense_to_lists
 from pqcache.parquet.schema_merge import cast_to_schema, condition_schema_of
 from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.selection.selection import Intersection, Selection
-from pqcache.reader.selection.stored_counts import Counts, count_once, map_row_groups
+from pqcache.reader.selection.selection import Counts, Parts, Selection
 from pqcache.store.hive import with_hints
 from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import Ints, SelectedRows
@@ -46,61 +44,40 @@ class RowFilter:
     text: str
 
 
-@dataclass(frozen=True)
-class SelectedRowGroups:
-    """Row groups by their row in the index, and how many rows of each are ``selected``, by ``selection``; None: all."""
-
-    row_groups: Ints
-    selection: Selection | None = None
-    selected: Ints | None = None
-
-    def rows(self, rows: Ints) -> Ints:
-        """Return how many rows of each are selected; ``rows`` are those of each row group of the index."""
-        return rows[self.row_groups] if self.selected is None else self.selected
-
-    def without_empty(self, rows: Ints) -> SelectedRowGroups:
-        """Return those with rows, and no selection where it takes all; ``rows`` are those of each row group."""
-        if self.selected is None:
-            return self
-        kept = self.selected > 0
-        groups, selected = self.row_groups[kept], self.selected[kept]
-        if np.array_equal(selected, rows[groups]):
-            return SelectedRowGroups(groups)
-        return SelectedRowGroups(groups, self.selection, selected)
-
-
-def select_row_groups(
-    data: LocalDataset, filters: Any = None, rows: SelectedRows | None = None, counts: Counts | None = None
-) -> SelectedRowGroups:
-    """Return the row groups with rows that satisfy ``filters`` (None: all) and are among ``rows`` (None: all).
+def select_rows(
+    data: LocalDataset, filters: Any = None, rows: SelectedRows | None = None, known: Counts | None = None
+) -> Selection:
+    """Return the rows that satisfy ``filters`` (None: all) and are among ``rows`` (None: all).
 
     ``filters`` is a condition as for ``--where``, a list as pandas and pyarrow take it, or a pyarrow expression;
-    docs/loading.md says what they do with nulls. ``counts`` are those that are known already, and what is counted is
-    added to it. A condition that makes no sense raises UsageError; one that no row satisfies, a warning.
+    docs/loading.md says what they do with nulls. ``known`` are counts of rows, to which what is counted is added. A
+    condition that makes no sense raises UsageError; one that no row satisfies, a warning.
     """
-    index = data.index
-    selection: Selection | None = None
+    found = Selection.of_all(data)
     if rows is not None:
         check_rows(data, rows)
-        selection = rows
-    if filters is None and rows is None:
-        return SelectedRowGroups(np.flatnonzero(index.rows > 0))
-    found = index.rows if rows is None else counts_of(rows, len(index))
+        counts = counts_of(rows, len(data.index))[found.row_groups]
+        found = found.then(lambda group, *_: rows.positions(group), rows.fingerprint, counts=counts)
     if filters is not None:
-        wanted = parse_filters(filters, index)
-        matching = FilterSelection(data, wanted)
-        selection = matching if selection is None else Intersection(selection, matching)
-        truth = prune_by_filter(wanted, index)
-        found = np.where(truth.some, found, 0)
-        open_groups = np.flatnonzero(~truth.every & (found > 0))
-        if len(open_groups):
-            found = found.copy()
-            found[open_groups] = count_rows(data, selection, open_groups, counts)
-    groups = np.flatnonzero(found)
-    if not len(groups):
+        found = _matching(found, parse_filters(filters, data.index), known)
+    if not found.counts.any() and (filters is not None or rows is not None):
         what = "filters" if rows is None else "rows" if filters is None else "filters and rows"
         warnings.warn(f"{data.root}: no row is left by {what}, so there are no batches", stacklevel=2)
-    return SelectedRowGroups(groups, selection, found[groups]).without_empty(index.rows)
+    return found.without_empty()
+
+
+def _matching(found: Selection, wanted: RowFilter, known: Counts | None) -> Selection:
+    """Those of the rows that satisfy a filter; they are counted where statistics do not decide."""
+    index, groups = found.data.index, found.row_groups
+    truth = prune_by_filter(wanted, index)
+    columns = [name for name in wanted.columns if name not in index.partitions.column_names]
+    text = hashlib.blake2b(wanted.text.encode(), digest_size=16).hexdigest()
+    counts = np.where(truth.some[groups], found.counts, 0)
+    matching = found.then(_Matching(found.data, wanted, columns), text, columns, counts)
+    undecided = np.flatnonzero(~truth.every[groups] & (counts > 0))
+    if len(undecided):
+        counts[undecided] = matching.counted(groups[undecided], known)
+    return matching
 
 
 def check_rows(data: LocalDataset, rows: SelectedRows) -> None:
@@ -192,55 +169,35 @@ def prune_by_filter(wanted: RowFilter, index: Index) -> TruthValues:
     return prune_row_groups(wanted.condition, index.statistics, constants)
 
 
-@dataclass(frozen=True, eq=False)
-class FilterSelection:
-    """The rows of a dataset that satisfy a filter; a `Selection`."""
+class _Matching:
+    """Finds the rows of a row group that satisfy a filter; ``columns`` are those that are in the files."""
 
-    data: LocalDataset
-    wanted: RowFilter
+    def __init__(self, data: LocalDataset, wanted: RowFilter, columns: Sequence[str]) -> None:
+        self._data, self._wanted = data, wanted
+        self._fields = pa.schema([wanted.schema.field(name) for name in columns])
+        self._dense = {name: dense for name, dense in dense_in(data.index.schema).items() if name in columns}
+        partitions = data.index.partitions
+        self._constants = {name: partitions[name] for name in wanted.columns if name in partitions.column_names}
+        self._files = data.index.numbers("file")
 
-    @cached_property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that are not partition columns."""
-        return tuple(name for name in self.wanted.columns if name not in self.data.index.partitions.column_names)
+    def __call__(self, group: int, parts: Parts, rows: Ints | None) -> Ints:
+        found = self._found(group, parts)
+        return found if rows is None else np.intersect1d(rows, found, assume_unique=True)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A name for the condition."""
-        return hashlib.blake2b(self.wanted.text.encode(), digest_size=16).hexdigest()
-
-    @cached_property
-    def _fields(self) -> pa.Schema:
-        return pa.schema([self.wanted.schema.field(name) for name in self.columns])
-
-    @cached_property
-    def _dense(self) -> dict[str, Dense]:
-        return {name: dense for name, dense in dense_in(self.data.index.schema).items() if name in self.columns}
-
-    @cached_property
-    def _constants(self) -> dict[str, pa.ChunkedArray]:
-        partitions = self.data.index.partitions
-        return {name: partitions[name] for name in self.wanted.columns if name in partitions.column_names}
-
-    @cached_property
-    def _files(self) -> Ints:
-        return self.data.index.numbers("file")
-
-    def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
-        """Return the rows of a row group that satisfy the filter."""
+    def _found(self, group: int, parts: Parts) -> Ints:
         file = int(self._files[group])
-        if not self.columns:  # one row says it: tables without columns do not know how many rows they have
+        if not self._fields.names:  # one row says it: tables without columns do not know how many rows they have
             one = {"\0one": pa.nulls(1)} | {name: values.slice(file, 1) for name, values in self._constants.items()}
-            is_true = len(rows_where(pa.table(one), self.wanted.expression)) > 0
-            return np.arange(int(self.data.index.rows[group]) if is_true else 0, dtype=np.int64)
+            is_true = len(rows_where(pa.table(one), self._wanted.expression)) > 0
+            return np.arange(int(self._data.index.rows[group]) if is_true else 0, dtype=np.int64)
         found, at = [np.zeros(0, np.int64)], 0
-        path = str(self.data.root / self.data.index.paths[file])
+        path = str(self._data.root / self._data.index.paths[file])
         for part in parts:
             table = cast_to_schema(self._as_lists(part), self._fields, path)
             for name, values in self._constants.items():
                 table = table.append_column(name, pa.repeat(values[file], part.num_rows))
             try:
-                found.append(rows_where(table, self.wanted.expression) + at)
+                found.append(rows_where(table, self._wanted.expression) + at)
             except pa.ArrowException as error:
                 raise UsageError("filters", f"cannot be evaluated for {path} ({first_line(error)})") from error
             at += part.num_rows
@@ -253,17 +210,3 @@ class FilterSelection:
                 lists = [dense_to_lists(chunk, dense, kind) for chunk in table[name].chunks]
                 table = table.set_column(table.schema.get_field_index(name), name, pa.chunked_array(lists, kind))
         return table
-
-
-def count_rows(data: LocalDataset, selection: Selection, groups: Ints, known: Counts | None = None) -> Ints:
-    """Return how many rows of ``groups`` a selection chooses: as known, as stored beside the snapshot, or counted.
-
-    What was counted is stored, and added to ``known``.
-    """
-
-    def count() -> pa.Table:
-        found = map_row_groups(data, selection.columns, groups, lambda *group: len(selection.positions(*group)))
-        return pa.table({"group": groups, "selected": np.array(found, np.int64)})
-
-    found = count_once(data, selection.fingerprint, groups, known, count)
-    return np.array(found["selected"].to_numpy(), np.int64)

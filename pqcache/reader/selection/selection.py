@@ -1,57 +1,307 @@
-"""Which rows of each row group an epoch reads: the rows that satisfy a filter, or rows that were looked up."""
+"""Which rows of each row group an epoch reads: positions, which are worked out for one row group at a time.
+
+Each option (filters, a split, weights, ...) makes a `Selection` of the one before it. How many rows it has of each row
+group is known before an epoch: from the index, or counted once and stored beside the snapshot.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from pqcache.errors import MALFORMED, UsageError
+from pqcache.filters.expression import operand_of
+from pqcache.parquet.dense_columns import as_lists
+from pqcache.reader.arriving.arrival_queue import arrival_queue
+from pqcache.reader.files import Files
+from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.rows import ranges_of
+from pqcache.store.hive import with_hints
+from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.selected_rows import Ints
+from pqcache.system.disk import read_regular, write_durably
+from pqcache.system.fork_safe_threads import ForkSafeThreadPool
+from pqcache.system.process_stats import cpu_count
 
+COUNTS = "_pqcache/counts"
+FORMAT = 2
+log = logging.getLogger("pqcache.reader")
 
-class Selection(Protocol):
-    """Chooses among the rows of a row group, once ``columns`` of it are decoded.
-
-    How many rows it chooses is known before that (``View.selected``), so that an order can be made without reading.
-    """
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns in the files that it looks at, whether or not they are among those that are read."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A name for what is chosen, so that a state can say what it belongs to."""
-
-    def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
-        """Return the chosen rows of row group ``group`` of the index: their positions, in ascending order.
-
-        ``parts`` are all its rows, in order, in one table or more: ``columns`` as they are in the file, without
-        those that it lacks.
-        """
+Found = TypeVar("Found")
+Counts = dict[str, pa.Table]  # what was counted, by the name of what it is of
+Parts = Iterable[pa.Table]  # all rows of a row group, in order, with columns as they are in the file, if it has them
+Step = Callable[[int, Parts, Ints | None], Ints]
+"""Returns positions of rows of a row group, in ascending order, among those given (None: all)."""
 
 
 @dataclass(frozen=True)
-class Intersection:
-    """The rows that both of two selections choose."""
+class Positions:
+    """Rows of a row group by their positions, in groups if there are ``starts``.
 
-    first: Selection
-    second: Selection
+    Group i then is ``lengths[i]`` of the ``rows``, from number ``starts[i]`` on.
+    """
+
+    rows: Ints
+    starts: Ints | None = None
+    lengths: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows if self.starts is None else self.starts)
+
+    def __getitem__(self, items: slice | Ints) -> Positions:
+        """Some of the rows, or of the groups."""
+        if self.starts is None or self.lengths is None:
+            return Positions(self.rows[items])
+        return Positions(self.rows, self.starts[items], self.lengths[items])
+
+    @property
+    def each(self) -> Ints:
+        """The rows, group after group."""
+        if self.starts is None or self.lengths is None:
+            return self.rows
+        return self.rows[ranges_of(self.starts, self.lengths)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Selection:
+    """Rows of a dataset: how many of which row groups, and how to find them in one.
+
+    Attributes:
+        row_groups: those with rows, as the index counts them.
+        counts: rows of each, or groups of rows.
+        choose: returns the rows of a row group; None: all of them.
+        columns: in the files, which ``choose`` looks at.
+        name: the same only for the same rows, so that a state can say what it belongs to.
+        once: whether no row comes more than once, or as one of a group.
+    """
+
+    data: LocalDataset
+    row_groups: Ints
+    counts: Ints
+    choose: Callable[[int, Parts], Positions] | None = None
+    columns: tuple[str, ...] = ()
+    name: str = ""
+    once: bool = True
+
+    @staticmethod
+    def of_all(data: LocalDataset) -> Selection:
+        """All rows of a dataset."""
+        groups = np.flatnonzero(data.index.rows > 0)
+        return Selection(data=data, row_groups=groups, counts=data.index.rows[groups])
+
+    def then(
+        self,
+        step: Step,
+        name: str,
+        columns: Sequence[str] = (),
+        counts: Ints | None = None,
+        known: Counts | None = None,
+    ) -> Selection:
+        """What a step leaves of these rows, found by ``columns``; it is counted where ``counts`` are not known."""
+
+        def choose(group: int, parts: Parts) -> Positions:
+            if self.choose is None:
+                return Positions(step(group, parts, None))
+            parts = list(parts)
+            return Positions(step(group, parts, self.choose(group, parts).rows))
+
+        found = replace(
+            self,
+            choose=choose,
+            columns=tuple(dict.fromkeys([*self.columns, *columns])),
+            name=digest_of(self.name, name) if self.name else name,
+        )
+        return replace(found, counts=found.counted(self.row_groups, known) if counts is None else counts)
+
+    def counted(self, groups: Ints, known: Counts | None = None) -> Ints:
+        """How many rows, or groups of rows, there are in row groups: as known, as stored, or counted now."""
+        choose = self.choose
+        assert choose is not None
+
+        def count() -> pa.Table:
+            found = map_row_groups(self.data, self.columns, groups, lambda *of: len(choose(*of)))
+            return pa.table({"group": groups, "selected": np.array(found, np.int64)})
+
+        return np.array(count_once(self.data, self.name, groups, known, count)["selected"].to_numpy(), np.int64)
+
+    def of(self, some: Any) -> Selection:
+        """The same of some row groups."""
+        return replace(self, row_groups=self.row_groups[some], counts=self.counts[some])
+
+    def without_empty(self) -> Selection:
+        """The same of the row groups with rows; where these are all their rows, nothing has to be chosen."""
+        found = self.of(self.counts > 0)
+        if np.array_equal(found.counts, self.data.index.rows[found.row_groups]):
+            return Selection(data=self.data, row_groups=found.row_groups, counts=found.counts)
+        return found
+
+    def takes_all(self, number: int) -> bool:
+        """Whether it has each row of a row group once."""
+        rows = self.data.index.rows[self.row_groups[number]]
+        return self.choose is None or (self.once and bool(self.counts[number] == rows))
+
+
+def digest_of(*parts: Any) -> str:
+    """A name for some values, the same only for equal ones."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part.tobytes() if isinstance(part, np.ndarray) else json.dumps(part).encode() + b"\0")
+    return digest.hexdigest()
+
+
+def count_once(
+    data: LocalDataset, name: str, groups: Ints, known: Counts | None, count: Callable[[], pa.Table]
+) -> pa.Table:
+    """Return what ``count`` returns of row groups ``groups``: as known, as stored beside the snapshot, or counted now.
+
+    ``name`` is a file name, the same only for the same count. What is counted is stored, and added to ``known``.
+    """
+    known = {} if known is None else known
+    key = f"{name}-{hashlib.blake2b(groups.tobytes(), digest_size=8).hexdigest()}"
+    if key not in known:
+        path = data.root / COUNTS / f"{name}.arrow"
+        in_snapshot = (data.root / ROW_GROUPS).is_file()  # nothing is written to other directories
+        found = _read(path, groups) if in_snapshot else None
+        if found is None:
+            found = count()
+            if in_snapshot:
+                _write(path, groups, found)
+        known[key] = found
+    return known[key]
+
+
+def map_row_groups(
+    data: LocalDataset, columns: Sequence[str], groups: Ints, use: Callable[[int, Parts], Found]
+) -> list[Found]:
+    """Return what ``use`` returns of each row group and the parts of its ``columns``, read on all cores.
+
+    Row groups that are still arriving are waited for.
+    """
+    files = Files(data)
+
+    def call(number: int) -> Found:
+        def used() -> Found:
+            return use(int(groups[number]), files.parts(files.group(int(groups[number])), columns))
+
+        return data.while_moving(used)
+
+    with (
+        ForkSafeThreadPool(cpu_count()) as pool,
+        data.wanting(groups, columns),
+        arrival_queue(data.arrivals, groups, columns, pool) as arrivals,
+    ):
+        numbers = range(len(groups))
+        if arrivals is None:
+            return list(pool.map(call, numbers))
+        calls = [arrivals.submit(number, call, number) for number in numbers]
+        return [arrivals.result(job) for job in calls]
+
+
+def _read(path: Path, groups: Ints) -> pa.Table | None:
+    """Return what is stored of these row groups, or None where there is nothing, or nothing valid."""
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(read_regular(path))).read_all()
+        about = json.loads((table.schema.metadata or {})[b"pqcache"])
+        table = table.replace_schema_metadata(None)
+        if about == {"format": FORMAT, "checksum": _checksum(groups, table)}:
+            return table
+        log.debug("%s: rows are counted again: the file is of another format or other row groups", path)
+    except FileNotFoundError:
+        pass
+    except (pa.ArrowException, OSError, *MALFORMED) as error:
+        log.debug("%s: rows are counted again: %s", path, error)
+    return None
+
+
+def _write(path: Path, groups: Ints, table: pa.Table) -> None:
+    """Store counts; where that is not possible, as in a cache that others own, they are counted again next time."""
+    about = {"pqcache": json.dumps({"format": FORMAT, "checksum": _checksum(groups, table)})}
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_durably(path, _as_file(table.replace_schema_metadata(about)).to_pybytes(), path.parent)
+    except OSError as error:
+        log.debug("%s: counts of rows are not stored: %s", path, error)
+
+
+def _as_file(table: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return sink.getvalue()
+
+
+def _checksum(groups: Ints, table: pa.Table) -> str:
+    digest = hashlib.blake2b(groups.tobytes(), digest_size=8)
+    digest.update(_as_file(table))
+    return digest.hexdigest()
+
+
+class ChosenColumn:
+    """A column, or a field of a struct, whose values a selection looks at; they are in the files or in the paths.
+
+    ``name`` leads to it; one that is not there raises UsageError about ``option``.
+    """
+
+    def __init__(self, data: LocalDataset, name: str, option: str) -> None:
+        try:
+            schema = with_hints(as_lists(data.index.schema), data.index.partitions)
+            operand = operand_of(name.split("."), schema)
+        except UsageError as error:
+            raise error.within(option) from error
+        self.operand = operand
+        self.path, self.type = (operand.column, *operand.inner), operand.type
+        self._data = data
+        partitions = data.index.partitions
+        self._of_files = partitions[operand.column] if operand.column in partitions.column_names else None
+
+    @property
+    def name(self) -> str:
+        """Its name, with those of the structs that it is in."""
+        return ".".join(self.path)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of both."""
-        return tuple(dict.fromkeys([*self.first.columns, *self.second.columns]))
+        """The column to read of the files; none if the values are in the paths."""
+        return () if self._of_files is not None else self.path[:1]
 
     @property
-    def fingerprint(self) -> str:
-        """A name for both."""
-        return f"{self.first.fingerprint}-{self.second.fingerprint}"
+    def in_paths(self) -> bool:
+        """Whether all rows of a file have one value, which its path says."""
+        return self._of_files is not None
 
-    def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
-        """Return the rows that are in both."""
-        parts = list(parts)
-        return np.intersect1d(self.first.positions(group, parts), self.second.positions(group, parts), True)
+    def value_of(self, group: int) -> pa.Array:
+        """Return the one value that all rows of a row group have, as the path says it."""
+        assert self._of_files is not None
+        value = self._of_files[int(self._files[group])]
+        return pa.array([value.as_py()], value.type)
+
+    def values_of(self, groups: Ints) -> pa.ChunkedArray:
+        """Return the one value that all rows of each row group have, as the paths say it."""
+        assert self._of_files is not None
+        return pc.take(self._of_files, pa.array(self._files[groups]))
+
+    def values(self, group: int, part: pa.Table) -> pa.ChunkedArray:
+        """Return the values of a part of a row group, in the type of its file; null where that lacks the column."""
+        if self._of_files is not None:
+            return pa.chunked_array([pa.repeat(self._of_files[int(self._files[group])], part.num_rows)])
+        if self.path[0] not in part.column_names:
+            return pa.chunked_array([pa.nulls(part.num_rows)])
+        column = part[self.path[0]]
+        for name in self.path[1:]:
+            known = pa.types.is_struct(column.type) and column.type.get_field_index(name) >= 0
+            column = pc.struct_field(column, name) if known else pa.chunked_array([pa.nulls(len(column))])
+        return column
+
+    @cached_property
+    def _files(self) -> Ints:
+        return self._data.index.numbers("file")

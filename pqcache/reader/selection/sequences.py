@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,8 +17,7 @@ from pqcache.errors import UsageError
 from pqcache.parquet.dense_columns import as_lists
 from pqcache.parquet.schema_merge import cast_to_schema, working_schema
 from pqcache.reader.kinds import storage_type
-from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.selection.selection import Selection
+from pqcache.reader.selection.selection import Counts, Parts, Positions, Selection, digest_of
 from pqcache.store.selected_rows import Ints
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a second
@@ -129,82 +127,82 @@ def _step_or_steps(steps: Any) -> int | tuple[int, ...]:
     return tuple(int(step) if isinstance(step, np.integer) else step for step in steps)
 
 
-class SequenceSelection:
-    """The sequences in the rows of a dataset that a selection leaves; a `Selection` of where they start."""
+def sequences_of(found: Selection, sequence: Sequence, known: Counts | None) -> Selection:
+    """Return the sequences in the rows of a selection; where there are none, a warning."""
+    data = found.data
+    index, schema = data.index, as_lists(data.index.schema)
+    inside = index.partitions.column_names
+    for name in (sequence.order_by, *sequence.groups):
+        if name not in schema.names:
+            raise UsageError("sequence", f"no column {name!r}", f"it has {', '.join(schema.names)}")
+        if pa.types.is_nested(storage_type(schema.field(name).type)):
+            raise UsageError("sequence", f"{name!r} is {schema.field(name).type}", "name a column of single values")
+    if sequence.order_by in inside:
+        raise UsageError("sequence", f"order_by={sequence.order_by!r} is the same in all rows of a file")
+    # a row group has one value of each partition column
+    names = dict.fromkeys([sequence.order_by, *(name for name in sequence.groups if name not in inside)])
+    fields = working_schema(pa.schema([schema.field(name) for name in names]))
+    kind = schema.field(sequence.order_by).type
+    try:
+        _sort_keys(pa.chunked_array([], fields.field(sequence.order_by).type))
+    except pa.ArrowException as error:
+        raise UsageError("sequence", f"order_by={sequence.order_by!r} is {kind}, which has no order") from error
+    gap, files = _gap_in_unit(sequence, kind), index.numbers("file")
+    partitions = [index.partitions[name] for name in sequence.groups if name in inside]
 
-    def __init__(self, data: LocalDataset, sequence: Sequence, base: Selection | None) -> None:
-        self.spec = sequence
-        self._data, self._base = data, base
-        index = data.index
-        inside = index.partitions.column_names
-        schema = as_lists(index.schema)
-        for name in (sequence.order_by, *sequence.groups):
-            if name not in schema.names:
-                raise UsageError("sequence", f"no column {name!r}", f"it has {', '.join(schema.names)}")
-            if pa.types.is_nested(storage_type(schema.field(name).type)):
-                raise UsageError("sequence", f"{name!r} is {schema.field(name).type}", "name a column of single values")
-        if sequence.order_by in inside:
-            raise UsageError("sequence", f"order_by={sequence.order_by!r} is the same in all rows of a file")
-        # a row group has one value of each partition column
-        names = dict.fromkeys([sequence.order_by, *(name for name in sequence.groups if name not in inside)])
-        self._partitions = [index.partitions[name] for name in sequence.groups if name in inside]
-        self._fields = working_schema(pa.schema([schema.field(name) for name in names]))
-        try:
-            _sort_keys(pa.chunked_array([], self._fields.field(sequence.order_by).type))
-        except pa.ArrowException as error:
-            kind = schema.field(sequence.order_by).type
-            raise UsageError("sequence", f"order_by={sequence.order_by!r} is {kind}, which has no order") from error
-        self._gap = _gap_in_unit(sequence, schema.field(sequence.order_by).type)
-        self.columns = tuple(dict.fromkeys([*(base.columns if base else ()), *self._fields.names]))
-        text = ["sequence", sequence.length, sequence.stride, str(self._gap), sequence.order_by, *sequence.groups]
-        digest = hashlib.blake2b(json.dumps([text, base.fingerprint if base else None]).encode(), digest_size=16)
-        self.fingerprint = digest.hexdigest()
+    def choose(group: int, parts: Parts) -> Positions:
+        parts, file = list(parts), int(files[group])
+        if not all(values[file].is_valid for values in partitions):  # a group that is null
+            return Positions(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+        path = str(data.root / index.paths[file])
+        named = [part.select([name for name in fields.names if name in part.column_names]) for part in parts]
+        table = pa.concat_tables([cast_to_schema(part, fields, path) for part in named])
+        rows = None if found.choose is None else found.choose(group, parts).rows
+        return _in_runs(sequence, gap, table, rows)
 
-    def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
-        """Return where in row group ``group`` of the index each sequence has its first row."""
-        rows, starts = self._starts(group, parts)
-        return np.asarray(rows[starts], np.int64)
+    text = ["sequence", sequence.length, sequence.stride, str(gap), sequence.order_by, *sequence.groups]
+    made = replace(
+        found,
+        choose=choose,
+        columns=tuple(dict.fromkeys([*found.columns, *fields.names])),
+        name=digest_of(text, found.name),
+        once=False,
+    )
+    made = replace(made, counts=made.counted(found.row_groups, known))
+    if len(made.counts) and not made.counts.any():
+        warnings.warn(
+            f"{data.root}: there is no sequence of {sequence.length} rows, so there are no batches", stacklevel=2
+        )
+    return made.of(made.counts > 0)
 
-    def rows(self, group: int, parts: Iterable[pa.Table]) -> Ints:
-        """Return where the rows of each sequence of a row group are: (sequences, length)."""
-        rows, starts = self._starts(group, parts)
-        return np.asarray(rows[starts[:, None] + np.arange(self.spec.length)], np.int64)
 
-    def _starts(self, group: int, parts: Iterable[pa.Table]) -> tuple[Ints, Ints]:
-        """Return the rows of a row group in order, and where in that order sequences start."""
-        parts = list(parts)
-        file = int(self._data.index.numbers("file")[group])
-        if not all(values[file].is_valid for values in self._partitions):  # a group that is null
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        path = str(self._data.root / self._data.index.paths[file])
-        named = [part.select([name for name in self._fields.names if name in part.column_names]) for part in parts]
-        table = pa.concat_tables([cast_to_schema(part, self._fields, path) for part in named])
-        complete = np.ones(table.num_rows, np.bool_)
-        for column in table.columns:
-            if column.null_count or pa.types.is_floating(column.type):
-                complete &= pc.is_valid(column).to_numpy()
-            if pa.types.is_floating(column.type):
-                complete &= ~np.isnan(column.to_numpy())
-        rows = np.flatnonzero(complete) if self._base is None else self._base.positions(group, parts)
-        if self._base is not None and not complete.all():
-            rows = rows[complete[rows]]
-        if len(rows) < table.num_rows:
-            table = table.take(pa.array(rows))
-        key = _sort_keys(table[self.spec.order_by])
-        codes = _group_codes(table.select([name for name in self.spec.groups if name in table.column_names]))
+def _in_runs(sequence: Sequence, gap: Any, table: pa.Table, rows: Ints | None) -> Positions:
+    """The sequences among ``rows`` (None: all) of a row group, whose columns to order and divide it are a table."""
+    complete = np.ones(table.num_rows, np.bool_)
+    for column in table.columns:
+        if column.null_count or pa.types.is_floating(column.type):
+            complete &= pc.is_valid(column).to_numpy()
+        if pa.types.is_floating(column.type):
+            complete &= ~np.isnan(column.to_numpy())
+    rows = np.flatnonzero(complete) if rows is None else rows[complete[rows]]
+    if len(rows) < table.num_rows:
+        table = table.take(pa.array(rows))
+    key = _sort_keys(table[sequence.order_by])
+    codes = _group_codes(table.select([name for name in sequence.groups if name in table.column_names]))
+    same = codes[1:] == codes[:-1]
+    if np.any((codes[1:] < codes[:-1]) | (same & (key[1:] < key[:-1]))):
+        order = np.lexsort((key, codes))
+        rows, key, codes = rows[order], key[order], codes[order]
         same = codes[1:] == codes[:-1]
-        if np.any((codes[1:] < codes[:-1]) | (same & (key[1:] < key[:-1]))):
-            order = np.lexsort((key, codes))
-            rows, key, codes = rows[order], key[order], codes[order]
-            same = codes[1:] == codes[:-1]
-        begins = np.concatenate([np.ones(min(1, len(rows)), np.bool_), ~same])
-        if self._gap is not None:
-            begins[1:] |= ~(_increases(key) <= self._gap)
-        firsts = np.flatnonzero(begins)
-        lengths = np.diff(firsts, append=len(rows))
-        counts = np.maximum((lengths - self.spec.length) // self.spec.stride + 1, 0)
-        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        return rows, np.repeat(firsts, counts) + self.spec.stride * within
+    begins = np.concatenate([np.ones(min(1, len(rows)), np.bool_), ~same])
+    if gap is not None:
+        begins[1:] |= ~(_increases(key) <= gap)
+    firsts = np.flatnonzero(begins)
+    lengths = np.diff(firsts, append=len(rows))
+    counts = np.maximum((lengths - sequence.length) // sequence.stride + 1, 0)
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = np.repeat(firsts, counts) + sequence.stride * within
+    return Positions(rows, starts, np.full(len(starts), sequence.length))
 
 
 def _gap_in_unit(sequence: Sequence, kind: pa.DataType) -> Any:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Iterable
+import warnings
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from pqcache.errors import UsageError
 from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.selection.chosen_column import ChosenColumn
 from pqcache.reader.selection.key_hashes import Hashes, check_key, key_hashes
+from pqcache.reader.selection.selection import ChosenColumn, Counts, Parts, Selection, digest_of
 from pqcache.reader.selection.xxh3 import hash_of, hash_words
 from pqcache.store.selected_rows import Ints
 
@@ -104,55 +100,32 @@ class Split:
         return ~inside if self.outside else inside
 
 
-class SplitSelection:
-    """The rows of a dataset that are in a part of a `Split`; a `Selection`."""
+def split_rows(found: Selection, split: Split, known: Counts | None) -> Selection:
+    """Return those of the rows that are in a part of a `Split`; where there are none, a warning."""
+    data = found.data
+    key = None if split.key is None else ChosenColumn(data, split.key, "split")
+    if key is not None:
+        check_key(key.name, key.type)
+    about = None if key is None else [*key.path, *([str(key.type)] if key.in_paths else [])]
+    name = digest_of("split", _FORM, about, *split.bounds, split.outside, split.salt)
+    firsts, files, rows_in = first_rows_of(data), data.index.numbers("file"), data.index.rows
 
-    def __init__(self, data: LocalDataset, split: Split) -> None:
-        self.split, self._data = split, data
-        self._key = None if split.key is None else ChosenColumn(data, split.key, "split")
-        if self._key is not None:
-            check_key(self._key.name, self._key.type)
+    def step(group: int, parts: Parts, rows: Ints | None) -> Ints:
+        if key is None:  # each row by its number in its file
+            path = data.index.paths[int(files[group])].encode("utf-8", "surrogateescape")
+            numbers = np.arange(int(rows_in[group]), dtype=np.uint64) + np.uint64(firsts[group])
+            chosen = split.chooses(hash_words(numbers, hash_of(path, split.seed)))
+        elif key.in_paths:
+            chosen = np.repeat(split.chooses(key_hashes(key.value_of(group), split.seed)), int(rows_in[group]))
+        else:
+            hashes = [key_hashes(key.values(group, part), split.seed) for part in parts]
+            chosen = split.chooses(np.concatenate([np.zeros(0, np.uint64), *hashes]))
+        return np.flatnonzero(chosen) if rows is None else rows[chosen[rows]]
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The key, unless its values are in the paths."""
-        return () if self._key is None else self._key.columns
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A name for the part."""
-        key = None if self._key is None else [*self._key.path, *([str(self._key.type)] if self._key.in_paths else [])]
-        text = json.dumps(["split", _FORM, key, *self.split.bounds, self.split.outside, self.split.salt])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-    def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
-        """Return the rows of a row group whose key is in the part."""
-        if self._key is None:
-            return np.flatnonzero(self.split.chooses(self._row_hashes(group)))
-        if self._key.in_paths:
-            chosen = self.split.chooses(key_hashes(self._key.value_of(group), self.split.seed))
-            return np.arange(int(self._rows[group]) if chosen[0] else 0, dtype=np.int64)
-        found = [key_hashes(self._key.values(group, part), self.split.seed) for part in parts]
-        return np.flatnonzero(self.split.chooses(np.concatenate([np.zeros(0, np.uint64), *found])))
-
-    @cached_property
-    def _files(self) -> Ints:
-        return self._data.index.numbers("file")
-
-    @cached_property
-    def _rows(self) -> Ints:
-        return self._data.index.rows
-
-    @cached_property
-    def _first_rows(self) -> Ints:
-        """Where each row group begins in its file."""
-        return first_rows_of(self._data)
-
-    def _row_hashes(self, group: int) -> Hashes:
-        """Return the hashes of a row group's rows, each by its number in its file."""
-        path = self._data.index.paths[int(self._files[group])]
-        numbers = np.arange(int(self._rows[group]), dtype=np.uint64) + np.uint64(self._first_rows[group])
-        return hash_words(numbers, hash_of(path.encode("utf-8", "surrogateescape"), self.split.seed))
+    part = found.then(step, name, () if key is None else key.columns, known=known)
+    if len(part.counts) and not part.counts.any():
+        warnings.warn(f"{data.root}: no row is left by split, so there are no batches", stacklevel=2)
+    return part.without_empty()
 
 
 def first_rows_of(data: LocalDataset) -> Ints:

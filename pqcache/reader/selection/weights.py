@@ -9,13 +9,13 @@ counts of an epoch are arithmetic, and nothing is read for them. Weights are who
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,23 +23,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import ParquetError, UsageError, first_line
+from pqcache.filters.expression import number_against_text
+from pqcache.parquet.schema_merge import cast_exactly, is_text, without_views
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints, random_words, scatter_order
-from pqcache.reader.selection.chosen_column import ChosenColumn
-from pqcache.reader.selection.row_filter import SelectedRowGroups
-from pqcache.reader.selection.selection import Selection
-from pqcache.reader.selection.stored_counts import Counts, count_once, map_row_groups
-from pqcache.reader.selection.value_weights import (
-    BLOCK,
-    MOST,
-    ONE,
-    ValueWeights,
-    check_label,
-    fixed_point,
-    plain_values,
+from pqcache.reader.selection.selection import (
+    ChosenColumn,
+    Counts,
+    Parts,
+    Positions,
+    Selection,
+    count_once,
+    digest_of,
+    map_row_groups,
 )
 
-Given = str | Mapping[str, Any] | None
+ONE = 1 << 32  # the unit of weights: one row
+MOST = 1_000_000  # of a weight
+BLOCK = 1 << 13  # rows weighed at once: what is made of them is in the processor's cache, and takes no fresh pages
 _WEIGHTS = 4  # what a random stream is for, after those of the order and of mixes
 _LANE = (1 << 64) - 1  # no lane of an order, so that its streams are others
 _BITS, _REST = np.uint64(32), np.uint64(ONE - 1)
@@ -65,31 +66,41 @@ def _check_given(weights: Any, option: str) -> None:
         raise UsageError(option, 'name a column, or give weights by value, like {"label": {0: 1.0, 1: 5.0}}')
 
 
-class Weigher(Protocol):
-    """What gives the selected rows of a row group their weights."""
+def fixed_point(weights: Any) -> Ints:
+    """Return weights in units of 2^-32."""
+    numbers = np.asarray(weights, np.float64)
+    found = np.empty(numbers.shape, np.int64)
+    flat, into = numbers.reshape(-1), found.reshape(-1)
+    for low in range(0, len(flat), BLOCK):
+        into[low : low + BLOCK] = np.rint(flat[low : low + BLOCK] * ONE)
+    return found
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns in the files that it looks at."""
 
-    @property
-    def fingerprint(self) -> str:
-        """A name for the weights."""
+def check_label(option: str, column: ChosenColumn) -> None:
+    """Raise UsageError where the values of a column are no labels."""
+    kind = _bare(column.type)
+    known = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text(kind) or pa.types.is_decimal(kind)
+    if not (known or (pa.types.is_temporal(kind) and not pa.types.is_interval(kind))):
+        raise UsageError(option, f"{column.name!r} is {column.type}", "choose integers, booleans, text, dates or times")
 
-    def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
-        """Return the weights of rows, in units of 2^-32, by their values; others than numbers raise an error.
 
-        ``group`` is the row group of all rows, or of each.
-        """
+def plain_values(values: pa.ChunkedArray | None, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return values of a column of type ``kind`` as that type without dictionaries; none of them for None."""
+    bare = _bare(kind)
+    if values is None:
+        return pa.chunked_array([], bare)
+    return cast_exactly(values, bare)
 
-    @property
-    def column(self) -> ChosenColumn:
-        """The column of the values."""
+
+def _bare(kind: pa.DataType) -> pa.DataType:
+    while isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
+        kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind.value_type
+    return without_views(kind)
 
 
 @dataclass(frozen=True)
 class ColumnWeights:
-    """Weights that are a column; a `Weigher`."""
+    """Weights that are a column."""
 
     data: LocalDataset
     column: ChosenColumn
@@ -104,17 +115,15 @@ class ColumnWeights:
         return ColumnWeights(data, column)
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The column, unless its values are in the paths."""
-        return self.column.columns
-
-    @property
-    def fingerprint(self) -> str:
-        """A name for the weights."""
-        return hashlib.blake2b(json.dumps(["weights", self.column.path]).encode(), digest_size=16).hexdigest()
+    def name(self) -> str:
+        """The same only for the same weights."""
+        return digest_of("weights", self.column.path)
 
     def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
-        """Return the weights of rows; what is no weight raises ParquetError with the file."""
+        """Return the weights of rows by their values; what is no weight raises ParquetError with the file.
+
+        ``group`` is the row group of all rows, or of each.
+        """
         numbers = values.cast(pa.float64()).to_numpy()
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() <= MOST):  # which NaN is not either
             index, row = self.data.index, int(np.flatnonzero(~((numbers >= 0) & (numbers <= MOST)))[0])
@@ -128,42 +137,66 @@ class ColumnWeights:
         return fixed_point(numbers)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WeightedSelection:
-    """The rows of a dataset as often as they come in one epoch; a `Selection` whose positions repeat.
+@dataclass(frozen=True)
+class ValueWeights:
+    """Weights by value. ``others`` are those of null, and of values that are not named; -1: an error."""
 
-    ``starts`` are where the rests of each of ``groups``, row groups of the index, begin, modulo 1.
-    """
+    column: ChosenColumn
+    values: pa.Array
+    weights: Ints
+    others: tuple[int, int] = (-1, -1)
 
-    data: LocalDataset
-    base: Selection | None
-    weigher: Weigher
-    groups: Ints
-    starts: npt.NDArray[np.uint64]
-    seed: int
-    epoch: int
+    @staticmethod
+    def of(column: ChosenColumn, by_value: Mapping[Any, Any]) -> ValueWeights:
+        """Return the weights that a user gives; UsageError for what makes no sense."""
+        check_label("weights", column)
+        for value, weight in by_value.items():
+            number = isinstance(weight, int | float | np.integer | np.floating) and not isinstance(weight, bool)
+            if not number or math.isnan(weight) or not 0 <= weight <= MOST:
+                raise UsageError("weights", f"{value!r} has the weight {weight!r}", f"give a number from 0 to {MOST:,}")
+        named = {value: weight for value, weight in by_value.items() if value is not None and value is not ...}
+        kind = plain_values(None, column.type).type
+        plain = [getattr(value, "item", lambda v=value: v)() for value in named]
+        odd = next((v for v in plain if isinstance(v, bool | int | float | Decimal)), None)
+        if odd is not None and is_text(kind):
+            as_text = '{{"{name}": {{"{value}": ' + f"{by_value[odd]!r}" + "}}}}"
+            raise number_against_text(str(odd), column.operand, as_text).within("weights")
+        try:
+            values = pa.array(plain, kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise UsageError(
+                "weights", f"not all are values of {column.name!r}, which is {kind}", first_line(error)
+            ) from error
+        if odd is not None and (pa.types.is_temporal(kind) or values.to_pylist() != plain):
+            raise UsageError("weights", f"{odd!r} is not a value of {column.name!r}, which is {kind}")
+        others = [int(fixed_point(by_value[key])) if key in by_value else -1 for key in (None, ...)]
+        return ValueWeights(column, values, fixed_point(list(named.values())), (others[0], others[1]))
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of the weights, and of what chooses rows before."""
-        return tuple(dict.fromkeys([*(self.base.columns if self.base else ()), *self.weigher.columns]))
+    def name(self) -> str:
+        """The same only for the same weights."""
+        pairs = sorted((str(value), weight) for value, weight in zip(self.values, self.weights.tolist(), strict=True))
+        return digest_of("values", self.column.path, pairs, self.others)
 
-    @property
-    def fingerprint(self) -> str:
-        """A name for the rows of this epoch."""
-        base = self.base.fingerprint if self.base else ""
-        return f"{base}-{self.weigher.fingerprint}-{self.seed}-{self.epoch}"
+    def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
+        """Return the weights of rows; a value without one raises UsageError."""
+        plain = plain_values(values, self.column.type)
+        codes = pc.index_in(plain, value_set=self.values)
+        codes = (pc.fill_null(codes, -1) if codes.null_count else codes).to_numpy()
+        found = np.append(self.weights, self.others[1]).take(codes)  # the last one for -1
+        if plain.null_count:
+            found[plain.is_null().to_numpy()] = self.others[0]
+        if len(found) and found.min() < 0:
+            value = plain[int(np.flatnonzero(found < 0)[0])].as_py()
+            raise UsageError(
+                f"weights of {self.column.name!r}",
+                f"there are rows with {value!r}, which has no weight",
+                f"name it, or all that are not named with ...: {{{value!r}: 1.0, ...: 1.0}}",
+            )
+        return np.asarray(found, np.int64)
 
-    def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
-        """Return the rows of a row group in ascending order, each as often as it comes."""
-        rows, weights = weighed(self.base, self.weigher, group, parts)
-        rests = np.asarray(weights, "<i8").view("<u4")[::2]
-        once_more = None
-        if rests.any():
-            order = scatter_order(len(rests), self.seed, self.epoch, _LANE, group)
-            once_more = _once_more(rests, order, self.starts[np.searchsorted(self.groups, group)])
-        weights >>= 32
-        return np.repeat(rows, weights if once_more is None else np.add(weights, once_more, out=weights))
+
+Weigher = ColumnWeights | ValueWeights
 
 
 def _once_more(rests: npt.NDArray[np.uint32], order: Ints, start: np.uint64) -> npt.NDArray[np.bool_]:
@@ -183,52 +216,28 @@ def _once_more(rests: npt.NDArray[np.uint32], order: Ints, start: np.uint64) -> 
     return chosen
 
 
-def weighed(base: Selection | None, weigher: Weigher, group: int, parts: Iterable[pa.Table]) -> tuple[Ints, Ints]:
-    """Return the rows that ``base`` chooses of a row group (None: all), and their weights."""
-    rows, values = _values(base, weigher.column, group, parts)
-    return rows, weigher.weigh(group, values)
-
-
-def _values(
-    base: Selection | None, column: ChosenColumn, group: int, parts: Iterable[pa.Table]
-) -> tuple[Ints, pa.ChunkedArray]:
-    parts = list(parts)
-    count = sum(part.num_rows for part in parts)
-    rows = np.arange(count, dtype=np.int64) if base is None else base.positions(group, parts)
-    found = [column.values(group, part) for part in parts]
-    values = pa.chunked_array([chunk for one in found for chunk in one.chunks], found[0].type)
-    return rows, values.take(pa.array(rows)) if len(rows) < count else values
-
-
 class RowWeights:
-    """How often the rows of a dataset come, epoch by epoch, among those that were ``found``."""
+    """How often the rows of a selection come, epoch by epoch; ``given`` is ``weights=``, or (``balance=``,)."""
 
-    def __init__(self, data: LocalDataset, found: SelectedRowGroups, given: Any, counts: Counts | None) -> None:
-        """``given`` is ``weights=``, or (``balance=``,)."""
-        self._data, self._base, self._groups, self._given = data, found.selection, found.row_groups, given
-        self._rows = data.index.rows[found.row_groups] if found.selected is None else found.selected
-        self._counts: Counts = {} if counts is None else counts
+    def __init__(self, found: Selection, given: Any, known: Counts | None) -> None:
+        self._found, self._data, self._given = found, found.data, given
+        self._known: Counts = {} if known is None else known
         if not callable(given):
             self._weigher(0)  # refuses what makes no sense
 
-    @property
-    def varies(self) -> bool:
-        """Whether another epoch may have other weights."""
-        return callable(self._given)
-
-    def fingerprint(self, epoch: int) -> str:
+    def name(self, epoch: int) -> str:
         """Return a name for the weights of an epoch."""
         weigher = self._weigher(epoch)
-        return "equal" if weigher is None else weigher.fingerprint
+        return "equal" if weigher is None else weigher.name
 
-    def at(self, epoch: int, seed: int, constant: bool = False) -> tuple[Ints, Selection | None]:
-        """Return how many rows of each row group come in an epoch, and which.
+    def at(self, epoch: int, seed: int, constant: bool = False) -> Selection:
+        """Return the rows of an epoch, each as often as it comes.
 
         With ``constant`` all epochs have the same number of rows, which changes probabilities by one row in all.
         """
-        weigher = self._weigher(epoch)
+        weigher, found = self._weigher(epoch), self._found
         if weigher is None:
-            return self._rows, self._base
+            return found
         whole, rests = self._totals(weigher)
         if len(whole) and not (whole.any() or rests.any()):
             warnings.warn(
@@ -239,17 +248,41 @@ class RowWeights:
         if constant:
             start = _start_of_constant(start, int(rests.sum() & _REST))
         starts = (np.cumsum(rests) - rests + np.uint64(start)) & _REST  # modulo 2^64, which does not matter
-        counts = whole + ((starts + rests) >> _BITS).astype(np.int64)
-        selection = WeightedSelection(
-            data=self._data,
-            base=self._base,
-            weigher=weigher,
-            groups=self._groups,
-            starts=starts,
-            seed=seed,
-            epoch=epoch,
+
+        def choose(group: int, parts: Parts) -> Positions:
+            rows, weights = self._weighed(weigher, group, parts)
+            rests = np.asarray(weights, "<i8").view("<u4")[::2]
+            once_more = None
+            if rests.any():
+                order = scatter_order(len(rests), seed, epoch, _LANE, group)
+                once_more = _once_more(rests, order, starts[np.searchsorted(found.row_groups, group)])
+            weights >>= 32
+            return Positions(np.repeat(rows, weights if once_more is None else np.add(weights, once_more, out=weights)))
+
+        return replace(
+            found,
+            counts=whole + ((starts + rests) >> _BITS).astype(np.int64),
+            choose=choose,
+            columns=self._columns(weigher.column),
+            name=digest_of(found.name, weigher.name, seed, epoch),
+            once=False,
         )
-        return counts, selection
+
+    def _columns(self, column: ChosenColumn) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self._found.columns, *column.columns]))
+
+    def _weighed(self, weigher: Weigher, group: int, parts: Parts) -> tuple[Ints, Ints]:
+        """The rows of a row group, and their weights."""
+        rows, values = self._values(weigher.column, group, parts)
+        return rows, weigher.weigh(group, values)
+
+    def _values(self, column: ChosenColumn, group: int, parts: Parts) -> tuple[Ints, pa.ChunkedArray]:
+        parts, choose = list(parts), self._found.choose
+        count = sum(part.num_rows for part in parts)
+        rows = np.arange(count, dtype=np.int64) if choose is None else choose(group, parts).rows
+        found = [column.values(group, part) for part in parts]
+        values = pa.chunked_array([chunk for one in found for chunk in one.chunks], found[0].type)
+        return rows, values.take(pa.array(rows)) if len(rows) < count else values
 
     def _weigher(self, epoch: int) -> Weigher | None:
         """Return what weighs the rows of an epoch; None where all weigh the same."""
@@ -282,37 +315,42 @@ class RowWeights:
 
     def _totals(self, weigher: Weigher) -> tuple[Ints, Any]:
         """Return for each row group the sum of the whole parts of its weights, and that of the rests."""
+        groups, rows_of = self._found.row_groups, self._found.counts
         if isinstance(weigher, ValueWeights):
             table = self._value_counts(weigher.column)
             weights, rows = weigher.weigh(-1, table["value"]), table["rows"].to_numpy()
-            number = np.searchsorted(self._groups, table["group"].to_numpy())
-            whole, rests = np.zeros(len(self._groups), np.int64), np.zeros(len(self._groups), np.int64)
+            number = np.searchsorted(groups, table["group"].to_numpy())
+            whole, rests = np.zeros(len(groups), np.int64), np.zeros(len(groups), np.int64)
             np.add.at(whole, number, rows * (weights >> 32))
             np.add.at(rests, number, rows * (weights & (ONE - 1)))
             return whole, rests.astype(np.uint64)
 
         if weigher.column.in_paths:
-            weights, used = np.zeros(len(self._groups), np.int64), self._rows > 0
-            weights[used] = weigher.weigh(self._groups[used], weigher.column.values_of(self._groups[used]))
-            return self._rows * (weights >> 32), (self._rows * (weights & (ONE - 1))).astype(np.uint64)
+            weights, used = np.zeros(len(groups), np.int64), rows_of > 0
+            weights[used] = weigher.weigh(groups[used], weigher.column.values_of(groups[used]))
+            return rows_of * (weights >> 32), (rows_of * (weights & (ONE - 1))).astype(np.uint64)
 
-        def total(group: int, parts: Iterable[pa.Table]) -> tuple[int, int]:
-            _, weights = weighed(self._base, weigher, group, parts)
+        def total(group: int, parts: Parts) -> tuple[int, int]:
+            _, weights = self._weighed(weigher, group, parts)
             return int((weights >> 32).sum()), int((weights & (ONE - 1)).sum())
 
-        found = self._once("weights", weigher.column, lambda columns: _table(self._groups, self._map(columns, total)))
+        def totals(columns: tuple[str, ...]) -> pa.Table:
+            found = np.array(self._map(columns, total), np.int64).reshape(-1, 2)
+            return pa.table({"group": groups, "whole": found[:, 0], "rests": found[:, 1]})
+
+        found = self._once("weights", weigher.column, totals)
         return found["whole"].to_numpy().astype(np.int64), found["rests"].to_numpy().astype(np.uint64)
 
     def _value_counts(self, column: ChosenColumn) -> pa.Table:
         """Return how many rows of each row group have which value of a column."""
         check_label("weights", column)
         if column.in_paths:
-            used = self._groups[self._rows > 0]
-            values = plain_values(column.values_of(used), column.type)
-            return self._checked(column, pa.table({"group": used, "value": values, "rows": self._rows[self._rows > 0]}))
+            used = self._found.of(self._found.counts > 0)
+            values = plain_values(column.values_of(used.row_groups), column.type)
+            return self._checked(column, pa.table({"group": used.row_groups, "value": values, "rows": used.counts}))
 
-        def count(group: int, parts: Iterable[pa.Table]) -> pa.Table:
-            _, values = _values(self._base, column, group, parts)
+        def count(group: int, parts: Parts) -> pa.Table:
+            _, values = self._values(column, group, parts)
             try:
                 found = pc.value_counts(plain_values(values, column.type))
             except pa.ArrowException as error:
@@ -341,19 +379,12 @@ class RowWeights:
             reason = f"{column.name!r} has more than {_MOST_LABELS:,} values"
             raise UsageError("weights", reason, "write the weights into a column, and name that")
 
-    def _map(self, columns: tuple[str, ...], use: Callable[[int, Iterable[pa.Table]], Any]) -> list[Any]:
-        return map_row_groups(self._data, columns, self._groups, use)
+    def _map(self, columns: tuple[str, ...], use: Callable[[int, Parts], Any]) -> list[Any]:
+        return map_row_groups(self._data, columns, self._found.row_groups, use)
 
     def _once(self, what: str, column: ChosenColumn, count: Callable[[tuple[str, ...]], pa.Table]) -> pa.Table:
-        base = self._base.fingerprint if self._base else None
-        name = hashlib.blake2b(json.dumps([what, column.path, base]).encode(), digest_size=16).hexdigest()
-        columns = tuple(dict.fromkeys([*(self._base.columns if self._base else ()), *column.columns]))
-        return count_once(self._data, name, self._groups, self._counts, lambda: count(columns))
-
-
-def _table(groups: Ints, totals: list[tuple[int, int]]) -> pa.Table:
-    found = np.array(totals, np.int64).reshape(-1, 2)
-    return pa.table({"group": groups, "whole": found[:, 0], "rests": found[:, 1]})
+        name, groups = digest_of(what, column.path, self._found.name), self._found.row_groups
+        return count_once(self._data, name, groups, self._known, lambda: count(self._columns(column)))
 
 
 def _start_of_constant(start: int, rest: int) -> int:

@@ -36,7 +36,7 @@ from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.selection.stored_counts import COUNTS
+from pqcache.reader.selection.selection import COUNTS
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.torch import ParquetDataset, Split
 from tests.examples import examples

@@ -24,7 +24,7 @@ from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.decoded_sizes import sizes_of
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.selection import row_filter
+from pqcache.reader.selection import selection
 from pqcache.torch import Mix, ParquetDataset, Sequence
 from tests.examples import examples
 
@@ -341,7 +341,7 @@ def test_a_partition_that_is_null_is_no_group(tmp_path: Path) -> None:
 def test_counts_are_remembered(drive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pqcache.sync(str(drive), tmp_path / "cache")
     first = ParquetDataset(tmp_path / "cache", ["id"], sequence=SPEC)
-    monkeypatch.setattr(row_filter, "map_row_groups", lambda *_: pytest.fail("counted again"))
+    monkeypatch.setattr(selection, "map_row_groups", lambda *_: pytest.fail("counted again"))
     again = ParquetDataset(tmp_path / "cache", ["id"], sequence=SPEC)
     assert len(again) == len(first)
     with pytest.raises(pytest.fail.Exception):

@@ -23,7 +23,7 @@ from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import random_words, scatter_order
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.selection import stored_counts, weights
+from pqcache.reader.selection import selection, weights
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.torch import Loader, Mix, ParquetDataset, Sequence, Split
 from tests.examples import examples
@@ -113,8 +113,8 @@ def test_counts_are_those_of_the_oracle(
     found: list[int] = []
     table = pq.read_table(root, columns=["w"], partitioning=None)
     for number, ids in enumerate(groups_of(len(some), group, 1)):
-        assert plan.selection is not None
-        found += (plan.selection.positions(number, [table.slice(ids[0], len(ids))]) + ids[0]).tolist()
+        assert plan.selection.choose is not None
+        found += (plan.selection.choose(number, [table.slice(ids[0], len(ids))]).rows + ids[0]).tolist()
     assert Counter(found) == expected
     constant = [make_read_plan(data, ["id"], choice=RowChoice(weights="w")).at_epoch(e, seed, True) for e in range(5)]
     assert len({int(plan.counts.sum()) for plan in constant}) == 1
@@ -127,9 +127,9 @@ def test_the_mean_over_epochs_is_the_weight_and_neighbours_are_independent(lake:
     table = pq.read_table(lake, columns=["w"], partitioning=None)
     times = np.zeros((epochs, 40))
     for epoch in range(epochs):
-        selection = plan.at_epoch(epoch, 7).selection
-        assert selection is not None
-        times[epoch] = np.bincount(selection.positions(2, [table.slice(80, 40)]), minlength=40)
+        choose = plan.at_epoch(epoch, 7).selection.choose
+        assert choose is not None
+        times[epoch] = np.bincount(choose(2, [table.slice(80, 40)]).rows, minlength=40)
     rest = w[80:120] % 1
     error = np.sqrt(rest * (1 - rest) / epochs)
     assert (np.abs(times.mean(0) - w[80:120]) <= 5 * error + 1e-9).all()
@@ -300,7 +300,7 @@ def test_nothing_is_read_again_for_another_epoch(lake: Path, tmp_path: Path, mon
     made = [{"weights": "w"}, {"balance": "label"}, {"weights": {"label": {0: 2, ...: 1}}}]
     first = [ParquetDataset(tmp_path / "cache", ["id"], **how) for how in made]
     plain = [ParquetDataset(lake, ["id"], **how) for how in made]
-    for module in (weights, stored_counts):
+    for module in (weights, selection):
         monkeypatch.setattr(module, "map_row_groups", lambda *_: pytest.fail("counted again"))
     again = [ParquetDataset(tmp_path / "cache", ["id"], **how) for how in made]
     for one, two, three in zip(first, again, plain, strict=True):
