@@ -68,6 +68,7 @@ NO_SCHEMA = pa.schema([])
 _BATCH = 8_192  # rows decoded, or written, at once
 _DICTIONARIES = 32  # row groups whose dictionaries are looked at before the files are here
 NO_UNITS = TimeUnits()
+IndexColumns = dict[str, list[Any]]  # of the row groups of a file, by name
 _NUMBERS = (":bytes", ":uncompressed", ":nulls", ":values", ":decoded", ":most")  # of a column, behind its name
 _PLACES = ("file", "row_group", "rows")  # columns that each row group that is read needs
 
@@ -208,11 +209,33 @@ def build_index(
     """
     builder = IndexBuilder(table_schema, clashes, units)
     ordered = sorted(paths)
+
+    def read(path: str) -> tuple[pq.FileMetaData, pa.Schema, IndexColumns]:
+        metadata, schema = read_footer(root / path)
+        return metadata, schema, index_columns(path, metadata, schema, root / path if dictionaries else None)
+
     with ForkSafeThreadPool(jobs) as pool:
-        footers = pool.map(lambda path: read_footer(root / path), ordered)
-        for path, footer in zip(ordered, footers, strict=True):
-            builder.add(path, *footer, root / path if dictionaries else None)
+        for path, found in zip(ordered, pool.map(read, ordered), strict=True):
+            builder.add(path, *found)
     return builder.finish(ordered)
+
+
+def index_columns(path: str, metadata: pq.FileMetaData, schema: pa.Schema, file: Path | None = None) -> IndexColumns:
+    """Return what the index says of the row groups of a file, which is at ``path`` in its dataset, by its footer.
+
+    ``file`` is where it is, if it is there to look at its dictionaries.
+    """
+    check_names(path, schema)
+    try:
+        columns: IndexColumns = row_group_columns(metadata, schema)
+        with reading(file) if file is not None else nullcontext() as read:
+            return columns | decoded_columns(metadata, schema, read=read)
+    except (LookupError, ValueError) as error:
+        raise ParquetError(
+            path,
+            f"its footer contradicts itself ({type(error).__name__}: {first_line(error)})",
+            "write it again at the source, or move it away",
+        ) from error
 
 
 def with_dictionaries(
@@ -286,34 +309,21 @@ class IndexBuilder:
         self._waiting: list[dict[str, list[Any]]] = []
         self._tables: dict[int, list[pa.Table]] = {}  # by schema
 
-    def add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema, file: Path | None = None) -> None:
-        """Add one file by its footer and Arrow schema; threads may add at the same time.
+    def add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema, columns: IndexColumns | None = None) -> None:
+        """Add one file by its footer and Arrow schema, and its `index_columns`; threads may add at the same time."""
+        columns = index_columns(path, metadata, schema) if columns is None else columns
+        with self._lock:
+            self._add(path, metadata, schema, columns)
 
-        ``file`` is where it is, if it is there to look at its dictionaries.
-        """
-        with reading(file) if file is not None else nullcontext() as read, self._lock:
-            self._add(path, metadata, schema, read)
-
-    def _add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema, read: Read | None) -> None:
-        check_names(path, schema)
-        try:
-            columns: dict[str, list[Any]] = row_group_columns(metadata, schema)
-            columns |= decoded_columns(metadata, schema, read=read)
-        except (LookupError, ValueError) as error:
-            raise ParquetError(
-                path,
-                f"its footer contradicts itself ({type(error).__name__}: {first_line(error)})",
-                "write it again at the source, or move it away",
-            ) from error
+    def _add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema, columns: IndexColumns) -> None:
         schema = with_time_zones(schema, self._table_schema)
         self._units.check(path, schema, partial(_int96_columns, metadata, schema))
         position = self._schema_position(path, schema)
         file = self._ids.setdefault(path, len(self._ids))
         if file == len(self._schema_of):
             self._schema_of.append(position)
-        columns["file"] = [file] * metadata.num_row_groups
         waiting = self._waiting[position]
-        for name, values in columns.items():
+        for name, values in {**columns, "file": [file] * metadata.num_row_groups}.items():
             waiting.setdefault(name, []).extend(values)
         if len(waiting["file"]) >= 4096:
             self._pack(position)

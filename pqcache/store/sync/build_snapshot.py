@@ -23,7 +23,7 @@ from pqcache.store.manifest_digest import write_summary
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.ownership import make_directories
 from pqcache.store.publish import publish
-from pqcache.store.row_group_index import Index, IndexBuilder, build_index
+from pqcache.store.row_group_index import Index, IndexBuilder, build_index, index_columns
 from pqcache.store.snapshot import Snapshot, write_checksums
 from pqcache.store.sync.bad_partitions import BadPartitionsSoFar, place_of
 from pqcache.store.sync.cache_run import CacheRun, RunResult, report_fetching
@@ -154,7 +154,8 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
             blamed = job.blame(directory.directory) if directory.downloads else nullcontext()
             with blamed, job.clashes_by_partition(f"{job.metadata.source}/"):
                 for file, metadata, schema in rewrite_in_cache(job, directory, files, stop.is_set):
-                    index.add(file.entry.path, metadata, schema, Path(file.file))
+                    path = file.entry.path
+                    index.add(path, metadata, schema, index_columns(path, metadata, schema, Path(file.file)))
                     built.append(file)
             return built
 
@@ -166,9 +167,8 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
             for (directory, file), copy in download_all(threads, _downloader(job, stop.is_set), tasks, jobs):
                 if not directory.rewrite:
                     with bad.collected(), job.blame(place_of(file.path)):
-                        path = job.download_path(copy.file)
-                        index.add(plan.path_of(copy.file), copy.metadata, copy.schema, path)
-                        yield BuiltFile(str(path), _entry(job, copy))
+                        index.add(plan.path_of(copy.file), copy.metadata, copy.schema, copy.columns)
+                        yield BuiltFile(str(job.download_path(copy.file)), _entry(job, copy))
                     continue
                 downloaded[file] = copy
                 missing[directory.directory] -= 1
@@ -220,7 +220,12 @@ def _downloader(job: SnapshotJob, stopped: Callable[[], bool]) -> Downloader:
         on_event=job.on_event,
     )
     return Downloader(
-        source=source, cache=job.run.cache.path, target=job.download_path, options=options, blame=job.blame
+        source=source,
+        cache=job.run.cache.path,
+        target=job.download_path,
+        path=job.plan.path_of,
+        options=options,
+        blame=job.blame,
     )
 
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from pqcache.store.row_group_index import IndexColumns
+
 CHUNK = 1 << 20  # bytes written at once
 MIN_DIRECT = 64 << 10  # bytes of a file; for fewer, writing past the page cache costs more than it saves
 MAX_VERSIONS = 3  # how often a file may change while it is downloaded before the run gives up
@@ -82,12 +84,16 @@ class DownloadOptions:
 
 @dataclass(frozen=True)
 class Downloaded:
-    """A source file as it was downloaded, with the copy's footer, Arrow schema and checksum."""
+    """A source file as it was downloaded, with the copy's footer, Arrow schema and checksum.
+
+    ``columns`` is what the index says of it, where it has been looked at for that.
+    """
 
     file: SourceFile
     metadata: pq.FileMetaData
     schema: pa.Schema
     checksum: str
+    columns: IndexColumns | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

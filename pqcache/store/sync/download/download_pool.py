@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -15,6 +15,7 @@ from pqcache.errors import CacheError
 from pqcache.events import Fetched
 from pqcache.store.drivers.base import Source
 from pqcache.store.manifest import SourceFile
+from pqcache.store.row_group_index import index_columns
 from pqcache.store.sync.bad_partitions import BadPartitionsSoFar, Blame, blame_nobody, place_of
 from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions, download_file
 from pqcache.store.sync.plan import DirectoryPlan
@@ -30,26 +31,33 @@ _OPEN_BATCHES = 2  # the footers of as many batches wait in memory
 
 @dataclass(frozen=True, kw_only=True)
 class Downloader:
-    """Downloads files of ``source`` for the cache at ``cache``; ``target`` says where a version of a file goes.
+    """Downloads files of ``source`` for the cache at ``cache``.
 
-    ``blame`` makes the context in which a file of a place is downloaded.
+    ``target`` says where a version of a file goes, and ``path`` what its path is in a snapshot. ``blame`` makes the
+    context in which a file of a place is downloaded.
     """
 
     source: Source | None
     cache: Path
     target: Callable[[SourceFile], Path]
+    path: Callable[[SourceFile], str]
     options: DownloadOptions
     blame: Blame = blame_nobody
 
-    def download(self, file: SourceFile, use_page_cache: bool) -> Downloaded:
-        """Download one file."""
+    def download(self, file: SourceFile, is_rewritten: bool) -> Downloaded:
+        """Download one file, and find out what the index says of it unless it ``is_rewritten`` next."""
         if self.source is None:
             raise CacheError(file.path, "is not in the cache any more", f"run 'pqcache sync {quoted(self.cache)}'")
         watch = Stopwatch()
         with self.blame(place_of(file.path)):
-            downloaded = download_file(self.source, file, self.target, self.options, use_page_cache)
-        self.options.on_event(Fetched(downloaded.file.path, downloaded.file.identity.size, watch.seconds))
-        return downloaded
+            found = download_file(self.source, file, self.target, self.options, use_page_cache=is_rewritten)
+            seconds = watch.seconds
+            if not is_rewritten:
+                local = self.target(found.file)
+                columns = index_columns(self.path(found.file), found.metadata, found.schema, local)
+                found = replace(found, columns=columns)
+        self.options.on_event(Fetched(found.file.path, found.file.identity.size, seconds))
+        return found
 
 
 @dataclass
@@ -118,7 +126,7 @@ def download_all(
                 batch, (directory, file) = taken
                 copy = None
                 with queue.bad.collected():
-                    copy = downloader.download(file, use_page_cache=bool(directory.rewrite))
+                    copy = downloader.download(file, is_rewritten=bool(directory.rewrite))
                 if batch.add(file, copy):
                     batch.finished = True
                     reports.put(None)
