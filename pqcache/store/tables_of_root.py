@@ -89,8 +89,15 @@ def remove(
     Raises CacheLocked for a cache on which a run is at work, or that readers have open, UsageError or CacheError.
     """
     if not name or "/" in name or name in (".", ".."):
-        raise UsageError(name, "is no name of a cache", "name a directory of the root, and the root with --root")
+        parent, last = os.path.split(name.rstrip("/"))
+        command = f"pqcache remove {quoted(last)} --root {quoted(parent)}" if parent and is_cache_name(last) else ""
+        advice = f"run '{command}'" if command else "name a directory of the root, and the root with --root"
+        raise UsageError(name, "it takes the name of a cache, not a path", advice)
     place = (Path(root).expanduser() if root is not None else default_root()).absolute()
+    if not (place / name).exists():
+        here = root is None and CacheDirectory(Path(name).absolute()).exists()
+        advice = f"the one in this directory goes with 'pqcache remove {quoted(name)} --root .'" if here else ""
+        raise UsageError(place / name, "no such cache", advice or f"'pqcache status {quoted(place)}' lists those there")
     if name in {entry.name for entry in read_tables(place)}:
         advice = "remove its section there first, or the next sync of all makes it again"
         raise UsageError(name, f"is a table of {place / CONFIG}", advice)

@@ -103,6 +103,25 @@ def test_caches_are_added_and_removed(root: Path, tmp_path: Path) -> None:
     assert (tmp_path / "lake" / "shop").is_dir()
 
 
+def test_remove_says_how_to_name_a_cache(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "empty").mkdir()
+    monkeypatch.setenv("PQCACHE_ROOT", str(root / "empty"))
+    monkeypatch.chdir(root)
+    for name, advice in (
+        (
+            "shop",
+            f"{root}/empty/shop: no such cache; the one in this directory goes with 'pqcache remove shop --root .'",
+        ),
+        ("none", f"{root}/empty/none: no such cache; 'pqcache status {root}/empty' lists those there"),
+        ("./shop/", "./shop/: it takes the name of a cache, not a path; run 'pqcache remove shop --root .'"),
+        ("..", "..: it takes the name of a cache, not a path; name a directory of the root, and the root with --root"),
+    ):
+        with pytest.raises(pqcache.UsageError) as error:
+            pqcache.remove(name)
+        assert str(error.value) == advice
+    assert (root / "shop").is_dir()
+
+
 def test_a_cache_with_what_nobody_should_lose_is_kept(root: Path) -> None:
     shop = root / "shop"
     pqcache.sync(shop)
