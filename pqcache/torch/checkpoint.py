@@ -154,8 +154,7 @@ def check_worker(saved: list[int] | None) -> None:
         raise UsageError(
             "state",
             f"it is of worker {saved[0]} of {saved[1]}",
-            "StatefulDataLoader must have the same num_workers again. To change it, save "
-            "state_dict(after=batch) instead",
+            "StatefulDataLoader must have the same num_workers again; pqcache.torch.Loader may have any",
         )
 
 

@@ -264,9 +264,9 @@ class ParquetDataset(ResumableDataset):
     def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
         """Return the state after the batch ``after``, as a small dict of JSON values.
 
-        ``after`` is the last batch the trainer has consumed, or its global ``index``. It is needed with workers, which
-        prepare batches in advance (else UsageError); without workers None means the last one yielded. The state is
-        the same on every rank: it counts all ranks' batches of that step as consumed.
+        ``after`` is the last batch the trainer has consumed, or its global ``index``; None means the last one yielded.
+        The state is the same on every rank: it counts all ranks' batches of that step as consumed. What the workers of
+        a DataLoader have yielded, only the loader knows: UsageError, but in a ``Loader``.
         """
         place, (ranks, _) = self._place(after), self._ranks()
         return self._reader.state(place, ranks, self._worker_state()).to_dict()
@@ -283,13 +283,12 @@ class ParquetDataset(ResumableDataset):
         """
         loaded = State.from_dict(state)
         check_worker(loaded.worker)
-        layout = self._layout()
         check_options(loaded, {"lanes": self._lanes or loaded.lanes}, "dataset")
         if not self._can_divide and loaded.shuffle:
             check_lanes(loaded.lanes, self._ranks()[0])
         self._reader.load_state(loaded)
         self._lanes = loaded.lanes
-        self._resume(loaded, layout)
+        self._resume(loaded)
 
     def reader_for_mix(self) -> DatasetReader:
         """Return what a mix reads this dataset's batches with; UsageError for options that only the mix can decide."""

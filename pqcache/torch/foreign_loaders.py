@@ -8,9 +8,10 @@ the names of their modules and classes, as neither says what it does to the data
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator
+from itertools import islice
 from types import FrameType
+from typing import Any
 
 from torch.utils.data import DataLoader
 
@@ -22,10 +23,9 @@ _DIVIDES = {  # by module and class: what divides the batches among the processe
     ("accelerate.data_loader", "DataLoaderDispatcher"),
     ("transformers.trainer_pt_utils", "IterableDatasetShard"),
 }
-_STARTS_WORKERS = {"torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader"}
 _READS_AHEAD = "ray.train.torch.train_loop_utils", "_WrappedDataLoader"  # of prepare_data_loader, in Ray's v1 and v2
-_FORGETS = {("accelerate.data_loader", "DataLoaderShard"), ("accelerate.data_loader", "DataLoaderDispatcher")}
-_MODULES = {module for module, _ in (_FETCHER, _READS_AHEAD, *_DIVIDES, *_FORGETS)}
+_FITS = {("lightning.pytorch.loops.fit_loop", "_FitLoop"), ("pytorch_lightning.loops.fit_loop", "_FitLoop")}
+_MODULES = {module for module, _ in (_FETCHER, _READS_AHEAD, *_DIVIDES, *_FITS)}
 _TRAINER = "with transformers, write 'from pqcache.torch.trainer import Trainer'"
 
 
@@ -61,34 +61,6 @@ def check_dividing(ranks: int) -> None:
         )
 
 
-def keeps_order() -> bool:
-    """Return False where a DataLoader with ``in_order=False`` is starting its workers, or this is a worker of it.
-
-    A forked worker still has the frames of the process that it was forked from; others find it in their pickle.
-    """
-    frame = _starting_workers()
-    return frame is None or bool(getattr(frame.f_locals.get("loader"), "in_order", True))
-
-
-def starts_workers() -> bool:
-    """Return whether a DataLoader is starting its workers."""
-    return _starting_workers() is not None
-
-
-def _starting_workers() -> FrameType | None:
-    """Return the frame of a caller's caller that starts the workers of a DataLoader."""
-    for frame in outward(sys._getframe(2)):
-        if frame.f_code.co_name == "__init__" and frame.f_globals.get("__name__") in _STARTS_WORKERS:
-            return frame
-    return None
-
-
-def restored_by_torchdata() -> bool:
-    """Return whether a loader of torchdata calls: it restores states when an iteration begins."""
-    modules = (str(frame.f_globals.get("__name__", "")) for frame in outward(sys._getframe(1)))
-    return any(module.startswith("torchdata.") for module in modules)
-
-
 def reads_ahead() -> bool:
     """Return whether a caller holds one batch back: it asks for the next one before it yields the last.
 
@@ -111,16 +83,45 @@ def check_skipping() -> None:
         )
 
 
-def warn_of_lost_place() -> None:
-    """Warn where the epoch is set by a loader of Accelerate's own, which does not save a place in the dataset."""
-    for frame in outward(sys._getframe(2)):
-        if _place_of(frame) in _FORGETS and not getattr(frame.f_locals["self"], "use_stateful_dataloader", False):
-            message = (
-                "Accelerate's own loader does not keep the place in this dataset: save_state() loses it, and "
-                f"skip_first_batches() reads all that it skips. Use pqcache.torch.Loader(dataset); {_TRAINER}"
-            )
-            warnings.warn(message, UserWarning, stacklevel=3)
-            return
+def lightning_fit() -> Any:
+    """Return the loop of Lightning's ``Trainer.fit`` that sets the epoch of a sampler; None for other callers.
+
+    It has restored the places of its loaders, also where their length was asked for before the checkpoint was read.
+    """
+    for frame in islice(outward(sys._getframe(2)), 2):  # there is a function of Lightning's between
+        if _place_of(frame) in _FITS:
+            fit = frame.f_locals["self"]
+            fit._load_combined_loader_states()
+            return fit
+    return None
+
+
+def check_fit(fit: Any, loader: Any) -> None:
+    """Raise UsageError where ``Trainer.fit`` begins an epoch at another batch than a Loader.
+
+    It counts the batches of its process, and would leave out as many as it takes for read.
+    """
+    if fit.trainer.overfit_batches and loader.dataset.is_shuffled:
+        reason = "each epoch has another order, so that these would be other batches each time"
+        raise UsageError(f"overfit_batches={fit.trainer.overfit_batches}", reason, "give the dataset shuffle=False")
+    if not fit.restarting:
+        return
+    batches, place = fit.epoch_loop.batch_progress, loader.state_dict()["batch"]
+    ready = batches.current.ready
+    if batches.is_last_batch and ready >= fit.max_batches:
+        if place:
+            loader.set_epoch(loader.epoch + 1)  # as where it has left an epoch itself
+        return
+    ranks = loader.dataset.begin_pass(loader.num_workers)[0].ranks
+    is_alone = len(fit._combined_loader.flattened) == 1  # others may have begun again
+    if place != ready * ranks and (is_alone or not place):
+        raise UsageError(
+            "Lightning's checkpoint",
+            f"it was taken after {ready} batches of an epoch in each process, and the loader goes on after "
+            f"{place / ranks:g} in each of {ranks}: some rows would come twice or never",
+            "resume a checkpoint of a pqcache.torch.Loader, with as many processes and the limit_train_batches of "
+            "before, or one from the end of an epoch of ModelCheckpoint(save_on_train_epoch_end=True)",
+        )
 
 
 def outward(frame: FrameType | None) -> Iterator[FrameType]:

@@ -20,9 +20,9 @@ from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.processes import leave_to_parent, of_this_process
 from pqcache.torch.batch_groups import MOST_BATCHES, GroupSizes, ungrouped
 from pqcache.torch.checkpoint import Place
-from pqcache.torch.foreign_loaders import check_skipping, reads_ahead
+from pqcache.torch.foreign_loaders import check_fit, check_skipping, lightning_fit, reads_ahead
 from pqcache.torch.last_batch import filled, is_last, rows_of_last_round, shown_to_accelerate
-from pqcache.torch.lightning_loaders import begins_epoch, counts_iterations
+from pqcache.torch.progress import Record
 from pqcache.torch.ragged import to_device
 from pqcache.torch.resumable import GivenByLoader, ResumableDataset
 
@@ -58,8 +58,8 @@ class Loader(DataLoader[Any]):
     It is a ``DataLoader``, so that training frameworks take it as one. What it does beyond that:
 
     - Each iteration reads the next epoch, also that of a new Loader of the dataset. ``set_epoch`` names another one for
-      the next iteration; it may also be called between ``iter()`` and the first batch, and on ``loader.sampler``, where
-      frameworks look for it.
+      the next iteration; it may also be called between ``iter()`` and the first batch. On ``loader.sampler``, where
+      frameworks look for it, it never goes back.
     - ``state_dict()`` is the place after the last batch that the trainer was given, workers or not, and
       ``load_state_dict`` goes on there, as in torchdata's StatefulDataLoader. After the last batch of an epoch it is
       the next epoch. An iteration that is going on while a state is loaded raises UsageError at its next batch: begin
@@ -113,7 +113,7 @@ class Loader(DataLoader[Any]):
         dataset.set_loader()
         self.__dict__["sampler"] = _EpochSampler(self)  # Ray's prepare_data_loader copies what is in __dict__
         self.device = None if device is None else torch.device(device)
-        self._version = self._loads = -1  # of the dataset's progress, as the latest iteration began
+        self._record = Record(-1, loaded=-1)  # of the dataset's progress, as the latest iteration began
         self._process = os.getpid()  # whose workers are running
         self._share: EpochShare | None = None  # of the latest iteration
         self._share_epoch, self._given = 0, 0
@@ -176,12 +176,7 @@ class Loader(DataLoader[Any]):
 
         One that was resumed, and has been read from since, begins at its first batch.
         """
-        self._set_epoch(epoch, anew=self._is_read)
-
-    def _set_epoch(self, epoch: int, anew: bool) -> None:
-        if anew and epoch == self._dataset.epoch:
-            self._dataset.set_epoch(epoch + 1)
-        self._dataset.set_epoch(epoch)
+        self._dataset.progress.set_epoch(epoch, anew=self._is_read)
 
     @property
     def _is_read(self) -> bool:
@@ -189,18 +184,8 @@ class Loader(DataLoader[Any]):
 
         So a new Loader for each epoch reads one epoch after the other.
         """
-        given, version = self._dataset.given_by_loader, self._dataset.progress.version
-        return version == self._version or (version == given.version and given.is_all)
-
-    def set_epoch_of_sampler(self, epoch: int) -> None:
-        """Set the epoch that is set on the sampler, unless it is a framework's number that does not fit the place."""
-        self._dataset.restore_in_fit()
-        begins = begins_epoch()
-        is_read = self._is_read
-        is_resumed = not is_read and self._dataset.is_resumed
-        if counts_iterations() or (begins is False and is_resumed):
-            return
-        self._set_epoch(epoch, anew=is_read or begins is True)
+        given, generation = self._dataset.given_by_loader, self._dataset.progress.record.generation
+        return generation == self._record.generation or (generation == given.generation and given.is_all)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch that was yielded, the same on every rank, as a dict of JSON values."""
@@ -221,10 +206,10 @@ class Loader(DataLoader[Any]):
 
     def _is_at(self, share: EpochShare, given: int) -> bool:
         """Whether the place is in the latest iteration: an epoch that was set meanwhile begins when this one ends."""
-        progress = self._dataset.progress
-        if progress.version == self._version:
+        record = self._dataset.progress.record
+        if record.generation == self._record.generation:
             return True
-        return self._iterates and progress.loads == self._loads and given < len(share)
+        return self._iterates and record.loaded == self._record.loaded and given < len(share)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return of_this_process(self._iterate(held_back=int(reads_ahead())), "Loader")
@@ -240,20 +225,19 @@ class Loader(DataLoader[Any]):
         """
         progress = self._dataset.progress
         if self._is_read:
-            self._dataset.set_epoch(self._dataset.epoch + 1)
+            progress.set_epoch(progress.record.epoch + 1)
         elif self._begins_again():
             warnings.warn(_AGAIN, UserWarning, stacklevel=3)
         if os.getpid() != self._process:
             leave_to_parent(self._iterator)
             self._process, self._iterator = os.getpid(), None
-        elif progress.loads != self._loads:
+        elif progress.record.loaded != self._record.loaded:
             self._iterator = None  # its workers do not know of the state's snapshot, window and lanes
         self._iterates = True
         share, epoch = self._share, self._share_epoch = self._dataset.begin_pass(self.num_workers)
         if self.num_workers:  # else the dataset does it
             self._dataset.check_ranks(share, epoch)
-        version = self._version = progress.version
-        self._loads = progress.loads
+        record = self._record = progress.record
         self._given, self._held_back = 0, held_back
         this = self._iteration = object()
         count = len(share)
@@ -268,7 +252,7 @@ class Loader(DataLoader[Any]):
                 for batch in meter.over(batches):
                     self._check_current(this)
                     self._given += 1
-                    self._dataset.given_by_loader = GivenByLoader(version, self._given, self._given == count)
+                    self._dataset.given_by_loader = GivenByLoader(record.generation, self._given, self._given == count)
                     if self._given == count:
                         self.end_of_dataloader = meter.is_complete = True
                         if is_shown:
@@ -283,7 +267,7 @@ class Loader(DataLoader[Any]):
     def _begins_again(self) -> bool:
         """Whether another Loader has left the epoch, after more than a look at its first batch."""
         given = self._dataset.given_by_loader
-        left = given.version == self._dataset.progress.version and given.batches > 1
+        left = given.generation == self._dataset.progress.record.generation and given.batches > 1
         return left and self._dataset.is_shuffled and torch.is_grad_enabled()
 
     def _received(self, iteration: object) -> Iterator[Any]:
@@ -317,7 +301,7 @@ class Loader(DataLoader[Any]):
         if self._iteration is not iteration:
             reason = "another iteration of it has begun, which has taken the workers of this one"
             raise UsageError("Loader", reason, "make a second Loader of a second dataset")
-        self._dataset.progress.check_loads(self._loads)
+        self._dataset.progress.check(self._record)
 
 
 class _EpochSampler(Sampler[None]):
@@ -334,10 +318,18 @@ class _EpochSampler(Sampler[None]):
             yield None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the loader's next iteration."""
+        """Set the epoch of the loader's next iteration, unless that is a later one.
+
+        Frameworks count from 0 again in a process that goes on with a state.
+        """
         loader = self._loader()
-        if loader is not None:
-            loader.set_epoch_of_sampler(epoch)
+        if loader is None:
+            return
+        fit = lightning_fit()
+        if epoch > loader.epoch:
+            loader.set_epoch(epoch)
+        if fit is not None:
+            check_fit(fit, loader)
 
 
 def _check(dataset: object, refused: Mapping[str, Any]) -> None:

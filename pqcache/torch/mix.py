@@ -166,7 +166,6 @@ class Mix(ResumableDataset):
         """
         loaded = MixState.from_dict(state)
         check_worker(loaded.worker)
-        layout = self._layout()
         if not changed and list(loaded.datasets) != list(self.datasets):
             raise UsageError(
                 "state",
@@ -195,11 +194,10 @@ class Mix(ResumableDataset):
         self._lanes = loaded.lanes
         begun = self._history.periods[-1].since
         later = replace(loaded, epoch=begun, batch=0, divisions=None) if begun > loaded.epoch else loaded
-        self._resume(later, layout)
+        self._resume(later)
 
-    def _layout(self) -> Any:
-        layout = super()._layout()
-        return None if layout is None else (layout, self._history.periods)
+    def _parts_of_layout(self, lanes: int) -> Any:
+        return super()._parts_of_layout(lanes), self._history.periods
 
     def _continued(self, periods: tuple[MixPeriod, ...], state: MixState) -> tuple[MixPeriod, ...]:
         """Return the periods of a state, and after them that of this mix."""

@@ -1,336 +1,197 @@
-"""The epoch and its first batch, shared between the trainer's process and its workers."""
+"""Where the next iteration of a dataset begins: a record that its trainer writes and its workers read.
+
+The record is in shared memory, so it reaches persistent workers too. A worker reads it when it begins an iteration. The
+first worker of a pass notes which record it has found, and the others go by that note: all of them read one epoch, also
+where another one is set while they begin, for which the latest records are kept. Two workers that begin in the very
+moment in which an epoch is set may both take themselves for the first; one of them raises an error at its next batch.
+"""
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.order.division import MOST_DIVISIONS, Division, Divisions
-from pqcache.torch.checkpoint import MixState, State, divisions_in
-from pqcache.torch.foreign_loaders import keeps_order, restored_by_torchdata
-from pqcache.torch.worker_memory import Numbers, WorkerMemory
+from pqcache.torch.checkpoint import Place
+from pqcache.torch.worker_memory import WorkerMemory
 
-_MAX_WORKERS = 4096
-_OF_DIVISIONS = 1 + 3 * MOST_DIVISIONS  # values: their number, and the numbers of each
-# what each of the shared numbers is; after _FINISHED there is one for each worker
-_EPOCH, _START, _GENERATION, _LOADS, _CHANGES, _VERSION, _WORKERS, _ENDED_EPOCH, _ENDED_AT = range(9)
-_LOADER, _PASS_NUMBER, _PASS, _PASS_END = 9, 10, 11, 16  # _PASS: the first five of these, as the pass began
-_CHOSEN, _WARNED, _UNORDERED, _BEGUN_VERSION, _FINISHED_VERSION, _FINISHED = range(16, 22)
-_LATE = 10.0  # seconds that a worker waits for worker 0 to begin a pass
+_KEPT = 8  # records
+_LATEST, _PASS, _WORKERS, _FINISHED, _WARNED = range(5)  # of the first row; behind it there is one for each record
+_NUMBERS = 9  # of a record, before those of its divisions
+_TRAINER = 1  # the key of its passes
+_KEYS, _GENERATIONS = 1 << 30, 1 << 32
 
 
-class IterationStart(NamedTuple):
-    """Where an iteration begins: at global batch ``start`` of an epoch, and a restored worker at its batch ``next``."""
+class Record(NamedTuple):
+    """What an iteration reads: an ``epoch`` from batch ``start`` on.
 
-    epoch: int
-    start: int
-    next: int | None
-    divisions: Divisions = ()
-
-
-class _Reading(NamedTuple):
-    """What all workers of a pass read: ``epoch`` from ``start`` on; its ``generation`` changes when either is set.
-
-    ``loads`` counts the states that were loaded, and ``changes`` those of them that changed lanes, windows or snapshot.
-    ``divisions`` are those of the batches before ``start``.
+    ``generation`` counts the epochs that were set and the states that were loaded. ``since`` is the one that epoch and
+    start are of, and ``loaded`` that of the latest state. ``is_named`` says that ``set_epoch`` chose the epoch. After a
+    state from the end of the epoch before this one, ``ended`` is the batch at which that ended. ``layout`` is a
+    fingerprint of what else the batches after a state depend on, 0 without one.
     """
 
-    epoch: int
-    start: int
-    generation: int
-    loads: int
-    changes: int
-    divisions: Divisions
+    generation: int = 0
+    epoch: int = 0
+    start: int = 0
+    since: int = 0
+    loaded: int = 0
+    is_named: int = False
+    ended: int = 0
+    layout: int = 0
+    divisions: Divisions = ()
+
+    def place(self, lanes: int) -> Place:
+        """The place at which the epoch begins."""
+        return Place(self.epoch, self.start, lanes, self.divisions)
+
+
+class _Pass(NamedTuple):
+    """A pass, by its ``key``, and the generation that it reads; ``is_anew`` if from the epoch's first batch on."""
+
+    key: int = 0
+    generation: int = 0
+    is_anew: bool = False
+
+    @staticmethod
+    def of(number: int) -> _Pass:
+        """The pass that is one number in shared memory, so that it changes at once."""
+        key, rest = divmod(int(number), 2 * _GENERATIONS)
+        return _Pass(key, rest >> 1, bool(rest & 1))
+
+    @property
+    def number(self) -> int:
+        """See ``of``."""
+        return (self.key * _GENERATIONS + self.generation) * 2 + self.is_anew
 
 
 class Progress:
-    """The epoch and where it begins, in memory that the trainer shares with its workers, persistent ones included.
+    """The record of a dataset, and whether the iterations that go by it have begun and ended.
 
-    Shared are: the epoch, with a version that changes each time it is set; the batch at which it begins; a generation
-    that changes when one of them does; whether ``set_epoch`` was the last to set them; the number of workers; which of
-    them have made their last batch of which generation (when all have of the present one, the next iteration begins at
-    0); after a state from the end of an epoch, the number of that epoch plus 1 (else 0) and the batch at which it
-    ended; whether a repeated epoch was warned of; and whether the loader yields batches in another order than that of
-    their numbers.
-
-    All workers of a pass read the same epoch, also where it is set after ``iter(loader)``, when some of them have begun
-    and others have not. In their first pass it is the epoch as of their fork, or as of the pickle that they were
-    spawned from. In later passes of persistent workers it is the epoch when worker 0 began, which is shared with a
-    number of the loader's iterator and of the pass.
-
-    Not shared are ``next``, the next batch of this process, the iteration that is going on in it, and the place that
-    torchdata's StatefulDataLoader restores in each worker. Ranks that are forked or spawned, and copies, share nothing
-    with the original; nor does a dataset that was made in a worker.
+    Ranks that are forked or spawned, and copies, share nothing with the original.
     """
 
     def __init__(self) -> None:
-        self._memory = WorkerMemory((_FINISHED + _MAX_WORKERS + 2 * _OF_DIVISIONS,))
-        self._shared[_FINISHED_VERSION] = -1
-        self._restored: tuple[int, IterationStart] | None = None  # with the version at which it was restored
-        self._at_fork = self._before = self._now()  # as a worker finds it when it is forked or unpickled
-        self._reading, self._version = self._at_fork, 0  # of the latest iteration in this process
+        self._memory = WorkerMemory((1 + _KEPT, _NUMBERS + 3 * MOST_DIVISIONS))
         self._passes = 0  # of this worker
-        self._in_order = True  # in a pickle, whether the loader that makes it keeps the order of batches
-        self.current = IterationStart(0, 0, None)  # where the latest iteration of this process began
-        self.read: IterationStart | None = None  # the same; None where an epoch or a state was set since
-        self.next = 0
-        self.running: tuple[IterationStart, int] | None = None  # of an iteration that has more batches: its next one
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_in_order": keeps_order()}
+        self._noted = 0  # the number of the latest one
 
     @property
-    def _shared(self) -> Numbers:
-        return self._memory.numbers
+    def record(self) -> Record:
+        """What the next iteration reads, unless it ``is_finished``."""
+        return self._read(int(self._memory.seen[0, _LATEST]))
 
     @property
-    def epoch(self) -> int:
-        """The epoch that the next iteration reads."""
-        restored = self._restored_begin()
-        return int(self._shared[_EPOCH]) if restored is None else restored.epoch
-
-    @property
-    def start(self) -> int:
-        """The batch at which this epoch begins: 0, or where it was resumed."""
-        restored = self._restored_begin()
-        return int(self._shared[_START]) if restored is None else restored.start
-
-    @property
-    def version(self) -> int:
-        """How often the epoch was set or a state was loaded."""
-        return int(self._shared[_VERSION])
-
-    @property
-    def is_set_since(self) -> bool:
-        """Whether an epoch was set or a state was loaded since the latest iteration began."""
-        return self.version != int(self._shared[_BEGUN_VERSION])
-
-    @property
-    def loads(self) -> int:
-        """How often a state was loaded."""
-        return int(self._shared[_LOADS])
-
-    @property
-    def is_set(self) -> bool:
-        """Whether an epoch was set or a state was loaded."""
-        return bool(self._shared[_VERSION])
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether a state was loaded that the next iteration goes on from."""
-        return self.start > 0 or bool(self._shared[_ENDED_EPOCH])
+    def next(self) -> Record:
+        """What the next iteration reads: a resumed epoch that is finished is read from its first batch on."""
+        record = self.record
+        return record._replace(start=0, divisions=()) if self.is_finished(record) else record
 
     @property
     def workers(self) -> int:
         """The number of workers of the latest iteration; 0 for none."""
-        return int(self._shared[_WORKERS])
+        return int(self._memory.seen[0, _WORKERS])
 
     @property
-    def unordered(self) -> bool:
-        """Whether the loader of the latest iteration yields batches as workers finish them (``in_order=False``)."""
-        return bool(self._shared[_UNORDERED])
+    def is_own(self) -> bool:
+        """Whether no other process reads the record of this one, or writes it."""
+        return self._memory.is_own
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch; one that was resumed still begins where its state was taken. UsageError below 0."""
+    @property
+    def has_begun(self) -> bool:
+        """Whether an iteration has begun since an epoch was set or a state was loaded."""
+        noted = _Pass.of(self._memory.seen[0, _PASS])
+        return noted.key > 0 and noted.generation == self.record.generation
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether workers have begun to read since the latest state was loaded: their place is not known here."""
+        return self.workers > 0 and _Pass.of(self._memory.seen[0, _PASS]).generation >= self.record.loaded
+
+    def set_epoch(self, epoch: int, anew: bool = False) -> None:
+        """Set the epoch; one that was resumed still begins at its state, unless it was finished or is read ``anew``."""
         if epoch < 0:
             raise UsageError(f"set_epoch({epoch})", "epochs count from 0")
-        self._shared[_VERSION] += 1
-        self._shared[_CHOSEN] = 1
-        if epoch != int(self._shared[_EPOCH]):
-            start = int(self._shared[_ENDED_AT]) if epoch + 1 == int(self._shared[_ENDED_EPOCH]) else 0
-            self._set(epoch, start)
-        self._shared[_ENDED_EPOCH] = 0
+        record = self.record
+        if epoch != record.epoch or anew or self.is_finished(record):
+            has_ended = epoch + 1 == record.epoch and not anew and not self.has_begun
+            self.move(Place(epoch, record.ended if has_ended else 0, 0), is_named=True, ended=0)
+        else:
+            self._write(record._replace(generation=record.generation + 1, is_named=True, ended=0))
 
-    def resume(self, state: State | MixState, in_worker: bool, ended: bool, changed: bool) -> None:
-        """Set epoch and start to a state's; a state from the end of an epoch (``ended``) begins the next epoch.
+    def move(self, place: Place, **changes: Any) -> None:
+        """Let the next iteration begin at a place, with other ``changes`` of the record."""
+        generation, (epoch, start, _, divisions) = self.record.generation + 1, place
+        moved = self.record._replace(generation=generation, since=generation, epoch=epoch, start=start)
+        self._write(moved._replace(divisions=divisions, **changes))
 
-        ``changed`` says that workers which are running have other lanes, windows or snapshots. Where ``set_epoch`` then
-        names the ended epoch all the same, that one has no batches left.
+    def load(self, place: Place, layout: int, ended: int = 0) -> None:
+        """Go on at the place of a state; after one from the end of an epoch, ``ended`` is the batch of that end."""
+        self.move(place, loaded=self.record.generation + 1, is_named=False, layout=layout, ended=ended)
 
-        torchdata's loaders do this when an iteration begins, so after ``set_epoch``. The epoch that it named has to be
-        the state's then, or the next one where the state is from its end; UsageError where not.
-        """
-        epoch = int(self._shared[_EPOCH])
-        chosen = bool(self._shared[_CHOSEN]) and restored_by_torchdata()
-        next_chosen = chosen and ended and epoch == state.epoch + 1
-        if chosen and epoch != state.epoch and not next_chosen:
+    def begin(self) -> Record:
+        """Begin an iteration, and return what it reads."""
+        header = self._memory.numbers[0]
+        worker = None if self._memory.is_own else get_worker_info()
+        self._passes += 1
+        key = _TRAINER if worker is None else 2 + (worker.seed - worker.id + self._passes) % (_KEYS - 2)
+        noted = _Pass.of(header[_PASS])
+        if worker is None or noted.key != key:
+            latest = self.record
+            noted = _Pass(key, latest.generation, self.is_finished(latest))
+            header[_PASS] = noted.number
+        header[_WORKERS] = 0 if worker is None else worker.num_workers
+        self._noted = noted.number
+        record = self._read(noted.generation)
+        return record._replace(start=0, divisions=()) if noted.is_anew else record
+
+    def check(self, record: Record) -> None:
+        """Raise UsageError in an iteration that reads another record than the other workers, or an outdated one."""
+        header = self._memory.numbers[0]
+        if int(header[_PASS]) != self._noted and _Pass.of(header[_PASS]).key == _Pass.of(self._noted).key != _TRAINER:
             raise UsageError(
-                f"set_epoch({epoch})",
-                f"the state that the loader was given is of epoch {state.epoch}",
-                f"begin with set_epoch({state.epoch}): dataset.epoch does not know of a StatefulDataLoader's state "
-                "before it iterates; pqcache.torch.Loader and its epoch do",
+                "set_epoch()",
+                "an epoch was set in the moment in which the workers began to read another one",
+                "set it before the iteration begins, or after its first batch",
             )
-        if not in_worker or self._memory.is_own:
-            self._shared[_LOADS] += 1
-            self._shared[_CHANGES] += changed
-        self.running = None
-        if in_worker and state.worker is not None:
-            begin = IterationStart(state.epoch, state.worker[2], state.batch, divisions_in(state))
-            self._restored = None if next_chosen else (int(self._shared[_VERSION]), begin)
-            if not chosen:
-                self._shared[_EPOCH] = state.epoch
-            return
-        if chosen and ended and epoch == state.epoch:
-            self._set(epoch, state.batch, divisions_in(state))
-            return
-        self._shared[_VERSION] += 1
-        self._shared[_CHOSEN] = 0
-        self._set(state.epoch + ended, 0 if ended else state.batch, () if ended else divisions_in(state))
-        self._shared[_ENDED_EPOCH] = state.epoch + 1 if ended else 0
-        self._shared[_ENDED_AT] = state.batch
-
-    def note_end(self, epoch: int, batch: int) -> None:
-        """Note in a worker that a state from the end of ``epoch``, of all workers, was restored after ``set_epoch``.
-
-        StatefulDataLoader then begins again with other workers, which are not given the state.
-        """
-        if self._restored is not None and self._shared[_CHOSEN]:
-            self._shared[_ENDED_EPOCH], self._shared[_ENDED_AT] = epoch + 1, batch
-
-    def begin(self, workers: int) -> IterationStart:
-        """Return where an iteration with so many workers (0: in the trainer) begins, and note their number."""
-        self._shared[_WORKERS] = workers
-        self._shared[_UNORDERED] = bool(workers) and not (self._in_order and keeps_order())
-        self._reading = self._pass_of_worker() if workers and not self._memory.is_own else self._now()
-        self.running = None
-        self._version = int(self._shared[_VERSION])
-        info = get_worker_info()
-        if info is None or info.id == 0 or self._memory.is_own:
-            self._shared[_BEGUN_VERSION] = self._version
-        self.current = self.read = self._restored_begin() or self._begin_of(self._reading, workers)
-        return self.current
-
-    def _begin_of(self, reading: _Reading, workers: int) -> IterationStart:
-        if workers and int(self._shared[_ENDED_EPOCH]) == reading.epoch + 1:  # see note_end
-            return IterationStart(reading.epoch, int(self._shared[_ENDED_AT]), None)
-        if self._has_finished(reading.generation, workers):
-            return IterationStart(reading.epoch, 0, None)
-        return IterationStart(reading.epoch, reading.start, None, reading.divisions)
-
-    def next_start(self, workers: int) -> IterationStart:
-        """Return where the next iteration with so many workers begins."""
-        now = self._now()
-        if self._has_finished(now.generation, workers):
-            return IterationStart(now.epoch, 0, None)
-        return IterationStart(now.epoch, now.start, None, now.divisions)
-
-    def begin_of(self, epoch: int) -> IterationStart:
-        """Return where an epoch begins: where a state was taken, or at 0."""
-        restored, now = self._restored_begin(), self._now()
-        if restored is not None and restored.epoch == epoch:
-            return restored
-        if self.running is not None and self.running[0].epoch == epoch:
-            return self.running[0]
-        for known in (now, self._before):  # of the epoch that is read while another one was set
-            if known.epoch == epoch:
-                return IterationStart(epoch, known.start, None, known.divisions)
-        return IterationStart(epoch, 0, None)
-
-    def given(self, begin: IterationStart, following: int, is_last: bool) -> None:
-        """Note that an iteration of this process gives a batch, and which one follows."""
-        self.running = None if is_last else (begin, following)
-        if self.read is begin:
-            self.next = following
-
-    def ended(self, begin: IterationStart) -> None:
-        """Note that an iteration of this process has ended, perhaps before its last batch."""
-        if self.running is not None and self.running[0] is begin:
-            self.running = None
-
-    @property
-    def reading_loads(self) -> int:
-        """How often a state had been loaded when the latest iteration of this process began."""
-        return self._reading.loads
-
-    def check_loads(self, loads: int) -> None:
-        """Raise UsageError in an iteration that began before the latest state was loaded, or cannot read it."""
-        if self.loads != loads:
+        if int(header[_LATEST]) != record.generation and self.record.loaded > record.generation:
             raise UsageError(
                 "load_state_dict()",
                 "a state was loaded while this iteration was going on, which ends here",
                 "begin a new one, which goes on where the state was taken",
             )
-        if self._at_fork.changes != int(self._shared[_CHANGES]) and not self._memory.is_own:
-            raise UsageError(
-                "DataLoader(persistent_workers=True)",
-                "a state with another snapshot, window or number of lanes was loaded after its workers had started",
-                "make a new DataLoader, or use pqcache.torch.Loader, which starts new workers",
-            )
 
-    def repeats(self, workers: int) -> bool:
+    def finish(self, record: Record) -> None:
+        """Note that the epoch is read to its end."""
+        header = self._memory.numbers[0]
+        header[_FINISHED] = max(int(header[_FINISHED]), record.generation + 1)
+
+    def is_finished(self, record: Record) -> bool:
+        """Whether an epoch was read to its end, from the start that it has in a record."""
+        return int(self._memory.seen[0, _FINISHED]) > record.since
+
+    def repeats(self) -> bool:
         """Return, once, whether an iteration that begins now reads an epoch that was read, and not set since."""
-        same = int(self._shared[_FINISHED_VERSION]) == int(self._shared[_VERSION]) and not self._shared[_WARNED]
-        if not same or self._restored_begin() is not None or not self._has_finished(self._now().generation, workers):
+        header = self._memory.numbers[0]
+        if int(header[_FINISHED]) != int(header[_LATEST]) + 1 or header[_WARNED]:
             return False
-        self._shared[_WARNED] = 1
+        header[_WARNED] = 1
         return True
 
-    def _set(self, epoch: int, start: int, divisions: Divisions = ()) -> None:
-        self._before = self._now()
-        self._shared[_EPOCH], self._shared[_START] = epoch, start
-        at = self._shared[-_OF_DIVISIONS:]
-        numbers = [len(divisions), *(number for division in divisions for number in division)]
-        at[: len(numbers)] = numbers
-        self._shared[_GENERATION] += 1
-        self.next, self.read = start, None
-        self._at_fork = self._now()
+    def _write(self, record: Record) -> None:
+        numbers = self._memory.numbers
+        *found, divisions = record
+        row = numbers[1 + record.generation % _KEPT]
+        row[:_NUMBERS] = *found, len(divisions)
+        row[_NUMBERS : _NUMBERS + 3 * len(divisions)] = [number for division in divisions for number in division]
+        numbers[0, _LATEST] = record.generation  # at last, as it is what workers look at first
 
-    def _now(self) -> _Reading:
-        return self._reading_at(_EPOCH, self._shared[-_OF_DIVISIONS:])
-
-    def _reading_at(self, first: int, divisions: Numbers) -> _Reading:
-        epoch, start, generation, loads, changes = map(int, self._shared[first : first + _CHANGES + 1])
-        numbers = divisions.tolist()
-        found = [Division(*numbers[3 * i + 1 : 3 * i + 4]) for i in range(numbers[0])]
-        return _Reading(epoch, start, generation, loads, changes, tuple(found))
-
-    def _has_finished(self, generation: int, workers: int) -> bool:
-        count = 1 if self._memory.is_own else max(1, workers)
-        return bool((self._shared[_FINISHED : _FINISHED + count] == generation + 1).all())
-
-    def _pass_of_worker(self) -> _Reading:
-        """Return what this worker and all others read in the pass that it begins."""
-        info = get_worker_info()
-        assert info is not None
-        loader, shared = info.seed - info.id, self._shared  # torch's seed of an iterator and its workers
-        self._passes += 1
-        if self._passes == 1:
-            return self._at_fork
-        if info.id == 0:
-            shared[_PASS:_PASS_END] = shared[_EPOCH : _CHANGES + 1].copy()
-            shared[-2 * _OF_DIVISIONS : -_OF_DIVISIONS] = shared[-_OF_DIVISIONS:].copy()
-            shared[_LOADER], shared[_PASS_NUMBER] = loader, self._passes
-        parent, until = os.getppid(), time.monotonic() + _LATE
-        while (int(shared[_LOADER]), int(shared[_PASS_NUMBER])) != (loader, self._passes):  # it may end a batch first
-            if os.getppid() != parent:
-                raise UsageError("DataLoader", "the trainer has ended")
-            if time.monotonic() > until:  # worker 0 does not iterate it as often, in a dataset of the user's own
-                return self._now()
-            time.sleep(0.001)
-        return self._reading_at(_PASS, shared[-2 * _OF_DIVISIONS : -_OF_DIVISIONS])
-
-    def finish(self, worker: int) -> None:
-        """Note that a worker is about to yield its last batch of the epoch."""
-        self._restored = None
-        worker = 0 if self._memory.is_own else worker
-        if worker < _MAX_WORKERS:
-            self._shared[_FINISHED + worker] = self._reading.generation + 1
-            self._shared[_FINISHED_VERSION] = self._version
-
-    def is_finished(self, workers: int) -> bool:
-        """Return whether all workers have made their last batch of what this process reads."""
-        return self._has_finished(self._reading.generation, workers)
-
-    def _restored_begin(self) -> IterationStart | None:
-        """Return where a restored worker begins: until it reaches the end, or until another epoch is set."""
-        if self._restored is None:
-            return None
-        version, begin = self._restored
-        if version != int(self._shared[_VERSION]) and int(self._shared[_EPOCH]) != begin.epoch:
-            self._restored = None
-            return None
-        return begin
+    def _read(self, generation: int) -> Record:
+        *found, count = self._memory.seen[1 + generation % _KEPT, :_NUMBERS].tolist()
+        if found[0] != generation:
+            raise UsageError("set_epoch()", f"it was called more than {_KEPT} times while an iteration began")
+        numbers = self._memory.seen[1 + generation % _KEPT, _NUMBERS : _NUMBERS + 3 * count].tolist()
+        divisions = tuple(Division(*numbers[at : at + 3]) for at in range(0, len(numbers), 3))
+        return Record(*found)._replace(divisions=divisions)

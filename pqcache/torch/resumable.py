@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,10 +28,9 @@ from pqcache.torch.batch_groups import GroupSizes, grouped, sizes_in_worker
 from pqcache.torch.checkpoint import MixState, Place, State, divisions_in
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.distributed import ranks_and_rank
-from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_ahead, warn_of_lost_place
+from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_ahead
 from pqcache.torch.iteration_meter import IterationMeter, NoIterationMeter, describe_reading, measured
-from pqcache.torch.lightning_loaders import check_fit, check_saving, restore_place
-from pqcache.torch.progress import IterationStart, Progress
+from pqcache.torch.progress import Progress, Record
 from pqcache.torch.shared_memory import begin_worker
 from pqcache.units import parse_count, parse_duration
 
@@ -48,12 +48,35 @@ def count_or_none(value: Count | None) -> int | None:
     return None if value is None else parse_count(value)
 
 
-class GivenByLoader(NamedTuple):
-    """How many batches of the dataset's epoch a Loader has given, and whether that is all; as of a ``version``."""
+def _other_epoch(named: int, of_state: int) -> UsageError:
+    return UsageError(
+        f"set_epoch({named})",
+        f"the state that the loader was given is of epoch {of_state}",
+        f"begin with set_epoch({of_state}): dataset.epoch does not know of a StatefulDataLoader's state "
+        "before it iterates; pqcache.torch.Loader and its epoch do",
+    )
 
-    version: int
+
+class GivenByLoader(NamedTuple):
+    """How many batches of the dataset's epoch a Loader has given, and whether that is all; as of a ``generation``."""
+
+    generation: int
     batches: int
     is_all: bool
+
+
+@dataclass
+class Iteration:
+    """What an iteration of this process reads: a ``share`` of an epoch, from the place ``following`` its last batch on.
+
+    Of a worker, ``following`` is a place of its own. ``reads_ahead`` says that the caller holds a batch back.
+    """
+
+    record: Record
+    share: EpochShare
+    following: int
+    reads_ahead: bool = False
+    goes_on: bool = False
 
 
 class ResumableDataset(IterableDataset[Batch]):
@@ -92,7 +115,8 @@ class ResumableDataset(IterableDataset[Batch]):
         self._chosen_ranks = None if ranks is None or this_rank is None else (ranks, this_rank)
         self._ranks_of_trainer: tuple[int, int] | None = None  # in a pickle
         self._progress = Progress()
-        self._read_ahead = False  # by a wrapper of the loader, in this process
+        self._iteration: Iteration | None = None  # the latest one of this process
+        self._restored: Iteration | None = None  # what torchdata's StatefulDataLoader has restored in this worker
         self._has_loader = False  # a Loader, which counts epochs
         self.given_by_loader = GivenByLoader(-1, 0, False)
         self.groups: GroupSizes | None = None  # in workers of a Loader that takes several batches together
@@ -100,7 +124,7 @@ class ResumableDataset(IterableDataset[Batch]):
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads."""
-        return self._progress.epoch
+        return self._progress.record.epoch
 
     @property
     def progress(self) -> Progress:
@@ -114,7 +138,6 @@ class ResumableDataset(IterableDataset[Batch]):
         epoch below 0 raises UsageError.
         """
         check_dividing(self._ranks()[0])
-        warn_of_lost_place()
         self._progress.set_epoch(epoch)
 
     def __len__(self) -> int:
@@ -122,8 +145,7 @@ class ResumableDataset(IterableDataset[Batch]):
         if self.yields_batches:
             check_batching()
         self._check_started()
-        check_fit(self._progress, self._is_shuffled, self._has_loader, self._ranks()[0])
-        return self._share(self.epoch, lanes=self._ranks()[0]).count()
+        return self.batches_of(self.epoch)
 
     def __getitem__(self, index: Any) -> Any:
         """Raise UsageError: `random_split` and `Subset` take what an iterable dataset has in an order of its own."""
@@ -134,7 +156,7 @@ class ResumableDataset(IterableDataset[Batch]):
     @property
     def batches_per_rank(self) -> tuple[int, ...]:
         """The number of batches (or rows) of a complete epoch on each rank: equal unless ``pad=False``."""
-        share = self._share(self.epoch, lanes=self._ranks()[0])
+        share = self._share(Place(self.epoch, 0, self._ranks()[0]))
         return tuple(replace(share, rank=rank).count() for rank in range(share.ranks))
 
     def __iter__(self) -> Iterator[Any]:
@@ -145,46 +167,54 @@ class ResumableDataset(IterableDataset[Batch]):
         ranks, _ = self._ranks()
         self._check_started()
         check_dividing(ranks)
-        self._read_ahead = reads_ahead()
         if self.yields_batches:
             check_batching()
         self._check()
         trains = torch.is_grad_enabled()  # to evaluate on the same order each time is as it should be
-        if worker == 0 and trains and self._is_shuffled and self._progress.repeats(workers if info else 0):
+        if worker == 0 and trains and self._is_shuffled and self._restored is None and self._progress.repeats():
             warnings.warn(_REPEATS, UserWarning, stacklevel=2)
-        begin = self._progress.begin(workers if info else 0)
-        lanes = self._lanes or ranks * workers
-        share = self._share(begin.epoch, lanes=lanes, begin=begin, worker=worker, workers=workers)
-        self.check_ranks(share, begin.epoch)
-        indices = share.indices(begin.next)
-        self._progress.next = indices[0] if indices else share.end
-        loads = self._progress.reading_loads
-        read = self._iterate(share, indices, begin, info is not None, loads)
-        batches = of_this_process(read, type(self).__name__)
+        record, lanes = self._progress.begin(), self._lanes or ranks * workers
+        iteration, self._restored = self._restored, None
+        if iteration is None:
+            share = self._share(record.place(lanes), worker=worker, workers=workers)
+            iteration = Iteration(record, share, share.start)
+        iteration.reads_ahead, self._iteration = reads_ahead(), iteration
+        self.check_ranks(iteration.share, iteration.record.epoch)
+        batches = of_this_process(self._iterate(iteration), type(self).__name__)
         return batches if (sizes := sizes_in_worker(self.groups)) is None else grouped(batches, sizes)
 
-    def _iterate(
-        self, share: EpochShare, indices: range, begin: IterationStart, in_worker: bool, loads: int
-    ) -> Generator[Any]:
-        """Yield the batches of an iteration that began after so many ``loads`` of a state."""
-        progress, epoch = self._progress, begin.epoch
+    def _iterate(self, iteration: Iteration) -> Generator[Any]:
+        record, share, in_worker = iteration.record, iteration.share, get_worker_info() is not None
+        indices = share.indices(iteration.following)
+        if in_worker and not self._progress.is_own and record.layout not in (0, self._layout(share.lanes)):
+            raise UsageError(
+                "DataLoader(persistent_workers=True)",
+                "a state with another snapshot, window or number of lanes was loaded after its workers had started",
+                "make a new DataLoader, or use pqcache.torch.Loader, which starts new workers",
+            )
         try:
-            with self._measured(epoch) as meter, closing(self._read(share, indices, epoch)) as batches:
+            with self._measured(record.epoch) as meter, closing(self._read(share, indices, record.epoch)) as batches:
                 for index, batch in meter.over(batches):
-                    progress.check_loads(loads)
-                    is_last = index == indices[-1]
-                    progress.given(begin, index + indices.step if in_worker else share.after(index), is_last)
-                    if is_last:  # a trainer that counts steps does not ask for more
-                        progress.finish(share.worker)
-                        meter.is_complete = not in_worker or progress.is_finished(share.workers)
+                    self._progress.check(record)
+                    iteration.following = index + indices.step if in_worker else share.after(index)
+                    iteration.goes_on = index != indices[-1]
+                    if not iteration.goes_on:  # a trainer that counts steps does not ask for more
+                        if share.has_last or self._progress.is_own:
+                            self._progress.finish(record)
+                        meter.is_complete = not in_worker or self._is_made(share)
                     yield batch
         finally:
-            progress.ended(begin)
-        progress.check_loads(loads)
+            iteration.goes_on = False
+        self._progress.check(record)
+        if not share.count():
+            self._progress.finish(record)
         if not in_worker:  # with pad=False another rank may have had one batch more
-            progress.given(begin, share.end, is_last=True)
-        if not indices:
-            progress.finish(share.worker)
+            iteration.following = share.end
+
+    def _is_made(self, share: EpochShare) -> bool:
+        """Whether all workers together have made what they read of this epoch."""
+        counts = self.stats().epoch
+        return (counts.batches if self.yields_batches else counts.rows) >= share.count()
 
     def _measured(self, epoch: int) -> AbstractContextManager[IterationMeter | NoIterationMeter]:
         """Return what measures an iteration of this process, unless a Loader does."""
@@ -232,101 +262,93 @@ class ResumableDataset(IterableDataset[Batch]):
         """Return the place to go on from when ``after``, a batch or its index, was consumed on every rank."""
         if isinstance(after, Place):
             return after
-        ranks, _ = self._ranks()
-        worker = get_worker_info()
+        worker, record, iteration = get_worker_info(), self._progress.record, self._iteration
+        if worker is None and self._progress.is_lost:
+            raise UsageError(
+                "state_dict()",
+                "a DataLoader's workers read the dataset, and which of their batches were consumed only a loader knows",
+                "use pqcache.torch.Loader and its state_dict()",
+            )
+        readers = worker.num_workers if worker else 1
+        lanes = self._lanes or self._ranks()[0] * readers
         if after is None:
-            if worker is None and self._progress.workers:
-                raise UsageError(
-                    "state_dict()",
-                    "it cannot know which of the workers' batches were consumed",
-                    "pass after=batch, the last batch that was",
-                )
-            if self._read_ahead:
+            if iteration is None or not (worker or iteration.goes_on or iteration.record.generation >= record.since):
+                share = self._share(self._progress.next.place(lanes), readers=readers)
+                return Place(record.epoch, share.start, lanes, share.divisions)
+            if iteration.reads_ahead:
                 raise UsageError(
                     "state_dict()",
                     "Ray's prepare_data_loader reads one batch ahead of what the trainer has consumed",
                     "use pqcache.torch.Loader and its state_dict(), which knows that",
                 )
-            readers = worker.num_workers if worker else 1
-            lanes, following = self._lanes or ranks * readers, self._progress.next
-            if self._progress.running is not None:  # also of another epoch than was set for the next iteration
-                begin, following = self._progress.running
-            elif worker:
-                begin = self._progress.current
-            else:
-                begin = self._progress.read or self._progress.begin_of(self.epoch)
-            share = self._share(begin.epoch, lanes=lanes, begin=begin, readers=readers)
-            return Place(begin.epoch, following, lanes, share.divisions)
-        if self._progress.unordered:
-            raise UsageError(
-                "state_dict(after=batch)",
-                "the DataLoader has in_order=False: a batch does not tell which others were consumed before it",
-                "use pqcache.torch.Loader, or leave in_order=False out",
-            )
-        if isinstance(after, (Batch, Mapping)):
-            if not isinstance(after, Batch) or after.index < 0:
-                raise UsageError(
-                    "state_dict(after=batch)",
-                    "the batch does not know its index: it was made anew from the one that the dataset yielded",
-                    "use pqcache.torch.Loader and its state_dict(), or pass after=index",
-                )
+            share = iteration.share
+            return Place(iteration.record.epoch, iteration.following, share.lanes, share.divisions)
+        if not isinstance(after, Mapping):
+            epoch, index = iteration.record.epoch if iteration and iteration.goes_on else record.epoch, int(after)
+        elif isinstance(after, Batch) and after.index >= 0:
             epoch, index, lanes = after.epoch, after.index, after.position.lanes
         else:
-            running = self._progress.running
-            if running is None and self._progress.workers and self._progress.is_set_since:
-                raise UsageError(
-                    f"state_dict(after={after})",
-                    "an epoch was set since the iteration began, and an index does not say which epoch it is of",
-                    "pass after=batch, the last batch that was consumed",
-                )
-            epoch = self.epoch if running is None else running[0].epoch
-            index, lanes = int(after), self._lanes or ranks * max(1, self._progress.workers)
-        begin = self._progress.begin_of(epoch)
-        share = self._share(epoch, lanes=lanes, begin=begin, readers=max(1, self._progress.workers))
+            raise UsageError(
+                "state_dict(after=batch)",
+                "the batch does not know its index: it was made anew from the one that the dataset yielded",
+                "use pqcache.torch.Loader and its state_dict(), or pass after=index",
+            )
+        known = [begun for begun in (iteration and iteration.record, record) if begun and begun.epoch == epoch]
+        share = self._share(known[0].place(lanes) if known else Place(epoch, 0, lanes))
         return Place(epoch, share.after(share.place_of(index)), lanes, share.divisions)
 
     def _worker_state(self) -> list[int] | None:
         """Return what marks a state as one worker's; None in the trainer. See ``State.worker``."""
-        info = get_worker_info()
-        return [info.id, info.num_workers, self._progress.current.start] if info else None
+        info, iteration = get_worker_info(), self._iteration
+        return [info.id, info.num_workers, iteration.share.start if iteration else 0] if info else None
 
-    def _layout(self) -> Any:
-        """Return the lanes, windows and snapshots that running workers read; None where there are none."""
-        if get_worker_info() is not None or not self._progress.workers:
-            return None
-        ranks, _ = self._ranks()
-        lanes = self._lanes or ranks * self._progress.workers
-        return lanes, [(reader.snapshot, reader.window(lanes, ranks)) for reader in self.readers]
+    def _layout(self, lanes: int) -> int:
+        """Return a fingerprint of all that a state may change and the batches depend on."""
+        parts = repr(self._parts_of_layout(lanes)).encode()
+        return int.from_bytes(hashlib.blake2b(parts, digest_size=7).digest(), "big") + 1
 
-    def _resume(self, state: State | MixState, layout: Any) -> None:
-        """Set the epoch and the first batch from ``state``; the caller has checked the rest.
+    def _parts_of_layout(self, lanes: int) -> Any:
+        return lanes, [(reader.snapshot, reader.window(lanes, self._ranks()[0])) for reader in self.readers]
 
-        ``layout`` is what ``_layout`` returned before the state was loaded.
+    def _resume(self, state: State | MixState) -> None:
+        """Set the epoch and the first batch from ``state``; the caller has checked the rest."""
+        place, record = Place(state.epoch, state.batch, state.lanes, divisions_in(state)), self._progress.record
+        if state.worker is not None:
+            self._restore(place, state.worker, record)
+            return
+        ended = state.batch > 0 and not self._share(place).rounds()
+        following = Place(state.epoch + 1, 0, state.lanes) if ended else place
+        if record.is_named and not self._has_loader and not self._progress.has_begun:
+            if record.epoch not in (place.epoch, following.epoch):
+                raise _other_epoch(record.epoch, state.epoch)
+            if record.epoch == place.epoch:  # which has no batch left where it ended
+                following = place
+        self._iteration = None
+        self._progress.load(following, self._layout(state.lanes), ended=state.batch if following != place else 0)
+
+    def _restore(self, place: Place, saved: list[int], record: Record) -> None:
+        """Go on in a worker of torchdata's StatefulDataLoader, where it is given the state that it had there.
+
+        That comes after ``set_epoch``. Where the epoch had ended, the loader starts other workers, without a state.
         """
-        begin = IterationStart(state.epoch, state.batch, None, divisions_in(state))
-        remaining = self._share(state.epoch, lanes=state.lanes, begin=begin).rounds()
-        in_worker = get_worker_info() is not None
-        ended = state.batch > 0 and not remaining
-        self._progress.resume(state, in_worker, ended, changed=self._layout() != layout)
-        if in_worker and state.worker is not None:
-            begin = IterationStart(state.epoch, state.worker[2], None, divisions_in(state))
-            share = self._share(state.epoch, lanes=state.lanes, begin=begin, readers=state.worker[1])
-            last = state.batch - share.ranks * state.worker[1]  # what this worker gave last
-            if share.indices()[-1:] == range(last, last + 1):
-                self._progress.note_end(state.epoch, share.after(last))
+        worker, workers, start = saved
+        share = self._share(place._replace(batch=start), worker=worker, workers=workers)
+        left = share.indices(place.batch)
+        if record.is_named and record.epoch == place.epoch + 1 and not left:
+            return
+        if record.is_named and record.epoch != place.epoch:
+            raise _other_epoch(record.epoch, place.epoch)
+        of_epoch = record._replace(epoch=place.epoch, start=start, divisions=share.divisions, layout=0)
+        self._restored = Iteration(of_epoch, share, place.batch)
+        if share.has_last and not left:
+            ended = Place(place.epoch, share.end, 0) if record.is_named else Place(place.epoch + 1, 0, 0)
+            self._progress.move(ended)
+        elif share.has_last and not record.is_named:
+            self._progress.move(Place(place.epoch, 0, 0))
 
     def set_loader(self) -> None:
         """Note that a Loader reads this dataset, and counts its epochs."""
         self._has_loader = True
-
-    def restore_in_fit(self) -> None:
-        """Take over the place that Lightning's ``Trainer.fit`` resumes at, if it has not said it yet."""
-        restore_place(self._progress, self._ranks()[0])
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether the next iteration goes on where a state was taken."""
-        return self._progress.is_resumed
 
     def begin_pass(self, workers: int, is_read: bool = False) -> tuple[EpochShare, int]:
         """Return what is read here in the pass that begins next with so many workers, and the epoch's number.
@@ -334,13 +356,14 @@ class ResumableDataset(IterableDataset[Batch]):
         That is the part of this rank; in a worker, its own. It is of the next epoch if the present one ``is_read``.
         """
         self._check_started()
-        info, epoch = get_worker_info(), self._progress.epoch + is_read
-        begin = IterationStart(epoch, 0, None) if is_read else self._progress.next_start(workers)
+        info, record = get_worker_info(), self._progress.next
         readers = info.num_workers if info else max(1, workers)
-        lanes = self._lanes or self._ranks()[0] * readers
+        begin = record.place(self._lanes or self._ranks()[0] * readers)
+        if is_read:
+            begin = Place(record.epoch + 1, 0, begin.lanes)
         if info:
-            return self._share(epoch, lanes=lanes, begin=begin, worker=info.id, workers=readers), epoch
-        return self._share(epoch, lanes=lanes, begin=begin, readers=readers), epoch
+            return self._share(begin, worker=info.id, workers=readers), begin.epoch
+        return self._share(begin, readers=readers), begin.epoch
 
     def check_ranks(self, share: EpochShare, epoch: int) -> None:
         """Raise UsageError, the same on all ranks, unless each of them begins this epoch in the same way."""
@@ -370,7 +393,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def batches_of(self, epoch: int) -> int:
         """Return the number of batches (or rows) of a complete epoch on this rank; weights make epochs differ."""
-        return self._share(epoch, lanes=self._ranks()[0]).count()
+        return self._share(Place(epoch, 0, self._ranks()[0])).count()
 
     @property
     def is_shuffled(self) -> bool:
@@ -387,22 +410,13 @@ class ResumableDataset(IterableDataset[Batch]):
         """Whether ranks x workers need not divide the lanes."""
         return self._is_shuffled and self.yields_batches
 
-    def _share(
-        self,
-        epoch: int,
-        *,
-        lanes: int,
-        begin: IterationStart | None = None,
-        worker: int = 0,
-        workers: int = 1,
-        readers: int | None = None,
-    ) -> EpochShare:
-        """Return what this rank, or one worker of it, reads of an epoch that begins at ``begin`` (None: at 0).
+    def _share(self, begin: Place, *, worker: int = 0, workers: int = 1, readers: int | None = None) -> EpochShare:
+        """Return what this rank, or one worker of it, reads of an epoch from a place on.
 
         Of the rank, ``readers`` are the workers that it has.
         """
         ranks, rank = self._ranks()
-        start, divisions = (0, ()) if begin is None else (begin.start, begin.divisions)
+        epoch, start, lanes, divisions = begin
         if self._can_divide:
             divisions = next_divisions(divisions, lanes, Division(start, ranks, readers or workers))
         return EpochShare(
@@ -437,8 +451,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
         Other processes ask again: a rank that a framework spawns is not the process that made the dataset.
         """
-        check_saving()
-        return {**self.__dict__, "_ranks_of_trainer": self._ranks_of_all()}
+        return {**self.__dict__, "_iteration": None, "_ranks_of_trainer": self._ranks_of_all()}
 
     @abstractmethod
     def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:

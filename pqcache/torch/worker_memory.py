@@ -1,13 +1,14 @@
 """Numbers that a trainer shares with its workers, and not with other trainers that are forked or spawned from it.
 
-A process that is forked, or to which a dataset is pickled, may become a DataLoader's worker or a trainer itself: a rank
-that Lightning's ``ddp_fork`` or ``torch.multiprocessing`` starts. A pickle knows for whom it is made. Of a forked
-process it is known when it uses the dataset: ``get_worker_info()`` says so. A trainer goes on with memory of its own,
-which begins as the numbers were when it was forked or spawned. It has to have done so before it forks workers.
+A process that is started with a dataset, by a fork or with a pickle of it, may become a DataLoader's worker or a
+trainer itself: a rank that Lightning's ``ddp_fork`` or ``torch.multiprocessing`` starts. ``get_worker_info()`` tells
+which it is once the dataset is used. A trainer goes on with memory of its own, which begins as the numbers were when
+its process was started. It has to have done so before it starts workers.
 """
 
 from __future__ import annotations
 
+import multiprocessing.context
 import os
 import threading
 import weakref
@@ -17,8 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
-
-from pqcache.torch.foreign_loaders import starts_workers
 
 Numbers = npt.NDArray[np.int64]
 
@@ -42,13 +41,18 @@ class WorkerMemory:
         _all[id(self)] = self
 
     def _first(self, numbers: Numbers) -> Numbers:
-        """Return with what another trainer begins."""
+        """The numbers that another trainer begins with."""
         return numbers.copy() if self._kept else np.zeros_like(numbers)
 
     @property
     def is_own(self) -> bool:
-        """Whether this is a worker that shares them with nobody: it made them itself."""
-        return self._made_by == os.getpid() and get_worker_info() is not None
+        """Whether this process made the memory, as a trainer does, or a worker that makes a dataset by itself."""
+        return self._made_by == os.getpid()
+
+    @property
+    def seen(self) -> Numbers:
+        """The numbers, to be read; unlike ``numbers`` also before torch tells a worker that it is one."""
+        return self._begin if self._is_inherited and get_worker_info() is None else self._numbers
 
     @property
     def numbers(self) -> Numbers:
@@ -61,7 +65,7 @@ class WorkerMemory:
         return self._numbers
 
     def bequeath(self) -> None:
-        """Note with what a process begins that is about to be forked, if it is a trainer."""
+        """Keep what a process begins with that is about to be forked, if it is a trainer."""
         self._begin = self._first(self.numbers)
 
     def inherit(self) -> None:
@@ -70,15 +74,14 @@ class WorkerMemory:
 
     def __getstate__(self) -> dict[str, Any]:
         numbers = self.numbers  # of a rank its own
-        return {"kept": self._kept, "values": self._tensor if starts_workers() else self._first(numbers)}
+        is_starting = multiprocessing.context.get_spawning_popen() is not None  # a process, which may be a worker
+        return {"kept": self._kept, "begin": self._first(numbers), "shared": self._tensor if is_starting else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._kept, self._parents, values = state["kept"], [], state["values"]
-        if isinstance(values, torch.Tensor) and values.is_shared():  # type: ignore[no-untyped-call]
-            self._use(values)
-            self._made_by = 0  # another process
-        else:
-            self._use(_shared_copy(self._first(np.asarray(values))))
+        self._kept, self._parents, shared = state["kept"], [], state["shared"]
+        self._use(_shared_copy(state["begin"]) if shared is None else shared)
+        if shared is not None:
+            self._begin, self._made_by, self._is_inherited = state["begin"], 0, True
 
 
 def _shared_copy(values: Numbers) -> torch.Tensor:

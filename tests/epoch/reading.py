@@ -142,7 +142,10 @@ def read_tensors(
     stop: int | None = None,
     forms: Mapping[str, str] | None = None,
 ) -> tuple[list[Read], dict[str, Any]]:
-    """Return the batches of a ParquetDataset or a Mix and the state after them; each has columns of these forms."""
+    """Return the batches of a ParquetDataset or a Mix, each with columns of these forms, and the state after them.
+
+    There is no such state of a DataLoader with workers.
+    """
     if way == "Loader":
         loader: Any = Loader(dataset, num_workers=workers)
     else:
@@ -162,7 +165,9 @@ def read_tensors(
             found.append(Read.of(batch))
             if len(found) == stop:
                 break
-    return found, place.state_dict() if way == "Loader" or batch is None else dataset.state_dict(after=batch)
+    if way == "Loader" or batch is None:
+        return found, place.state_dict()
+    return found, {} if way == "DataLoader" and workers else dataset.state_dict(after=batch)
 
 
 @contextmanager

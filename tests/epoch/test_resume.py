@@ -94,7 +94,7 @@ def test_any_start_of_record_batches(narrow: Source, name: str) -> None:
 
 WORKERS: list[tuple[str, list[tuple[int, Reader, int | None]]]] = [
     ("all rows", [(1, Reader("Loader", 2), 9), (1, Reader("Loader", 3), 5), (1, LOADER, None)]),
-    ("all rows", [(1, Reader("DataLoader", 3), 7), (2, Reader("Loader", 1), 2), (1, Reader("DataLoader", 2), None)]),
+    ("all rows", [(1, Reader("Loader", 3), 7), (2, Reader("Loader", 1), 2), (1, Reader("DataLoader", 2), None)]),
     ("weights", [(2, Reader("Loader", 1), 4), (1, Reader("Loader", 2), None)]),
     ("best fit", [(1, Reader("Loader", 3), 5), (1, Reader("Loader", 2), None)]),
     ("sequences", [(1, Reader("Loader", 2), 3), (1, Reader("DataLoader", 1), None)]),

@@ -207,8 +207,10 @@ def run_cases(stage: dict[str, Any], rank: int) -> None:
                 result = KINDS[options.get("kind", "fit")](options)
             except Exception as error:  # noqa: BLE001
                 result = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-        said = [str(warning.message) for warning in caught if "site-packages/lightning" not in warning.filename]
-        found[name] = {**result, "warnings": said}
+        said, of_lightning = [], []
+        for warning in caught:
+            (of_lightning if "site-packages/lightning" in warning.filename else said).append(str(warning.message))
+        found[name] = {**result, "warnings": said, "of lightning": of_lightning}
     (Path(stage["out"]) / f"{stage['name']}-{rank}.json").write_text(json.dumps(found))
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
 
 from pqcache import Cache, Pack, TokenBatches
 from pqcache.errors import CacheError, ParquetError, SourceDenied, UsageError
@@ -192,13 +191,11 @@ def test_a_state_goes_on_after_publishing_in_another_topology(
         dataset = ParquetDataset(
             tmp_path / "cache", columns=["id"], batch_size=30, lanes=4, num_replicas=ranks, rank=rank
         )
-        loader = DataLoader(
-            dataset, batch_size=None, num_workers=workers, multiprocessing_context="fork" if workers else None
-        )
+        loader = Loader(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None)
         for number, batch in enumerate(loader):
             done += batch["id"].tolist()
             if number == 20 // ranks:
-                state = dataset.state_dict(after=batch)
+                state = loader.state_dict()
                 break
     thread.join()
     filler.publish()

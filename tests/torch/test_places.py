@@ -114,7 +114,7 @@ def test_the_epoch_after_a_resumed_one_is_whole_for_loops_that_count_steps(
     batches = iter(loader)
     for _ in range(10):
         batch = next(batches)
-    state = data.state_dict(after=batch) if kind == "plain" else loader.state_dict()
+    state = dataset(table).state_dict(after=batch) if kind == "plain" else loader.state_dict()
     data, loader = make()
     (data if kind == "plain" else loader).load_state_dict(state)
     batches = iter(loader)
@@ -125,16 +125,28 @@ def test_the_epoch_after_a_resumed_one_is_whole_for_loops_that_count_steps(
 
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_loader_without_order_has_no_place(table: Path, context: str, wrapped: bool) -> None:
+@pytest.mark.parametrize("in_order", [False, True])
+def test_what_the_workers_of_a_plain_loader_read_has_no_place(
+    table: Path, context: str, wrapped: bool, in_order: bool
+) -> None:
+    """Neither a batch nor the dataset can tell which of the batches before it were consumed."""
     data = dataset(table)
     read = _Wrapper(data) if wrapped else data
-    loader = DataLoader(read, batch_size=None, num_workers=2, in_order=False, multiprocessing_context=context)
+    loader = DataLoader(read, batch_size=None, num_workers=2, in_order=in_order, multiprocessing_context=context)
     batches = list(loader)
     assert sorted(ids_of(batches)) == EVERY_ROW
-    with pytest.raises(UsageError, match=r"in_order=False.*Loader"):
-        data.state_dict(after=batches[3])
-    ordered = DataLoader(read, batch_size=None, num_workers=2, multiprocessing_context=context)
-    assert data.state_dict(after=list(ordered)[3])["batch"] == 4
+    for after in (None, batches[3], 3):
+        with pytest.raises(UsageError, match="only a loader knows"):
+            data.state_dict(after=after)
+    data.set_epoch(1)  # which may be in the loop
+    with pytest.raises(UsageError, match="only a loader knows"):
+        data.state_dict()
+    next(iter(data))
+    assert data.state_dict()["batch"] == 1, "it is read in the trainer"
+    state = dataset(table).state_dict(after=3)
+    data.load_state_dict(state)
+    assert data.state_dict() == state
+    assert sorted(batch.index for batch in loader) == list(range(4, BATCHES))
 
 
 class _Wrapper(torch.utils.data.IterableDataset[Any]):
@@ -252,8 +264,7 @@ def test_workers_of_a_plain_loader_end_when_a_state_is_loaded(table: Path) -> No
     """What they have sent already comes first."""
     read, data = reading("plain", table, 2)
     batches = iter(read)
-    state = data.state_dict(after=next(batches))
-    data.load_state_dict(state)
+    data.load_state_dict(dataset(table).state_dict(after=next(batches)))
     with pytest.raises(UsageError, match="a state was loaded while this iteration was going on"):
         list(batches)
     assert places_of(read) == [(0, index) for index in range(1, BATCHES)]
@@ -282,9 +293,9 @@ def test_persistent_workers_refuse_a_state_of_other_lanes(table: Path) -> None:
     """They have been started without it; a Loader starts others."""
     data = dataset(table, lanes=None)
     loader = DataLoader(data, batch_size=None, num_workers=2, persistent_workers=True)
-    batch = next(iter(loader))
-    data.load_state_dict(data.state_dict(after=batch))
-    assert places_of(loader)[0] == (0, 1), "of the same lanes"
+    next(iter(loader))
+    data.load_state_dict(dataset(table, lanes=2).state_dict(after=0))
+    assert places_of(loader) == [(0, index) for index in range(1, BATCHES)], "of the same lanes"
     data = dataset(table, lanes=None)
     loader = DataLoader(data, batch_size=None, num_workers=2, persistent_workers=True)
     next(iter(loader))
@@ -328,12 +339,6 @@ def test_states_of_a_dataset_whose_epoch_is_set_in_a_loop(table: Path) -> None:
     ]
     assert (data.state_dict()["epoch"], data.state_dict()["batch"]) == (3, 0)
     assert places_of(data) == [(3, index) for index in range(BATCHES)]
-    loader = DataLoader(data, batch_size=None, num_workers=2)
-    batch = next(iter(loader))
-    data.set_epoch(4)
-    assert (data.state_dict(after=batch)["epoch"], data.state_dict(after=batch)["batch"]) == (3, 1)
-    with pytest.raises(UsageError, match=r"does not say which epoch.*after=batch"):
-        data.state_dict(after=batch.index)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

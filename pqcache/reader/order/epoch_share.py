@@ -64,6 +64,11 @@ class EpochShare:
         return len(self._of_rank())
 
     @property
+    def has_last(self) -> bool:
+        """Whether the last batch of the rank is one of this worker's."""
+        return (max(1, self.count()) - 1) % self.workers == self.worker
+
+    @property
     def end(self) -> int:
         """The place after the last round."""
         return max(self.total, self.start)
