@@ -20,6 +20,7 @@ from pqcache.parquet.dense_columns import dense_of
 from pqcache.parquet.nested import with_changed_types
 
 _UNITS = ("s", "ms", "us", "ns")
+_SHOWN = 200  # characters of a value in a message
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())
 
 
@@ -260,7 +261,10 @@ def unfit_value(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> str | 
 def unfit_reason(name: str, column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> str | None:
     """Return what to say of a column of a file with a value that does not fit; None if all do."""
     value = unfit_value(column, kind)
-    return None if value is None else f"column {name!r} is {column.type} and holds {value}, which does not fit {kind}"
+    if value is None:
+        return None
+    shown = value if len(value) <= _SHOWN else f"{value[: _SHOWN - 3]}..."
+    return f"column {name!r} is {column.type} and holds {shown}, which does not fit {kind}"
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:

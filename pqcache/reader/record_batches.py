@@ -28,7 +28,7 @@ from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.reader.processes import MIXING, check_alike, of_this_process
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
-from pqcache.reader.window import Group
+from pqcache.reader.window import SMALLER, Group
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 from pqcache.system.process_stats import cpu_count
@@ -141,11 +141,29 @@ class _Opened:
 
     def record_batches(self) -> Generator[pa.RecordBatch]:
         meter = self.epoch.groups.meter
-        with closing(self.epoch.read(self.share.indices(), self.share.total, Group.batches)) as found:
+        schema = self.epoch.groups.schema
+
+        def make(group: Group) -> list[pa.RecordBatch]:
+            found = group.batches()
+            return found if group.rows.schema.equals(schema) else [_with_schema(batch, schema) for batch in found]
+
+        with closing(self.epoch.read(self.share.indices(), self.share.total, make)) as found:
             for _, batches, number in found:
                 batch = batches[number]
                 meter.made(1, batch.num_rows, batch.nbytes)
                 yield batch
+
+
+def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of a run with more than 2 GB of a column, in the types that it has in all batches."""
+    arrays = []
+    for field, array in zip(schema, batch.columns, strict=True):
+        try:
+            arrays.append(array if array.type == field.type else array.cast(field.type))
+        except pa.ArrowException as error:
+            reason = f"a batch has more than 2 GB of it, which {field.type} cannot hold"
+            raise UsageError(f"column {field.name!r}", reason, SMALLER) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _plan_of(data: LocalDataset, options: BatchOptions) -> ReadPlan:

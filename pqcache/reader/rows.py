@@ -92,7 +92,7 @@ class Column:
         if isinstance(self.values, np.ndarray):
             return self
         if pa.types.is_binary_view(self.values.type):
-            return replace(self, values=_CAST.call([_CAST.call([self.values], _BYTES)], _VIEWS))
+            return replace(self, values=views_into(*_bytes_of(self.values)))
         return self
 
 
@@ -116,6 +116,8 @@ def hold(array: pa.Array, kind: Kind) -> Column:
     views = pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type)
     if kind.held == "views" and views and is_text(kind.bare):
         return Column(kind, _bare_views(array), _valid(array))
+    if pa.types.is_dictionary(array.type) and is_text(kind.bare) and array.type.value_type == kind.bare:
+        return Column(kind, _of_dictionary(array), _valid(array))
     if array.type != kind.bare:
         array = cast_exactly(array, kind.bare)
     if kind.held == "fixed":
@@ -184,9 +186,12 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def to_arrow(column: Column) -> pa.Array:
-    """A column as an Arrow array of its kind's type; ``steps`` make it lists of fixed size."""
+    """A column as an Arrow array of its kind's type; ``steps`` make it lists of fixed size.
+
+    More than 2 GB of texts, or 2**31 items of lists, have a type with 64-bit offsets, and no extension.
+    """
     kind, array = column.kind, _bare_array(column)
-    if isinstance(kind.type, pa.BaseExtensionType):
+    if isinstance(kind.type, pa.BaseExtensionType) and array.type == kind.bare:
         array = kind.type.wrap_array(array)
     return pa.FixedSizeListArray.from_arrays(array, column.steps) if column.steps else array
 
@@ -212,7 +217,7 @@ def _validity(column: Column) -> Bools:
 
 
 def _bare_array(column: Column) -> pa.Array:
-    """The values as an Arrow array of ``kind.bare``; those of steps one after the other."""
+    """The values as an Arrow array of ``kind.bare``, or its large form; those of steps one after the other."""
     kind, values = column.kind, column.values
     valid = None if column.valid is None else column.valid.reshape(-1)
     if column.wide is not None:
@@ -233,26 +238,35 @@ def _bare_array(column: Column) -> pa.Array:
         return _list(kind.bare, ends, items, valid)
     if not pa.types.is_binary_view(values.type):
         return values
-    _, buffer, data = _CAST.call([values], _BYTES).buffers()
-    ends = np.zeros(1, np.int64) if buffer is None else np.frombuffer(buffer, np.int64, len(values) + 1)
-    data = pa.py_buffer(b"") if data is None else data
+    ends, data = _bytes_of(values)
     if is_text(kind.bare):
-        large = pa.types.is_large_binary(kind.bare) or pa.types.is_large_string(kind.bare)
-        buffers = [_bits(valid), pa.py_buffer(ends if large else _int32(ends)), data]
-        return pa.Array.from_buffers(kind.bare, len(values), buffers)
+        bare, offsets = _with_offsets(kind.bare, ends)
+        return pa.Array.from_buffers(bare, len(values), [_bits(valid), offsets, data])
     ends = ends // kind.width
     return _list(kind.bare, ends, pa.Array.from_buffers(kind.bare.value_type, int(ends[-1]), [None, data]), valid)
 
 
 def _list(kind: pa.DataType, ends: Ints, items: pa.Array, valid: Bools | None) -> pa.Array:
-    offsets = pa.py_buffer(ends if pa.types.is_large_list(kind) else _int32(ends))
+    kind, offsets = _with_offsets(kind, ends)
     return pa.Array.from_buffers(kind, len(ends) - 1, [_bits(valid), offsets], children=[items])
 
 
-def _int32(ends: Ints) -> npt.NDArray[np.int32]:
-    if ends[-1] > _REACH:
-        raise OverflowError("a batch has more than 2 GB in one column; choose a smaller batch_size")
-    return ends.astype(np.int32)
+def _with_offsets(kind: pa.DataType, ends: Ints) -> tuple[pa.DataType, pa.Buffer]:
+    """A type of lists or texts, in its large form where 32 bits do not hold the offsets, and these."""
+    if pa.types.is_large_list(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        return kind, pa.py_buffer(ends)
+    if ends[-1] <= _REACH:
+        return kind, pa.py_buffer(ends.astype(np.int32))
+    if pa.types.is_list(kind):
+        return pa.large_list(kind.value_field), pa.py_buffer(ends)
+    return pa.large_string() if pa.types.is_string(kind) else pa.large_binary(), pa.py_buffer(ends)
+
+
+def _bytes_of(views: pa.Array) -> tuple[Ints, pa.Buffer]:
+    """The bytes of views, end to end, and where each begins and ends."""
+    _, ends, data = _CAST.call([views], _BYTES).buffers()
+    ends = np.zeros(1, np.int64) if ends is None else np.frombuffer(ends, np.int64, len(views) + 1)
+    return ends, pa.py_buffer(b"") if data is None else data
 
 
 def _bits(valid: Bools | None) -> pa.Buffer | None:
@@ -359,6 +373,12 @@ def _bare_views(array: pa.Array) -> pa.Array:
         words[~validity_of(array)] = 0
         return pa.Array.from_buffers(pa.binary_view(), len(array), [None, pa.py_buffer(words), *data])
     return pa.Array.from_buffers(pa.binary_view(), len(array), [None, pointers, *data], offset=array.offset)
+
+
+def _of_dictionary(array: pa.DictionaryArray) -> pa.Array:
+    """Texts of a dictionary as views into it, as they may be long together; those that are null have no bytes."""
+    words = pa.concat_arrays([_views_of(array.dictionary, 1), pa.array([b""], pa.binary_view())])
+    return take_views(words, array.indices.cast(pa.int64()).fill_null(len(words) - 1).to_numpy())
 
 
 def validity_of(array: pa.Array) -> Bools:

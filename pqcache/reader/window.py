@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pqcache.errors import first_line
+from pqcache.errors import UsageError, first_line
 from pqcache.reader.arriving.arrival_queue import ArrivalQueue, arrival_queue, pass_on
 from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes, without_repeats
 from pqcache.reader.load import AnyHeld, Held, RowGroups
@@ -44,6 +44,7 @@ _RUNS = 3  # of each line, that are on their way
 _RUN, _LEAST_RUN = 32 << 20, 1 << 20  # bytes of a run
 _RUN_ROWS = 1 << 17  # of a run, at most: where each row is and goes to takes some numbers
 _PARTS = 8  # of a row group
+SMALLER = "choose a smaller batch_size, or leave the column out with columns="
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -479,7 +480,8 @@ def _gathered(
 ) -> tuple[pa.RecordBatch, list[int] | None]:
     """The rows of a run; and where each of its batches ends if that differs, as it does in batches by tokens."""
     plan, ends = groups.plan, None
-    parts = [part for span, held in spans for part in held.slices(span.low, span.high)]
+    with _fitting("a column"):
+        parts = [part for span, held in spans for part in held.slices(span.low, span.high)]
     sizes = [span.high - span.low for span, _ in spans]
     if plan.packs is not None and plan.pack is None:
         batches = [held.lengths(span.low, span.high) for span, held in spans if isinstance(held, Held)]
@@ -490,8 +492,9 @@ def _gathered(
         order, ends = ranges_of(begins, lengths), [0, *np.cumsum(lengths).tolist()]
     arrays: dict[str, pa.Array] = {}
     for position, name in enumerate(groups.columns):
-        column: Column = join([part[position] for part in parts])
-        column = column if order is None else column.take(order)
+        with _fitting(f"column {name!r}"):
+            column: Column = join([part[position] for part in parts])
+            column = column if order is None else column.take(order)
         arrays[name] = to_arrow(replace(column, steps=0) if column.steps and plan.axis(name) is None else column)
     if plan.partitions:
         files = np.repeat([held.file for _, held in spans], sizes)
@@ -502,4 +505,17 @@ def _gathered(
             array = pc.take(plan.data.index.partitions[name], numbers).cast(kind).combine_chunks()
             arrays[name] = array if axis is None else pa.FixedSizeListArray.from_arrays(array, axis)
     schema = groups.schema
-    return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema), ends
+    found = [arrays[name] for name in schema.names]
+    for position, (array, kind) in enumerate(zip(found, schema.types, strict=True)):
+        if array.type != kind:  # of more than 2 GB
+            schema = schema.set(position, schema.field(position).with_type(array.type))
+    return pa.RecordBatch.from_arrays(found, schema=schema), ends
+
+
+@contextmanager
+def _fitting(subject: str) -> Iterator[None]:
+    """Say what to do where a batch has more of a nested column than Arrow's 32-bit offsets hold."""
+    try:
+        yield
+    except (pa.ArrowCapacityError, pa.ArrowInvalid) as error:
+        raise UsageError(subject, f"a batch has too much of it ({first_line(error)})", SMALLER) from error
