@@ -100,6 +100,11 @@ class Progress:
         return self._memory.is_own
 
     @property
+    def pass_key(self) -> int:
+        """A number that all workers give the pass that they have begun, and no other one."""
+        return _Pass.of(self._noted).key
+
+    @property
     def has_begun(self) -> bool:
         """Whether an iteration has begun since an epoch was set or a state was loaded."""
         noted = _Pass.of(self._memory.seen[0, _PASS])
@@ -136,12 +141,15 @@ class Progress:
         header = self._memory.numbers[0]
         worker = None if self._memory.is_own else get_worker_info()
         self._passes += 1
-        key = _TRAINER if worker is None else 2 + (worker.seed - worker.id + self._passes) % (_KEYS - 2)
-        noted = _Pass.of(header[_PASS])
-        if worker is None or noted.key != key:
-            latest = self.record
-            noted = _Pass(key, latest.generation, self.is_finished(latest))
+        key = _TRAINER
+        if worker is not None:  # workers are started one after the other; their seed may be that of others before
+            key = 2 + hash((self._memory.started - worker.id, self._passes)) % (_KEYS - 2)
+        latest = self.record
+        noted = _Pass(key, latest.generation, self.is_finished(latest))
+        if worker is None or _Pass.of(header[_PASS]).key != key:
             header[_PASS] = noted.number
+        else:
+            noted = _Pass.of(header[_PASS])
         header[_WORKERS] = 0 if worker is None else worker.num_workers
         self._noted = noted.number
         record = self._read(noted.generation)

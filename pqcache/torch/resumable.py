@@ -100,7 +100,6 @@ class ResumableDataset(IterableDataset[Batch]):
         self.stall_timeout = None if stall_timeout is None else parse_duration(stall_timeout)
         if self.stall_timeout == 0:
             raise UsageError(f"stall_timeout={stall_timeout!r}", "every batch takes longer", "give a time, or None")
-        self._passes = 0  # of this process, which a worker counts
         self._measured_by_loader = False  # what this process iterates
         if drop_last and not pad:
             reason = (
@@ -221,8 +220,7 @@ class ResumableDataset(IterableDataset[Batch]):
         info = get_worker_info()
         if info is None and self._measured_by_loader:
             return nullcontext(NoIterationMeter())
-        self._passes += 1
-        number = time.monotonic_ns() if info is None else (info.seed - info.id + self._passes) % (1 << 62) + 1
+        number = time.monotonic_ns() if info is None else self._progress.pass_key
         return measured(self, epoch, number, by_loader=self._measured_by_loader)
 
     @contextmanager

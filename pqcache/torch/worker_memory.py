@@ -31,6 +31,7 @@ class WorkerMemory:
     def __init__(self, shape: tuple[int, ...], kept: bool = True) -> None:
         self._kept = kept
         self._parents: list[torch.Tensor] = []  # held: torch may remove them when one of their processes lets them go
+        self.started = 0  # processes that were started with it, this one included
         self._use(_shared_copy(np.zeros(shape, np.int64)))
 
     def _use(self, tensor: torch.Tensor) -> None:
@@ -67,6 +68,7 @@ class WorkerMemory:
     def bequeath(self) -> None:
         """Keep what a process begins with that is about to be forked, if it is a trainer."""
         self._begin = self._first(self.numbers)
+        self.started += 1
 
     def inherit(self) -> None:
         """Note that this process was forked."""
@@ -75,10 +77,12 @@ class WorkerMemory:
     def __getstate__(self) -> dict[str, Any]:
         numbers = self.numbers  # of a rank its own
         is_starting = multiprocessing.context.get_spawning_popen() is not None  # a process, which may be a worker
-        return {"kept": self._kept, "begin": self._first(numbers), "shared": self._tensor if is_starting else None}
+        self.started += is_starting
+        state = {"kept": self._kept, "started": self.started, "begin": self._first(numbers)}
+        return {**state, "shared": self._tensor if is_starting else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._kept, self._parents, shared = state["kept"], [], state["shared"]
+        self._kept, self.started, self._parents, shared = state["kept"], state["started"], [], state["shared"]
         self._use(_shared_copy(state["begin"]) if shared is None else shared)
         if shared is not None:
             self._begin, self._made_by, self._is_inherited = state["begin"], 0, True

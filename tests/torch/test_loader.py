@@ -91,6 +91,24 @@ def test_a_plain_loader_reads_one_epoch_where_it_is_set_late(table: Path, contex
         assert sorted(ids_of(batches)) == EVERY_ROW
 
 
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_with_the_seed_of_others_read_the_epoch_that_is_set(
+    table: Path, persistent: bool, context: str
+) -> None:
+    """As where a training seeds torch before each epoch."""
+    read, orders = dataset(table), []
+    how: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": context, "persistent_workers": persistent}
+    for epoch in range(3):
+        torch.manual_seed(0)
+        loader = DataLoader(read, batch_size=None, **how)
+        for more in range(2):
+            read.set_epoch(2 * epoch + more)
+            orders.append(ids_of(loader))
+            assert read.stats().epoch.rows == ROWS
+    assert orders == [ids_of(at_epoch(table, epoch)) for epoch in range(6)]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_place_is_kept_without_help(table: Path, workers: int) -> None:
     loader = Loader(dataset(table, transform=plain_dict), num_workers=workers)
