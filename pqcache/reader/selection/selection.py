@@ -279,12 +279,6 @@ class ChosenColumn:
         """Whether all rows of a file have one value, which its path says."""
         return self._of_files is not None
 
-    def value_of(self, group: int) -> pa.Array:
-        """Return the one value that all rows of a row group have, as the path says it."""
-        assert self._of_files is not None
-        value = self._of_files[int(self._files[group])]
-        return pa.array([value.as_py()], value.type)
-
     def values_of(self, groups: Ints) -> pa.ChunkedArray:
         """Return the one value that all rows of each row group have, as the paths say it."""
         assert self._of_files is not None

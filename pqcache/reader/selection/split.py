@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from pqcache.errors import UsageError
 from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.selection.key_hashes import Hashes, check_key, key_hashes
+from pqcache.reader.selection.key_hashes import Hashes, check_key, hash_of, hash_words, key_hashes
 from pqcache.reader.selection.selection import ChosenColumn, Counts, Parts, Selection, digest_of
-from pqcache.reader.selection.xxh3 import hash_of, hash_words
 from pqcache.store.selected_rows import Ints
 
 _FORM = 1  # of the canonical form of values
@@ -116,7 +115,8 @@ def split_rows(found: Selection, split: Split, known: Counts | None) -> Selectio
             numbers = np.arange(int(rows_in[group]), dtype=np.uint64) + np.uint64(firsts[group])
             chosen = split.chooses(hash_words(numbers, hash_of(path, split.seed)))
         elif key.in_paths:
-            chosen = np.repeat(split.chooses(key_hashes(key.value_of(group), split.seed)), int(rows_in[group]))
+            value = key.values_of(np.array([group]))
+            chosen = np.repeat(split.chooses(key_hashes(value, split.seed)), int(rows_in[group]))
         else:
             hashes = [key_hashes(key.values(group, part), split.seed) for part in parts]
             chosen = split.chooses(np.concatenate([np.zeros(0, np.uint64), *hashes]))

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from pqcache.errors import ParquetError, UsageError, first_line
 from pqcache.filters.expression import number_against_text
 from pqcache.parquet.schema_merge import cast_exactly, is_text, without_views
+from pqcache.reader.kinds import storage_type
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints, random_words, scatter_order
 from pqcache.reader.selection.selection import (
@@ -78,7 +79,7 @@ def fixed_point(weights: Any) -> Ints:
 
 def check_label(option: str, column: ChosenColumn) -> None:
     """Raise UsageError where the values of a column are no labels."""
-    kind = _bare(column.type)
+    kind = without_views(storage_type(column.type))
     known = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text(kind) or pa.types.is_decimal(kind)
     if not (known or (pa.types.is_temporal(kind) and not pa.types.is_interval(kind))):
         raise UsageError(option, f"{column.name!r} is {column.type}", "choose integers, booleans, text, dates or times")
@@ -86,16 +87,10 @@ def check_label(option: str, column: ChosenColumn) -> None:
 
 def plain_values(values: pa.ChunkedArray | None, kind: pa.DataType) -> pa.ChunkedArray:
     """Return values of a column of type ``kind`` as that type without dictionaries; none of them for None."""
-    bare = _bare(kind)
+    bare = without_views(storage_type(kind))
     if values is None:
         return pa.chunked_array([], bare)
     return cast_exactly(values, bare)
-
-
-def _bare(kind: pa.DataType) -> pa.DataType:
-    while isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
-        kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind.value_type
-    return without_views(kind)
 
 
 @dataclass(frozen=True)
