@@ -215,9 +215,8 @@ class RowGroups:
             steps = [] if plan.sequence is None else [plan.sequence.steps(name) for name in self.kinds]
             return Held(group.file, [columns], [len(wanted)], first, wanted, steps)
         ends = [*(cut - first for cut in cuts if cut > first), len(wanted)]
-        packed = (
-            len(ends) > 1 or bool(plan.piece_rows) or 2 * len(wanted) < rows
-        )  # else views keep what they do not need in memory
+        # else views keep what they do not need in memory
+        packed = len(ends) > 1 or bool(plan.piece_rows) or 2 * len(wanted) < rows
         parts: list[list[Column]] = [[] for _ in ends]
         while columns:
             column = columns.pop(0)

@@ -32,7 +32,7 @@ def pack_plan(plan: ReadPlan, pack: Pack | TokenBatches, known: Counts | None = 
     ``known`` are counts, to which what is counted is added. Columns that cannot be packed raise UsageError.
     """
     check_columns(pack, plan.data.index.schema, plan.data.index.partitions.column_names)
-    name = digest_of(plan.fingerprint, pack.fingerprint)
+    name = digest_of([plan.fingerprint, pack.fingerprint])
     found = count_once(plan.data, name, plan.row_groups, known, partial(_count, plan, pack))
     counts, tokens = (np.array(found[of].to_numpy(), np.int64) for of in ("packed", "tokens"))
     some = counts > 0
@@ -60,7 +60,7 @@ def document_lengths(plan: ReadPlan, column: str) -> Callable[[int], Ints]:
 
 def _count(plan: ReadPlan, pack: Pack | TokenBatches) -> pa.Table:
     """Count the sequences, or batches, and tokens of each row group, by how many documents of which length it has."""
-    name = digest_of("lengths", plan.fingerprint, pack.column)
+    name = digest_of(["lengths", plan.fingerprint, pack.column])
     found = count_once(plan.data, name, plan.row_groups, None, partial(_count_lengths, plan, pack.column))
     groups, lengths, documents = (found[of].to_numpy() for of in ("group", "tokens", "documents"))
     if isinstance(pack, TokenBatches):

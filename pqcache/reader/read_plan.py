@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,7 +22,7 @@ from pqcache.reader.packing.packed_rows import Packs
 from pqcache.reader.rows import Fill
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.row_filter import select_rows
-from pqcache.reader.selection.selection import Counts, Selection, digest_of
+from pqcache.reader.selection.selection import Counts, Selection
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.sequences import sequences_of
 from pqcache.reader.selection.weights import RowWeights
@@ -77,7 +78,9 @@ class ReadPlan:
 
     def fingerprint_at(self, epoch: int) -> str:
         """Return a name for the rows that are read in an epoch, and for their weights."""
-        return self.fingerprint if self.weights is None else digest_of(self.fingerprint, self.weights.name(epoch))
+        if self.weights is None:
+            return self.fingerprint
+        return hashlib.blake2b((self.fingerprint + self.weights.name(epoch)).encode(), digest_size=8).hexdigest()
 
     def with_dense_lists(self, ragged: Sequence[str] = ()) -> ReadPlan:
         """The plan with lists that all have one length held as rows of fixed width, but for columns ``ragged``.
@@ -142,8 +145,12 @@ class ReadPlan:
     @cached_property
     def fingerprint(self) -> str:
         """A name for the rows that are read, so that a state can say what it belongs to."""
-        packs = None if self.packs is None else self.packs.fingerprint
-        return digest_of(self.selection.name, packs, self.selection.row_groups, self.selection.counts)
+        digest = hashlib.blake2b(self.row_groups.tobytes(), digest_size=8)
+        if self.selection.choose is not None:
+            digest.update(self.selection.counts.tobytes() + self.selection.name.encode())
+        if self.packs is not None:
+            digest.update(self.packs.fingerprint.encode())
+        return digest.hexdigest()
 
     @cached_property
     def partitions(self) -> tuple[str, ...]:

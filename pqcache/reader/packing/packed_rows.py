@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from pqcache.errors import ParquetError
 from pqcache.reader.order.epoch_order import Ints, permutation
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.token_batches import TokenBatches, batch_ends
-from pqcache.reader.selection.selection import Positions, digest_of
+from pqcache.reader.selection.selection import Positions
 from pqcache.store.cache_directory import advice_for_file
 
 DOCUMENTS = 16  # what a random stream is for, after those of the order
@@ -57,7 +58,7 @@ class Packs:
     @cached_property
     def fingerprint(self) -> str:
         """A name for what the sequences hold."""
-        return digest_of(self.spec.fingerprint, self.counts)
+        return hashlib.blake2b(self.counts.tobytes() + self.spec.fingerprint.encode(), digest_size=16).hexdigest()
 
     @property
     def fill(self) -> float:

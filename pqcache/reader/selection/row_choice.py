@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -105,4 +105,5 @@ def _first_of(found: Selection, counts: Ints, seed: int | None) -> Selection:
             return rows[:count]
         return rows[np.sort(permutation(len(rows), seed, 0, _SAMPLE, 0, group)[:count])]
 
-    return found.then(step, digest_of("part", seed, groups, counts), counts=counts).without_empty()
+    name = digest_of(["part", found.name or None, seed], groups, counts)
+    return replace(found.then(step, name, counts=counts), name=name).without_empty()

@@ -56,7 +56,9 @@ def select_rows(
     found = Selection.of_all(data)
     if rows is not None:
         check_rows(data, rows)
-        counts = counts_of(rows, len(data.index))[found.row_groups]
+        counts = np.zeros(len(data.index), np.int64)
+        counts[rows.groups] = rows.counts
+        counts = counts[found.row_groups]
         found = found.then(lambda group, *_: rows.positions(group), rows.fingerprint, counts=counts)
     if filters is not None:
         found = _matching(found, parse_filters(filters, data.index), known)
@@ -89,13 +91,6 @@ def check_rows(data: LocalDataset, rows: SelectedRows) -> None:
             "rows", f"they were looked up in {rows.snapshot}, and {data.root} is {data.snapshot}", "look them up again"
         )
     rows.check(data.index.rows)
-
-
-def counts_of(rows: SelectedRows, groups: int) -> Ints:
-    """Return how many of ``rows`` are in each of the ``groups`` row groups of an index."""
-    counts = np.zeros(groups, np.int64)
-    counts[rows.groups] = rows.counts
-    return counts
 
 
 def parse_filters(filters: Any, index: Index) -> RowFilter:

@@ -34,7 +34,7 @@ from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 from pqcache.system.process_stats import cpu_count
 
 COUNTS = "_pqcache/counts"
-FORMAT = 2
+FORMAT = 2  # 1 had another checksum
 log = logging.getLogger("pqcache.reader")
 
 Found = TypeVar("Found")
@@ -119,7 +119,7 @@ class Selection:
             self,
             choose=choose,
             columns=tuple(dict.fromkeys([*self.columns, *columns])),
-            name=digest_of(self.name, name) if self.name else name,
+            name=f"{self.name}-{name}" if self.name else name,
         )
         return replace(found, counts=found.counted(self.row_groups, known) if counts is None else counts)
 
@@ -151,11 +151,11 @@ class Selection:
         return self.choose is None or (self.once and bool(self.counts[number] == rows))
 
 
-def digest_of(*parts: Any) -> str:
+def digest_of(values: Any, *arrays: Ints) -> str:
     """A name for some values, the same only for equal ones."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(part.tobytes() if isinstance(part, np.ndarray) else json.dumps(part).encode() + b"\0")
+    digest = hashlib.blake2b(json.dumps(values, default=int).encode(), digest_size=16)
+    for array in arrays:
+        digest.update(array.tobytes())
     return digest.hexdigest()
 
 

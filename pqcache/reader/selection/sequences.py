@@ -165,7 +165,7 @@ def sequences_of(found: Selection, sequence: Sequence, known: Counts | None) -> 
         found,
         choose=choose,
         columns=tuple(dict.fromkeys([*found.columns, *fields.names])),
-        name=digest_of(text, found.name),
+        name=digest_of([text, found.name or None]),
         once=False,
     )
     made = replace(made, counts=made.counted(found.row_groups, known))

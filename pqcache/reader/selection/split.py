@@ -106,7 +106,7 @@ def split_rows(found: Selection, split: Split, known: Counts | None) -> Selectio
     if key is not None:
         check_key(key.name, key.type)
     about = None if key is None else [*key.path, *([str(key.type)] if key.in_paths else [])]
-    name = digest_of("split", _FORM, about, *split.bounds, split.outside, split.salt)
+    name = digest_of(["split", _FORM, about, *split.bounds, split.outside, split.salt])
     firsts, files, rows_in = first_rows_of(data), data.index.numbers("file"), data.index.rows
 
     def step(group: int, parts: Parts, rows: Ints | None) -> Ints:

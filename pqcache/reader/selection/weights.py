@@ -112,7 +112,7 @@ class ColumnWeights:
     @property
     def name(self) -> str:
         """The same only for the same weights."""
-        return digest_of("weights", self.column.path)
+        return digest_of(["weights", self.column.path])
 
     def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
         """Return the weights of rows by their values; what is no weight raises ParquetError with the file.
@@ -171,7 +171,7 @@ class ValueWeights:
     def name(self) -> str:
         """The same only for the same weights."""
         pairs = sorted((str(value), weight) for value, weight in zip(self.values, self.weights.tolist(), strict=True))
-        return digest_of("values", self.column.path, pairs, self.others)
+        return digest_of(["values", self.column.path, pairs, self.others])
 
     def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
         """Return the weights of rows; a value without one raises UsageError."""
@@ -259,7 +259,7 @@ class RowWeights:
             counts=whole + ((starts + rests) >> _BITS).astype(np.int64),
             choose=choose,
             columns=self._columns(weigher.column),
-            name=digest_of(found.name, weigher.name, seed, epoch),
+            name=digest_of([found.name, weigher.name, seed, epoch]),
             once=False,
         )
 
@@ -378,7 +378,7 @@ class RowWeights:
         return map_row_groups(self._data, columns, self._found.row_groups, use)
 
     def _once(self, what: str, column: ChosenColumn, count: Callable[[tuple[str, ...]], pa.Table]) -> pa.Table:
-        name, groups = digest_of(what, column.path, self._found.name), self._found.row_groups
+        name, groups = digest_of([what, column.path, self._found.name]), self._found.row_groups
         return count_once(self._data, name, groups, self._known, lambda: count(self._columns(column)))
 
 
