@@ -31,6 +31,7 @@ from pqcache.reader.order.epoch_order import Ints, random_words, scatter_order
 from pqcache.reader.selection.selection import (
     ChosenColumn,
     Counts,
+    Found,
     Parts,
     Positions,
     Selection,
@@ -79,18 +80,15 @@ def fixed_point(weights: Any) -> Ints:
 
 def check_label(option: str, column: ChosenColumn) -> None:
     """Raise UsageError where the values of a column are no labels."""
-    kind = without_views(storage_type(column.type))
+    kind = _plain(column)
     known = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text(kind) or pa.types.is_decimal(kind)
     if not (known or (pa.types.is_temporal(kind) and not pa.types.is_interval(kind))):
         raise UsageError(option, f"{column.name!r} is {column.type}", "choose integers, booleans, text, dates or times")
 
 
-def plain_values(values: pa.ChunkedArray | None, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return values of a column of type ``kind`` as that type without dictionaries; none of them for None."""
-    bare = without_views(storage_type(kind))
-    if values is None:
-        return pa.chunked_array([], bare)
-    return cast_exactly(values, bare)
+def _plain(column: ChosenColumn) -> pa.DataType:
+    """The type of labels, without dictionaries."""
+    return without_views(storage_type(column.type))
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ class ValueWeights:
             if not number or math.isnan(weight) or not 0 <= weight <= MOST:
                 raise UsageError("weights", f"{value!r} has the weight {weight!r}", f"give a number from 0 to {MOST:,}")
         named = {value: weight for value, weight in by_value.items() if value is not None and value is not ...}
-        kind = plain_values(None, column.type).type
+        kind = _plain(column)
         plain = [getattr(value, "item", lambda v=value: v)() for value in named]
         odd = next((v for v in plain if isinstance(v, bool | int | float | Decimal)), None)
         if odd is not None and is_text(kind):
@@ -175,7 +173,7 @@ class ValueWeights:
 
     def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
         """Return the weights of rows; a value without one raises UsageError."""
-        plain = plain_values(values, self.column.type)
+        plain = cast_exactly(values, _plain(self.column))
         codes = pc.index_in(plain, value_set=self.values)
         codes = (pc.fill_null(codes, -1) if codes.null_count else codes).to_numpy()
         found = np.append(self.weights, self.others[1]).take(codes)  # the last one for -1
@@ -321,49 +319,43 @@ class RowWeights:
             return whole, rests.astype(np.uint64)
 
         if weigher.column.in_paths:
-            weights, used = np.zeros(len(groups), np.int64), rows_of > 0
-            weights[used] = weigher.weigh(groups[used], weigher.column.values_of(groups[used]))
+            weights = weigher.weigh(groups, weigher.column.values_of(groups))
             return rows_of * (weights >> 32), (rows_of * (weights & (ONE - 1))).astype(np.uint64)
 
         def total(group: int, parts: Parts) -> tuple[int, int]:
             _, weights = self._weighed(weigher, group, parts)
             return int((weights >> 32).sum()), int((weights & (ONE - 1)).sum())
 
-        def totals(columns: tuple[str, ...]) -> pa.Table:
-            found = np.array(self._map(columns, total), np.int64).reshape(-1, 2)
+        def totals(each: list[tuple[int, int]]) -> pa.Table:
+            found = np.array(each, np.int64).reshape(-1, 2)
             return pa.table({"group": groups, "whole": found[:, 0], "rests": found[:, 1]})
 
-        found = self._once("weights", weigher.column, totals)
+        found = self._once("weights", weigher.column, total, totals)
         return found["whole"].to_numpy().astype(np.int64), found["rests"].to_numpy().astype(np.uint64)
 
     def _value_counts(self, column: ChosenColumn) -> pa.Table:
         """Return how many rows of each row group have which value of a column."""
         check_label("weights", column)
         if column.in_paths:
-            used = self._found.of(self._found.counts > 0)
-            values = plain_values(column.values_of(used.row_groups), column.type)
-            return self._checked(column, pa.table({"group": used.row_groups, "value": values, "rows": used.counts}))
+            groups, counts = self._found.row_groups, self._found.counts
+            values = cast_exactly(column.values_of(groups), _plain(column))
+            return self._checked(column, pa.table({"group": groups, "value": values, "rows": counts}))
 
         def count(group: int, parts: Parts) -> pa.Table:
             _, values = self._values(column, group, parts)
             try:
-                found = pc.value_counts(plain_values(values, column.type))
+                found = pc.value_counts(cast_exactly(values, _plain(column)))
             except pa.ArrowException as error:
                 raise UsageError(f"column {column.name!r}", first_line(error)) from error
             self._check_labels(column, len(found))
-            counted = {
-                "group": np.full(len(found), group),
-                "value": found.field("values"),
-                "rows": found.field("counts"),
-            }
-            return pa.table(counted)
+            groups, values, rows = np.full(len(found), group), found.field("values"), found.field("counts")
+            return pa.table({"group": groups, "value": values, "rows": rows})
 
-        def every(columns: tuple[str, ...]) -> pa.Table:
-            empty = pa.table({"group": pa.array([], pa.int64()), "value": plain_values(None, column.type),
-                              "rows": pa.array([], pa.int64())})  # fmt: skip
-            return self._checked(column, pa.concat_tables([empty, *self._map(columns, count)]).combine_chunks())
+        def joined(each: list[pa.Table]) -> pa.Table:
+            kinds = {"group": pa.int64(), "value": _plain(column), "rows": pa.int64()}
+            return self._checked(column, pa.concat_tables([pa.schema(kinds).empty_table(), *each]).combine_chunks())
 
-        return self._once("values", column, every)
+        return self._once("values", column, count, joined)
 
     def _checked(self, column: ChosenColumn, found: pa.Table) -> pa.Table:
         self._check_labels(column, len(pc.unique(found["value"])))
@@ -374,12 +366,19 @@ class RowWeights:
             reason = f"{column.name!r} has more than {_MOST_LABELS:,} values"
             raise UsageError("weights", reason, "write the weights into a column, and name that")
 
-    def _map(self, columns: tuple[str, ...], use: Callable[[int, Parts], Any]) -> list[Any]:
-        return map_row_groups(self._data, columns, self._found.row_groups, use)
-
-    def _once(self, what: str, column: ChosenColumn, count: Callable[[tuple[str, ...]], pa.Table]) -> pa.Table:
+    def _once(
+        self,
+        what: str,
+        column: ChosenColumn,
+        use: Callable[[int, Parts], Found],
+        join: Callable[[list[Found]], pa.Table],
+    ) -> pa.Table:
+        """Return what ``use`` finds in each row group, joined; it is found once."""
         name, groups = digest_of([what, column.path, self._found.name]), self._found.row_groups
-        return count_once(self._data, name, groups, self._known, lambda: count(self._columns(column)))
+        columns = self._columns(column)
+        return count_once(
+            self._data, name, groups, self._known, lambda: join(map_row_groups(self._data, columns, groups, use))
+        )
 
 
 def _start_of_constant(start: int, rest: int) -> int:
