@@ -110,7 +110,7 @@ class Files:
             if not wanted:
                 yield group.with_path_values(no_columns(group.rows), columns)
                 return
-            each = self.data.index.uncompressed(wanted)[group.number] / max(1, group.rows)
+            each = self.data.index.decoded(group.number, wanted) / max(1, group.rows)
             rows = int(np.clip(_PART_BYTES / max(each, 1), 1, _PART_ROWS))
             left = group.rows
             with closing(file.batches(group.row_group, wanted, rows)) as batches:

@@ -187,6 +187,15 @@ class Index:
             total += np.nan_to_num(self.table[name].to_numpy()).astype(np.int64)
         return total
 
+    def decoded(self, number: int, columns: Sequence[str]) -> int:
+        """About how many bytes columns of row group ``number`` take decoded; unknown ones count as they are stored."""
+        total = 0
+        for column in columns:
+            names = [name for name in (f"{column}:decoded", f"{column}:uncompressed") if name in self.recorded]
+            sizes = (self.table[name][number].as_py() for name in names)
+            total += next((size for size in sizes if size is not None), 0)
+        return total
+
 
 def _int64(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     found = np.asarray(column.to_numpy(), dtype=np.int64)

@@ -5,6 +5,8 @@ The files are small, as texts of a dictionary are stored once.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,26 @@ def test_chosen_rows_of_more_than_two_gigabytes(tmp_path: Path) -> None:
         assert (batch["text"].values.reshape(-1, LENGTH)[:, 0] == ord("0") + batch["id"] % 3).all()
         found += batch["id"].tolist()
     assert sorted(found) == [i for i in range(120_000) if i % 100 < 48]
+
+
+_PEAK = """
+import sys, pqcache
+peak = lambda: next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
+before = peak()
+batches = pqcache.Cache(sys.argv[1]).batches(filters="text >= '1' and text < '2' and id < 50", columns=["id"])
+print(sum(batch.num_rows for batch in batches), peak() - before)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("coded", [True, False])
+def test_a_filter_on_long_texts_takes_little_memory(tmp_path: Path, coded: bool) -> None:
+    root = write(tmp_path / "lake", row_groups=4, coded=coded)
+    done = subprocess.run([sys.executable, "-c", _PEAK, str(root)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows, taken = map(int, done.stdout.split())
+    assert rows == len(range(1, 50, 3))
+    assert taken < 250e6
 
 
 @pytest.mark.deep
