@@ -23,9 +23,13 @@ _DIVIDES = {  # by module and class: what divides the batches among the processe
     ("accelerate.data_loader", "DataLoaderDispatcher"),
     ("transformers.trainer_pt_utils", "IterableDatasetShard"),
 }
-_READS_AHEAD = "ray.train.torch.train_loop_utils", "_WrappedDataLoader"  # of prepare_data_loader, in Ray's v1 and v2
-_FITS = {("lightning.pytorch.loops.fit_loop", "_FitLoop"), ("pytorch_lightning.loops.fit_loop", "_FitLoop")}
-_MODULES = {module for module, _ in (_FETCHER, _READS_AHEAD, *_DIVIDES, *_FITS)}
+_READS_AHEAD = {
+    ("ray.train.torch.train_loop_utils", "_WrappedDataLoader"),  # of prepare_data_loader, in Ray's v1 and v2
+    ("accelerate.data_loader", "DataLoaderShard"),
+    ("accelerate.data_loader", "DataLoaderDispatcher"),
+}
+_FITS = {"lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop"}
+_MODULES = {module for module, _ in (_FETCHER, *_READS_AHEAD, *_DIVIDES)}
 _TRAINER = "with transformers, write 'from pqcache.torch.trainer import Trainer'"
 
 
@@ -64,9 +68,10 @@ def check_dividing(ranks: int) -> None:
 def reads_ahead() -> bool:
     """Return whether a caller holds one batch back: it asks for the next one before it yields the last.
 
-    Called where an iteration begins.
+    Called where an iteration begins. With a StatefulDataLoader, Accelerate takes states before it asks.
     """
-    return any(_place_of(frame) == _READS_AHEAD for frame in outward(sys._getframe(2)))
+    callers = (frame for frame in outward(sys._getframe(2)) if _place_of(frame) in _READS_AHEAD)
+    return any(not getattr(frame.f_locals["self"], "use_stateful_dataloader", False) for frame in callers)
 
 
 def check_skipping() -> None:
@@ -89,11 +94,16 @@ def lightning_fit() -> Any:
     It has restored the places of its loaders, also where their length was asked for before the checkpoint was read.
     """
     for frame in islice(outward(sys._getframe(2)), 2):  # there is a function of Lightning's between
-        if _place_of(frame) in _FITS:
+        if frame.f_globals.get("__name__") in _FITS and frame.f_code.co_name == "on_advance_start":
             fit = frame.f_locals["self"]
             fit._load_combined_loader_states()
             return fit
     return None
+
+
+def has_one_loader(fit: Any) -> bool:
+    """Whether ``Trainer.fit`` reads one loader, and not several of which some may be in later epochs."""
+    return len(fit._combined_loader.flattened) == 1
 
 
 def check_fit(fit: Any, loader: Any) -> None:
@@ -113,8 +123,7 @@ def check_fit(fit: Any, loader: Any) -> None:
             loader.set_epoch(loader.epoch + 1)  # as where it has left an epoch itself
         return
     ranks = loader.dataset.begin_pass(loader.num_workers)[0].ranks
-    is_alone = len(fit._combined_loader.flattened) == 1  # others may have begun again
-    if place != ready * ranks and (is_alone or not place):
+    if place != ready * ranks and (has_one_loader(fit) or not place):
         raise UsageError(
             "Lightning's checkpoint",
             f"it was taken after {ready} batches of an epoch in each process, and the loader goes on after "

@@ -20,7 +20,7 @@ from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.processes import leave_to_parent, of_this_process
 from pqcache.torch.batch_groups import MOST_BATCHES, GroupSizes, ungrouped
 from pqcache.torch.checkpoint import Place
-from pqcache.torch.foreign_loaders import check_fit, check_skipping, lightning_fit, reads_ahead
+from pqcache.torch.foreign_loaders import check_fit, check_skipping, has_one_loader, lightning_fit, reads_ahead
 from pqcache.torch.last_batch import filled, is_last, rows_of_last_round, shown_to_accelerate
 from pqcache.torch.progress import Record
 from pqcache.torch.ragged import to_device
@@ -320,13 +320,15 @@ class _EpochSampler(Sampler[None]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the loader's next iteration, unless that is a later one.
 
-        Frameworks count from 0 again in a process that goes on with a state.
+        Frameworks count from 0 again in a process that goes on with a state. Lightning's Trainer counts right, for one
+        loader.
         """
         loader = self._loader()
         if loader is None:
             return
         fit = lightning_fit()
-        if epoch > loader.epoch:
+        counts_right = fit is not None and not fit.restarting and has_one_loader(fit)
+        if epoch > loader.epoch or (epoch < loader.epoch and counts_right):
             loader.set_epoch(epoch)
         if fit is not None:
             check_fit(fit, loader)

@@ -276,7 +276,7 @@ class ResumableDataset(IterableDataset[Batch]):
             if iteration.reads_ahead:
                 raise UsageError(
                     "state_dict()",
-                    "Ray's prepare_data_loader reads one batch ahead of what the trainer has consumed",
+                    "the loader of Ray's prepare_data_loader, or Accelerate's, reads one batch ahead of the trainer",
                     "use pqcache.torch.Loader and its state_dict(), which knows that",
                 )
             share = iteration.share

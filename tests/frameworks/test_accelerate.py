@@ -58,6 +58,7 @@ def test_a_plain_loader_is_exact_or_refused(found: Found, case: str) -> None:
     results = [rank["naive"][case] for rank in found]
     if len(found) == 1:
         check_epochs([result["epochs"] for result in results])
+        assert "use pqcache.torch.Loader" in results[0]["no place"]
     for result in results:
         assert len(found) == 1 or "use pqcache.torch.Loader(dataset)" in result["error"]
 

@@ -238,7 +238,7 @@ def test_a_prepared_loader_knows_what_was_yielded(ranks: list[dict[str, Any]]) -
 
 def test_what_is_not_exact_is_refused(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        assert "reads one batch ahead" in found["no place"]
+        assert "reads one batch ahead of the trainer" in found["no place"]
         assert "use pqcache.torch.Loader" in found["no place of a dict"]
         assert "use pqcache.torch.Loader(dataset)" in found["batches of batches"]
 

@@ -70,6 +70,9 @@ class Scenes:
                 epochs: list[Any] = []
                 error = refusal(lambda: epochs.extend(ids(loader) for _ in range(2)))  # noqa: B023
                 found[f"{name} {size}"] = {"error": error, "epochs": epochs}
+                if not error:
+                    _ = next(iter(loader))
+                    found[f"{name} {size}"]["no place"] = refusal(dataset.state_dict)
         return found
 
     def one_reader(self) -> dict[str, Any]:

@@ -347,7 +347,7 @@ class _WrappedDataLoader:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_wrapper_may_read_one_batch_ahead(table: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign_loaders, "_READS_AHEAD", (__name__, "_WrappedDataLoader"))
+    monkeypatch.setattr(foreign_loaders, "_READS_AHEAD", {(__name__, "_WrappedDataLoader")})
     monkeypatch.setattr(foreign_loaders, "_MODULES", {__name__})
     loader = Loader(dataset(table), num_workers=workers)
     wrapped: Any = _WrappedDataLoader(loader)
