@@ -152,6 +152,8 @@ def fit(options: dict[str, Any]) -> dict[str, Any]:
         data = {"train_dataloaders": CombinedLoader(pair, options["combined"])}
     elif not data:
         data = {"train_dataloaders": make_loader(options)}
+        if options.get("looked"):
+            _ = next(iter(data["train_dataloaders"]))
         if options.get("hooks"):
             model = ModelWithHooks(data["train_dataloaders"].dataset)
         if options.get("validate"):

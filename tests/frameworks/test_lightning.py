@@ -57,6 +57,7 @@ ALONE: dict[str, dict[str, Any]] = {  # of one process, that save nothing
     "plain, in order": {**PLAIN, "shuffle": False},
     "plain, one epoch": {**PLAIN, "trainer": {"max_epochs": 1}},
     "plain, fabric": {**PLAIN, **FABRIC},
+    "looked": {"looked": True},
     "half": {"trainer": {"limit_train_batches": 0.5}},
     "overfit": {"trainer": {"overfit_batches": 3}},
     "overfit, module": {"module": True, "trainer": {"overfit_batches": 3}},
@@ -158,6 +159,10 @@ def test_one_process_sees_every_row_once_in_another_order(found: Found, case: st
     assert all(sorted(order) == list(range(ROWS)) for order in orders)
     assert orders[0] != orders[1]
     assert [lengths(found[case], epoch) for epoch in (0, 1)] == [[BATCHES], [BATCHES]]
+
+
+def test_a_look_at_a_batch_before_is_no_epoch(found: Found) -> None:
+    assert [ids(found["looked"][0], epoch) for epoch in (0, 1)] == [ids(found["loader"][0], epoch) for epoch in (0, 1)]
 
 
 @pytest.mark.parametrize("case", [*(f"2 {name}" for name in TWO), "spawned"])
