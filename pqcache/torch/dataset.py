@@ -316,7 +316,7 @@ class ParquetDataset(ResumableDataset):
         return self.options.batch_size is not None
 
     @property
-    def _is_shuffled(self) -> bool:
+    def is_shuffled(self) -> bool:
         return self.options.shuffle
 
     def _ranks(self) -> tuple[int, int]:

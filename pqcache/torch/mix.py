@@ -231,7 +231,7 @@ class Mix(ResumableDataset):
         return True
 
     @property
-    def _is_shuffled(self) -> bool:
+    def is_shuffled(self) -> bool:
         return True
 
     def rows_at(self, position: Position) -> RowPlaces:

@@ -113,7 +113,7 @@ class ResumableDataset(IterableDataset[Batch]):
             raise UsageError("num_replicas and rank", "give both or neither")
         self._chosen_ranks = None if ranks is None or this_rank is None else (ranks, this_rank)
         self._ranks_of_trainer: tuple[int, int] | None = None  # in a pickle
-        self._progress = Progress()
+        self.progress = Progress()  # a Loader looks at it too
         self._iteration: Iteration | None = None  # the latest one of this process
         self._restored: Iteration | None = None  # what torchdata's StatefulDataLoader has restored in this worker
         self._has_loader = False  # a Loader, which counts epochs
@@ -123,12 +123,7 @@ class ResumableDataset(IterableDataset[Batch]):
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads."""
-        return self._progress.record.epoch
-
-    @property
-    def progress(self) -> Progress:
-        """The epoch and where it begins, as a Loader looks at it."""
-        return self._progress
+        return self.progress.record.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, persistent workers included; it selects the order of the batches.
@@ -137,7 +132,7 @@ class ResumableDataset(IterableDataset[Batch]):
         epoch below 0 raises UsageError.
         """
         check_dividing(self._ranks()[0])
-        self._progress.set_epoch(epoch)
+        self.progress.set_epoch(epoch)
 
     def __len__(self) -> int:
         """Return the number of batches (or rows) of a complete epoch on this rank; the same on all unless pad=False."""
@@ -170,9 +165,9 @@ class ResumableDataset(IterableDataset[Batch]):
             check_batching()
         self._check()
         trains = torch.is_grad_enabled()  # to evaluate on the same order each time is as it should be
-        if worker == 0 and trains and self._is_shuffled and self._restored is None and self._progress.repeats():
+        if worker == 0 and trains and self.is_shuffled and self._restored is None and self.progress.repeats():
             warnings.warn(_REPEATS, UserWarning, stacklevel=2)
-        record, lanes = self._progress.begin(), self._lanes or ranks * workers
+        record, lanes = self.progress.begin(), self._lanes or ranks * workers
         iteration, self._restored = self._restored, None
         if iteration is None:
             share = self._share(record.place(lanes), worker=worker, workers=workers)
@@ -185,7 +180,7 @@ class ResumableDataset(IterableDataset[Batch]):
     def _iterate(self, iteration: Iteration) -> Generator[Any]:
         record, share, in_worker = iteration.record, iteration.share, get_worker_info() is not None
         indices = share.indices(iteration.following)
-        if in_worker and not self._progress.is_own and record.layout not in (0, self._layout(share.lanes)):
+        if in_worker and not self.progress.is_own and record.layout not in (0, self._layout(share.lanes)):
             raise UsageError(
                 "DataLoader(persistent_workers=True)",
                 "a state with another snapshot, window or number of lanes was loaded after its workers had started",
@@ -194,19 +189,19 @@ class ResumableDataset(IterableDataset[Batch]):
         try:
             with self._measured(record.epoch) as meter, closing(self._read(share, indices, record.epoch)) as batches:
                 for index, batch in meter.over(batches):
-                    self._progress.check(record)
+                    self.progress.check(record)
                     iteration.following = index + indices.step if in_worker else share.after(index)
                     iteration.goes_on = index != indices[-1]
                     if not iteration.goes_on:  # a trainer that counts steps does not ask for more
-                        if share.has_last or self._progress.is_own:
-                            self._progress.finish(record)
+                        if share.has_last or self.progress.is_own:
+                            self.progress.finish(record)
                         meter.is_complete = not in_worker or self._is_made(share)
                     yield batch
         finally:
             iteration.goes_on = False
-        self._progress.check(record)
+        self.progress.check(record)
         if not share.count():
-            self._progress.finish(record)
+            self.progress.finish(record)
         if not in_worker:  # with pad=False another rank may have had one batch more
             iteration.following = share.end
 
@@ -220,7 +215,7 @@ class ResumableDataset(IterableDataset[Batch]):
         info = get_worker_info()
         if info is None and self._measured_by_loader:
             return nullcontext(NoIterationMeter())
-        number = time.monotonic_ns() if info is None else self._progress.pass_key
+        number = time.monotonic_ns() if info is None else self.progress.pass_key
         return measured(self, epoch, number, by_loader=self._measured_by_loader)
 
     @contextmanager
@@ -260,8 +255,8 @@ class ResumableDataset(IterableDataset[Batch]):
         """Return the place to go on from when ``after``, a batch or its index, was consumed on every rank."""
         if isinstance(after, Place):
             return after
-        worker, record, iteration = get_worker_info(), self._progress.record, self._iteration
-        if worker is None and self._progress.is_lost:
+        worker, record, iteration = get_worker_info(), self.progress.record, self._iteration
+        if worker is None and self.progress.is_lost:
             raise UsageError(
                 "state_dict()",
                 "a DataLoader's workers read the dataset, and which of their batches were consumed only a loader knows",
@@ -271,7 +266,7 @@ class ResumableDataset(IterableDataset[Batch]):
         lanes = self._lanes or self._ranks()[0] * readers
         if after is None:
             if iteration is None or not (worker or iteration.goes_on or iteration.record.generation >= record.since):
-                share = self._share(self._progress.next.place(lanes), readers=readers)
+                share = self._share(self.progress.next.place(lanes), readers=readers)
                 return Place(record.epoch, share.start, lanes, share.divisions)
             if iteration.reads_ahead:
                 raise UsageError(
@@ -310,19 +305,19 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def _resume(self, state: State | MixState) -> None:
         """Set the epoch and the first batch from ``state``; the caller has checked the rest."""
-        place, record = Place(state.epoch, state.batch, state.lanes, divisions_in(state)), self._progress.record
+        place, record = Place(state.epoch, state.batch, state.lanes, divisions_in(state)), self.progress.record
         if state.worker is not None:
             self._restore(place, state.worker, record)
             return
         ended = state.batch > 0 and not self._share(place).rounds()
         following = Place(state.epoch + 1, 0, state.lanes) if ended else place
-        if record.is_named and not self._has_loader and not self._progress.has_begun:
+        if record.is_named and not self._has_loader and not self.progress.has_begun:
             if record.epoch not in (place.epoch, following.epoch):
                 raise _other_epoch(record.epoch, state.epoch)
             if record.epoch == place.epoch:  # which has no batch left where it ended
                 following = place
         self._iteration = None
-        self._progress.load(following, self._layout(state.lanes), ended=state.batch if following != place else 0)
+        self.progress.load(following, self._layout(state.lanes), ended=state.batch if following != place else 0)
 
     def _restore(self, place: Place, saved: list[int], record: Record) -> None:
         """Go on in a worker of torchdata's StatefulDataLoader, where it is given the state that it had there.
@@ -340,9 +335,9 @@ class ResumableDataset(IterableDataset[Batch]):
         self._restored = Iteration(of_epoch, share, place.batch)
         if share.has_last and not left:
             ended = Place(place.epoch, share.end, 0) if record.is_named else Place(place.epoch + 1, 0, 0)
-            self._progress.move(ended)
+            self.progress.move(ended)
         elif share.has_last and not record.is_named:
-            self._progress.move(Place(place.epoch, 0, 0))
+            self.progress.move(Place(place.epoch, 0, 0))
 
     def set_loader(self) -> None:
         """Note that a Loader reads this dataset, and counts its epochs."""
@@ -354,7 +349,7 @@ class ResumableDataset(IterableDataset[Batch]):
         That is the part of this rank; in a worker, its own. It is of the next epoch if the present one ``is_read``.
         """
         self._check_started()
-        info, record = get_worker_info(), self._progress.next
+        info, record = get_worker_info(), self.progress.next
         readers = info.num_workers if info else max(1, workers)
         begin = record.place(self._lanes or self._ranks()[0] * readers)
         if is_read:
@@ -370,7 +365,7 @@ class ResumableDataset(IterableDataset[Batch]):
         state = self.state_dict(after=Place(epoch, share.start, share.lanes, share.divisions))
         contents = {reader.snapshot: reader.content for reader in self.readers}
         begun = _compared({**state, "drop_last": self.drop_last, "pad": self.pad}, contents)
-        if not self._is_shuffled:  # rows come in the order of the files, whatever these are
+        if not self.is_shuffled:  # rows come in the order of the files, whatever these are
             begun = {name: value for name, value in begun.items() if name not in MIXING}
         check_alike(begun, self.stall_timeout or STALL_TIMEOUT)
 
@@ -383,7 +378,7 @@ class ResumableDataset(IterableDataset[Batch]):
         call ``batch.rows()``. A batch that the epoch does not have raises UsageError.
         """
         ranks, _ = self._ranks()
-        return self._rows_of(epoch, index, self._lanes or ranks * max(1, self._progress.workers), ranks)
+        return self._rows_of(epoch, index, self._lanes or ranks * max(1, self.progress.workers), ranks)
 
     def rows_of_batches(self) -> tuple[int, int] | None:
         """Return the rows of a batch and of the epoch's last one; None where that is not all there is to say."""
@@ -394,11 +389,6 @@ class ResumableDataset(IterableDataset[Batch]):
         return self._share(Place(epoch, 0, self._ranks()[0])).count()
 
     @property
-    def is_shuffled(self) -> bool:
-        """Whether epochs differ in their order."""
-        return self._is_shuffled
-
-    @property
     def epochs_differ(self) -> bool:
         """Whether epochs may differ in their number of batches."""
         return False
@@ -406,7 +396,7 @@ class ResumableDataset(IterableDataset[Batch]):
     @property
     def _can_divide(self) -> bool:
         """Whether ranks x workers need not divide the lanes."""
-        return self._is_shuffled and self.yields_batches
+        return self.is_shuffled and self.yields_batches
 
     def _share(self, begin: Place, *, worker: int = 0, workers: int = 1, readers: int | None = None) -> EpochShare:
         """Return what this rank, or one worker of it, reads of an epoch from a place on.
@@ -420,7 +410,7 @@ class ResumableDataset(IterableDataset[Batch]):
         return EpochShare(
             total=self._total(epoch, ranks, start),
             lanes=lanes,
-            shuffled=self._is_shuffled,
+            shuffled=self.is_shuffled,
             divisions=divisions,
             ranks=ranks,
             rank=rank,
@@ -466,7 +456,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
     @property
     @abstractmethod
-    def _is_shuffled(self) -> bool:
+    def is_shuffled(self) -> bool:
         """Whether epochs differ in their order."""
 
     @abstractmethod
