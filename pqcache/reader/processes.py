@@ -11,7 +11,8 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Generator, Mapping
-from traceback import clear_frames
+from contextlib import suppress
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 from pqcache.errors import UsageError
@@ -210,11 +211,20 @@ def _of_process(items: Generator[T], what: str, process: int) -> Generator[T]:
             leave_to_parent(items)
 
 
-def _clear_frames(error: BaseException | None) -> None:
-    """Free the rows in the frames that an error came through, as whoever keeps the error would keep them too."""
-    while error is not None:
-        clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+def _clear_frames(error: BaseException) -> None:
+    """Free the rows in pqcache's frames that an error came through: whoever keeps the error would keep them too."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        left += [one.__cause__, one.__context__]
+        for frame, _ in walk_tb(one.__traceback__):
+            if frame.f_globals.get("__name__", "").partition(".")[0] == "pqcache":
+                with suppress(RuntimeError):  # it still runs
+                    frame.clear()
 
 
 def _check_process(what: str, process: int) -> None:

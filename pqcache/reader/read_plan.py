@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 
 from pqcache.errors import PqcacheError, TypeClash, UsageError
 from pqcache.parquet.dense_columns import Dense, as_list, dense_in
+from pqcache.reader.files import Files
 from pqcache.reader.kinds import Kind, kind_of
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
@@ -28,6 +30,8 @@ from pqcache.reader.selection.sequences import sequences_of
 from pqcache.reader.selection.weights import RowWeights
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.units import parse_names
+
+_TELLING = 8  # row groups, of which all have the same whole average of list lengths
 
 Bounds = tuple[Any, Any]  # the least and the greatest value
 
@@ -86,12 +90,30 @@ class ReadPlan:
         """The plan with lists that all have one length held as rows of fixed width, but for columns ``ragged``.
 
         Counts in the index decide it for the whole dataset, so that a column is of one kind in every batch: each row
-        group has to have rows x length values, and none that is missing. A list of another length is refused when it
-        is decoded. Lists of one item are not held so, as an empty list or a null counts as one value too.
+        group has to have rows x length values, and none that is missing. The average of few row groups may be whole by
+        chance, so then the first lists need that length too. A list of another length is refused when it is decoded.
+        Lists of one item are not held so, as an empty list or a null counts as one value too.
         """
         lists = {name: kind.stored for name, kind in self.kinds.items() if kind.is_list and name not in ragged}
         lengths = {n: stored.length if stored else self._values_a_row(n) for n, stored in lists.items()}
-        return replace(self, dense=tuple((name, length) for name, length in lengths.items() if length > 1))
+        dense = [(name, length) for name, length in lengths.items() if length > 1]
+        if np.count_nonzero(self.data.index.rows) < _TELLING:
+            dense = [(name, length) for name, length in dense if lists[name] or self._begins_with(name, length)]
+        return replace(self, dense=tuple(dense))
+
+    def _begins_with(self, column: str, length: int) -> bool:
+        """Whether the first lists of a column have ``length`` items, none of which is null."""
+        if not len(self.row_groups):
+            return True
+
+        def read() -> bool:
+            files = Files(self.data)
+            with closing(files.parts(files.group(int(self.row_groups[0])), [column])) as parts:
+                lists = next(parts)[column]
+            alike = pc.all(pc.equal(pc.fill_null(pc.list_value_length(lists), -1), length)).as_py()
+            return bool(alike) and not pc.list_flatten(lists).null_count
+
+        return self.data.while_moving(read)
 
     def _values_a_row(self, column: str) -> int:
         """How many values each row of a list column has, if every row group has as many on average; else 0."""

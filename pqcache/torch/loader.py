@@ -59,7 +59,7 @@ class Loader(DataLoader[Any]):
 
     - Each iteration reads the next epoch, also that of a new Loader of the dataset. ``set_epoch`` names another one for
       the next iteration; it may also be called between ``iter()`` and the first batch. On ``loader.sampler``, where
-      frameworks look for it, it never goes back.
+      frameworks look for it, it goes back only for a Lightning ``fit`` of one loader.
     - ``state_dict()`` is the place after the last batch that the trainer was given, workers or not, and
       ``load_state_dict`` goes on there, as in torchdata's StatefulDataLoader. After the last batch of an epoch it is
       the next epoch. An iteration that is going on while a state is loaded raises UsageError at its next batch: begin

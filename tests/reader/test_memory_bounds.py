@@ -6,6 +6,7 @@ import gc
 import struct
 import subprocess
 import sys
+import traceback
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,3 +114,31 @@ def test_an_error_does_not_keep_decoded_rows(tmp_path: Path, kind: str) -> None:
         assert pa.total_allocated_bytes() - before < 1e6
     finally:
         gc.enable()
+
+
+def test_an_error_of_a_transform_keeps_its_frames(tmp_path: Path) -> None:
+    """Debuggers show them; and an error may be its own cause."""
+    pq.write_table(pa.table({"id": range(10)}), tmp_path / "a.parquet")
+
+    def transform(batch: object) -> None:
+        row = 7
+        try:
+            raise ValueError(f"bad row {row}")
+        except ValueError as error:
+            raise error from error
+
+    def handled() -> None:
+        mine = "kept"
+        raise KeyError(mine)
+
+    def frames(error: BaseException) -> dict[str, dict[str, object]]:
+        return {frame.f_code.co_name: frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)}
+
+    try:
+        handled()
+    except KeyError as found:
+        before = found
+        with pytest.raises(ValueError, match="bad row 7") as error:
+            list(ParquetDataset(tmp_path, batch_size=5, transform=transform))
+    assert frames(error.value)["transform"]["row"] == 7
+    assert frames(before)["handled"]["mine"] == "kept"
