@@ -63,7 +63,8 @@ def large_rows(root: Path, rows: int = 40_000, fixed: bool = False) -> None:
                 "image": pa.array([rng.bytes(int(n)) for n in sizes], pa.binary(8192 if fixed else -1)),
             }
         )
-        pq.write_table(table, root / f"{file}.parquet", row_group_size=2000, use_dictionary=False)
+        path = root / f"{file}.parquet"
+        pq.write_table(table, path, row_group_size=2000, use_dictionary=False, write_page_index=True)
 
 
 def first_batch(path: str, workers: int) -> None:

@@ -667,6 +667,9 @@ def read_index(path: Path) -> Index:
         table_schema = NO_SCHEMA if of_table is None else pa.ipc.read_schema(pa.py_buffer(of_table))
         wrong = [field.name for field in list(BASE)[1:] if not table.schema.field(field.name).equals(field)]
         wrong += [field.name for field in table.schema if field.name.endswith(_NUMBERS) and field.type != pa.int64()]
+        if len(table):
+            needed = [f"{field.name}:{what}" for field in schema for what in ("codec", "bytes")]
+            wrong += sorted(set(needed).difference(table.column_names))
         if wrong or any(table[name].null_count for name in _PLACES):
             raise TypeError(f"columns of it are missing or of other types: {', '.join(wrong or _PLACES)}")
         codes = pa.chunked_array([chunk.indices for chunk in table["file"].chunks], pa.int32())

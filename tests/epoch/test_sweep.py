@@ -48,8 +48,9 @@ def test_a_chain_of_topologies(narrow: Source, number: int) -> None:
     parts, state, left = Parts(whole), None, len(whole)
     for turn in range(4):
         ranks = rng.choice([1, 1, 2, 3, 5])
-        reader = Reader(rng.choice(["Loader", "Loader", "DataLoader"]), rng.choice([0, 0, 1, 2, 3]) if ranks < 3 else 0)
+        way, workers = rng.choice(["Loader", "Loader", "DataLoader"]), rng.choice([0, 0, 1, 2, 3]) if ranks < 3 else 0
         stop = None if turn == 3 or left <= 2 * ranks else rng.randrange(1, 1 + left // ranks // 2)
+        reader = Reader("Loader" if stop and workers else way, workers)  # a DataLoader's workers have no common state
         found: list[list[Read]] = []
         states: list[dict[str, Any]] = []
         for rank in range(ranks):
@@ -59,8 +60,8 @@ def test_a_chain_of_topologies(narrow: Source, number: int) -> None:
             states.append(after)
         assert all(one == states[0] for one in states)
         parts.add(found)
-        state = states[0]
-        left = len(whole) - state["batch"]
         if stop is None:
             break
+        state = states[0]
+        left = len(whole) - state["batch"]
     parts.check(ranks, drop_last=drop_last)
