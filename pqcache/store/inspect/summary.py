@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pqcache.errors import DamagedError
+from pqcache.errors import DamagedError, first_line
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.parquet.dense_columns import as_list, dense_of
 from pqcache.parquet.nested import top_level_names
@@ -25,7 +25,7 @@ from pqcache.store.drivers.base import Source, version_of
 from pqcache.store.hive import parent
 from pqcache.store.inspect.arriving_progress import ArrivalProgress, leased_snapshot
 from pqcache.store.keys.lookup import columns_indexed
-from pqcache.store.layout import FILES
+from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest import SourceFile, TableVersion
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA, Index, IndexBuilder
@@ -196,6 +196,11 @@ def _inspect_cache(cache: CacheDirectory, block_size: int | None) -> Inspection:
         if index.paths != tuple(entry.path for entry in manifest.files):
             reason = "names other files than the row-group index"
             raise DamagedError(snapshot.path / FILES, reason, "the next sync builds both again")
+        try:
+            index.table.validate(full=True)  # its texts are shown
+        except pa.ArrowInvalid as error:
+            reason = f"the row-group index cannot be read ({first_line(error)})"
+            raise DamagedError(snapshot.path / ROW_GROUPS, reason, "the next sync builds it again") from error
         encodings = encodings_of([read_footer(snapshot.path / path) for path in index.paths[:1]])
         keys = tuple(columns_indexed(snapshot.path))
     sizes = np.array([entry.size for entry in manifest.files], np.int64)
