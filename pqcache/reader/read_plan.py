@@ -28,7 +28,7 @@ from pqcache.reader.selection.selection import Counts, Selection
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.sequences import sequences_of
 from pqcache.reader.selection.weights import RowWeights
-from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.selected_rows import SelectedRows, ranges_of
 from pqcache.units import parse_names
 
 _TELLING = 8  # row groups, of which all have the same whole average of list lengths
@@ -132,7 +132,7 @@ class ReadPlan:
             return self
         pieces = -(-self.counts // piece_rows)
         number = np.repeat(np.arange(len(pieces)), pieces)
-        starts = (np.arange(len(number)) - (np.cumsum(pieces) - pieces)[number]) * piece_rows
+        starts = ranges_of(np.zeros_like(pieces), pieces) * piece_rows
         return replace(self, selection=self.selection.of(number), piece_rows=piece_rows, piece_starts=starts)
 
     def axis(self, column: str) -> int | None:

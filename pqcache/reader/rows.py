@@ -96,11 +96,6 @@ class Column:
         return self
 
 
-def ranges_of(begins: Ints, counts: Ints) -> Ints:
-    """The numbers of ranges, one after the other: ``counts[i]`` from ``begins[i]`` on."""
-    return np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-
-
 def hold(array: pa.Array, kind: Kind) -> Column:
     """A decoded array as a column; values are copied only where they are held differently.
 

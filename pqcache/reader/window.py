@@ -33,7 +33,8 @@ from pqcache.reader.memory import RowGroupSizes, largest_of
 from pqcache.reader.meter import ARRIVAL_WAIT, GATHER, READ_WAIT
 from pqcache.reader.order.epoch_order import Ints, Lane, Order
 from pqcache.reader.order.epoch_share import batches_by_lane
-from pqcache.reader.rows import Column, join, ranges_of, to_arrow
+from pqcache.reader.rows import Column, join, to_arrow
+from pqcache.store.selected_rows import ranges_of
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 log = logging.getLogger("pqcache.reader")

@@ -13,6 +13,11 @@ from pqcache.errors import UsageError
 Ints = npt.NDArray[np.int64]
 
 
+def ranges_of(begins: Ints, counts: Ints) -> Ints:
+    """The numbers of ranges, one after the other: ``counts[i]`` from ``begins[i]`` on."""
+    return np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+
+
 @dataclass(frozen=True, eq=False)
 class SelectedRows:
     """Rows of a snapshot by where they are: for some of its row groups the positions of rows in them.

@@ -20,7 +20,8 @@ from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import Pieces
 from pqcache.reader.packing.token_batches import TokenBatches
-from pqcache.reader.rows import Column, ranges_of, take_views, to_arrow, views_into
+from pqcache.reader.rows import Column, take_views, to_arrow, views_into
+from pqcache.store.selected_rows import ranges_of
 
 POSITIONS = "position_ids"
 

@@ -18,6 +18,7 @@ from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.token_batches import TokenBatches, batch_ends
 from pqcache.reader.selection.selection import Positions
 from pqcache.store.cache_directory import advice_for_file
+from pqcache.store.selected_rows import ranges_of
 
 DOCUMENTS = 16  # what a random stream is for, after those of the order
 
@@ -135,7 +136,7 @@ def _pieces_of(lengths: Ints, length: int) -> tuple[Ints, Ints]:
     A document without tokens has no piece.
     """
     pieces = -(-lengths // length)
-    within = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    within = ranges_of(np.zeros_like(pieces), pieces)
     start = np.repeat(np.cumsum(lengths) - lengths, pieces) + within * length
     return start, np.minimum(np.repeat(lengths, pieces) - within * length, length)
 
@@ -148,7 +149,7 @@ def _cut(lengths: Ints, order: Ints, length: int) -> Pieces:
     first = begins // length
     pieces = np.where(ends > begins, -(-ends // length) - first, 0)
     document = np.repeat(np.arange(len(pieces)), pieces)
-    sequence = first[document] + np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    sequence = ranges_of(first, pieces)
     begin = np.maximum(begins[document], sequence * length)
     tokens = np.minimum(ends[document], (sequence + 1) * length) - begin
     return Pieces(starts[document] + begin - begins[document], tokens, sequence)

@@ -25,10 +25,9 @@ from pqcache.parquet.dense_columns import as_lists
 from pqcache.reader.arriving.arrival_queue import arrival_queue
 from pqcache.reader.files import Files
 from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.rows import ranges_of
 from pqcache.store.hive import with_hints
 from pqcache.store.layout import ROW_GROUPS
-from pqcache.store.selected_rows import Ints
+from pqcache.store.selected_rows import Ints, ranges_of
 from pqcache.system.disk import read_regular, write_durably
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 from pqcache.system.process_stats import cpu_count

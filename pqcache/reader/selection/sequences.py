@@ -18,7 +18,7 @@ from pqcache.parquet.dense_columns import as_lists
 from pqcache.parquet.schema_merge import cast_to_schema, working_schema
 from pqcache.reader.kinds import storage_type
 from pqcache.reader.selection.selection import Counts, Parts, Positions, Selection, digest_of
-from pqcache.store.selected_rows import Ints
+from pqcache.store.selected_rows import Ints, ranges_of
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a second
 _MOST_STEPS = 1 << 20  # no usual row group has more rows, and each step is kept in memory
@@ -200,7 +200,7 @@ def _in_runs(sequence: Sequence, gap: Any, table: pa.Table, rows: Ints | None) -
     firsts = np.flatnonzero(begins)
     lengths = np.diff(firsts, append=len(rows))
     counts = np.maximum((lengths - sequence.length) // sequence.stride + 1, 0)
-    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    within = ranges_of(np.zeros_like(counts), counts)
     starts = np.repeat(firsts, counts) + sequence.stride * within
     return Positions(rows, starts, np.full(len(starts), sequence.length))
 

@@ -30,7 +30,7 @@ from pqcache.filters.expression import operand_of
 from pqcache.store.hive import with_hints
 from pqcache.store.keys.codes import Codes, Keys, key_type, keys_of, keys_to_find, scramble
 from pqcache.store.row_group_index import Index
-from pqcache.store.selected_rows import Ints, SelectedRows
+from pqcache.store.selected_rows import Ints, SelectedRows, ranges_of
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.checksum import checksum_matches, checksum_of
 from pqcache.system.disk import fsync_path, open_regular, read_regular
@@ -200,7 +200,7 @@ def _search(directory: Path, run: KeyRun, keys: Keys) -> Ints:
     if not counts.any():
         return np.zeros(0, np.int64)
     which = np.repeat(np.arange(len(first)), counts)
-    at: Ints = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts) + low[which]
+    at = ranges_of(low, counts)
     if second is not None:
         at = at[words[1][at] == second[which]]
     return np.asarray(words[0][at] & mask, np.int64)
@@ -231,7 +231,7 @@ def _in_partitions(index: Index, column: str, values: Any) -> tuple[Ints, Ints]:
         match &= here.valid
     groups = np.flatnonzero(match[index.numbers("file")] & (index.rows > 0))
     rows = index.rows[groups]
-    return np.repeat(groups, rows), np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
+    return np.repeat(groups, rows), ranges_of(np.zeros_like(rows), rows)
 
 
 def write_key_index(
