@@ -1,4 +1,4 @@
-"""What an epoch reads: which columns, which row groups, and how many rows of each. A value; nothing is decoded here."""
+"""What an epoch reads: which columns, which row groups, and how many rows of each. A value, made by counting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -96,24 +96,20 @@ class ReadPlan:
         """
         lists = {name: kind.stored for name, kind in self.kinds.items() if kind.is_list and name not in ragged}
         lengths = {n: stored.length if stored else self._values_a_row(n) for n, stored in lists.items()}
-        dense = [(name, length) for name, length in lengths.items() if length > 1]
-        if np.count_nonzero(self.data.index.rows) < _TELLING:
-            dense = [(name, length) for name, length in dense if lists[name] or self._begins_with(name, length)]
-        return replace(self, dense=tuple(dense))
+        lengths = {name: length for name, length in lengths.items() if length > 1}
+        unsure = [name for name in lengths if not lists[name]]
+        if unsure and len(self.row_groups) and np.count_nonzero(self.data.index.rows) < _TELLING:
+            first = self.data.while_moving(partial(self._first_rows, unsure))
+            for name in unsure:
+                found = pc.fill_null(pc.list_value_length(first[name]), -1)
+                if not pc.all(pc.equal(found, lengths[name])).as_py() or pc.list_flatten(first[name]).null_count:
+                    del lengths[name]
+        return replace(self, dense=tuple(lengths.items()))
 
-    def _begins_with(self, column: str, length: int) -> bool:
-        """Whether the first lists of a column have ``length`` items, none of which is null."""
-        if not len(self.row_groups):
-            return True
-
-        def read() -> bool:
-            files = Files(self.data)
-            with closing(files.parts(files.group(int(self.row_groups[0])), [column])) as parts:
-                lists = next(parts)[column]
-            alike = pc.all(pc.equal(pc.fill_null(pc.list_value_length(lists), -1), length)).as_py()
-            return bool(alike) and not pc.list_flatten(lists).null_count
-
-        return self.data.while_moving(read)
+    def _first_rows(self, columns: Sequence[str]) -> pa.Table:
+        files = Files(self.data)
+        with closing(files.parts(files.group(int(self.row_groups[0])), columns)) as parts:
+            return next(parts)
 
     def _values_a_row(self, column: str) -> int:
         """How many values each row of a list column has, if every row group has as many on average; else 0."""
