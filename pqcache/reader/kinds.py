@@ -97,7 +97,7 @@ def _number_dtype(kind: pa.DataType) -> Any:
 
 
 def kind_of(field: pa.Field, stored: Dense | None = None, length: int = 0) -> Kind:
-    """How to hold a field of a dataset; ``length`` is that of its lists, if all have the same."""
+    """Decide how to hold a field; ``length`` is the common length of its lists, or 0."""
     shown = without_views(field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
     bare = storage_type(shown)
     if width := fixed_width(bare):

@@ -226,7 +226,7 @@ class RowGroups:
         return Held(group.file, parts, ends, first)
 
     def _chosen(self, group: RowGroup, number: int) -> Positions | None:
-        """The rows that are read of a row group, or those of each sequence; None for all of them."""
+        """Positions to read from a row group, in groups if they make sequences; None for all rows."""
         selection, count = self.plan.selection, int(self.plan.selection.counts[number])
         if selection.choose is None or selection.takes_all(number):
             return None

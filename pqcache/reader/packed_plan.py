@@ -59,7 +59,7 @@ def document_lengths(plan: ReadPlan, column: str) -> Callable[[int], Ints]:
 
 
 def _count(plan: ReadPlan, pack: Pack | TokenBatches) -> pa.Table:
-    """Count the sequences, or batches, and tokens of each row group, by how many documents of which length it has."""
+    """Count sequences (or batches) and tokens per row group, from the lengths of its documents."""
     name = digest_of(["lengths", plan.fingerprint, pack.column])
     found = count_once(plan.data, name, plan.row_groups, None, partial(_count_lengths, plan, pack.column))
     groups, lengths, documents = (found[of].to_numpy() for of in ("group", "tokens", "documents"))

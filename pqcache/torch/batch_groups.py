@@ -47,7 +47,7 @@ class BatchGroup(list[Any]):
 class GroupSizes:
     """How many batches the messages of a loader's workers hold, by their number, in memory shared with the workers.
 
-    It is one integer, so that it changes at once.
+    Packed into one integer so that updates are atomic.
     """
 
     def __init__(self, most: int) -> None:

@@ -57,7 +57,7 @@ class _Pass(NamedTuple):
 
     @staticmethod
     def of(number: int) -> _Pass:
-        """The pass that is one number in shared memory, so that it changes at once."""
+        """Unpack a pass, which is one number in shared memory so that updates are atomic."""
         key, rest = divmod(int(number), 2 * _GENERATIONS)
         return _Pass(key, rest >> 1, bool(rest & 1))
 

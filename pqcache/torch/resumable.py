@@ -220,7 +220,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
     @contextmanager
     def measured_by_loader(self, epoch: int, workers: int) -> Iterator[IterationMeter]:
-        """Measure an iteration of a Loader with so many workers."""
+        """Measure an iteration of a Loader that has this number of workers."""
         self._measured_by_loader = True
         try:
             with measured(self, epoch, time.monotonic_ns(), workers, by_loader=True) as meter:
@@ -344,7 +344,7 @@ class ResumableDataset(IterableDataset[Batch]):
         self._has_loader = True
 
     def begin_pass(self, workers: int, is_read: bool = False) -> tuple[EpochShare, int]:
-        """Return what is read here in the pass that begins next with so many workers, and the epoch's number.
+        """Return what the next pass reads here with this number of workers, and the epoch's number.
 
         That is the part of this rank; in a worker, its own. It is of the next epoch if the present one ``is_read``.
         """

@@ -347,6 +347,7 @@ class _WrappedDataLoader:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_wrapper_may_read_one_batch_ahead(table: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # such wrappers are known by their modules; tests/frameworks has Ray's own
     monkeypatch.setattr(foreign_loaders, "_READS_AHEAD", {(__name__, "_WrappedDataLoader")})
     monkeypatch.setattr(foreign_loaders, "_MODULES", {__name__})
     loader = Loader(dataset(table), num_workers=workers)

@@ -164,7 +164,7 @@ def _ids(pack: Pack, pieces: Pieces, pads: Ints) -> list[npt.NDArray[np.int32]]:
 
 
 def _assembled(views: pa.Array, dtype: np.dtype[Any], sequence: Ints, pads: Ints, fill: Any) -> npt.NDArray[Any]:
-    """Pieces sequence after sequence, each with so many ``pads`` of ``fill`` behind it."""
+    """Lay out pieces sequence by sequence, padding sequence i with ``pads[i]`` times ``fill``."""
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pads)])
     padding = views_into(ends * dtype.itemsize, pa.py_buffer(np.full(int(ends[-1]), fill, dtype)))
     behind = np.searchsorted(sequence, np.arange(len(pads)), "right")

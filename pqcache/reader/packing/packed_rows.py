@@ -35,7 +35,7 @@ class Pieces(NamedTuple):
 
     @property
     def begins(self) -> Ints:
-        """Where the parts of each sequence begin, and those of the last one end."""
+        """Offsets into the parts: sequence i has parts ``begins[i]`` to ``begins[i + 1]``."""
         return np.searchsorted(self.sequence, np.arange(int(self.sequence[-1]) + 2 if len(self.sequence) else 1))
 
 
@@ -117,7 +117,10 @@ class Packs:
 
 
 def count_packs(spec: Pack | TokenBatches, lengths: Ints, documents: Ints) -> tuple[int, npt.NDArray[np.int32]]:
-    """How many sequences, or batches, so many ``documents`` of these lengths make, and their ``Packs.places``."""
+    """Count the sequences (or batches) that ``documents[i]`` documents of ``lengths[i]`` tokens make.
+
+    Also returns their ``Packs.places``.
+    """
     none = np.zeros(0, np.int32)
     if isinstance(spec, TokenBatches):
         return len(batch_ends(np.repeat(lengths, documents), spec)) - 1, none
@@ -125,7 +128,7 @@ def count_packs(spec: Pack | TokenBatches, lengths: Ints, documents: Ints) -> tu
         return -(-int((lengths * documents).sum()) // spec.length), none
     rests = np.repeat(lengths % spec.length, documents)
     places = best_fit(-np.sort(-rests[rests > 0]), spec.length)
-    full = int((lengths // spec.length * documents).sum())  # each of which is a sequence
+    full = int((lengths // spec.length * documents).sum())  # pieces that fill a sequence
     places = np.concatenate([np.arange(full), full + places])
     return int(places.max(initial=-1)) + 1, places.astype(np.int32)
 
@@ -164,10 +167,10 @@ def _exchanged(order: Ints, count: Ints, keys: Ints) -> Ints:
 
 
 def best_fit(lengths: Ints, capacity: int) -> Ints:
-    """Return the sequence of each piece, of which none is longer than ``capacity`` or shorter than 1.
+    """Assign each piece of 1 to ``capacity`` tokens to a sequence; pieces come longest first.
 
-    They come longest first, and each goes to the fullest sequence that can take it. All pieces of one length are placed
-    together. This takes longer than reading the pieces.
+    Each goes to the fullest sequence with room for it. Pieces of one length are placed together. This takes longer than
+    reading the pieces.
     """
     found = np.empty(len(lengths), np.int64)
     starts = np.flatnonzero(np.diff(lengths, prepend=-1))
