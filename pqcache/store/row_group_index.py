@@ -70,6 +70,7 @@ _DICTIONARIES = 32  # row groups whose dictionaries are looked at before the fil
 NO_UNITS = TimeUnits()
 IndexColumns = dict[str, list[Any]]  # of the row groups of a file, by name
 _NUMBERS = (":bytes", ":uncompressed", ":nulls", ":values", ":decoded", ":most")  # of a column, behind its name
+_ALWAYS = ("bytes", "uncompressed", "codec", "nulls")  # recorded for every column, also if only files without rows have it
 _PLACES = ("file", "row_group", "rows")  # columns that each row group that is read needs
 
 
@@ -136,7 +137,7 @@ class Index:
     def _is_mixed(self, name: str) -> bool:
         """Return whether a partition column is in some of the files whose paths do not have it."""
         without = {d for d in map(parent, self.paths) if name not in partition_values(d)}
-        if not without or f"{name}:bytes" not in self.recorded:
+        if not without:
             return False
         here = np.array([parent(path) in without for path in self.paths], np.bool_)[self.numbers("file")]
         return bool((here & self.table[f"{name}:bytes"].is_valid().to_numpy()).any())
@@ -415,6 +416,7 @@ class IndexBuilder:
             schema = self._merged([(first, kept), *self._schemas], partial(_kept_with_column, previous, part))
         schema = self._without_keys(schema, paths, parts)
         names = dict.fromkeys(name for _, part in parts for name in part.table.column_names)
+        names |= dict.fromkeys(f"{name}:{what}" for name in schema.names for what in _ALWAYS)
         columns = pa.schema([*schema, *(pa.field(name, pa.null()) for name in self._clashes or ())])
         return parts, schema, index_schema(names, columns)
 
@@ -536,8 +538,6 @@ def _schema_of_kept(previous: Index, part: IndexPart) -> pa.Schema:
 def may_not_fit(table: pa.Table, field: pa.Field) -> npt.NDArray[np.bool_]:
     """Return for each row group whether its statistics leave open that a value of a column does not fit ``field``."""
     size, low, high = (f"{field.name}:{what}" for what in ("bytes", "min", "max"))
-    if size not in table.column_names:
-        return np.zeros(len(table), np.bool_)
     nulls = np.nan_to_num(table[f"{field.name}:nulls"].to_numpy(), nan=-1)
     all_null = nulls == table["rows"].to_numpy()
     open_groups = np.asarray(table[size].is_valid(), np.bool_) & ~all_null
@@ -667,9 +667,8 @@ def read_index(path: Path) -> Index:
         table_schema = NO_SCHEMA if of_table is None else pa.ipc.read_schema(pa.py_buffer(of_table))
         wrong = [field.name for field in list(BASE)[1:] if not table.schema.field(field.name).equals(field)]
         wrong += [field.name for field in table.schema if field.name.endswith(_NUMBERS) and field.type != pa.int64()]
-        if len(table):
-            needed = [f"{field.name}:{what}" for field in schema for what in ("codec", "bytes")]
-            wrong += sorted(set(needed).difference(table.column_names))
+        needed = [f"{name}:{what}" for name in schema.names for what in _ALWAYS]
+        wrong += sorted(set(needed).difference(table.column_names))
         if wrong or any(table[name].null_count for name in _PLACES):
             raise TypeError(f"columns of it are missing or of other types: {', '.join(wrong or _PLACES)}")
         codes = pa.chunked_array([chunk.indices for chunk in table["file"].chunks], pa.int32())

@@ -294,7 +294,7 @@ def _histogram(groups: npt.NDArray[np.int64], block_size: int) -> tuple[Histogra
 
 def _compression(index: Index) -> dict[str, int]:
     totals: dict[str, int] = {}
-    for field in index.data_schema if len(index.table) else ():  # no row groups have no columns
+    for field in index.data_schema:
         codecs = index.table[f"{field.name}:codec"].to_pylist()
         for codec, size in zip(codecs, index.table[f"{field.name}:bytes"].to_pylist(), strict=True):
             if codec is not None:  # the column is in another file

@@ -203,8 +203,7 @@ class ArrivingFiles:
         """Mark the chunks that are there, of a new map; columns that a file does not have need not arrive."""
         index = self.snapshot.index()
         for name, position in self._columns.items():
-            is_known = f"{name}:bytes" in index.table.column_names  # not where only files without rows have it
-            self.map.chunks[:, position] = index.table[f"{name}:bytes"].is_null().to_numpy() if is_known else 1
+            self.map.chunks[:, position] = index.table[f"{name}:bytes"].is_null().to_numpy()
         self.map.chunks[self.known.row_groups[:, 0] >= self.known.tails[self._file]] = 1
 
     def _mark(self, file: int, start: int, end: int) -> None:
