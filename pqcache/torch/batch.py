@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+import secrets
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces
-from pqcache.reader.meter import RECEIVE, SEND
+from pqcache.reader.meter import NO_METER, RECEIVE, SEND, Meter
 from pqcache.torch.batch_groups import BatchGroup
-from pqcache.torch.batch_origins import meter_of, rows_at
 from pqcache.torch.batch_values import TensorGroup, UnmadeBatch
 from pqcache.torch.ragged import pin_tensors, to_device
 from pqcache.torch.transport import Message, message_of, value_of
@@ -23,8 +25,8 @@ from pqcache.torch.transport import Message, message_of, value_of
 class Position:
     """Where in the training a batch belongs; ``index`` is global in the epoch; ``source`` a dataset of a Mix.
 
-    ``dataset`` is the number of the dataset that knows its rows; see ``batch_origins``. ``piece`` is 0, or the rows of
-    the pieces in which row groups are read.
+    ``dataset`` is the number of the dataset that knows its rows; see `register`. ``piece`` is 0, or the rows of the
+    pieces in which row groups are read.
     ``parts`` are the datasets of a batch that has rows of several, with their numbers of rows.
     """
 
@@ -81,7 +83,7 @@ class Batch(dict[str, Any]):
         They are those of the batch as the dataset made it, before a transform that leaves some out or adds others. A
         batch whose dataset is gone raises UsageError.
         """
-        return rows_at(self.position)
+        return _rows_at(self.position)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch with its tensors on another device."""
@@ -103,9 +105,54 @@ class Batch(dict[str, Any]):
         return Batch, (dict(self), self.position)
 
 
+class RowsAt(Protocol):
+    """What can say which rows the batch at a position has; ``token`` is its present number."""
+
+    token: int
+
+    @property
+    def meter(self) -> Meter:
+        """What counts for this dataset."""
+
+    def rows_at(self, position: Position) -> RowPlaces:
+        """Return the rows of a batch of this dataset."""
+
+
+_known: weakref.WeakValueDictionary[int, RowsAt] = weakref.WeakValueDictionary()
+
+
+def register(dataset: RowsAt, token: int = 0) -> int:
+    """Return a number by which a batch names its dataset; ``token`` is that of the dataset which this is a copy of.
+
+    A copy in another process keeps the number, so that batches of a worker find the trainer's dataset.
+    """
+    if not token or token in _known:
+        token = secrets.randbits(63)
+    _known[token] = dataset
+    return token
+
+
+def _meter_of(position: Position) -> Meter:
+    """Return what counts for the dataset of the batch at a `Position`; nothing does where it is not known any more."""
+    dataset = _known.get(position.dataset)
+    return NO_METER if dataset is None else dataset.meter
+
+
+def _rows_at(position: Position) -> RowPlaces:
+    """Return the rows of the batch at a `Position`; UsageError where its dataset is not known any more."""
+    dataset = _known.get(position.dataset)
+    if dataset is None or dataset.token != position.dataset:
+        raise UsageError(
+            "batch.rows()",
+            "the dataset that it was read from is gone, or has loaded another snapshot since",
+            "keep the dataset, or call rows_of(batch.epoch, batch.index) of one that is made alike",
+        )
+    return dataset.rows_at(position)
+
+
 def _reduce(batch: Batch) -> tuple[Any, ...]:
     """How multiprocessing pickles a batch."""
-    with meter_of(batch.position).timed(SEND):
+    with _meter_of(batch.position).timed(SEND):
         return _opened, (message_of(dict(batch)), batch.position)
 
 
@@ -118,7 +165,7 @@ def _reduce_group(group: BatchGroup) -> tuple[Any, ...]:
     """How multiprocessing pickles batches that a worker sends together: those of one group as such."""
     if not group or not all(type(item) is UnmadeBatch for item in group):
         return group.__reduce__()
-    with meter_of(group[0].position).timed(SEND):
+    with _meter_of(group[0].position).timed(SEND):
         parts: list[TensorGroup] = []
         first = 0
         for at, (whole, number, _) in enumerate(group):
@@ -132,12 +179,12 @@ def _reduce_group(group: BatchGroup) -> tuple[Any, ...]:
 
 
 def _opened(message: Message, position: Position) -> Batch:
-    with meter_of(position).timed(RECEIVE):
+    with _meter_of(position).timed(RECEIVE):
         return Batch(value_of(message), position)
 
 
 def _opened_group(message: Message, positions: list[Position], worker: int, wanted: int) -> BatchGroup:
-    with meter_of(positions[0]).timed(RECEIVE):
+    with _meter_of(positions[0]).timed(RECEIVE):
         groups = [TensorGroup(*content) for content in value_of(message)]
         batches = [batch for group in groups for batch in group.batches()]
         return BatchGroup(map(Batch, batches, positions), worker, wanted)

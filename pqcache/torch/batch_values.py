@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from pqcache.errors import UsageError
 from pqcache.reader.packing.documents import POSITIONS
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.window import Group
-from pqcache.torch.column_options import check_mask
 from pqcache.torch.ragged import Ragged
 from pqcache.torch.tensors import Conversion, mask_name, to_value
 
@@ -90,6 +90,13 @@ class BatchValues:
                 columns[mask_name(name)] = torch.ones(shape, dtype=torch.bool) if mask is None else mask
         names = None if plan.pack is None else (*plan.columns, *plan.pack.ids)
         return TensorGroup(columns, group.ends, _bytes(columns) / max(1, rows.num_rows), names)
+
+
+def check_mask(name: str, columns: Container[str]) -> None:
+    """Raise UsageError if the mask of a column has the name of another column."""
+    if mask_name(name) in columns:
+        reason = f"it would add {mask_name(name)!r}, which is a column already"
+        raise UsageError("nulls='mask'", reason, "leave one of the two out with columns=, or fill nulls by column")
 
 
 def _with_ids(batch: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -27,10 +27,9 @@ from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch
 from pqcache.torch.batch_groups import sizes_in_worker
 from pqcache.torch.checkpoint import Place, State, check_lanes, check_options, check_worker
-from pqcache.torch.dataset_reader import DatasetReader
+from pqcache.torch.dataset_reader import DatasetReader, ReadOptions
 from pqcache.torch.failed_rows import FailedRow
 from pqcache.torch.packing import DEFAULT_BATCH_SIZE, check_packing
-from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset, count_or_none
 from pqcache.torch.tensors import Conversion
 from pqcache.torch.transforms import MAX_ERRORS, OnError, Transform

@@ -6,8 +6,9 @@ import os
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -25,26 +26,53 @@ from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass
 from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
+from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
+from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.selection import Counts
+from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.window import Group
+from pqcache.store.arriving.start_run import FillRequest
+from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.snapshot import Lease
+from pqcache.store.tables.data_files import FileRules
 from pqcache.system.process_stats import cpu_count
-from pqcache.torch.batch import Batch, Position
-from pqcache.torch.batch_origins import register
-from pqcache.torch.batch_values import BatchValues, TensorGroup, UnmadeBatch
+from pqcache.torch.batch import Batch, Position, register
+from pqcache.torch.batch_values import BatchValues, TensorGroup, UnmadeBatch, check_mask
 from pqcache.torch.checkpoint import Place, State, check_options, check_rows_of_state
-from pqcache.torch.column_options import check_nulls, masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.ragged import item
-from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.shared_meter import new_meter
 from pqcache.torch.streams import merged
-from pqcache.torch.tensors import fills_when_decoded
+from pqcache.torch.tensors import Conversion, check_type, fills_when_decoded, null_error, paths_in
 from pqcache.torch.transform_errors import BatchOrigin
-from pqcache.torch.transforms import Item, TransformRunner
+from pqcache.torch.transforms import Item, Transform, TransformRunner
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What of a dataset is read, and how; see ``ParquetDataset``. ``memory`` is in bytes."""
+
+    path: Path
+    filters: Any
+    rows: SelectedRows | None
+    choice: RowChoice
+    sequence: SequenceOf | None
+    pack: Pack | TokenBatches | None
+    batch_size: int | None
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    memory: int
+    window: int | None
+    transform: Transform
+    conversion: Conversion
+    ragged: tuple[str, ...]
+    rules: FileRules
+    fill: FillRequest | None = None
+    snapshot: str | None = None
 
 
 class DatasetReader:
@@ -399,3 +427,31 @@ class DatasetReader:
         else:
             self._keep(self._data.lease())
             self._set_plan(columns, counts)
+
+
+def masked_columns(plan: ReadPlan, conversion: Conversion, ragged: tuple[str, ...]) -> frozenset[str]:
+    """Return the columns that get a mask; UsageError where options name others or types have no tensor form."""
+    names = set(plan.columns)
+    for field in plan.row_schema:
+        check_type(field.name, field.type, conversion.decimals, plan.bounds)
+    parts = {path for field in plan.row_schema for path in paths_in(field.name, field.type)}
+    for option, named, known in (("ragged", ragged, names), ("nulls", dict(conversion.fill), parts)):
+        for name in named:
+            if name not in known:
+                near = sorted(path for path in known if path.startswith(f"{name.partition('.')[0]}."))
+                advice = f"there are: {', '.join(near)}" if near else ""
+                raise UsageError(option, f"{name!r} is not among the columns", advice)
+    masked = frozenset(field.name for field in plan.row_schema if conversion.mask and field.nullable)
+    for name in masked:
+        check_mask(name, names)
+    return masked
+
+
+def check_nulls(plan: ReadPlan, conversion: Conversion) -> None:
+    """Raise ParquetError where the files say that columns without a fill hold nulls, which get no mask."""
+    if conversion.mask:
+        return
+    filled = {name for name, _ in conversion.fill}
+    for name in plan.columns:
+        if name not in filled and (count := plan.nulls(name)):
+            raise null_error(name, count, "the dataset", conversion)

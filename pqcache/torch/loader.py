@@ -20,8 +20,17 @@ from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.processes import leave_to_parent, of_this_process
 from pqcache.torch.batch_groups import MOST_BATCHES, GroupSizes, ungrouped
 from pqcache.torch.checkpoint import Place
-from pqcache.torch.foreign_loaders import check_fit, check_skipping, has_one_loader, lightning_fit, reads_ahead
-from pqcache.torch.last_batch import filled, is_last, rows_of_last_round, shown_to_accelerate
+from pqcache.torch.foreign_loaders import (
+    check_fit,
+    check_skipping,
+    filled,
+    has_one_loader,
+    is_last,
+    lightning_fit,
+    reads_ahead,
+    rows_of_last_round,
+    shown_to_accelerate,
+)
 from pqcache.torch.progress import Record
 from pqcache.torch.ragged import to_device
 from pqcache.torch.resumable import GivenByLoader, ResumableDataset

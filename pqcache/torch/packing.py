@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pqcache.errors import UsageError
 from pqcache.reader.packing.pack import Pack, check_batch_size, check_pack
-from pqcache.torch.read_options import ReadOptions
+from pqcache.torch.dataset_reader import ReadOptions
 from pqcache.torch.tensors import Conversion
 
 DEFAULT_BATCH_SIZE = 256

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
+import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,6 +14,8 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.meter import NO_METER, TRANSFORM, Meter
@@ -20,7 +23,6 @@ from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_rows import copied, row_count, take_rows
 from pqcache.torch.failed_rows import FailedRow, FailureLog, text_of
-from pqcache.torch.seeding import seeded
 from pqcache.torch.transform_errors import BatchOrigin, add_note, located
 
 OnError = Literal["raise", "skip"]
@@ -189,7 +191,7 @@ class TransformRunner:
             if threads is not None:
                 result = function(value, np.random.default_rng(seeds))
             else:
-                with seeded(*seeds):
+                with _seeded(*seeds):
                     result = function(value)
         return Batch(result, item.position) if type(result) is dict and self._origin.in_batches else result
 
@@ -284,6 +286,24 @@ class TransformRunner:
         if self._origin.order.batch_size > 1:
             value = self._rows(value, [row % row_count(value) for row in range(row_count(like))])
         return Batch(value, like.position)
+
+
+@contextmanager
+def _seeded(*numbers: int) -> Iterator[None]:
+    """Seed the generators of random, numpy and torch, and restore them afterwards in the trainer's process."""
+    in_worker = get_worker_info() is not None
+    saved = None if in_worker else (random.getstate(), np.random.get_state(), torch.get_rng_state())
+    seeds = np.random.SeedSequence(list(numbers)).generate_state(3)
+    random.seed(int(seeds[0]))
+    np.random.seed(int(seeds[1]))  # numpy's global generator, as transforms use it
+    torch.default_generator.manual_seed(int(seeds[2]))
+    try:
+        yield
+    finally:
+        if saved is not None:
+            random.setstate(saved[0])
+            np.random.set_state(saved[1])
+            torch.set_rng_state(saved[2])
 
 
 class _Coming:

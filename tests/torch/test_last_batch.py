@@ -12,7 +12,7 @@ import torch
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.torch import Batch, Ragged
 from pqcache.torch.batch import Position
-from pqcache.torch.last_batch import filled, is_last, rows_of_last_round
+from pqcache.torch.foreign_loaders import filled, is_last, rows_of_last_round
 
 Pair = namedtuple("Pair", ["x", "y"])
 
