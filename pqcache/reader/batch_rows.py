@@ -101,7 +101,7 @@ def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
     if plan.piece_starts is not None:
         rows = rows + plan.piece_starts[numbers]
     groups = plan.row_groups[numbers]
-    if plan.selection.choose is not None:
+    if not plan.selection.is_all:
         rows = _chosen(plan, numbers, rows)
     index_table = plan.data.index
     first = first_rows_of(plan.data)[groups]

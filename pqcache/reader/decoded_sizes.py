@@ -38,7 +38,7 @@ def sizes_of(plan: ReadPlan) -> RowGroupSizes:
         return RowGroupSizes(selected, decoded + selected, plan.counts)
     selected = _bytes(plan, plan.counts, names, plan.sequence)
     if plan.sequence is None:
-        return RowGroupSizes(selected, selected if plan.selection.choose is None else decoded, rows)
+        return RowGroupSizes(selected, selected if plan.selection.is_all else decoded, rows)
     decoded += selected + 8 * plan.counts * plan.sequence.length  # where the rows of sequences are
     return RowGroupSizes(selected, decoded, plan.counts)
 
@@ -59,7 +59,7 @@ def has_pages(plan: ReadPlan) -> bool:
 
     Where rows are selected, or packed, all of them are decoded anyway.
     """
-    if plan.selection.choose is not None or plan.weights is not None or plan.packs is not None:
+    if not plan.selection.is_all or plan.weights is not None or plan.packs is not None:
         return False
     return bool(plan.data.index.table["offset_index"].take(pa.array(plan.row_groups)).to_numpy().all())
 

@@ -228,9 +228,9 @@ class RowGroups:
     def _chosen(self, group: RowGroup, number: int) -> Positions | None:
         """Positions to read from a row group, in groups if they make sequences; None for all rows."""
         selection, count = self.plan.selection, int(self.plan.selection.counts[number])
-        if selection.choose is None or selection.takes_all(number):
+        if selection.takes_all(number):
             return None
-        found = selection.choose(group.number, self.files.parts(group, selection.columns))
+        found = selection.positions(group.number, self.files.parts(group, selection.columns))
         if len(found) != count:
             raise ParquetError(
                 group.path,

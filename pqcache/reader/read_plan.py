@@ -22,8 +22,7 @@ from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import Packs
 from pqcache.reader.rows import Fill
-from pqcache.reader.selection.row_choice import RowChoice
-from pqcache.reader.selection.row_filter import select_rows
+from pqcache.reader.selection.row_choice import RowChoice, choose_rows
 from pqcache.reader.selection.selection import Counts, Selection
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.sequences import sequences_of
@@ -164,7 +163,7 @@ class ReadPlan:
     def fingerprint(self) -> str:
         """A name for the rows that are read, so that a state can say what it belongs to."""
         digest = hashlib.blake2b(self.row_groups.tobytes(), digest_size=8)
-        if self.selection.choose is not None:
+        if not self.selection.is_all:
             digest.update(self.selection.counts.tobytes() + self.selection.name.encode())
         if self.packs is not None:
             digest.update(self.packs.fingerprint.encode())
@@ -221,7 +220,7 @@ class ReadPlan:
         if counts.null_count:
             return None
         total = int(pc.sum(counts).as_py() or 0)
-        return total if not total or (self.selection.choose is None and self.weights is None) else None
+        return total if not total or (self.selection.is_all and self.weights is None) else None
 
     def bounds(self, path: str) -> Bounds | None:
         """Return the least and the greatest value of a column, or a field of a struct; None where files do not say."""
@@ -262,8 +261,8 @@ def make_read_plan(
 ) -> ReadPlan:
     """Return the plan for ``columns`` (None: all) of the rows that are chosen, or sequences of these.
 
-    `select_rows` chooses among all rows, and ``choice`` among what that leaves. ``counts`` are the counts of rows that
-    are known already, and what is counted is added to it. A column that is not there raises UsageError.
+    ``rows`` and ``filters`` choose among all rows, and ``choice`` among what they leave. ``counts`` are the counts of
+    rows that are known already, and what is counted is added to it. A column that is not there raises UsageError.
     """
     names = data.index.schema.names
     if columns is None:
@@ -282,8 +281,9 @@ def make_read_plan(
         raise UsageError("columns", f"a name is there twice in {', '.join(columns)}")
     choice = choice or RowChoice()
     try:
-        found = choice.of(select_rows(data, filters, rows, counts), counts)
-        weights = choice.weights_of(found, counts)
+        found = choose_rows(data, rows, filters, choice, counts)
+        given = choice.weights if choice.balance is None else (choice.balance,)
+        weights = None if given is None else RowWeights(found, given, counts)
     except UsageError as error:
         for clash in data.index.clashes:
             if any(name in str(error) for name in (clash.column, *clash.names)):

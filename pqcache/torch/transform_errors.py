@@ -58,7 +58,7 @@ class BatchOrigin:
         path = index.paths[int(index.numbers("file")[number])]
         what = "row" if self.plan.sequence is None and self.plan.packs is None else "sequence"
         span = f"{what} {first}" if first == last else f"{len(rows)} {what}s from {first} to {last}"
-        counted = self.plan.selection.choose is not None and self.plan.packs is None
+        counted = not self.plan.selection.is_all and self.plan.packs is None
         selected = ", counted among those that are selected" if counted else ""
         return f"{path}, row group {int(index.numbers('row_group')[number])}: {span}{selected}"
 

@@ -1,21 +1,22 @@
-"""What is read of the rows that ``filters=`` and ``rows=`` leave.
-
-``split=`` is first, then ``sample=``, ``limit=``, and ``weights=`` or ``balance=``.
-"""
+"""Which rows of a dataset are read: ``rows=`` and ``filters=``, then ``split=``, ``sample=`` and ``limit=``."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import permutation
-from pqcache.reader.selection.selection import Counts, Parts, Selection, digest_of
+from pqcache.reader.selection.row_filter import filter_rows
+from pqcache.reader.selection.selection import Bools, Counts, Selection, digest_of
 from pqcache.reader.selection.split import Split, split_rows
-from pqcache.reader.selection.weights import RowWeights, check_weights
-from pqcache.store.selected_rows import Ints
+from pqcache.reader.selection.weights import check_weights
+from pqcache.store.selected_rows import Ints, SelectedRows
 
 FEWEST = 16  # row groups of a sample, if there are as many: rows of fewer say little of the dataset
 _SAMPLE = 5  # what a random stream is for, after those of the order, of mixes and of weights
@@ -45,16 +46,6 @@ class RowChoice:
             raise UsageError(f"limit={self.limit!r}", "give a number of rows of at least 1")
         check_weights(self.weights, self.balance)
 
-    def of(self, found: Selection, known: Counts | None = None) -> Selection:
-        """Return the rows that are chosen among those ``found``, before weights.
-
-        ``known`` are counts of rows, to which what is counted is added. What makes no sense raises UsageError; where no
-        row is left, a warning.
-        """
-        found = found if self.split is None else split_rows(found, self.split, known)
-        found = found if self.sample is None else _sample(found, self.sample, self.seed)
-        return found if self.limit is None else _first_of(found, _first_rows(found.counts, self.limit), None)
-
     @property
     def has_weights(self) -> bool:
         """Whether rows may come more than once, or not in every epoch."""
@@ -68,10 +59,57 @@ class RowChoice:
             reason = "both would leave out rows in the middle of sequences"
             raise UsageError("sample, limit and sequence", reason, "choose partitions with filters=")
 
-    def weights_of(self, found: Selection, known: Counts | None = None) -> RowWeights | None:
-        """Return how often each row comes among those ``found``; None where all come once."""
-        given = (self.balance,) if self.balance is not None else self.weights
-        return None if given is None else RowWeights(found, given, known)
+
+def choose_rows(
+    data: LocalDataset, rows: SelectedRows | None, filters: Any, choice: RowChoice, known: Counts | None
+) -> Selection:
+    """Return the rows that an epoch reads, before weights.
+
+    ``known`` are counts of rows, to which what is counted is added. What makes no sense raises UsageError; where no row
+    is left, a warning.
+    """
+    found = Selection.of_all(data)
+    if rows is not None:
+        found = _among(found, rows)
+    if filters is not None:
+        found = filter_rows(found, filters, known)
+    if rows is not None or filters is not None:
+        what = "filters" if rows is None else "rows" if filters is None else "filters and rows"
+        found = _some(found, what)
+    if choice.split is not None:
+        found = _some(split_rows(found, choice.split, known), "split")
+    if choice.sample is not None:
+        found = _sample(found, choice.sample, choice.seed)
+    if choice.limit is not None:
+        found = _first_of(found, _first_rows(found.counts, choice.limit), None)
+    return found
+
+
+def _some(found: Selection, option: str) -> Selection:
+    if len(found.counts) and not found.counts.any():
+        warnings.warn(f"{found.data.root}: no row is left by {option}, so there are no batches", stacklevel=2)
+    return found.without_empty()
+
+
+def _among(found: Selection, rows: SelectedRows) -> Selection:
+    if not isinstance(rows, SelectedRows):
+        raise UsageError(f"rows={rows!r}", "give SelectedRows, as Cache.lookup returns them")
+    data = found.data
+    if rows.snapshot and rows.snapshot != data.snapshot:
+        raise UsageError(
+            "rows", f"they were looked up in {rows.snapshot}, and {data.root} is {data.snapshot}", "look them up again"
+        )
+    rows.check(data.index.rows)
+
+    def test(group: int, first: int, part: pa.Table) -> Bools:
+        passes = np.zeros(part.num_rows, np.bool_)
+        low, high = np.searchsorted(positions := rows.positions(group), [first, first + part.num_rows])
+        passes[positions[low:high] - first] = True
+        return passes
+
+    counts = np.zeros(len(data.index), np.int64)
+    counts[rows.groups] = rows.counts
+    return replace(found.testing(test, rows.fingerprint), counts=counts[found.row_groups])
 
 
 def _sample(found: Selection, share: float, seed: int) -> Selection:
@@ -96,14 +134,15 @@ def _first_rows(counts: Ints, most: int) -> Ints:
 
 def _first_of(found: Selection, counts: Ints, seed: int | None) -> Selection:
     """The first ``counts`` rows of each row group, in random order if there is a seed."""
-    groups, rows_in = found.row_groups, found.data.index.rows
+    groups, among, earlier = found.row_groups, found.counts, found.pick
 
-    def step(group: int, parts: Parts, rows: Ints | None) -> Ints:
-        rows = np.arange(int(rows_in[group])) if rows is None else rows
-        count = int(counts[np.searchsorted(groups, group)])
-        if seed is None or count == len(rows):
-            return rows[:count]
-        return rows[np.sort(permutation(len(rows), seed, 0, _SAMPLE, 0, group)[:count])]
+    def pick(group: int) -> Ints:
+        number = np.searchsorted(groups, group)
+        count, rows = int(counts[number]), int(among[number])
+        picked = np.arange(rows) if earlier is None else earlier(group)
+        if seed is None or count == rows:
+            return picked[:count]
+        return picked[np.sort(permutation(rows, seed, 0, _SAMPLE, 0, group)[:count])]
 
     name = digest_of(["part", found.name or None, seed], groups, counts)
-    return replace(found.then(step, name, counts=counts), name=name).without_empty()
+    return replace(found, counts=counts, pick=pick, name=name).without_empty()

@@ -1,7 +1,7 @@
 """Which rows of each row group an epoch reads: positions, which are worked out for one row group at a time.
 
-Each option (filters, a split, weights, ...) makes a `Selection` of the one before it. How many rows it has of each row
-group is known before an epoch: from the index, or counted once and stored beside the snapshot.
+How many rows are chosen of each row group is known before an epoch: from the index, or counted once and stored beside
+the snapshot.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -39,8 +39,10 @@ log = logging.getLogger("pqcache.reader")
 Found = TypeVar("Found")
 Counts = dict[str, pa.Table]  # what was counted, by the name of what it is of
 Parts = Iterable[pa.Table]  # all rows of a row group, in order, with columns as they are in the file, if it has them
-Step = Callable[[int, Parts, Ints | None], Ints]
-"""Returns positions of rows of a row group, in ascending order, among those given (None: all)."""
+Chosen = Iterable[tuple[int, Ints, pa.Table]]  # of each part its first row, which of its rows are chosen, and itself
+Bools = npt.NDArray[np.bool_]
+Test = Callable[[int, int, pa.Table], Bools]
+"""Says of each row of a part whether it is chosen, given the row group and the part's first row in that."""
 
 
 @dataclass(frozen=True)
@@ -73,24 +75,26 @@ class Positions:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Selection:
-    """Rows of a dataset: how many of which row groups, and how to find them in one.
+    """The rows of a dataset that an epoch reads: how many of each row group, and how to find them in one.
 
     Attributes:
         row_groups: those with rows, as the index counts them.
-        counts: rows of each, or groups of rows.
-        choose: returns the rows of a row group; None: all of them.
-        columns: in the files, which ``choose`` looks at.
+        counts: rows of each, or sequences.
         name: the same only for the same rows, so that a state can say what it belongs to.
-        once: whether no row comes more than once, or as one of a group.
+        columns: in the files, which have to be looked at.
+        tests: a row is chosen if it passes all of them.
+        pick: which of the rows that pass are chosen, by their number among these, ascending; None: all.
+        arrange: makes of the chosen rows what is read: sequences, or rows as often as their weights say.
     """
 
     data: LocalDataset
     row_groups: Ints
     counts: Ints
-    choose: Callable[[int, Parts], Positions] | None = None
-    columns: tuple[str, ...] = ()
     name: str = ""
-    once: bool = True
+    columns: tuple[str, ...] = ()
+    tests: tuple[Test, ...] = ()
+    pick: Callable[[int], Ints] | None = None
+    arrange: Callable[[int, Chosen], Positions] | None = None
 
     @staticmethod
     def of_all(data: LocalDataset) -> Selection:
@@ -98,56 +102,69 @@ class Selection:
         groups = np.flatnonzero(data.index.rows > 0)
         return Selection(data=data, row_groups=groups, counts=data.index.rows[groups])
 
-    def then(
-        self,
-        step: Step,
-        name: str,
-        columns: Sequence[str] = (),
-        counts: Ints | None = None,
-        known: Counts | None = None,
-    ) -> Selection:
-        """What a step leaves of these rows, found by ``columns``; it is counted where ``counts`` are not known."""
+    @property
+    def is_all(self) -> bool:
+        """Whether it has each row of its row groups, once."""
+        return not self.tests and self.pick is None and self.arrange is None
 
-        def choose(group: int, parts: Parts) -> Positions:
-            if self.choose is None:
-                return Positions(step(group, parts, None))
-            parts = list(parts)
-            return Positions(step(group, parts, self.choose(group, parts).rows))
+    def takes_all(self, number: int) -> bool:
+        """Whether it has each row of one of its row groups, once."""
+        rows = self.data.index.rows[self.row_groups[number]]
+        return self.is_all or (self.arrange is None and bool(self.counts[number] == rows))
 
-        found = replace(
+    def testing(self, test: Test | None, name: str, columns: Sequence[str] = ()) -> Selection:
+        """The rows that pass a test too, found by ``columns``, before they are counted."""
+        return replace(
             self,
-            choose=choose,
-            columns=tuple(dict.fromkeys([*self.columns, *columns])),
             name=f"{self.name}-{name}" if self.name else name,
+            columns=tuple(dict.fromkeys([*self.columns, *columns])),
+            tests=self.tests if test is None else (*self.tests, test),
         )
-        return replace(found, counts=found.counted(self.row_groups, known) if counts is None else counts)
-
-    def counted(self, groups: Ints, known: Counts | None = None) -> Ints:
-        """How many rows, or groups of rows, there are in row groups: as known, as stored, or counted now."""
-        choose = self.choose
-        assert choose is not None
-
-        def count() -> pa.Table:
-            found = map_row_groups(self.data, self.columns, groups, lambda *of: len(choose(*of)))
-            return pa.table({"group": groups, "selected": np.array(found, np.int64)})
-
-        return np.array(count_once(self.data, self.name, groups, known, count)["selected"].to_numpy(), np.int64)
 
     def of(self, some: Any) -> Selection:
         """The same of some row groups."""
         return replace(self, row_groups=self.row_groups[some], counts=self.counts[some])
 
     def without_empty(self) -> Selection:
-        """The same of the row groups with rows; where these are all their rows, nothing has to be chosen."""
+        """The same of the row groups with rows; where these are all their rows, nothing has to be tested."""
         found = self.of(self.counts > 0)
         if np.array_equal(found.counts, self.data.index.rows[found.row_groups]):
             return Selection(data=self.data, row_groups=found.row_groups, counts=found.counts)
         return found
 
-    def takes_all(self, number: int) -> bool:
-        """Whether it has each row of a row group once."""
-        rows = self.data.index.rows[self.row_groups[number]]
-        return self.choose is None or (self.once and bool(self.counts[number] == rows))
+    def positions(self, group: int, parts: Parts) -> Positions:
+        """Find the rows, or sequences, of a row group, of which ``parts`` have the ``columns``."""
+        if self.arrange is not None:
+            return self.arrange(group, self.chosen(group, parts))
+        return Positions(np.concatenate([first + rows for first, rows, _ in self.chosen(group, parts)]))
+
+    def chosen(self, group: int, parts: Parts) -> Iterator[tuple[int, Ints, pa.Table]]:
+        """Find rows part by part."""
+        picked = None if self.pick is None else self.pick(group)
+        first = passed = 0
+        for part in parts:
+            rows = np.arange(part.num_rows)
+            for test in self.tests:
+                rows = rows[test(group, first, part)[rows]]
+            if picked is not None:
+                low, high = np.searchsorted(picked, [passed, passed + len(rows)])
+                passed, rows = passed + len(rows), rows[picked[low:high] - passed]
+            yield first, rows, part
+            first += part.num_rows
+
+    def counted(self, groups: Ints, known: Counts | None) -> Ints:
+        """How many rows, or sequences, there are in row groups: as known, as stored, or counted now."""
+
+        def count(group: int, parts: Parts) -> int:
+            if self.arrange is not None:
+                return len(self.arrange(group, self.chosen(group, parts)))
+            return sum(len(rows) for _, rows, _ in self.chosen(group, parts))
+
+        def counts() -> pa.Table:
+            found = map_row_groups(self.data, self.columns, groups, count)
+            return pa.table({"group": groups, "selected": np.array(found, np.int64)})
+
+        return np.array(count_once(self.data, self.name, groups, known, counts)["selected"].to_numpy(), np.int64)
 
 
 def digest_of(values: Any, *arrays: Ints) -> str:
@@ -257,44 +274,25 @@ class ChosenColumn:
             operand = operand_of(name.split("."), schema)
         except UsageError as error:
             raise error.within(option) from error
-        self.operand = operand
-        self.path, self.type = (operand.column, *operand.inner), operand.type
-        self._data = data
-        partitions = data.index.partitions
-        self._of_files = partitions[operand.column] if operand.column in partitions.column_names else None
-
-    @property
-    def name(self) -> str:
-        """Its name, with those of the structs that it is in."""
-        return ".".join(self.path)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The column to read of the files; none if the values are in the paths."""
-        return () if self._of_files is not None else self.path[:1]
-
-    @property
-    def in_paths(self) -> bool:
-        """Whether all rows of a file have one value, which its path says."""
-        return self._of_files is not None
+        self.data, self.operand = data, operand
+        self.name, self.path, self.type = operand.name, (operand.column, *operand.inner), operand.type
+        self.in_paths = operand.column in data.index.partitions.column_names
+        self.columns = () if self.in_paths else self.path[:1]  # to read of the files
 
     def values_of(self, groups: Ints) -> pa.ChunkedArray:
         """Return the one value that all rows of each row group have, as the paths say it."""
-        assert self._of_files is not None
-        return pc.take(self._of_files, pa.array(self._files[groups]))
+        index = self.data.index
+        return pc.take(index.partitions[self.path[0]], pa.array(index.numbers("file")[groups]))
 
-    def values(self, group: int, part: pa.Table) -> pa.ChunkedArray:
-        """Return the values of a part of a row group, in the type of its file; null where that lacks the column."""
-        if self._of_files is not None:
-            return pa.chunked_array([pa.repeat(self._of_files[int(self._files[group])], part.num_rows)])
+    def values(self, group: int, part: pa.Table, rows: Ints) -> pa.ChunkedArray:
+        """Return the values of rows of a part, in the type of its file; null where that lacks the column."""
+        if self.in_paths:
+            (value,) = self.values_of(np.array([group]))
+            return pa.chunked_array([pa.repeat(value, len(rows))])
         if self.path[0] not in part.column_names:
-            return pa.chunked_array([pa.nulls(part.num_rows)])
+            return pa.chunked_array([pa.nulls(len(rows))])
         column = part[self.path[0]]
         for name in self.path[1:]:
             known = pa.types.is_struct(column.type) and column.type.get_field_index(name) >= 0
             column = pc.struct_field(column, name) if known else pa.chunked_array([pa.nulls(len(column))])
-        return column
-
-    @cached_property
-    def _files(self) -> Ints:
-        return self._data.index.numbers("file")
+        return column if len(rows) == part.num_rows else column.take(pa.array(rows))

@@ -17,7 +17,7 @@ from pqcache.errors import UsageError
 from pqcache.parquet.dense_columns import as_lists
 from pqcache.parquet.schema_merge import cast_to_schema, working_schema
 from pqcache.reader.kinds import storage_type
-from pqcache.reader.selection.selection import Counts, Parts, Positions, Selection, digest_of
+from pqcache.reader.selection.selection import Chosen, Counts, Positions, Selection, digest_of
 from pqcache.store.selected_rows import Ints, ranges_of
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a second
@@ -150,23 +150,23 @@ def sequences_of(found: Selection, sequence: Sequence, known: Counts | None) -> 
     gap, files = _gap_in_unit(sequence, kind), index.numbers("file")
     partitions = [index.partitions[name] for name in sequence.groups if name in inside]
 
-    def choose(group: int, parts: Parts) -> Positions:
-        parts, file = list(parts), int(files[group])
+    def arrange(group: int, chosen: Chosen) -> Positions:
+        file = int(files[group])
         if not all(values[file].is_valid for values in partitions):  # a group that is null
             return Positions(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
-        path = str(data.root / index.paths[file])
-        named = [part.select([name for name in fields.names if name in part.column_names]) for part in parts]
-        table = pa.concat_tables([cast_to_schema(part, fields, path) for part in named])
-        rows = None if found.choose is None else found.choose(group, parts).rows
-        return _in_runs(sequence, gap, table, rows)
+        path, rows, tables = str(data.root / index.paths[file]), [], []
+        for first, some, part in chosen:
+            rows.append(first + some)
+            named = part.select([name for name in fields.names if name in part.column_names])
+            tables.append(cast_to_schema(named, fields, path).take(pa.array(some)))
+        return _in_runs(sequence, gap, pa.concat_tables(tables), np.concatenate(rows))
 
     text = ["sequence", sequence.length, sequence.stride, str(gap), sequence.order_by, *sequence.groups]
     made = replace(
         found,
-        choose=choose,
+        arrange=arrange,
         columns=tuple(dict.fromkeys([*found.columns, *fields.names])),
         name=digest_of([text, found.name or None]),
-        once=False,
     )
     made = replace(made, counts=made.counted(found.row_groups, known))
     if len(made.counts) and not made.counts.any():
@@ -176,17 +176,16 @@ def sequences_of(found: Selection, sequence: Sequence, known: Counts | None) -> 
     return made.of(made.counts > 0)
 
 
-def _in_runs(sequence: Sequence, gap: Any, table: pa.Table, rows: Ints | None) -> Positions:
-    """The sequences among ``rows`` (None: all) of a row group, whose columns to order and divide it are a table."""
+def _in_runs(sequence: Sequence, gap: Any, table: pa.Table, rows: Ints) -> Positions:
+    """The sequences among ``rows`` of a row group; a table has the columns that order and divide them."""
     complete = np.ones(table.num_rows, np.bool_)
     for column in table.columns:
         if column.null_count or pa.types.is_floating(column.type):
             complete &= pc.is_valid(column).to_numpy()
         if pa.types.is_floating(column.type):
             complete &= ~np.isnan(column.to_numpy())
-    rows = np.flatnonzero(complete) if rows is None else rows[complete[rows]]
-    if len(rows) < table.num_rows:
-        table = table.take(pa.array(rows))
+    if not complete.all():
+        rows, table = rows[complete], table.filter(pa.array(complete))
     key = _sort_keys(table[sequence.order_by])
     codes = _group_codes(table.select([name for name in sequence.groups if name in table.column_names]))
     same = codes[1:] == codes[:-1]

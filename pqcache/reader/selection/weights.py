@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,12 +25,11 @@ from pqcache.errors import ParquetError, UsageError, first_line
 from pqcache.filters.expression import number_against_text
 from pqcache.parquet.schema_merge import cast_exactly, is_text, without_views
 from pqcache.reader.kinds import storage_type
-from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints, random_words, scatter_order
 from pqcache.reader.selection.selection import (
+    Chosen,
     ChosenColumn,
     Counts,
-    Found,
     Parts,
     Positions,
     Selection,
@@ -42,7 +40,6 @@ from pqcache.reader.selection.selection import (
 
 ONE = 1 << 32  # the unit of weights: one row
 MOST = 1_000_000  # of a weight
-BLOCK = 1 << 13  # rows weighed at once: what is made of them is in the processor's cache, and takes no fresh pages
 _WEIGHTS = 4  # what a random stream is for, after those of the order and of mixes
 _LANE = (1 << 64) - 1  # no lane of an order, so that its streams are others
 _BITS, _REST = np.uint64(32), np.uint64(ONE - 1)
@@ -68,22 +65,23 @@ def _check_given(weights: Any, option: str) -> None:
         raise UsageError(option, 'name a column, or give weights by value, like {"label": {0: 1.0, 1: 5.0}}')
 
 
-def fixed_point(weights: Any) -> Ints:
-    """Return weights in units of 2^-32."""
-    numbers = np.asarray(weights, np.float64)
-    found = np.empty(numbers.shape, np.int64)
-    flat, into = numbers.reshape(-1), found.reshape(-1)
-    for low in range(0, len(flat), BLOCK):
-        into[low : low + BLOCK] = np.rint(flat[low : low + BLOCK] * ONE)
-    return found
+def _fixed_point(weights: Any) -> Ints:
+    """Weights in units of 2^-32."""
+    return np.rint(np.asarray(weights, np.float64) * ONE).astype(np.int64)
 
 
-def check_label(option: str, column: ChosenColumn) -> None:
+def _check_label(option: str, column: ChosenColumn) -> None:
     """Raise UsageError where the values of a column are no labels."""
     kind = _plain(column)
     known = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text(kind) or pa.types.is_decimal(kind)
     if not (known or (pa.types.is_temporal(kind) and not pa.types.is_interval(kind))):
         raise UsageError(option, f"{column.name!r} is {column.type}", "choose integers, booleans, text, dates or times")
+
+
+def _check_label_count(column: ChosenColumn, count: int) -> None:
+    if count > _MOST_LABELS:
+        reason = f"{column.name!r} has more than {_MOST_LABELS:,} values"
+        raise UsageError("weights", reason, "write the weights into a column, and name that")
 
 
 def _plain(column: ChosenColumn) -> pa.DataType:
@@ -95,17 +93,7 @@ def _plain(column: ChosenColumn) -> pa.DataType:
 class ColumnWeights:
     """Weights that are a column."""
 
-    data: LocalDataset
     column: ChosenColumn
-
-    @staticmethod
-    def of(data: LocalDataset, name: str) -> ColumnWeights:
-        """Return the weights in a column; UsageError where it does not hold numbers."""
-        column = ChosenColumn(data, name, "weights")
-        kind = column.type
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-            raise UsageError(f"weights={name!r}", f"it is {kind}", "name a column of numbers, or give weights by value")
-        return ColumnWeights(data, column)
 
     @property
     def name(self) -> str:
@@ -113,21 +101,18 @@ class ColumnWeights:
         return digest_of(["weights", self.column.path])
 
     def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
-        """Return the weights of rows by their values; what is no weight raises ParquetError with the file.
-
-        ``group`` is the row group of all rows, or of each.
-        """
+        """Return the weights of rows of a row group, or of one each; ParquetError names the file of an invalid one."""
         numbers = values.cast(pa.float64()).to_numpy()
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() <= MOST):  # which NaN is not either
-            index, row = self.data.index, int(np.flatnonzero(~((numbers >= 0) & (numbers <= MOST)))[0])
-            value, group = values[row].as_py(), int(np.broadcast_to(group, len(numbers))[row])
+            data, row = self.column.data, int(np.flatnonzero(~((numbers >= 0) & (numbers <= MOST)))[0])
+            index, group = data.index, int(np.broadcast_to(group, len(numbers))[row])
             raise ParquetError(
-                self.data.root / index.paths[int(index.numbers("file")[group])],
-                f"row group {int(index.numbers('row_group')[group])} has the weight {value} in column "
+                data.root / index.paths[int(index.numbers("file")[group])],
+                f"row group {int(index.numbers('row_group')[group])} has the weight {values[row].as_py()} in column "
                 f"{self.column.name!r}",
                 f"weights are numbers from 0 to {MOST:,}: leave such rows out with filters=, or write others",
             )
-        return fixed_point(numbers)
+        return _fixed_point(numbers)
 
 
 @dataclass(frozen=True)
@@ -138,32 +123,6 @@ class ValueWeights:
     values: pa.Array
     weights: Ints
     others: tuple[int, int] = (-1, -1)
-
-    @staticmethod
-    def of(column: ChosenColumn, by_value: Mapping[Any, Any]) -> ValueWeights:
-        """Return the weights that a user gives; UsageError for what makes no sense."""
-        check_label("weights", column)
-        for value, weight in by_value.items():
-            number = isinstance(weight, int | float | np.integer | np.floating) and not isinstance(weight, bool)
-            if not number or math.isnan(weight) or not 0 <= weight <= MOST:
-                raise UsageError("weights", f"{value!r} has the weight {weight!r}", f"give a number from 0 to {MOST:,}")
-        named = {value: weight for value, weight in by_value.items() if value is not None and value is not ...}
-        kind = _plain(column)
-        plain = [getattr(value, "item", lambda v=value: v)() for value in named]
-        odd = next((v for v in plain if isinstance(v, bool | int | float | Decimal)), None)
-        if odd is not None and is_text(kind):
-            as_text = '{{"{name}": {{"{value}": ' + f"{by_value[odd]!r}" + "}}}}"
-            raise number_against_text(str(odd), column.operand, as_text).within("weights")
-        try:
-            values = pa.array(plain, kind)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise UsageError(
-                "weights", f"not all are values of {column.name!r}, which is {kind}", first_line(error)
-            ) from error
-        if odd is not None and (pa.types.is_temporal(kind) or values.to_pylist() != plain):
-            raise UsageError("weights", f"{odd!r} is not a value of {column.name!r}, which is {kind}")
-        others = [int(fixed_point(by_value[key])) if key in by_value else -1 for key in (None, ...)]
-        return ValueWeights(column, values, fixed_point(list(named.values())), (others[0], others[1]))
 
     @property
     def name(self) -> str:
@@ -192,21 +151,36 @@ class ValueWeights:
 Weigher = ColumnWeights | ValueWeights
 
 
-def _once_more(rests: npt.NDArray[np.uint32], order: Ints, start: np.uint64) -> npt.NDArray[np.bool_]:
-    """Return the rows whose rests, laid end to end in ``order`` from ``start`` on, a whole number falls into.
+def _column_weights(column: ChosenColumn) -> ColumnWeights:
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        advice = "name a column of numbers, or give weights by value"
+        raise UsageError(f"weights={column.name!r}", f"it is {kind}", advice)
+    return ColumnWeights(column)
 
-    There a sum of 32 bits overflows, so that it is less than what was added last.
-    """
-    chosen = np.empty(len(order), np.bool_)
-    end = np.uint32(start)
-    for low in range(0, len(order), BLOCK):
-        rows = order[low : low + BLOCK]
-        added = rests[rows]
-        ends = np.cumsum(added, dtype=np.uint32)
-        ends += end
-        chosen[rows] = ends < added
-        end = ends[-1]
-    return chosen
+
+def _value_weights(column: ChosenColumn, by_value: Mapping[Any, Any]) -> ValueWeights:
+    _check_label("weights", column)
+    for value, weight in by_value.items():
+        number = isinstance(weight, int | float | np.integer | np.floating) and not isinstance(weight, bool)
+        if not number or math.isnan(weight) or not 0 <= weight <= MOST:
+            raise UsageError("weights", f"{value!r} has the weight {weight!r}", f"give a number from 0 to {MOST:,}")
+    named = {value: weight for value, weight in by_value.items() if value is not None and value is not ...}
+    kind = _plain(column)
+    plain = [value.item() if isinstance(value, np.generic) else value for value in named]
+    odd = next((v for v in plain if isinstance(v, bool | int | float | Decimal)), None)
+    if odd is not None and is_text(kind):
+        as_text = '{{"{name}": {{"{value}": ' + f"{by_value[odd]!r}" + "}}}}"
+        raise number_against_text(str(odd), column.operand, as_text).within("weights")
+    try:
+        values = pa.array(plain, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        reason = f"not all are values of {column.name!r}, which is {kind}"
+        raise UsageError("weights", reason, first_line(error)) from error
+    if odd is not None and (pa.types.is_temporal(kind) or values.to_pylist() != plain):
+        raise UsageError("weights", f"{odd!r} is not a value of {column.name!r}, which is {kind}")
+    of_null, of_others = (int(_fixed_point(by_value[key])) if key in by_value else -1 for key in (None, ...))
+    return ValueWeights(column, values, _fixed_point(list(named.values())), (of_null, of_others))
 
 
 class RowWeights:
@@ -242,40 +216,27 @@ class RowWeights:
             start = _start_of_constant(start, int(rests.sum() & _REST))
         starts = (np.cumsum(rests) - rests + np.uint64(start)) & _REST  # modulo 2^64, which does not matter
 
-        def choose(group: int, parts: Parts) -> Positions:
-            rows, weights = self._weighed(weigher, group, parts)
-            rests = np.asarray(weights, "<i8").view("<u4")[::2]
-            once_more = None
+        def arrange(group: int, chosen: Chosen) -> Positions:
+            rows, weights = _weighed(weigher, group, chosen)
+            times, rests = weights >> 32, np.asarray(weights, "<i8").view("<u4")[::2]
             if rests.any():
                 order = scatter_order(len(rests), seed, epoch, _LANE, group)
-                once_more = _once_more(rests, order, starts[np.searchsorted(found.row_groups, group)])
-            weights >>= 32
-            return Positions(np.repeat(rows, weights if once_more is None else np.add(weights, once_more, out=weights)))
+                added = rests[order]
+                ends = np.cumsum(added, dtype=np.uint32)
+                ends += np.uint32(starts[np.searchsorted(found.row_groups, group)])
+                times[order] += ends < added  # there the sum of 32 bits overflowed: a whole number was passed
+            return Positions(np.repeat(rows, times))
 
         return replace(
             found,
             counts=whole + ((starts + rests) >> _BITS).astype(np.int64),
-            choose=choose,
+            arrange=arrange,
             columns=self._columns(weigher.column),
             name=digest_of([found.name, weigher.name, seed, epoch]),
-            once=False,
         )
 
     def _columns(self, column: ChosenColumn) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self._found.columns, *column.columns]))
-
-    def _weighed(self, weigher: Weigher, group: int, parts: Parts) -> tuple[Ints, Ints]:
-        """The rows of a row group, and their weights."""
-        rows, values = self._values(weigher.column, group, parts)
-        return rows, weigher.weigh(group, values)
-
-    def _values(self, column: ChosenColumn, group: int, parts: Parts) -> tuple[Ints, pa.ChunkedArray]:
-        parts, choose = list(parts), self._found.choose
-        count = sum(part.num_rows for part in parts)
-        rows = np.arange(count, dtype=np.int64) if choose is None else choose(group, parts).rows
-        found = [column.values(group, part) for part in parts]
-        values = pa.chunked_array([chunk for one in found for chunk in one.chunks], found[0].type)
-        return rows, values.take(pa.array(rows)) if len(rows) < count else values
 
     def _weigher(self, epoch: int) -> Weigher | None:
         """Return what weighs the rows of an epoch; None where all weigh the same."""
@@ -288,15 +249,15 @@ class RowWeights:
                 return None
             _check_given(given, f"weights({epoch}), which is {given!r}")
         if isinstance(given, str):
-            return ColumnWeights.of(self._data, given)
+            return _column_weights(ChosenColumn(self._data, given, "weights"))
         ((name, by_value),) = given.items()
-        return ValueWeights.of(ChosenColumn(self._data, name, "weights"), by_value)
+        return _value_weights(ChosenColumn(self._data, name, "weights"), by_value)
 
     @cached_property
     def _balanced(self) -> Weigher | None:
         (name,) = self._given
         column = ChosenColumn(self._data, name, "balance")
-        check_label(f"balance={name!r}", column)
+        _check_label(f"balance={name!r}", column)
         found = self._value_counts(column).group_by("value").aggregate([("rows", "sum")])
         if found["value"].null_count:
             rows = found.filter(pc.is_null(found["value"]))["rows_sum"][0].as_py()
@@ -304,81 +265,77 @@ class RowWeights:
         rows = found["rows_sum"].to_numpy().astype(float)
         if not len(rows):
             return None
-        return ValueWeights(column, found["value"].combine_chunks(), fixed_point(rows.sum() / len(rows) / rows))
+        return ValueWeights(column, found["value"].combine_chunks(), _fixed_point(rows.sum() / len(rows) / rows))
 
     def _totals(self, weigher: Weigher) -> tuple[Ints, Any]:
         """Return for each row group the sum of the whole parts of its weights, and that of the rests."""
-        groups, rows_of = self._found.row_groups, self._found.counts
+        groups, column = self._found.row_groups, weigher.column
         if isinstance(weigher, ValueWeights):
-            table = self._value_counts(weigher.column)
+            table = self._value_counts(column)
             weights, rows = weigher.weigh(-1, table["value"]), table["rows"].to_numpy()
             number = np.searchsorted(groups, table["group"].to_numpy())
             whole, rests = np.zeros(len(groups), np.int64), np.zeros(len(groups), np.int64)
             np.add.at(whole, number, rows * (weights >> 32))
             np.add.at(rests, number, rows * (weights & (ONE - 1)))
             return whole, rests.astype(np.uint64)
-
-        if weigher.column.in_paths:
-            weights = weigher.weigh(groups, weigher.column.values_of(groups))
-            return rows_of * (weights >> 32), (rows_of * (weights & (ONE - 1))).astype(np.uint64)
+        if column.in_paths:
+            weights = weigher.weigh(groups, column.values_of(groups))
+            return self._found.counts * (weights >> 32), (self._found.counts * (weights & (ONE - 1))).astype(np.uint64)
 
         def total(group: int, parts: Parts) -> tuple[int, int]:
-            _, weights = self._weighed(weigher, group, parts)
+            _, weights = _weighed(weigher, group, self._found.chosen(group, parts))
             return int((weights >> 32).sum()), int((weights & (ONE - 1)).sum())
 
-        def totals(each: list[tuple[int, int]]) -> pa.Table:
-            found = np.array(each, np.int64).reshape(-1, 2)
-            return pa.table({"group": groups, "whole": found[:, 0], "rests": found[:, 1]})
+        def totals() -> pa.Table:
+            found = map_row_groups(self._data, self._columns(column), groups, total)
+            whole, rests = np.array(found, np.int64).reshape(-1, 2).T
+            return pa.table({"group": groups, "whole": whole, "rests": rests})
 
-        found = self._once("weights", weigher.column, total, totals)
-        return found["whole"].to_numpy().astype(np.int64), found["rests"].to_numpy().astype(np.uint64)
+        name = digest_of(["weights", column.path, self._found.name])
+        table = count_once(self._data, name, groups, self._known, totals)
+        return table["whole"].to_numpy().astype(np.int64), table["rests"].to_numpy().astype(np.uint64)
 
     def _value_counts(self, column: ChosenColumn) -> pa.Table:
         """Return how many rows of each row group have which value of a column."""
-        check_label("weights", column)
+        _check_label("weights", column)
+        groups, kind = self._found.row_groups, _plain(column)
+        schema = pa.schema({"group": pa.int64(), "value": kind, "rows": pa.int64()})
         if column.in_paths:
-            groups, counts = self._found.row_groups, self._found.counts
-            values = cast_exactly(column.values_of(groups), _plain(column))
-            return self._checked(column, pa.table({"group": groups, "value": values, "rows": counts}))
+            values = cast_exactly(column.values_of(groups), kind)
+            _check_label_count(column, len(pc.unique(values)))
+            return pa.table({"group": groups, "value": values, "rows": self._found.counts})
 
         def count(group: int, parts: Parts) -> pa.Table:
-            _, values = self._values(column, group, parts)
-            try:
-                found = pc.value_counts(cast_exactly(values, _plain(column)))
-            except pa.ArrowException as error:
-                raise UsageError(f"column {column.name!r}", first_line(error)) from error
-            self._check_labels(column, len(found))
-            groups, values, rows = np.full(len(found), group), found.field("values"), found.field("counts")
-            return pa.table({"group": groups, "value": values, "rows": rows})
+            found = schema.empty_table()
+            for _, rows, part in self._found.chosen(group, parts):
+                try:
+                    counts = pc.value_counts(cast_exactly(column.values(group, part, rows), kind))
+                except pa.ArrowException as error:
+                    raise UsageError(f"column {column.name!r}", first_line(error)) from error
+                numbers = np.full(len(counts), group)
+                of_part = pa.table([numbers, counts.field("values"), counts.field("counts")], schema=schema)
+                summed = pa.concat_tables([found, of_part]).group_by(["group", "value"]).aggregate([("rows", "sum")])
+                found = summed.rename_columns(schema.names)
+                _check_label_count(column, len(found))
+            return found
 
-        def joined(each: list[pa.Table]) -> pa.Table:
-            kinds = {"group": pa.int64(), "value": _plain(column), "rows": pa.int64()}
-            return self._checked(column, pa.concat_tables([pa.schema(kinds).empty_table(), *each]).combine_chunks())
+        def counts() -> pa.Table:
+            found = map_row_groups(self._data, self._columns(column), groups, count)
+            table = pa.concat_tables([schema.empty_table(), *found]).combine_chunks()
+            _check_label_count(column, len(pc.unique(table["value"])))
+            return table
 
-        return self._once("values", column, count, joined)
+        name = digest_of(["values", column.path, self._found.name])
+        return count_once(self._data, name, groups, self._known, counts)
 
-    def _checked(self, column: ChosenColumn, found: pa.Table) -> pa.Table:
-        self._check_labels(column, len(pc.unique(found["value"])))
-        return found
 
-    def _check_labels(self, column: ChosenColumn, count: int) -> None:
-        if count > _MOST_LABELS:
-            reason = f"{column.name!r} has more than {_MOST_LABELS:,} values"
-            raise UsageError("weights", reason, "write the weights into a column, and name that")
-
-    def _once(
-        self,
-        what: str,
-        column: ChosenColumn,
-        use: Callable[[int, Parts], Found],
-        join: Callable[[list[Found]], pa.Table],
-    ) -> pa.Table:
-        """Return what ``use`` finds in each row group, joined; it is found once."""
-        name, groups = digest_of([what, column.path, self._found.name]), self._found.row_groups
-        columns = self._columns(column)
-        return count_once(
-            self._data, name, groups, self._known, lambda: join(map_row_groups(self._data, columns, groups, use))
-        )
+def _weighed(weigher: Weigher, group: int, chosen: Chosen) -> tuple[Ints, Ints]:
+    """The rows of a row group, and their weights."""
+    rows, weights = [], []
+    for first, some, part in chosen:
+        rows.append(first + some)
+        weights.append(weigher.weigh(group, weigher.column.values(group, part, some)))
+    return np.concatenate(rows), np.concatenate(weights)
 
 
 def _start_of_constant(start: int, rest: int) -> int:

@@ -24,7 +24,7 @@ import pqcache
 from pqcache.errors import UsageError
 from pqcache.reader.files import Files
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.selection.key_hashes import hash_words, key_hashes
+from pqcache.reader.selection.split import hash_words, key_hashes
 from pqcache.torch import ParquetDataset, Sequence, Split
 from tests.examples import examples
 

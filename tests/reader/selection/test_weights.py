@@ -113,8 +113,7 @@ def test_counts_are_those_of_the_oracle(
     found: list[int] = []
     table = pq.read_table(root, columns=["w"], partitioning=None)
     for number, ids in enumerate(groups_of(len(some), group, 1)):
-        assert plan.selection.choose is not None
-        found += (plan.selection.choose(number, [table.slice(ids[0], len(ids))]).rows + ids[0]).tolist()
+        found += (plan.selection.positions(number, [table.slice(ids[0], len(ids))]).rows + ids[0]).tolist()
     assert Counter(found) == expected
     constant = [make_read_plan(data, ["id"], choice=RowChoice(weights="w")).at_epoch(e, seed, True) for e in range(5)]
     assert len({int(plan.counts.sum()) for plan in constant}) == 1
@@ -127,9 +126,8 @@ def test_the_mean_over_epochs_is_the_weight_and_neighbours_are_independent(lake:
     table = pq.read_table(lake, columns=["w"], partitioning=None)
     times = np.zeros((epochs, 40))
     for epoch in range(epochs):
-        choose = plan.at_epoch(epoch, 7).selection.choose
-        assert choose is not None
-        times[epoch] = np.bincount(choose(2, [table.slice(80, 40)]).rows, minlength=40)
+        found = plan.at_epoch(epoch, 7).selection.positions(2, [table.slice(80, 40)])
+        times[epoch] = np.bincount(found.rows, minlength=40)
     rest = w[80:120] % 1
     error = np.sqrt(rest * (1 - rest) / epochs)
     assert (np.abs(times.mean(0) - w[80:120]) <= 5 * error + 1e-9).all()
