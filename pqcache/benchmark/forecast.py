@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 
 from pqcache.errors import PqcacheError, UsageError
-from pqcache.reader.decoded_sizes import sizes_of
-from pqcache.reader.load import RowGroups
-from pqcache.reader.memory import WINDOW, WINDOW_OF_ALL, RowGroupSizes, Window, lane_bytes
+from pqcache.reader.memory import WINDOW, WINDOW_OF_ALL, RowGroupSizes, Window, fit, has_pages, sizes_of
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.store.hive import parent
@@ -81,12 +79,12 @@ def forecast(
 
 def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Forecast:
     """Return what a training run gets that reads ``plan``, whose row groups have ``sizes`` in memory."""
-    fitted, largest = _window(plan, memory, lanes), int(np.argmax(sizes.decoded))
+    fitted, largest = _window(plan, sizes, memory, lanes), int(np.argmax(sizes.decoded))
     window, rows = fitted.row_groups, int(plan.counts.sum())
     pieces = -(-int(sizes.decoded_rows[largest]) // fitted.piece_rows) if fitted.piece_rows else 1
     held = lanes * min(window, len(sizes) * pieces) * float(plan.counts.mean()) / pieces
     mixed = min(1.0, held / rows) if rows else 0.0
-    one_each = int(lane_bytes(sizes, 1)) * lanes
+    one_each = int(sizes.of_lane(1)) * lanes
     return Forecast(
         memory=memory,
         lanes=lanes,
@@ -101,13 +99,12 @@ def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -
     )
 
 
-def _window(plan: ReadPlan, memory: int, lanes: int) -> Window:
+def _window(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Window:
     """Return the window of a training, of 0 row groups where memory is too small for one."""
-    groups = RowGroups(plan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return groups.fit(memory, lanes, True, plan.data.root, lanes)
+            return fit(sizes, memory, lanes, True, plan.data.root, has_pages(plan), lanes)
         except UsageError:
             return Window(0)
 
@@ -198,7 +195,7 @@ def _least(plan: ReadPlan, size: int) -> int:
 
 def row_group_size_for(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> int:
     """Return the bytes on disk, a power of two, of row groups of which each lane can mix 16 in ``memory`` bytes."""
-    scale = memory / lanes / lane_bytes(sizes, WINDOW)
+    scale = memory / lanes / sizes.of_lane(WINDOW)
     largest = int(plan.data.index.numbers("bytes").max())
     return max(_SMALLEST_WINDOW, min(BLOCK_SIZE, _power_of_two(int(scale * largest))))
 

@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, PqcacheError, first_line
-from pqcache.reader.decoded_sizes import sizes_of
 from pqcache.reader.files import RowGroup
-from pqcache.reader.memory import fit
+from pqcache.reader.memory import fit, has_pages, sizes_of
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.epoch_order import Order
@@ -77,8 +76,8 @@ def _arrow(job: dict[str, Any]) -> dict[str, Any]:
 
     data, lease = open_local_dataset(job["path"], rules=rules)
     with lease or nullcontext():
-        sizes = sizes_of(make_read_plan(data, options.columns, options.filters))
-        window = fit(sizes, options.memory, lanes=1, shuffle=True)
+        plan = make_read_plan(data, options.columns, options.filters)
+        window = fit(sizes_of(plan), options.memory, lanes=1, shuffle=True, pieces=has_pages(plan))
         return {**time_epochs(epochs(), job["seconds"]), "window": window.row_groups}
 
 

@@ -1,28 +1,71 @@
-"""One epoch: what is read, in which order, within what memory."""
+"""Epochs of an open dataset: what is read, in which order, within what memory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pqcache.reader.load import RowGroups
-from pqcache.reader.memory import Window, decoding_ahead, decoding_in_file_order, most_decoded
-from pqcache.reader.meter import NO_METER, Meter
+from pqcache.reader.memory import Budget, RowGroupSizes, Window, fit, has_pages, warn_of_window
+from pqcache.reader.meter import Meter
 from pqcache.reader.order.epoch_order import Order
+from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.window import Budget, Group, read_groups
+from pqcache.reader.window import Group, read_groups
+from pqcache.system.process_stats import cpu_count
 
 T = TypeVar("T")
 
 
-class EpochPlans:
-    """A plan at each epoch: the same for all, unless weights make epochs differ in how often rows come."""
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """An epoch that can be read from any of its batches on."""
 
-    def __init__(self, plan: ReadPlan, seed: int, meter: Meter = NO_METER) -> None:
-        self.plan, self._seed = plan, seed
-        self.first = RowGroups(plan.at_epoch(0, seed), meter)  # from which windows follow
+    groups: RowGroups
+    order: Order
+
+    @property
+    def plan(self) -> ReadPlan:
+        """What is read."""
+        return self.groups.plan
+
+    def read(self, indices: Sequence[int], total: int, make: Callable[[Group], T]) -> Generator[tuple[int, T, int]]:
+        """Yield (global index, group, which of its batches); see `read_groups`."""
+        return read_groups(self.groups, self.order, indices, total, make)
+
+
+class Epochs:
+    """The epochs of a plan, each of them on any number of lanes, ranks and workers.
+
+    Attributes:
+        first: the row groups of epoch 0, from which windows follow.
+        set_window: the window that the user or a state sets; None: what fits into ``memory``.
+        sizes: of the row groups from which windows follow where they are not those of ``first`` alone, as nodes hold
+            shares of a dataset.
+    """
+
+    def __init__(
+        self,
+        plan: ReadPlan,
+        meter: Meter,
+        *,
+        path: str | os.PathLike[str],
+        seed: int,
+        shuffle: bool,
+        batch_size: int | None,
+        memory: int | None,
+        window: int | None,
+    ) -> None:
+        """Without ``memory`` nothing is refused or held back for it."""
+        self.plan, self.set_window = plan, None if window is None else Window(window)
+        self.sizes: RowGroupSizes | None = None
+        self.first = RowGroups(plan.at_epoch(0, seed), meter)
+        self._path, self._seed, self._shuffle, self._memory = path, seed, shuffle, memory
+        self._batch_size, self._warns = batch_size or 1, window is not None and shuffle
         self._latest: tuple[tuple[int, bool], RowGroups] | None = None
+        self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all
 
     def at(self, epoch: int, of_mix: bool = False) -> RowGroups:
         """The row groups of an epoch, or of a pass of a mix, all of which have the same number of rows."""
@@ -33,63 +76,57 @@ class EpochPlans:
             self._latest = (epoch, of_mix), groups
         return self._latest[1]
 
+    def window(self, lanes: int, ranks: int) -> Window:
+        """How many row groups each of ``lanes`` lanes of ``ranks`` ranks mixes at a time, and in pieces of which size.
 
-@dataclass(frozen=True, kw_only=True)
-class Epoch:
-    """An epoch that can be read from any of its batches on."""
+        Raises:
+            UsageError: a row group is too large for the memory.
+        """
+        if self.set_window is not None:
+            return self.set_window
+        if self._memory is None:
+            return Window(1)
+        of_rank = -(-lanes // ranks) if self._shuffle else 1
+        if (of_rank, lanes) not in self._fitted:
+            sizes = self.first.sizes if self.sizes is None else self.sizes
+            pieces = self.sizes is None and has_pages(self.plan)
+            self._fitted[of_rank, lanes] = fit(sizes, self._memory, of_rank, self._shuffle, self._path, pieces, lanes)
+        return self._fitted[of_rank, lanes]
 
-    groups: RowGroups
-    order: Order
-    budget: Budget
+    def order(self, plan: ReadPlan, epoch: int, lanes: int = 1, window: int = 1) -> Order:
+        """The order of an epoch over the rows of its ``plan``."""
+        return Order(
+            counts=plan.counts,
+            batch_size=self._batch_size,
+            lanes=lanes,
+            window=window,
+            seed=self._seed,
+            epoch=epoch,
+            shuffle=self._shuffle,
+        )
 
-    @property
-    def plan(self) -> ReadPlan:
-        """What is read."""
-        return self.groups.plan
-
-    def read(self, indices: Sequence[int], total: int, make: Callable[[Group], T]) -> Generator[tuple[int, T, int]]:
-        """Yield (global index, group, which of its batches); see `read_groups`."""
-        return read_groups(self.groups, self.order, indices, total, self.budget, make)
-
-
-def begin_epoch(
-    groups: RowGroups,
-    window: Window,
-    *,
-    epoch: int,
-    seed: int,
-    shuffle: bool,
-    batch_size: int,
-    lanes: int,
-    own_lanes: int,
-    memory: float,
-    threads: int,
-    whole: bool = True,
-) -> Epoch:
-    """Put an epoch together, of which a process with ``memory`` bytes and ``threads`` reads ``own_lanes`` of ``lanes``.
-
-    Of a lookup, which is not ``whole``, nothing is refused or held back for memory.
-    """
-    plan = groups.plan.split(window.piece_rows)
-    if shuffle and plan.packs is not None:
-        plan = replace(plan, packs=replace(plan.packs, shuffle=(seed, epoch)))
-    groups = groups if plan is groups.plan else groups.of(plan)
-    order = Order(
-        counts=plan.counts,
-        batch_size=batch_size,
-        lanes=lanes,
-        window=window.row_groups,
-        seed=seed,
-        epoch=epoch,
-        shuffle=shuffle,
-    )
-    if not whole:
-        return Epoch(groups=groups, order=order, budget=Budget(threads=threads, decoding=threads))
-    sizes = groups.sizes
-    groups = groups.within(most_decoded(sizes, memory, own_lanes if shuffle else 1))
-    if shuffle:
-        decoding = decoding_ahead(sizes, memory, own_lanes, lanes, window.row_groups, threads)
-    else:
-        decoding = decoding_in_file_order(sizes, memory, threads)
-    budget = Budget.within(sizes, memory, own_lanes if shuffle else 1, lanes, window.row_groups, decoding, threads)
-    return Epoch(groups=groups, order=order, budget=budget)
+    def begin(self, epoch: int, share: EpochShare, of_mix: bool = False) -> Epoch:
+        """Put together an epoch, or a pass of a mix, of which a share is read."""
+        window, groups = self.window(share.lanes, share.ranks), self.at(epoch, of_mix)
+        plan = groups.plan.split(window.piece_rows)
+        if self._shuffle and plan.packs is not None:
+            plan = replace(plan, packs=replace(plan.packs, shuffle=(self._seed, epoch)))
+        groups = groups.of(plan)
+        processes = share.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        threads = max(1, cpu_count() // processes)
+        budget = Budget(threads=threads, decoding=threads)
+        if self._memory is not None:
+            memory, lanes = self._memory / share.workers, share.worker_lanes
+            if self._warns and share.worker == 0:
+                warn_of_window(groups.sizes, window.row_groups, int(memory), lanes, self._path)
+            budget = Budget.within(
+                memory,
+                groups.sizes,
+                window.row_groups,
+                lanes=lanes,
+                all_lanes=share.lanes,
+                threads=threads,
+                shuffle=self._shuffle,
+            )
+        order = self.order(plan, epoch, share.lanes, window.row_groups)
+        return Epoch(groups=groups.within(budget), order=order)

@@ -16,10 +16,9 @@ from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.decoded_size import StoredRowGroup, count_decoded, decoded_size
 from pqcache.parquet.row_group_reader import RowGroupFile
 from pqcache.parquet.schema_merge import unfit_reason
-from pqcache.reader.decoded_sizes import has_pages, most_bytes, sizes_of
 from pqcache.reader.files import Files, RowGroup
 from pqcache.reader.kinds import Kind, kind_of
-from pqcache.reader.memory import MostDecoded, RowGroupSizes, Window, check_decoded, fit
+from pqcache.reader.memory import Budget, RowGroupSizes, most_bytes, sizes_of
 from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.documents import HeldSequences, id_columns, tokens_of
@@ -94,31 +93,28 @@ class RowGroups:
     """The row groups that a plan reads, decoded from any thread."""
 
     def __init__(self, plan: ReadPlan, meter: Meter = NO_METER) -> None:
-        self.plan, self.meter = plan, meter
-        self.most: MostDecoded | None = None
+        self.plan, self.meter, self.budget = plan, meter, Budget()
         self.files = Files(plan.data)
         self._counted: dict[int, float] = {}  # bytes that row groups of the index were found to take
 
     def of(self, plan: ReadPlan) -> RowGroups:
         """Those of another plan of the same columns."""
+        if plan is self.plan:
+            return self
         found = RowGroups(plan, self.meter)
         found.files, found._counted = self.files, self._counted
         return found
 
-    def within(self, most: MostDecoded) -> RowGroups:
-        """The same ones, each refused if it is larger."""
+    def within(self, budget: Budget) -> RowGroups:
+        """The same ones, read within a budget."""
         found = copy(self)
-        found.most = most
+        found.budget = budget
         return found
 
     @cached_property
     def sizes(self) -> RowGroupSizes:
         """How much memory they take."""
         return sizes_of(self.plan)
-
-    def fit(self, memory: int, lanes: int, shuffle: bool, name: object, all_lanes: int) -> Window:
-        """The window of each of ``lanes`` lanes within ``memory`` bytes; see `memory.fit`."""
-        return fit(self.sizes, memory, lanes, shuffle, name, has_pages(self.plan), all_lanes)
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
@@ -285,18 +281,18 @@ class RowGroups:
 
         Where an upper bound may be too much, it is counted.
         """
-        most, names = self.most, self._varying
+        most, names = self.budget.most, self._varying
         if most is None or not names:
             return
         piece = self.plan.piece_rows
         share = min(1.0, piece / group.rows) if piece and group.rows else 1.0
         size = self._counted.get(group.number, float(self._most[number]))
-        if not 0 <= share * size <= most.bytes:
+        if not 0 <= share * size <= most:
             stored = StoredRowGroup(group.path, file.metadata, file.schema, group.row_group)
             bound = decoded_size(stored, names).most if size < 0 else None
-            size = count_decoded(stored, names) if bound is None or share * bound > most.bytes else bound
+            size = count_decoded(stored, names) if bound is None or share * bound > most else bound
             self._counted[group.number] = size
-        check_decoded(share * size, most, group.path, group.row_group)
+        self.budget.check(share * size, group.path, group.row_group)
 
     @cached_property
     def _varying(self) -> list[str]:

@@ -1,33 +1,45 @@
 """What fits into memory: how many row groups are mixed, in what pieces, and how many are decoded ahead.
 
-These are pure functions of what the row-group index says of the row groups that are read, so that all readers of one
-snapshot mix alike. A lane is a stream of batches with a window of its own.
+All of it follows from the row-group index, so that all readers of one snapshot mix alike. A lane is a stream of batches
+with a window of its own.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.parquet.dense_columns import as_list
+from pqcache.reader.kinds import fixed_width, kind_of, number_dtype
 from pqcache.reader.order.epoch_order import Ints
+from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.selection.sequences import Sequence as SequenceOf
+from pqcache.store.row_group_index import Index
 from pqcache.units import format_size
 
 log = logging.getLogger("pqcache.reader")
 
 WINDOW = 16  # row groups, where memory allows
 WINDOW_OF_ALL = 32  # row groups, where memory holds all rows; more of them take long to gather
-IN_FILE_ORDER = 3  # row groups in memory, at least: one ahead, and two that a batch may be of
+_IN_FILE_ORDER = 3  # row groups in memory, at least: one ahead, and two that a batch may be of
 _ALONE = 2  # row groups' worth of memory that reading one takes: as decoded, and its rows in order
 _DECODING = 4  # row groups' worth of memory beside the window: one ahead, one being decoded, read and scattered
 _WINDOWS_OF_PIECES = (16, 8, 4)
 _LEAST_PIECE = 4 << 20  # bytes of a decoded piece, below which the fixed cost of each shows
 _MOST_PIECES = 64  # pieces of a row group, at most
 _UNFORESEEN = 8  # parts of a lane's memory: a row group that is larger than the index says may take one
+_RUNS = 3  # of each lane, that are on their way
+_RUN, _LEAST_RUN = 32 << 20, 1 << 20  # bytes of a run
+_PARTS = 8  # of a row group
+_VIEW = 16  # bytes that point to a string's or a list's bytes
+_FILE_NUMBER = 4  # bytes
 
 
 @dataclass(frozen=True)
@@ -51,12 +63,91 @@ class RowGroupSizes:
         """The bytes of the largest row group, decoded."""
         return int(self.decoded.max(initial=0))
 
+    def of_window(self, window: int) -> float:
+        """The bytes of the rows that a window holds at most: about half of each of its row groups."""
+        largest = _largest(self.selected, window)
+        return float(largest.mean()) * (window / 2 + 1) if len(largest) else 0.0
+
+    def of_lane(self, window: int) -> float:
+        """The bytes that a lane takes with a window: its rows, and what is decoded meanwhile."""
+        return self.of_window(window) + _DECODING * self.largest
+
 
 class Window(NamedTuple):
     """How many row groups each lane mixes, and the rows of the pieces in which they are read; 0: not in pieces."""
 
     row_groups: int
     piece_rows: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a process may use to read with.
+
+    Attributes:
+        threads: that decode and gather.
+        decoding: row groups decoded at once, and ahead.
+        run_bytes: of a run of batches, about.
+        runs: of each lane that are on their way.
+        parts: in how many parts the rows of a row group are held, each of which is freed when it is used up. More than
+            one takes another copy of long values, and is for memory that does not hold all row groups of the windows.
+        most: bytes that a row group may take when it turns out to be larger than the index says; None: any.
+        memory: with which a row group of 1 / ``share`` of it is never refused.
+    """
+
+    threads: int = 1
+    decoding: int = 1
+    run_bytes: int = _RUN
+    runs: int = _RUNS
+    parts: int = 1
+    most: float | None = None
+    memory: float = 0
+    share: int = _UNFORESEEN
+
+    @staticmethod
+    def within(
+        memory: float, sizes: RowGroupSizes, window: int, *, lanes: int, all_lanes: int, threads: int, shuffle: bool
+    ) -> Budget:
+        """What ``memory`` bytes allow a process that reads ``lanes`` of ``all_lanes`` lanes."""
+        if not len(sizes):
+            return Budget()
+        largest = max(1, sizes.largest)
+        lanes = lanes if shuffle else 1
+        if shuffle:  # who decodes takes a row group twice, decoded and ready to be mixed
+            mixed = min(window, -(-len(sizes) // all_lanes)) if window <= WINDOW else window
+            decoding = (memory - lanes * (sizes.of_window(mixed) + 2 * largest)) / (2 * largest)
+        else:
+            decoding = memory // largest - _IN_FILE_ORDER + 1
+        decoding = int(max(1, min(threads, decoding)))
+        run = int(min(_RUN, max(_LEAST_RUN, memory / (8 * _RUNS * lanes))))
+        kept = np.minimum(sizes.decoded, 2 * sizes.selected)
+        held = int(_largest(kept, lanes * window).sum())
+        held = min(held, int(kept.sum()) * lanes // all_lanes + lanes * sizes.largest)
+        runs, parts = _RUNS, 1
+        if held + 2 * (lanes + decoding) * sizes.largest + 2 * _RUNS * lanes * run > memory:
+            run, runs, parts = max(_LEAST_RUN, run // 4), 2, _PARTS
+        share = _UNFORESEEN * lanes
+        return Budget(
+            threads=threads,
+            decoding=decoding,
+            run_bytes=run,
+            runs=runs,
+            parts=parts,
+            most=max(1.25 * sizes.largest, memory / share),
+            memory=memory,
+            share=share,
+        )
+
+    def check(self, size: float, path: object, row_group: int) -> None:
+        """Raise UsageError if a row group that takes ``size`` bytes decoded is too large."""
+        if self.most is not None and size > self.most:
+            raise UsageError(
+                path,
+                f"row group {row_group} takes {format_size(int(size))} decoded, more than the row groups that were "
+                f"looked at: too much for memory={format_size(int(self.memory))}",
+                "run 'pqcache repartition' with a smaller --row-group-size, read fewer columns, or give "
+                f"memory={format_size(int(1.01 * size * self.share))!r}",
+            )
 
 
 def fit(
@@ -70,33 +161,46 @@ def fit(
 ) -> Window:
     """Return the window of each of ``lanes`` lanes, of ``all_lanes``, within ``memory`` bytes.
 
-    In file order it is one row group. Row groups of which fewer than 16 fit are read in pieces, of which 16 are mixed,
-    if ``pieces`` says that these have pages of their own. Others are read whole, one at a time in each lane if need
-    be; a warning says when that takes more than ``memory``. UsageError if pieces would be tiny, or one row group alone
-    is too large.
+    In file order it is one row group. Row groups are read in pieces if fewer than 16 fit, of which 16 are mixed, and
+    if ``pieces`` says that these have pages of their own. Others are read whole, one at a time in each lane if need be;
+    a warning says when that takes more than ``memory``.
+
+    Raises:
+        UsageError: pieces would be tiny, or one row group alone is too large.
     """
-    if not shuffle:
-        least = IN_FILE_ORDER * sizes.largest
-        if least <= memory:
-            return Window(1)
-        if not pieces:
-            return _whole(sizes, memory, least, name)
-        return Window(1, _piece_rows(sizes, memory, IN_FILE_ORDER, least, name))
-    window = largest_window(sizes, memory, lanes, all_lanes)
-    if window >= min(WINDOW, len(sizes)):
+    if shuffle:
+        window, least = largest_window(sizes, memory, lanes, all_lanes), int(sizes.of_lane(1)) * lanes
+    else:
+        least = _IN_FILE_ORDER * sizes.largest
+        window = int(least <= memory)
+    if window >= (min(WINDOW, len(sizes)) if shuffle else 1):
         return Window(window)
-    for mixed in _WINDOWS_OF_PIECES if pieces else ():
-        number = _number_of_pieces(sizes, memory, _pieces_at_once(mixed, lanes))
+    rows = int(sizes.decoded_rows[int(np.argmax(sizes.decoded))])  # of the largest row group
+    split: dict[int, int] = {}  # into how many pieces that has to be split to mix so many of them
+    for mixed in _WINDOWS_OF_PIECES if shuffle else (1,):
+        held = (mixed // 2 + 1 + _DECODING) * lanes if shuffle else _IN_FILE_ORDER
+        split[mixed] = max(1, -(-sizes.largest * held // max(1, memory)))
+    for mixed, number in split.items() if shuffle and pieces else ():
         if window < mixed and number <= _MOST_PIECES and sizes.largest >= _LEAST_PIECE * number:
             log.debug("%s: row groups are read in %d pieces or more, of which %d are mixed", name, number, mixed)
-            return Window(mixed, -(-_rows_of_largest(sizes) // number))
+            return Window(mixed, -(-rows // number))
     if window:
         log.debug("%s: memory=%s is enough to mix %d row groups", name, format_size(memory), window)
         return Window(window)
-    mixed, least = _WINDOWS_OF_PIECES[-1], int(lane_bytes(sizes, 1)) * lanes
-    if not pieces:
-        return _whole(sizes, memory, least, name, f" and {lanes} lanes")
-    return Window(mixed, _piece_rows(sizes, memory, _pieces_at_once(mixed, lanes), least, name, f" and {lanes} lanes"))
+    reason = f"a row group takes {format_size(sizes.largest)} decoded, too much for memory={format_size(memory)}"
+    reason += f" and {lanes} lanes" if shuffle else ""
+    enough = f"read fewer columns, or give memory={format_size(1.01 * least)!r}"
+    if pieces:
+        mixed, number = min(split.items())
+        if number > min(rows, _MOST_PIECES):
+            raise UsageError(name, reason, enough)
+        log.debug("%s: row groups are read in %d pieces: %s", name, number, reason)
+        return Window(mixed, -(-rows // number))
+    advice = f"run 'pqcache repartition', which writes smaller ones that can be read in pieces, {enough}"
+    if _ALONE * sizes.largest > memory:
+        raise UsageError(name, reason, advice)
+    warnings.warn(f"{name}: {reason}: one is read at a time in each lane, which may take more; {advice}", stacklevel=2)
+    return Window(1)
 
 
 def largest_window(sizes: RowGroupSizes, memory: int, lanes: int, all_lanes: int | None = None) -> int:
@@ -109,89 +213,19 @@ def largest_window(sizes: RowGroupSizes, memory: int, lanes: int, all_lanes: int
         return 1
     if sizes.complete and int(sizes.selected.sum()) + lanes * _DECODING * sizes.largest <= memory:
         return max(WINDOW, min(-(-len(sizes) // (all_lanes or lanes)), WINDOW_OF_ALL))
-    sizes = RowGroupSizes(largest_of(sizes.selected, WINDOW), largest_of(sizes.decoded, 1), sizes.decoded_rows)
-    fitting = [window for window in range(1, WINDOW + 1) if lane_bytes(sizes, window) <= memory / lanes]
+    sizes = RowGroupSizes(_largest(sizes.selected, WINDOW), _largest(sizes.decoded, 1), sizes.decoded_rows)
+    fitting = [window for window in range(1, WINDOW + 1) if sizes.of_lane(window) <= memory / lanes]
     return max(fitting, default=0)
 
 
-def lane_bytes(sizes: RowGroupSizes, window: int) -> float:
-    """Return the bytes that a lane takes with a window: its rows, and what is decoded meanwhile."""
-    return window_bytes(sizes, window) + _DECODING * sizes.largest
-
-
-def window_bytes(sizes: RowGroupSizes, window: int) -> float:
-    """Return the bytes of the rows that a window holds at most: about half of each of its row groups."""
-    largest = largest_of(sizes.selected, window)
-    return float(largest.mean()) * (window / 2 + 1) if len(largest) else 0.0
-
-
-def largest_of(sizes: Ints, most: int) -> Ints:
-    """Return the largest sizes, at most so many."""
+def _largest(sizes: Ints, most: int) -> Ints:
+    """The largest sizes, at most so many."""
     return sizes if len(sizes) <= most else np.partition(sizes, len(sizes) - most)[len(sizes) - most :]
-
-
-def decoding_ahead(sizes: RowGroupSizes, memory: float, lanes: int, all_lanes: int, window: int, threads: int) -> int:
-    """Return how many row groups a process of ``threads`` threads may decode at once, beside the windows of its lanes.
-
-    Who decodes takes a row group twice, decoded and ready to be mixed.
-    """
-    of_lane, largest = -(-len(sizes) // all_lanes), max(1, sizes.largest)
-    mixed = min(window, of_lane) if window <= WINDOW else window
-    spare = memory - lanes * (window_bytes(sizes, mixed) + 2 * largest)
-    return int(max(1, min(threads, spare / (2 * largest))))
-
-
-def decoding_in_file_order(sizes: RowGroupSizes, memory: float, threads: int) -> int:
-    """Return how many of ``threads`` threads may decode ahead within ``memory`` bytes when nothing is mixed."""
-    fitting = int(memory / max(1, sizes.largest))
-    return max(1, min(threads, fitting - IN_FILE_ORDER + 1))
-
-
-class MostDecoded(NamedTuple):
-    """How many ``bytes`` a row group may take when it turns out to be larger than the index says.
-
-    With ``memory`` a row group of ``at_once`` times fewer bytes is never refused.
-    """
-
-    bytes: float
-    memory: float
-    at_once: int
-
-
-def most_decoded(sizes: RowGroupSizes, memory: float, lanes: int) -> MostDecoded:
-    """Return what ``lanes`` lanes with ``memory`` bytes can bear beyond what the index says."""
-    at_once = _UNFORESEEN * lanes
-    return MostDecoded(max(1.25 * sizes.largest, memory / at_once), memory, at_once)
-
-
-def check_decoded(size: float, most: MostDecoded, path: object, row_group: int) -> None:
-    """Raise UsageError if a row group of ``size`` bytes decoded is more than ``most``."""
-    if size > most.bytes:
-        raise UsageError(
-            path,
-            f"row group {row_group} takes {format_size(int(size))} decoded, more than the row groups that were looked "
-            f"at: too much for memory={format_size(int(most.memory))}",
-            "run 'pqcache repartition' with a smaller --row-group-size, read fewer columns, or give "
-            f"memory={format_size(int(1.01 * size * most.at_once))!r}",
-        )
-
-
-def check_complete(sizes: RowGroupSizes, memory: int, lanes: int, shuffle: bool, name: object) -> None:
-    """Raise UsageError where row groups are too large to be read other than in pieces, and have to be read complete."""
-    least = int(lane_bytes(sizes, 1)) * lanes if shuffle else IN_FILE_ORDER * sizes.largest
-    if least > memory:
-        raise UsageError(
-            name,
-            f"a row group takes {format_size(sizes.largest)} decoded and packed, too much for "
-            f"memory={format_size(memory)}",
-            "run 'pqcache repartition' with a smaller --row-group-size, or give "
-            f"memory={format_size(int(1.01 * least))!r}",
-        )
 
 
 def warn_of_window(sizes: RowGroupSizes, window: int, memory: int, lanes: int, name: object) -> None:
     """Warn if a window that was set takes more than ``memory`` bytes on ``lanes`` lanes."""
-    needed = lane_bytes(sizes, min(window, max(1, len(sizes)))) * lanes
+    needed = sizes.of_lane(min(window, max(1, len(sizes)))) * lanes
     if needed > memory:
         warnings.warn(
             f"{name}: window={window} takes about {format_size(int(needed))}, more than memory={format_size(memory)}: "
@@ -200,42 +234,71 @@ def warn_of_window(sizes: RowGroupSizes, window: int, memory: int, lanes: int, n
         )
 
 
-def _piece_rows(sizes: RowGroupSizes, memory: int, at_once: int, least: int, name: object, lanes: str = "") -> int:
-    """Return the rows of pieces of which ``at_once`` fit, where complete row groups would take ``least`` bytes."""
-    rows, number = _rows_of_largest(sizes), _number_of_pieces(sizes, memory, at_once)
-    reason = _too_large(sizes, memory, lanes)
-    if number > min(rows, _MOST_PIECES):
-        raise UsageError(name, reason, f"read fewer columns, or give memory={format_size(1.01 * least)!r}")
-    log.debug("%s: row groups are read in %d pieces: %s", name, number, reason)
-    return -(-rows // number)
+def sizes_of(plan: ReadPlan) -> RowGroupSizes:
+    """Return the bytes of each of a plan's row groups, or pieces of one, by the row-group index.
+
+    Lists count alike whether they are held dense or not, so that the window is the same either way.
+    """
+    names, rows = list(plan.kinds), plan.data.index.rows[plan.row_groups]
+    decoded_rows = np.minimum(rows, plan.piece_rows) if plan.piece_rows else rows
+    decoded = _bytes(plan, decoded_rows, plan.columns_read)
+    if plan.pack is not None:
+        items = (number_dtype(kind.bare.value_type) for kind in plan.kinds.values())
+        width = sum(item.itemsize for item in items) * plan.pack.length
+        selected = plan.counts * (width + len(names) * _VIEW)
+        decoded += _bytes(plan, plan.selection.counts, names[:1])  # one column is laid end to end at a time
+        return RowGroupSizes(selected, decoded + selected, plan.counts)
+    if plan.packs is not None:
+        selected = _bytes(plan, plan.selection.counts, names)
+        return RowGroupSizes(selected, decoded + selected, plan.counts)
+    selected = _bytes(plan, plan.counts, names, plan.sequence)
+    if plan.sequence is None:
+        return RowGroupSizes(selected, selected if plan.selection.is_all else decoded, rows)
+    decoded += selected + 8 * plan.counts * plan.sequence.length  # where the rows of sequences are
+    return RowGroupSizes(selected, decoded, plan.counts)
 
 
-def _whole(sizes: RowGroupSizes, memory: int, least: int, name: object, lanes: str = "") -> Window:
-    """Return the window for row groups that cannot be read in pieces, and take ``least`` bytes one at a time."""
-    advice = (
-        "run 'pqcache repartition', which writes smaller ones that can be read in pieces, read fewer columns, or give "
-        f"memory={format_size(1.01 * least)!r}"
-    )
-    reason = _too_large(sizes, memory, lanes)
-    if _ALONE * sizes.largest > memory:
-        raise UsageError(name, reason, advice)
-    warnings.warn(f"{name}: {reason}: one is read at a time in each lane, which may take more; {advice}", stacklevel=3)
-    return Window(1)
+def most_bytes(plan: ReadPlan, names: Sequence[str]) -> Ints:
+    """Return the bytes that columns of each row group of a plan take at most, -1 where nothing tells."""
+    index, row_groups = plan.data.index, plan.row_groups
+    total, known = np.zeros(len(row_groups), np.int64), np.ones(len(row_groups), np.bool_)
+    for name in names:
+        most = index.optional(f"{name}:most")[row_groups]
+        known &= (most >= 0) | (index.optional(f"{name}:bytes")[row_groups] <= 0)
+        total += np.maximum(most, 0)
+    return np.where(known, total, -1)
 
 
-def _too_large(sizes: RowGroupSizes, memory: int, lanes: str) -> str:
-    return f"a row group takes {format_size(sizes.largest)} decoded, too much for memory={format_size(memory)}{lanes}"
+def has_pages(plan: ReadPlan) -> bool:
+    """Whether pieces of row groups can be read from their own pages: the files have an offset index.
+
+    Where rows are selected, or packed, all of them are decoded anyway.
+    """
+    if not plan.selection.is_all or plan.weights is not None or plan.packs is not None:
+        return False
+    return bool(plan.data.index.table["offset_index"].take(pa.array(plan.row_groups)).to_numpy().all())
 
 
-def _number_of_pieces(sizes: RowGroupSizes, memory: int, at_once: int) -> int:
-    """Return into how many pieces the largest row group is split, so that ``at_once`` of them fit into ``memory``."""
-    return max(1, -(-sizes.largest * at_once // max(1, memory)))
+def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequence: SequenceOf | None = None) -> Ints:
+    """Return the bytes of ``counts`` rows, or sequences, of each row group, with columns ``names`` of the files."""
+    index = plan.data.index
+    total = np.zeros(len(plan.row_groups), np.int64)
+    for name in names:
+        kind = kind_of(as_list(index.schema.field(name)))
+        items = counts if sequence is None else counts * len(sequence.steps(name))
+        if kind.held == "fixed":
+            total += items * kind.width
+            continue
+        share = items / np.maximum(1, index.rows[plan.row_groups])
+        total += (_column_bytes(index, name)[plan.row_groups] * share).astype(np.int64) + _VIEW * items
+    return np.asarray(total + _FILE_NUMBER * counts * bool(plan.partitions), np.int64)
 
 
-def _pieces_at_once(window: int, lanes: int) -> int:
-    """Return how many pieces are in memory when ``lanes`` lanes mix ``window`` of them."""
-    return (window // 2 + 1 + _DECODING) * lanes
-
-
-def _rows_of_largest(sizes: RowGroupSizes) -> int:
-    return int(sizes.decoded_rows[int(np.argmax(sizes.decoded))])
+def _column_bytes(index: Index, name: str) -> Ints:
+    """Return the bytes of a column in each row group; unknown ones are to the stored bytes as those that are known."""
+    if f"{name}:decoded" not in index.recorded:
+        return index.rows * fixed_width(index.schema.field(name).type)
+    decoded, stored = index.optional(f"{name}:decoded"), index.uncompressed([name])
+    known = decoded >= 0
+    ratio = max(1.0, decoded[known].sum() / max(1, stored[known].sum()))
+    return np.where(known, decoded, (stored * ratio).astype(np.int64))

@@ -14,13 +14,11 @@ import pyarrow as pa
 
 from pqcache.errors import UsageError
 from pqcache.reader.arrival_stats import arrival_stats
-from pqcache.reader.epoch import Epoch, EpochPlans, begin_epoch
+from pqcache.reader.epoch import Epoch, Epochs
 from pqcache.reader.load import RowGroups, release_unused
-from pqcache.reader.memory import Window, check_complete, warn_of_window
 from pqcache.reader.meter import WAITED, Meter
 from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
 from pqcache.reader.options import BatchOptions
-from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
@@ -31,7 +29,6 @@ from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.window import SMALLER, Group
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
-from pqcache.system.process_stats import cpu_count
 
 _PATIENCE = 60.0  # seconds for other ranks to begin an epoch
 
@@ -177,20 +174,21 @@ def _plan_of(data: LocalDataset, options: BatchOptions) -> ReadPlan:
 
 
 def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: BatchOptions, meter: Meter) -> _Opened:
-    lanes, memory = options.rank_lanes, options.memory
-    plans = EpochPlans(_plan_of(data, options), options.seed, meter)
-    first = plans.first
-    if options.pack is not None:
-        check_complete(first.sizes, memory, lanes, options.shuffle, path)
-    window = Window(options.window or 1)
-    if options.shuffle and options.window is not None:
-        warn_of_window(first.sizes, window.row_groups, memory, lanes, path)
-    elif options.shuffle or options.rows is None:
-        window = first.fit(memory, lanes, options.shuffle, path, options.all_lanes)
-    groups = plans.at(options.epoch)
-    batch_size = 1 if isinstance(options.pack, TokenBatches) else options.batch_size
+    plan = _plan_of(data, options)
+    is_lookup = options.rows is not None and not options.shuffle
+    epochs = Epochs(
+        plan,
+        meter,
+        path=path,
+        seed=options.seed,
+        shuffle=options.shuffle,
+        batch_size=1 if isinstance(options.pack, TokenBatches) else options.batch_size,
+        memory=None if is_lookup else options.memory,
+        window=options.window if options.shuffle else None,
+    )
+    epochs.window(options.all_lanes, options.num_replicas)  # which may refuse it
     share = EpochShare(
-        total=Order(counts=groups.plan.counts, batch_size=batch_size).batches(options.drop_last),
+        total=epochs.order(epochs.at(options.epoch).plan, options.epoch).batches(options.drop_last),
         lanes=options.all_lanes,
         ranks=options.num_replicas,
         rank=options.rank,
@@ -200,17 +198,4 @@ def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: Batch
         drop_last=options.drop_last,
         shuffled=options.shuffle,
     )
-    epoch = begin_epoch(
-        groups,
-        window,
-        epoch=options.epoch,
-        seed=options.seed,
-        shuffle=options.shuffle,
-        batch_size=batch_size,
-        lanes=options.all_lanes,
-        own_lanes=share.worker_lanes,
-        memory=memory / options.workers,
-        threads=max(1, cpu_count() // options.workers),
-        whole=options.rows is None,
-    )
-    return _Opened(epoch=epoch, share=share)
+    return _Opened(epoch=epochs.begin(options.epoch, share), share=share)

@@ -15,21 +15,20 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
-from threading import Lock
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from itertools import islice, pairwise
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import UsageError, first_line
-from pqcache.reader.arriving.arrival_queue import ArrivalQueue, arrival_queue, pass_on
+from pqcache.reader.arriving.arrival_queue import ArrivalQueue, arrival_queue
 from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes, without_repeats
 from pqcache.reader.load import AnyHeld, Held, RowGroups
-from pqcache.reader.memory import RowGroupSizes, largest_of
+from pqcache.reader.memory import Budget
 from pqcache.reader.meter import ARRIVAL_WAIT, GATHER, READ_WAIT
 from pqcache.reader.order.epoch_order import Ints, Lane, Order
 from pqcache.reader.order.epoch_share import batches_by_lane
@@ -41,46 +40,8 @@ log = logging.getLogger("pqcache.reader")
 
 T = TypeVar("T")
 
-_RUNS = 3  # of each line, that are on their way
-_RUN, _LEAST_RUN = 32 << 20, 1 << 20  # bytes of a run
 _RUN_ROWS = 1 << 17  # of a run, at most: where each row is and goes to takes some numbers
-_PARTS = 8  # of a row group
 SMALLER = "choose a smaller batch_size, or leave the column out with columns="
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What a process may use to read with.
-
-    Attributes:
-        threads: that decode and gather.
-        decoding: row groups decoded at once, and ahead.
-        run_bytes: of a run of batches, about.
-        runs: of each line that are on their way.
-        parts: in how many parts the rows of a row group are held, each of which is freed when it is used up. More than
-            one takes another copy of long values, and is for memory that does not hold all row groups of the windows.
-    """
-
-    threads: int = 1
-    decoding: int = 1
-    run_bytes: int = _RUN
-    runs: int = _RUNS
-    parts: int = 1
-
-    @staticmethod
-    def within(
-        sizes: RowGroupSizes, memory: float, lanes: int, all_lanes: int, window: int, decoding: int, threads: int
-    ) -> Budget:
-        """What ``memory`` bytes allow a process that reads ``lanes`` of ``all_lanes`` lanes."""
-        if not len(sizes):
-            return Budget()
-        run = int(min(_RUN, max(_LEAST_RUN, memory / (8 * _RUNS * lanes))))
-        kept = np.minimum(sizes.decoded, 2 * sizes.selected)
-        held = int(largest_of(kept, lanes * window).sum())
-        held = min(held, int(kept.sum()) * lanes // all_lanes + lanes * sizes.largest)
-        if held + 2 * (lanes + decoding) * sizes.largest + 2 * _RUNS * lanes * run <= memory:
-            return Budget(threads=threads, decoding=decoding, run_bytes=run)
-        return Budget(threads=threads, decoding=decoding, run_bytes=max(_LEAST_RUN, run // 4), runs=2, parts=_PARTS)
 
 
 class Group(NamedTuple):
@@ -117,24 +78,8 @@ class Places(NamedTuple):
     order: Ints | None
 
 
-class Line(Protocol):
-    """Rows one after the other, in spans of row groups."""
-
-    rows: int
-    spans: int
-
-    def number(self, span: int) -> int:
-        """The number of a span's row group in the plan."""
-
-    def load(self, groups: RowGroups, span: int, first: int, parts: int) -> AnyHeld:
-        """Decode the rows of a span from row ``first`` on, to be held in ``parts`` parts."""
-
-    def places(self, ranges: Sequence[tuple[int, int]]) -> Places:
-        """Where ascending ranges of rows are."""
-
-
 class ShuffledLine:
-    """A lane of a shuffled epoch."""
+    """A lane of a shuffled epoch: rows one after the other, in spans of row groups."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
@@ -144,9 +89,14 @@ class ShuffledLine:
         self._order: tuple[int, Ints] | None = None  # of the last block, of which the next run may have rows too
 
     def number(self, span: int) -> int:
+        """The number of a span's row group in the plan."""
         return int(self._lane.row_groups[span])
 
+    def is_read(self, span: int) -> bool:
+        return True
+
     def load(self, groups: RowGroups, span: int, first: int, parts: int) -> AnyHeld:
+        """Decode the rows of a span from row ``first`` on, to be held in ``parts`` parts."""
         lane, cuts = self._lane, []
         if parts > 1:
             offsets = lane.bucket_offsets(span)
@@ -155,6 +105,7 @@ class ShuffledLine:
         return groups.load(number, low, high, lane.row_order(span), first, cuts)
 
     def places(self, ranges: Sequence[tuple[int, int]]) -> Places:
+        """Where ascending ranges of rows are."""
         lane, blocks = self._lane, list(self._blocks(_joined(ranges)))
         begin, end = blocks[0][0], blocks[-1][0] + 1
         first, last = lane.spans(begin).start, lane.spans(end - 1).stop
@@ -204,15 +155,21 @@ class ShuffledLine:
 
 
 class FileLine:
-    """The rows of an epoch that is not shuffled."""
+    """The rows of an epoch that is not shuffled, of which batch ``first`` and each ``apart`` after it are read."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, first: int, apart: int) -> None:
         self.rows, self.spans = order.rows, len(order.counts)
+        self._batch_size, self._first, self._apart = order.batch_size, first, apart
         self._counts = order.counts
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(order.counts)])
 
     def number(self, span: int) -> int:
         return span
+
+    def is_read(self, span: int) -> bool:
+        """Whether any of the batches has rows of a span."""
+        low, high = self._starts[span] // self._batch_size, (self._starts[span + 1] - 1) // self._batch_size
+        return bool((self._first - low) % self._apart <= high - low)
 
     def load(self, groups: RowGroups, span: int, first: int, parts: int) -> AnyHeld:
         return groups.load(span, 0, int(self._counts[span]))
@@ -227,12 +184,15 @@ class FileLine:
         return Places(spans, None)
 
 
+Line = ShuffledLine | FileLine
+
+
 @dataclass(eq=False)
 class _Run(Generic[T]):
     """Some batches of a line that are gathered together, and the row groups that they need."""
 
     line: Line
-    batches: int
+    ranges: list[tuple[int, int]]  # the rows of each batch
     spans: list[tuple[Span, Future[AnyHeld]]]
     result: Future[T]
 
@@ -244,34 +204,126 @@ class _Run(Generic[T]):
 
 
 @dataclass(eq=False)
-class _Batch(Generic[T]):
-    """A batch: which rows of a line, and once it is on its way, which of a run."""
+class _Window:
+    """A line, and the row groups of it that are decoded or on their way, by span."""
 
-    index: int
-    rows: tuple[int, int]
-    run: _Run[T] | None = None
-    number: int = 0
+    line: Line
+    held: dict[int, Future[AnyHeld]] = field(default_factory=dict)
 
 
-class _Window(Generic[T]):
-    """The decoded row groups of one line, and its batches that are next."""
+class _EpochReader(Generic[T]):
+    """Submits decoding and gathering to threads, and waits for the results."""
 
-    def __init__(self, line: Line, load: Callable[[Line, int, int], Future[AnyHeld]], ahead: int) -> None:
-        self.line, self.together = line, 1
-        self.next: list[_Batch[T]] = []
-        self._load, self._ahead = load, ahead
-        self._held: dict[int, Future[AnyHeld]] = {}
+    def __init__(
+        self,
+        groups: RowGroups,
+        order: Order,
+        make: Callable[[Group], T],
+        apart: int,
+        ahead: int,
+        pool: ForkSafeThreadPool,
+        arrivals: ArrivalQueue | None,
+    ) -> None:
+        self._groups, self._order, self._budget, self._make = groups, order, groups.budget, make
+        self._apart, self._ahead, self._pool, self._arrivals = apart, ahead, pool, arrivals
+        self._row_bytes = groups.sizes.selected / np.maximum(groups.plan.counts, 1)
+        self.together = 1  # how many batches of a lane should be gathered together
+        self._windows: dict[tuple[int, int], _Window] = {}  # by lane, and how often the epoch has begun
 
-    def fetch(self, spans: Sequence[Span]) -> list[tuple[Span, Future[AnyHeld]]]:
-        """Begin to decode what a run needs, and some more."""
-        first, last = spans[0].number, spans[-1].number + 1
-        low = {span.number: span.low for span in spans}
-        for span in range(first, min(last + self._ahead, self.line.spans)):
-            if span not in self._held:
-                self._held[span] = self._load(self.line, span, low.get(span, 0))
-        for span in [span for span in self._held if span < first]:
-            del self._held[span]
-        return [(span, self._held[span.number]) for span in spans]
+    def submit(self, batches: Sequence[tuple[int, int, int]], total: int) -> list[tuple[int, _Run[T], int]]:
+        """Send batches (index, lane, number in the lane) on their way, a run for each lane.
+
+        Return the index of each, its run, and its place there: of as many of them as are not too large together.
+        """
+        batch_size, together = self._order.batch_size, 2 * self.together
+        while True:
+            runs: dict[_Window, list[tuple[int, tuple[int, int]]]] = {}
+            for index, lane, number in batches:
+                window = self._window(lane, index // total, number)
+                rows = number * batch_size, min((number + 1) * batch_size, window.line.rows)
+                runs.setdefault(window, []).append((index, rows))
+            places = {window: window.line.places([rows for _, rows in of]) for window, of in runs.items()}
+            if len(batches) == len(runs) or all(
+                len(of) == 1 or self._size(window.line, places[window].spans) <= 2 * self._budget.run_bytes
+                for window, of in runs.items()
+            ):
+                break
+            batches = batches[: max(len(runs), len(batches) // 2)]
+        placed: dict[int, tuple[_Run[T], int]] = {}
+        for window, of in runs.items():
+            run = self._run(window, [rows for _, rows in of], places[window])
+            placed |= {index: (run, at) for at, (index, _) in enumerate(of)}
+            size = self._size(window.line, places[window].spans)
+            likely = min(self._budget.run_bytes / max(size, 1) * len(of), _RUN_ROWS / (self._apart * batch_size))
+            together = min(together, int(likely))
+        self.together = max(1, together)
+        return [(index, *placed[index]) for index, _, _ in batches]
+
+    def _window(self, lane: int, turn: int, number: int) -> _Window:
+        """The window of a lane; padding begins the epoch again, in another ``turn``."""
+        if (lane, turn) not in self._windows:
+            self._windows.pop((lane, turn - 1), None)
+            order = self._order
+            line = ShuffledLine(order.lane(lane)) if order.shuffle else FileLine(order, number, self._apart)
+            self._windows[lane, turn] = _Window(line)
+        return self._windows[lane, turn]
+
+    def _run(self, window: _Window, ranges: list[tuple[int, int]], places: Places) -> _Run[T]:
+        line, first, last = window.line, places.spans[0].number, places.spans[-1].number + 1
+        low = {span.number: span.low for span in reversed(places.spans)}  # a span may be there for several batches
+        coming = range(last, min(last + self._ahead, line.spans))
+        for span in (*low, *(span for span in coming if line.is_read(span))):
+            if span not in window.held:
+                window.held[span] = self._load(line, span, low.get(span, 0))
+        for span in [span for span in window.held if span < first]:
+            del window.held[span]
+        spans = [(span, window.held[span.number]) for span in places.spans]
+        gather = partial(self._gather, ranges, places.order, spans)
+        return _Run(line, ranges, spans, self._pool.submit_after([future for _, future in spans], gather))
+
+    def _size(self, line: Line, spans: Sequence[Span]) -> float:
+        """The bytes of spans, with the batches between theirs that others read."""
+        sizes = ((span.high - span.low) * self._row_bytes[line.number(span.number)] for span in spans)
+        return float(self._apart * sum(sizes))
+
+    def _load(self, line: Line, span: int, first: int) -> Future[AnyHeld]:
+        parts = self._budget.parts
+        if self._arrivals is None:
+            return self._pool.submit(line.load, self._groups, span, first, parts)
+        return self._arrivals.submit(line.number(span), line.load, self._groups, span, first, parts)
+
+    def _gather(
+        self, ranges: Sequence[tuple[int, int]], order: Ints | None, spans: Sequence[tuple[Span, Future[AnyHeld]]]
+    ) -> T:
+        held = [(span, future.result()) for span, future in spans if span.high > span.low]
+        with self._groups.meter.timed(GATHER):
+            rows, ends = _gathered(self._groups, order, held)
+        return self._make(Group(rows, ends or np.cumsum([0, *(high - low for low, high in ranges)]).tolist()))
+
+    def result(self, run: _Run[T], number: int) -> tuple[T, int]:
+        """Wait for a batch of a run: the group that has it, and which of its batches it is."""
+        try:
+            return self._wait(run.result), number
+        except Exception as error:  # noqa: BLE001 - the batch that has it raises it again
+            log.debug("a run of batches failed (%s): they are read one by one", first_line(error))
+            error.__traceback__ = None  # whose frames hold the future, which holds the error
+        held, places = {span.number: future for span, future in run.spans}, run.line.places([run.ranges[number]])
+        spans = [(span, held[span.number]) for span in places.spans]
+        return self._gather([run.ranges[number]], places.order, spans), 0
+
+    def _wait(self, future: Future[T]) -> T:
+        if future.done():
+            return future.result()
+        meter, arrivals = self._groups.meter, self._arrivals
+        arrived = 0.0 if arrivals is None else arrivals.waited_seconds
+        meter.waits_since = begun = time.monotonic_ns()
+        try:
+            return future.result() if arrivals is None else arrivals.result(future)
+        finally:
+            meter.waits_since = None
+            meter.add(READ_WAIT, time.monotonic_ns() - begun)
+            if arrivals is not None:
+                meter.add(ARRIVAL_WAIT, int(1e9 * (arrivals.waited_seconds - arrived)))
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -290,7 +342,6 @@ def read_groups(
     order: Order,
     indices: Sequence[int],
     total: int,
-    budget: Budget,
     make: Callable[[Group], T],
 ) -> Generator[tuple[int, T, int]]:
     """Yield (global index, group, which of its batches) for batches of an epoch of ``total``.
@@ -301,110 +352,36 @@ def read_groups(
     """
     if not len(indices):
         return
-    row_bytes = groups.sizes.selected / np.maximum(groups.plan.counts, 1)
-    apart = 1 if order.shuffle or len(indices) < 2 else max(1, indices[1] - indices[0])
-    lanes = order.lanes if order.shuffle else 1
+    budget, lanes = groups.budget, order.lanes if order.shuffle else 1
     begins: dict[int, int] = {}  # the first batch of each lane
     for _, lane, number in batches_by_lane(indices[: order.lanes], lanes, total):
         begins.setdefault(lane, number)
+    apart = 1 if order.shuffle or len(indices) < 2 else max(1, indices[1] - indices[0])
     ahead = 0 if budget.decoding == 1 or budget.parts > 1 else -(-budget.decoding // len(begins))
-
-    def load(line: Line, span: int, first: int) -> Future[AnyHeld]:
-        if arrivals is None:
-            return pool.submit(line.load, groups, span, first, budget.parts)
-        return arrivals.submit(line.number(span), line.load, groups, span, first, budget.parts)
-
-    def gather(ranges: list[tuple[int, int]], order: Ints | None, spans: list[tuple[Span, Future[AnyHeld]]]) -> T:
-        with groups.meter.timed(GATHER):
-            rows, ends = _gathered(groups, order, [(s, future.result()) for s, future in spans if s.high > s.low])
-        return make(Group(rows, ends or np.cumsum([0, *(high - low for low, high in ranges)]).tolist()))
-
-    def submit(window: _Window[T]) -> None:
-        """Send the next batches of a window on their way as one run, as many as are not too large for it."""
-        batches = window.next
-        while True:
-            ranges = [batch.rows for batch in batches]
-            places = window.line.places(ranges)
-            held = [(span.high - span.low, row_bytes[window.line.number(span.number)]) for span in places.spans]
-            row = sum(rows * size for rows, size in held) / max(1, sum(rows for rows, _ in held))
-            most = int(min(budget.run_bytes / max(row, 1), _RUN_ROWS) / (order.batch_size * apart))
-            if len(batches) <= max(1, 2 * most):
-                break
-            batches = batches[: len(batches) // 2]  # these row groups have longer rows than those before
-        window.next = window.next[len(batches) :]
-        if window.next:
-            full.appendleft(window)
-        window.together = max(1, min(2 * window.together, most))
-        spans = window.fetch(places.spans)
-        job = partial(pool.submit_first, partial(gather, ranges, places.order, spans))
-        run = _Run(window.line, len(batches), spans, _after([future for _, future in spans], job))
-        on_way.append(run)
-        for number, batch in enumerate(batches):
-            batch.run, batch.number = run, number
-
-    def one(batch: _Batch[T], run: _Run[T]) -> T:
-        """A batch of a run that failed."""
-        held = {span.number: future for span, future in run.spans}
-        places = run.line.places([batch.rows])
-        return gather([batch.rows], places.order, [(span, held[span.number]) for span in places.spans])
-
-    def placed() -> Iterator[_Batch[T]]:
-        """Each batch of the epoch, added to its window."""
-        windows: dict[int, _Window[T]] = {}
-        coming: dict[int, int] = {}  # the next batch of each lane
-        for index, lane, number in batches_by_lane(indices, lanes, total):
-            window = windows.get(lane)
-            if window is None or number < coming[lane]:  # padding: the epoch begins again
-                if window is not None and window.next:
-                    full.append(window)
-                line = ShuffledLine(order.lane(lane)) if order.shuffle else FileLine(order)
-                window = windows[lane] = _Window(line, load, ahead)
-            coming[lane] = number + 1
-            low = number * order.batch_size
-            batch: _Batch[T] = _Batch(index, (low, min(low + order.batch_size, window.line.rows)))
-            window.next.append(batch)
-            if len(window.next) >= window.together:
-                full.append(window)
-            yield batch
-        full.extend(window for window in windows.values() if window.next)
-
-    def more() -> bool:
-        """Place another batch, or send a run on its way; False at the end of the epoch."""
-        batch = None if full else next(coming, None)
-        if batch is not None:
-            queue.append(batch)
-        elif full:
-            submit(full.popleft())
-        else:
-            return False
-        return True
-
-    queue: deque[_Batch[T]] = deque()
-    full: deque[_Window[T]] = deque()  # those with enough batches for a run
-    on_way: list[_Run[T]] = []
-    coming = placed()
+    coming = batches_by_lane(indices, lanes, total)
+    waiting: list[tuple[int, int, int]] = []  # as they were too large for the last round
+    rounds: deque[list[tuple[int, _Run[T], int]]] = deque()  # a run of each lane
     with (
         _wanting(groups, order, begins, indices, total),
         _threads(budget) as pool,
         arrival_queue(groups.plan.data.arrivals, groups.plan.row_groups, groups.plan.columns_read, pool) as arrivals,
     ):
+        reader = _EpochReader(groups, order, make, apart, ahead, pool, arrivals)
         while True:
-            while len(on_way) < budget.runs * len(begins) and more():
-                pass
-            if not queue:
+            while len(rounds) < budget.runs:
+                wanted = reader.together * len(begins)
+                waiting += islice(coming, max(0, wanted - len(waiting)))
+                if not waiting:
+                    break
+                rounds.append(reader.submit(waiting[:wanted], total))
+                del waiting[: len(rounds[-1])]
+            if not rounds:
                 return
-            batch = queue.popleft()
-            while (run := batch.run) is None:
-                more()
-            group = _result(groups, run.result, arrivals)
-            if group is None:
-                yield batch.index, one(batch, run), 0
-            else:
-                yield batch.index, group, batch.number
-            del group
-            if batch.number == run.batches - 1:
-                run.end()
-                on_way.remove(run)
+            for index, run, number in rounds[0]:
+                yield index, *reader.result(run, number)
+                if number == len(run.ranges) - 1:
+                    run.end()
+            rounds.popleft()
 
 
 @contextmanager
@@ -429,51 +406,6 @@ def _wanting(
     else:
         wanted = row_groups_of_batches(order, [index % total for index in indices])
     return plan.data.arrivals.wanting(without_repeats(plan.row_groups[wanted]), plan.columns_read)
-
-
-def _after(decoded: Sequence[Future[AnyHeld]], submit: Callable[[], Future[T]]) -> Future[T]:
-    """What comes of a job that is submitted as soon as all row groups are decoded, so that no thread waits for them."""
-    result: Future[T] = Future()
-    left, lock, jobs = [len(decoded)], Lock(), [submit]  # taken out, or futures and what waits for them hold each other
-
-    def one_done(future: Future[AnyHeld]) -> None:
-        with lock:
-            left[0] -= 1
-            if not jobs or (left[0] and not future.cancelled()):
-                return
-            job = jobs.pop()
-        if future.cancelled():  # as the epoch ends
-            result.cancel()
-            return
-        try:
-            job().add_done_callback(partial(pass_on, result))
-        except RuntimeError:  # the same
-            result.cancel()
-
-    for future in decoded:
-        future.add_done_callback(one_done)
-    return result
-
-
-def _result(groups: RowGroups, future: Future[T], arrivals: ArrivalQueue | None) -> T | None:
-    """What comes of a run; None if it failed."""
-    meter = groups.meter
-    try:
-        if future.done():
-            return future.result()
-        arrived = 0.0 if arrivals is None else arrivals.waited_seconds
-        meter.waits_since = begun = time.monotonic_ns()
-        try:
-            return future.result() if arrivals is None else arrivals.result(future)
-        finally:
-            meter.waits_since = None
-            meter.add(READ_WAIT, time.monotonic_ns() - begun)
-            if arrivals is not None:
-                meter.add(ARRIVAL_WAIT, int(1e9 * (arrivals.waited_seconds - arrived)))
-    except Exception as error:  # noqa: BLE001 - the batch that has it raises it again
-        log.debug("a run of batches failed (%s): they are read one by one", first_line(error))
-        error.__traceback__ = None  # whose frames hold the future, which holds the error
-        return None
 
 
 def _gathered(

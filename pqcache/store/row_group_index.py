@@ -70,7 +70,7 @@ _DICTIONARIES = 32  # row groups whose dictionaries are looked at before the fil
 NO_UNITS = TimeUnits()
 IndexColumns = dict[str, list[Any]]  # of the row groups of a file, by name
 _NUMBERS = (":bytes", ":uncompressed", ":nulls", ":values", ":decoded", ":most")  # of a column, behind its name
-_ALWAYS = ("bytes", "uncompressed", "codec", "nulls")  # recorded for every column, also if only files without rows have it
+_ALWAYS = ("bytes", "uncompressed", "codec", "nulls")  # of every column, also if only files without rows have it
 _PLACES = ("file", "row_group", "rows")  # columns that each row group that is read needs
 
 

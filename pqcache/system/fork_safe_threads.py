@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -64,6 +64,32 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
     def submit_first(self, fn: Callable[[], T]) -> Future[T]:
         """Run ``fn`` on the next thread that is free, before what `submit` was given and no thread has begun."""
         return self._submit(self._first, fn)
+
+    def submit_after(self, futures: Sequence[Future[Any]], fn: Callable[[], T]) -> Future[T]:
+        """Run ``fn`` as `submit_first` does once all ``futures`` are done, so that no thread waits for them.
+
+        It is cancelled if one of them is, or the pool is shut down before.
+        """
+        result: Future[T] = Future()
+        left, lock, jobs = [len(futures)], threading.Lock(), [fn]  # taken out, or futures and jobs hold each other
+
+        def one_done(future: Future[Any]) -> None:
+            with lock:
+                left[0] -= 1
+                if not jobs or (left[0] and not future.cancelled()):
+                    return
+                job = jobs.pop()
+            try:
+                if not future.cancelled():
+                    self.submit_first(job).add_done_callback(partial(pass_on, result))
+                    return
+            except RuntimeError:  # shut down
+                pass
+            result.cancel()
+
+        for future in futures:
+            future.add_done_callback(one_done)
+        return result
 
     def _submit(self, queue: deque[Job], fn: Callable[[], T]) -> Future[T]:
         job: tuple[Future[T], Callable[[], T]] = Future(), fn
@@ -131,6 +157,18 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
         for thread in _ending():
             if not _exists(thread):
                 _shutdown.pop(thread, None)
+
+
+def pass_on(future: Future[Any], job: Future[Any]) -> None:
+    """Give ``future`` what has become of ``job``."""
+    if job.cancelled():
+        future.cancel()
+    elif future.set_running_or_notify_cancel():
+        error = job.exception()
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(job.result())
 
 
 @contextmanager

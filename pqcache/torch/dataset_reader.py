@@ -16,12 +16,11 @@ import pyarrow as pa
 from pqcache.errors import UsageError
 from pqcache.reader.arrival_stats import arrival_stats
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
-from pqcache.reader.epoch import Epoch, EpochPlans, begin_epoch
+from pqcache.reader.epoch import Epoch, Epochs
 from pqcache.reader.load import release_unused
-from pqcache.reader.memory import Window, check_complete, fit, warn_of_window
+from pqcache.reader.memory import Window
 from pqcache.reader.meter import TENSORS
 from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
-from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass
 from pqcache.reader.packed_plan import pack_plan
@@ -37,7 +36,6 @@ from pqcache.store.arriving.start_run import FillRequest
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.snapshot import Lease
 from pqcache.store.tables.data_files import FileRules
-from pqcache.system.process_stats import cpu_count
 from pqcache.torch.batch import Batch, Position, register
 from pqcache.torch.batch_values import BatchValues, TensorGroup, UnmadeBatch, check_mask
 from pqcache.torch.checkpoint import Place, State, check_options, check_rows_of_state
@@ -95,7 +93,7 @@ class DatasetReader:
         self.meter = new_meter()
         self.failures = FailureLog() if options.transform.skips else None
         self._share_alone = share_alone
-        self._window = None if options.window is None else Window(options.window)
+        self._window: Window | None = None  # of a state that was loaded
         self._release: Callable[[], object] | None = None
         self._open(columns, options.snapshot or getattr(options.rows, "snapshot", "") or None)
         self._masked = masked_columns(self._plan, options.conversion, options.ragged)
@@ -156,7 +154,7 @@ class DatasetReader:
 
     def batches_at(self, epoch: int, of_mix: bool = False) -> int:
         """Return the number of batches (or rows) of an epoch, or of each pass of a mix."""
-        return self._order(self._plans.at(epoch, of_mix).plan, epoch, 1, 1).batches(self.options.drop_last)
+        return self._epochs.order(self._epochs.at(epoch, of_mix).plan, epoch).batches(self.options.drop_last)
 
     def check_nulls(self) -> None:
         """Raise ParquetError before anything is decoded, where the files say that columns without a fill hold nulls."""
@@ -167,7 +165,7 @@ class DatasetReader:
 
         Batches that ``are_sent`` to another process as they are come as `UnmadeBatch`, unless there is a transform.
         """
-        this = self._prepare(share, epoch)
+        this = self._epochs.begin(epoch, share)
         make: Callable[..., Generator[tuple[Position, Any]]] = self._rows
         if self.options.batch_size is not None:
             make = partial(self._batches, sent=are_sent and self.options.transform.function is None)
@@ -188,7 +186,7 @@ class DatasetReader:
 
     def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[BatchOrigin, Batch]]:
         """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
-        this = self._prepare(share, reading.number, of_mix=True)
+        this = self._epochs.begin(reading.number, share, of_mix=True)
         this = replace(this, order=reading.order_of(this.order))
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
         streams = reading.lanes * 0 if reading.readers is None else reading.readers
@@ -209,20 +207,20 @@ class DatasetReader:
     def place_of(self, epoch: int, index: int, lanes: int, ranks: int, of_mix: bool = False) -> Position:
         """Return the position of a batch of an epoch that is read on so many lanes and ranks; UsageError without it."""
         index = checked_index(index, self.batches_at(epoch, of_mix))
-        window, piece_rows = self.window(lanes, ranks)
+        window, piece_rows = self._epochs.window(lanes, ranks)
         return Position(epoch=epoch, index=index, lanes=lanes, window=window, piece=piece_rows)
 
     def rows_at(self, position: Position, reading: DatasetPass | None = None) -> RowPlaces:
         """Return the rows of the batch at a position; with ``reading`` it is one of a pass of a mix."""
-        plan = self._plans.at(position.epoch, reading is not None).plan.split(position.piece)
-        order = self._order(plan, position.epoch, position.lanes, position.window)
+        plan = self._epochs.at(position.epoch, reading is not None).plan.split(position.piece)
+        order = self._epochs.order(plan, position.epoch, position.lanes, position.window)
         if reading is not None:
             return rows_of_batch(plan, reading.order_of(order), position.index)
         return rows_of_batch(plan, order, position.index % order.batches(self.options.drop_last))
 
     def state(self, place: Place, ranks: int, worker: list[int] | None = None) -> State:
         """Return the state of a training that goes on at a place; a mix keeps its own."""
-        window, piece_rows = self.window(place.lanes, ranks)
+        window, piece_rows = self._epochs.window(place.lanes, ranks)
         return State(
             snapshot=self._content,
             row_groups=self._row_groups_at(place.epoch),
@@ -244,7 +242,8 @@ class DatasetReader:
         snapshot = None if state.snapshot == self._content else self._snapshot_in(state)
         options = {name: getattr(self.options, name) for name in ("seed", "batch_size", "shuffle")}
         options["columns"] = list(self._plan.columns)
-        options["window"] = state.window if self._window is None else self._window.row_groups
+        set_window = self._epochs.set_window
+        options["window"] = state.window if set_window is None else set_window.row_groups
         check_options(state, options, "dataset")
         before = self.__dict__.copy()
         try:
@@ -261,7 +260,7 @@ class DatasetReader:
             raise
         if before["_release"] is not None and snapshot is not None:
             before["_release"]()
-        self._window = Window(state.window, state.piece)
+        self._window = self._epochs.set_window = Window(state.window, state.piece)
 
     def _snapshot_in(self, state: State) -> str:
         """Return the name of the snapshot here that a state belongs to."""
@@ -278,26 +277,6 @@ class DatasetReader:
                 "make it with the state's snapshot, or without snapshot= and rows=, to go on; or leave the state out",
             )
         return state.snapshot if self.nodes is None else snapshot_of(self._data.cache, state.snapshot)
-
-    def _prepare(self, share: EpochShare, epoch: int, of_mix: bool = False) -> Epoch:
-        window = self.window(share.lanes, share.ranks)
-        groups, options = self._plans.at(epoch, of_mix), self.options
-        processes = share.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        lanes, memory = share.worker_lanes, options.memory / share.workers
-        if options.shuffle and options.window is not None and share.worker == 0:
-            warn_of_window(groups.sizes, window.row_groups, int(memory), lanes, options.path)
-        return begin_epoch(
-            groups,
-            window,
-            epoch=epoch,
-            seed=options.seed,
-            shuffle=options.shuffle,
-            batch_size=options.batch_size or 1,
-            lanes=share.lanes,
-            own_lanes=lanes,
-            memory=memory,
-            threads=max(1, cpu_count() // processes),
-        )
 
     def _batches(self, this: Epoch, indices: Sequence[int], total: int, sent: bool) -> Generator[tuple[Position, Any]]:
         for position, group, number in self._groups(this, indices, total):
@@ -331,33 +310,9 @@ class DatasetReader:
         dataset = f"{self.options.path} ({self._data.snapshot})"
         return BatchOrigin(dataset, this.plan, this.order, self.options.batch_size is not None)
 
-    def _order(self, plan: ReadPlan, epoch: int, lanes: int, window: int) -> Order:
-        return Order(
-            counts=plan.counts,
-            batch_size=self.options.batch_size or 1,
-            lanes=lanes,
-            window=window,
-            seed=self.options.seed,
-            epoch=epoch,
-            shuffle=self.options.shuffle,
-        )
-
     def window(self, lanes: int, ranks: int) -> Window:
-        """Return how many row groups are mixed at a time, of which size, on so many lanes and ranks."""
-        if self._window is not None:
-            return self._window
-        of_rank = -(-lanes // ranks) if self.options.shuffle else 1
-        if (of_rank, lanes) not in self._fitted:
-            loader, memory, path = self._plans.first, self.options.memory, self.options.path
-            if self.options.pack is not None:
-                sizes = (self.nodes or loader).sizes
-                check_complete(sizes, memory, of_rank, self.options.shuffle, path)
-            if self.nodes is None:
-                found = loader.fit(memory, of_rank, self.options.shuffle, path, lanes)
-            else:
-                found = fit(self.nodes.sizes, memory, of_rank, self.options.shuffle, path, all_lanes=lanes)
-            self._fitted[of_rank, lanes] = found
-        return self._fitted[of_rank, lanes]
+        """How many row groups are mixed at a time, of which size, on so many lanes and ranks."""
+        return self._epochs.window(lanes, ranks)
 
     @property
     def _content(self) -> str:
@@ -370,7 +325,9 @@ class DatasetReader:
 
     def _gather_shares(self) -> None:
         if self.nodes is not None or not self._share_alone:
-            self.nodes = gather_shares(self._data, self._plans.first)
+            self.nodes = gather_shares(self._data, self._epochs.first)
+        if self.nodes is not None:
+            self._epochs.sizes = self.nodes.sizes
         if self.nodes is not None and self._plan.weights is not None:
             raise UsageError("weights", "nodes that each hold a share have epochs of one length", "leave them out")
 
@@ -406,12 +363,22 @@ class DatasetReader:
             plan = plan.with_dense_lists((*options.ragged, *filled, *(pack.columns if pack else ())))
         plan = replace(plan, fill=fills_when_decoded(options.conversion, plan.kinds))
         self._plan = plan if pack is None else pack_plan(plan, pack, self._counts)
-        self._plans = EpochPlans(self._plan, options.seed, self.meter)
-        self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all
+        self._epochs = Epochs(
+            self._plan,
+            self.meter,
+            path=options.path,
+            seed=options.seed,
+            shuffle=options.shuffle,
+            batch_size=options.batch_size,
+            memory=options.memory,
+            window=options.window,
+        )
+        self._epochs.set_window = self._window or self._epochs.set_window
+        self._epochs.sizes = None if self.nodes is None else self.nodes.sizes
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
-        del kept["_plan"], kept["_plans"], kept["_release"], kept["_fitted"]
+        del kept["_plan"], kept["_epochs"], kept["_release"]
         kept["_columns"] = self._plan.columns
         data = self._data
         if data.identities is None:  # a snapshot: opened again, and leased, where it is unpickled

@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.reader.load import RowGroups
+from pqcache.reader.memory import Budget
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.window import Budget, Group, read_groups
+from pqcache.reader.window import Group, read_groups
 
 TWO_THREADS = Budget(threads=2, decoding=2)
 
@@ -107,7 +108,7 @@ def read(
     """Yield (global index, record batch) of an epoch, each batch validated."""
     if share is None:
         share = EpochShare(total=order.batches(), lanes=order.lanes)
-    for index, found, number in read_groups(groups, order, share.indices(), share.total, budget, Group.batches):
+    for index, found, number in read_groups(groups.within(budget), order, share.indices(), share.total, Group.batches):
         batch = found[number]
         batch.validate(full=True)
         yield index, batch

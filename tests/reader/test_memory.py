@@ -17,21 +17,11 @@ from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
 from pqcache.parquet.decoded_size import StoredRowGroup, count_decoded, decoded_size
-from pqcache.reader.memory import (
-    RowGroupSizes,
-    Window,
-    check_decoded,
-    decoding_ahead,
-    decoding_in_file_order,
-    fit,
-    largest_window,
-    most_decoded,
-    warn_of_window,
-)
+from pqcache.reader.load import RowGroups
+from pqcache.reader.memory import Budget, RowGroupSizes, Window, fit, has_pages, largest_window, warn_of_window
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.record_batches import read_record_batches
-from pqcache.reader.window import Budget
 from tests.examples import examples
 from tests.old_writers import without_sizes
 from tests.reader.reading import groups_of, read, write
@@ -40,6 +30,16 @@ from tests.reader.reading import groups_of, read, write
 def sizes_of(*sizes: int) -> RowGroupSizes:
     each = np.array(sizes, np.int64)
     return RowGroupSizes(each, each, each)
+
+
+def budget_of(
+    memory: int, sizes: RowGroupSizes, lanes: int = 1, all_lanes: int = 1, threads: int = 2, shuffle: bool = True
+) -> Budget:
+    return Budget.within(memory, sizes, 16, lanes=lanes, all_lanes=all_lanes, threads=threads, shuffle=shuffle)
+
+
+def fit_of(groups: RowGroups, memory: int) -> Window:
+    return fit(groups.sizes, memory, 1, True, "shop", has_pages(groups.plan), 1)
 
 
 def test_the_window_follows_memory() -> None:
@@ -62,7 +62,8 @@ def test_the_window_follows_memory() -> None:
 
 def test_memory_limits_what_is_decoded_at_once() -> None:
     def decoding(memory: int, all_lanes: int = 1, row_groups: int = 100) -> int:
-        return decoding_ahead(sizes_of(*[10 << 20] * row_groups), memory << 20, 1, all_lanes, window=16, threads=8)
+        sizes = sizes_of(*[10 << 20] * row_groups)
+        return budget_of(memory << 20, sizes, all_lanes=all_lanes, threads=8).decoding
 
     # a window of 16 holds 9 row groups, one is ahead and one comes; who decodes one has it twice
     assert [decoding(memory) for memory in (100, 130, 149, 150, 170, 1000)] == [1, 1, 1, 2, 3, 8]
@@ -74,7 +75,7 @@ def test_rows_are_held_in_parts_where_memory_does_not_hold_the_row_groups() -> N
     def budget(memory: int, lanes: int = 1, row_groups: int = 100, selected: int = 10) -> Budget:
         decoded = np.full(row_groups, 10 << 20)
         sizes = RowGroupSizes(np.full(row_groups, selected << 20), decoded, decoded)
-        return Budget.within(sizes, memory << 20, lanes, lanes, 16, decoding=1, threads=2)
+        return budget_of(memory << 20, sizes, lanes=lanes, all_lanes=lanes, threads=1)
 
     # 16 row groups, twice the one that a lane reads and the one that is decoded, and what is gathered
     assert [budget(memory).parts for memory in (100, 266, 267, 4096)] == [8, 8, 1, 1]
@@ -84,7 +85,7 @@ def test_rows_are_held_in_parts_where_memory_does_not_hold_the_row_groups() -> N
     assert [budget(memory).run_bytes >> 10 for memory in (10, 192, 384, 4096)] == [1024, 2048, 16384, 32768]
     assert [budget(memory).runs for memory in (266, 267)] == [2, 3], "fewer, and shorter ones"
     assert budget(192, lanes=2).run_bytes == 1 << 20
-    assert Budget.within(sizes_of(), 1, 1, 1, 16, decoding=1, threads=2) == Budget()
+    assert budget_of(1, sizes_of()) == Budget()
 
 
 PAGES = {"max_rows_per_page": 500, "write_page_index": True}
@@ -96,12 +97,12 @@ def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, capl
     groups = groups_of(tmp_path)
     memory = int(groups.sizes.selected.max()) * 3
     with caplog.at_level(logging.DEBUG, "pqcache.reader"):
-        window = groups.fit(memory, 1, True, "shop", 1)
+        window = fit_of(groups, memory)
     assert window == Window(4, piece_rows=3_000)
     assert "shop: row groups are read in 3 pieces: a row group takes" in caplog.text
-    assert groups.fit(memory * 100, 1, True, "shop", 1) == Window(16)
+    assert fit_of(groups, memory * 100) == Window(16)
     with pytest.raises(UsageError, match=r"shop: a row group takes .* too much .*give memory="):
-        groups.fit(memory // 1000, 1, True, "shop", 1)
+        fit_of(groups, memory // 1000)
     pieces = groups.of(groups.plan.split(window.piece_rows))
     assert pieces.plan.counts.tolist() == [3_000, 3_000, 3_000, 3_000, 3_000, 3_000, 2_000]
     assert largest_window(pieces.sizes, memory, 1) >= 1
@@ -164,8 +165,8 @@ def test_reading_in_file_order_keeps_to_memory(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"shop: a row group takes 30 MB decoded, .*give memory='90\.9 MB'"):
         fit(sizes_of(30 << 20), 1 << 20, 1, False, "shop")
     assert fit(sizes_of(), 1, 1, False) == Window(1)
-    threads = [decoding_in_file_order(sizes, memory << 20, 8) for memory in (1, 90, 120, 150, 10_000)]
-    assert threads == [1, 1, 2, 3, 8]
+    budgets = [budget_of(memory << 20, sizes, threads=8, shuffle=False) for memory in (1, 90, 120, 150, 10_000)]
+    assert [budget.decoding for budget in budgets] == [1, 1, 2, 3, 8]
     table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
     write(tmp_path, {"a.parquet": table}, 20_000, **PAGES)
     memory = int(groups_of(tmp_path).sizes.selected.max())
@@ -281,11 +282,11 @@ def test_a_row_group_that_was_not_looked_at_is_refused_before_it_is_decoded(tmp_
 
 def test_the_advice_of_a_refusal_is_enough() -> None:
     sizes = sizes_of(1 << 20)
-    most = most_decoded(sizes, 64 << 20, 2)
-    check_decoded(4 << 20, most, "a.parquet", 0)
+    budget = budget_of(64 << 20, sizes, lanes=2, all_lanes=2)
+    budget.check(4 << 20, "a.parquet", 0)
     with pytest.raises(UsageError, match=r"a\.parquet: row group 3 takes 5 MB .*memory='80\.8 MB'"):
-        check_decoded(5 << 20, most, "a.parquet", 3)
-    check_decoded(5 << 20, most_decoded(sizes, 81 << 20, 2), "a.parquet", 3)
+        budget.check(5 << 20, "a.parquet", 3)
+    budget_of(81 << 20, sizes, lanes=2, all_lanes=2).check(5 << 20, "a.parquet", 3)
 
 
 def test_a_window_that_is_set_warns_where_it_takes_more_than_memory() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from pqcache.errors import SourceChanged
 from pqcache.reader.arriving.arrivals import IDLE, POLL, Arrivals, Ints, Patience
-from pqcache.system.fork_safe_threads import ForkSafeThreadPool
+from pqcache.system.fork_safe_threads import ForkSafeThreadPool, pass_on
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -120,18 +120,6 @@ class ArrivalQueue:
         for waiting in failed:
             with suppress(InvalidStateError):  # it was cancelled
                 waiting.future.set_exception(error)
-
-
-def pass_on(future: Future[Any], job: Future[Any]) -> None:
-    """Give ``future`` what has become of ``job``."""
-    if job.cancelled():
-        future.cancel()
-    elif future.set_running_or_notify_cancel():
-        error = job.exception()
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(job.result())
 
 
 @contextmanager

@@ -28,10 +28,9 @@ from torch.utils.data import DataLoader
 import pqcache
 from pqcache.errors import CacheError, ParquetError, UsageError
 from pqcache.filters.sql import parse_where
-from pqcache.reader.decoded_sizes import sizes_of
 from pqcache.reader.files import Files, RowGroup
 from pqcache.reader.load import Held, RowGroups
-from pqcache.reader.memory import Window, decoding_ahead
+from pqcache.reader.memory import Budget, Window, fit, has_pages, sizes_of
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
@@ -656,6 +655,10 @@ def test_dates_are_compared_with_days_only(tmp_path: Path) -> None:
         ParquetDataset(tmp_path, filters=[("day", "<", dt.datetime(2026, 11, 2, 5))])
 
 
+def window_of(groups: RowGroups, memory: int) -> Window:
+    return fit(groups.sizes, memory, 1, True, "shop", has_pages(groups.plan), 1)
+
+
 def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
     rows = 40_000
     table = pa.table({"id": pa.array(range(rows), pa.int64()), "label": [f"{i % 100:02}" * 20 for i in range(rows)]})
@@ -668,12 +671,13 @@ def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
     assert every.decoded.tolist() == every.selected.tolist() == [160_000, 160_000]
     largest = int(few.sizes.decoded.max())
     assert all(size > 160_000 + 40 * 20_000 for size in few.sizes.decoded)
-    assert few.fit(5 * largest, 1, True, "shop", 1) == Window(16)  # the selected rows are few
-    assert decoding_ahead(few.sizes, 5 * largest, lanes=1, all_lanes=1, window=16, threads=8) == 1
+    assert window_of(few, 5 * largest) == Window(16)  # the selected rows are few
+    budget = Budget.within(5 * largest, few.sizes, 16, lanes=1, all_lanes=1, threads=8, shuffle=True)
+    assert budget.decoding == 1
     with pytest.warns(UserWarning, match="one is read at a time"):
-        assert few.fit(3 * largest, 1, True, "shop", 1) == Window(1)
+        assert window_of(few, 3 * largest) == Window(1)
     with pytest.raises(UsageError, match=r"shop: a row group takes .* too much"):
-        few.fit(2 * largest - 1, 1, True, "shop", 1)
+        window_of(few, 2 * largest - 1)
 
 
 def test_few_rows_do_not_keep_their_row_group_in_memory(tmp_path: Path) -> None:

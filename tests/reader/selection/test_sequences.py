@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import ParquetError, UsageError
-from pqcache.reader.decoded_sizes import sizes_of
+from pqcache.reader.memory import sizes_of
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.torch import Mix, ParquetDataset, Sequence
