@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
@@ -29,51 +29,25 @@ from pqcache.store.cache_directory import advice_for_file
 
 log = logging.getLogger("pqcache.reader")
 
-AnyHeld = Union["Held", HeldSequences]
+AnyHeld = Union["Held", "HeldPlaces", HeldSequences]
 
 
 class Held:
     """Rows of a row group in the order in which a lane takes them, from row ``first`` on.
 
-    They are in ``parts`` of some rows each, which end at ``ends`` and have memory of their own. Or all columns are in
-    one part, and ``places`` are the values of each row, or of each group of rows; None where row i has value i.
-    ``steps`` are those that each column has of a group that is a sequence.
+    They are in ``parts`` of some rows each, which end at ``ends`` and have memory of their own.
     """
 
-    def __init__(
-        self,
-        file: int,
-        parts: Sequence[Sequence[Column]],
-        ends: Sequence[int],
-        first: int = 0,
-        places: Positions | None = None,
-        steps: Sequence[Sequence[int]] = (),
-    ) -> None:
+    def __init__(self, file: int, parts: Sequence[Sequence[Column]], ends: Sequence[int], first: int = 0) -> None:
         self.file = file
         self._parts: list[Sequence[Column] | None] = list(parts)
         self._ends = [first, *(first + end for end in ends)]
-        self._places, self._steps = places, steps
 
     def slices(self, low: int, high: int) -> list[list[Column]]:
         """The columns of rows ``low`` up to ``high``, some rows at a time."""
-        if self._places is None:
-            bounds = zip(self._parts, self._ends[:-1], self._ends[1:], strict=True)
-            found = [(part, max(low, begin) - begin, min(high, end) - begin) for part, begin, end in bounds]
-            return [[column.slice(a, b) for column in part] for part, a, b in found if part is not None and a < b]
-        columns, places = self._parts[0], self._places[low - self._ends[0] : high - self._ends[0]]
-        assert columns is not None
-        values = places.each
-        if not self._steps:
-            return [[column.take(values) for column in columns]]
-        values = values.reshape(len(places), -1)
-        return [[column.with_steps(values[:, list(steps)]) for column, steps in zip(columns, self._steps, strict=True)]]
-
-    def lengths(self, low: int, high: int) -> Ints:
-        """How many rows groups ``low`` up to ``high`` have."""
-        assert self._places is not None
-        lengths = self._places.lengths
-        assert lengths is not None
-        return lengths[low - self._ends[0] : high - self._ends[0]]
+        bounds = zip(self._parts, self._ends[:-1], self._ends[1:], strict=True)
+        found = [(part, max(low, begin) - begin, min(high, end) - begin) for part, begin, end in bounds]
+        return [[column.slice(a, b) for column in part] for part, a, b in found if part is not None and a < b]
 
     def drop(self, row: int) -> None:
         """Let go of parts before a row, which nobody asks for any more."""
@@ -81,12 +55,41 @@ class Held:
             if end <= row:
                 self._parts[number] = None
 
-    def all(self, names: Iterable[str]) -> dict[str, Column]:
-        """All rows, by the names of the columns."""
-        (columns,) = self._parts
-        assert columns is not None
-        found = columns if self._places is None else [column.take(self._places.each) for column in columns]
-        return dict(zip(names, found, strict=True))
+
+class HeldPlaces:
+    """Rows of a row group that come more than once, in sequences or in batches by tokens.
+
+    Item i, in the order in which a lane takes them, is at position ``places[i - first]`` of ``columns``, or at some
+    positions: those of a sequence, of which each column has its ``steps``, or those of a batch.
+    """
+
+    def __init__(
+        self,
+        file: int,
+        columns: Sequence[Column],
+        places: Positions,
+        first: int = 0,
+        steps: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self.file = file
+        self._columns, self._places, self._first, self._steps = columns, places, first, steps
+
+    def _at(self, low: int, high: int) -> Positions:
+        return self._places[low - self._first : high - self._first]
+
+    def slices(self, low: int, high: int) -> list[list[Column]]:
+        """The columns of items ``low`` up to ``high``."""
+        places = self._at(low, high)
+        if not self._steps:
+            return [[column.take(places.each) for column in self._columns]]
+        rows, steps = places.each.reshape(len(places), -1), map(list, self._steps)
+        return [[column.with_steps(rows[:, of]) for column, of in zip(self._columns, steps, strict=True)]]
+
+    def lengths(self, low: int, high: int) -> Ints:
+        """How many rows batches ``low`` up to ``high`` have."""
+        lengths = self._at(low, high).lengths
+        assert lengths is not None
+        return lengths
 
 
 class RowGroups:
@@ -175,41 +178,36 @@ class RowGroups:
     def _group(self, number: int) -> RowGroup:
         return self.files.group(int(self.plan.row_groups[number]))
 
-    def _load_packed(self, number: int, low: int, high: int, order: Ints | None, first: int) -> AnyHeld:
-        packs, group = self.plan.packs, self._group(number)
-        assert packs is not None
-        columns = self._load(number, 0, int(self.plan.selection.counts[number])).all(self.kinds)
-        lengths, items = tokens_of(packs.spec, columns, group.path)
-        wanted = np.arange(low, high) if order is None else low + order[first:]
-        if self.plan.pack is not None:
-            pieces = packs.pieces(number, lengths, group.number, group.path)
-            return HeldSequences(group.file, self.plan.pack, items, pieces, wanted, first)
-        batches = packs.batches(number, lengths, group.number, group.path)
-        return Held(group.file, [list(columns.values())], [len(wanted)], first, batches[wanted])
+    def all_rows(self, number: int) -> tuple[RowGroup, dict[str, Column]]:
+        """All rows that the selection has of row group ``number``, by column."""
+        group, columns, wanted = self._read(number, 0, int(self.plan.selection.counts[number]))
+        taken = columns if wanted is None else [column.take(wanted.rows) for column in columns]
+        return group, dict(zip(self.kinds, taken, strict=True))
 
-    def _load(
-        self, number: int, low: int, high: int, order: Ints | None = None, first: int = 0, cuts: Sequence[int] = ()
-    ) -> Held:
-        plan, group = self.plan, self._group(number)
-        begin = 0 if plan.piece_starts is None else int(plan.piece_starts[number])
-        low, high = begin + low, begin + high
-        with self.files.reading(group, [*self.kinds, *plan.selection.columns]) as file:
-            self._check_size(number, group, file)
-            wanted = self._chosen(group, number)
-            if wanted is not None:
-                wanted = wanted[low:high]
-                low, high = (int(wanted.rows.min()), int(wanted.rows.max()) + 1) if len(wanted) else (0, 0)
-                wanted = replace(wanted, rows=wanted.rows - low)
-            columns = self._columns(group, file, low, high)
-        rows = high - low
+    def _load_packed(self, number: int, low: int, high: int, order: Ints | None, first: int) -> AnyHeld:
+        plan, packs = self.plan, self.plan.packs
+        assert packs is not None
+        group, documents = self.all_rows(number)
+        lengths, items = tokens_of(packs.spec, documents, group.path)
+        sequences = np.arange(low, high) if order is None else low + order[first:]
+        if plan.pack is not None:
+            pieces = packs.pieces(number, lengths, group.number, group.path)
+            return HeldSequences(group.file, plan.pack, items, pieces, sequences, first)
+        batches = packs.batches(number, lengths, group.number, group.path)
+        return HeldPlaces(group.file, list(documents.values()), batches[sequences], first)
+
+    def _load(self, number: int, low: int, high: int, order: Ints | None, first: int, cuts: Sequence[int]) -> AnyHeld:
+        plan = self.plan
+        group, columns, wanted = self._read(number, low, high)
+        rows = len(columns[0]) if columns else high - low
         if order is not None:
             order = order[first:]
             wanted = Positions(order) if wanted is None else wanted[order]
         if wanted is None:
             return Held(group.file, [[column.packed() for column in columns] if plan.piece_rows else columns], [rows])
-        if len(wanted) > rows or plan.sequence is not None:  # values come more than once
+        if len(wanted) > rows or plan.sequence is not None:
             steps = [] if plan.sequence is None else [plan.sequence.steps(name) for name in self.kinds]
-            return Held(group.file, [columns], [len(wanted)], first, wanted, steps)
+            return HeldPlaces(group.file, columns, wanted, first, steps)
         ends = [*(cut - first for cut in cuts if cut > first), len(wanted)]
         # else views keep what they do not need in memory
         packed = len(ends) > 1 or bool(plan.piece_rows) or 2 * len(wanted) < rows
@@ -220,6 +218,20 @@ class RowGroups:
                 taken = column.take(wanted.rows[begin:end])
                 part.append(taken.packed() if packed else taken)
         return Held(group.file, parts, ends, first)
+
+    def _read(self, number: int, low: int, high: int) -> tuple[RowGroup, list[Column], Positions | None]:
+        """Decode what rows ``low`` up to ``high`` of those that are chosen need, and say where they lie in that."""
+        plan, group = self.plan, self._group(number)
+        begin = 0 if plan.piece_starts is None else int(plan.piece_starts[number])
+        low, high = begin + low, begin + high
+        with self.files.reading(group, [*self.kinds, *plan.selection.columns]) as file:
+            self._check_size(number, group, file)
+            wanted = self._chosen(group, number)
+            if wanted is not None:
+                wanted = wanted[low:high]
+                low, high = (int(wanted.rows.min()), int(wanted.rows.max()) + 1) if len(wanted) else (0, 0)
+                wanted = replace(wanted, rows=wanted.rows - low)
+            return group, self._columns(group, file, low, high), wanted
 
     def _chosen(self, group: RowGroup, number: int) -> Positions | None:
         """Positions to read from a row group, in groups if they make sequences; None for all rows."""

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.errors import UsageError
-from pqcache.reader.load import Held, RowGroups
+from pqcache.reader.load import RowGroups
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.documents import check_columns, items_of
 from pqcache.reader.packing.pack import Pack
@@ -50,10 +50,8 @@ def document_lengths(plan: ReadPlan, column: str) -> Callable[[int], Ints]:
     groups = RowGroups(replace(plan, columns=(column,), packs=None))
 
     def read(number: int) -> Ints:
-        found = groups.load(number, 0, int(plan.selection.counts[number]))
-        assert isinstance(found, Held)
-        path = plan.data.root / plan.data.index.paths[found.file]
-        return items_of(found.all([column])[column], column, path)[0]
+        group, columns = plan.data.while_moving(partial(groups.all_rows, number))
+        return items_of(columns[column], column, group.path)[0]
 
     return read
 

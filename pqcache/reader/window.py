@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from pqcache.errors import UsageError, first_line
 from pqcache.reader.arriving.arrival_queue import ArrivalQueue, arrival_queue
 from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes, without_repeats
-from pqcache.reader.load import AnyHeld, Held, RowGroups
+from pqcache.reader.load import AnyHeld, Held, HeldPlaces, RowGroups
 from pqcache.reader.memory import Budget
 from pqcache.reader.meter import ARRIVAL_WAIT, GATHER, READ_WAIT
 from pqcache.reader.order.epoch_order import Ints, Lane, Order
@@ -417,7 +417,7 @@ def _gathered(
         parts = [part for span, held in spans for part in held.slices(span.low, span.high)]
     sizes = [span.high - span.low for span, _ in spans]
     if plan.packs is not None and plan.pack is None:
-        batches = [held.lengths(span.low, span.high) for span, held in spans if isinstance(held, Held)]
+        batches = [held.lengths(span.low, span.high) for span, held in spans if isinstance(held, HeldPlaces)]
         lengths, sizes = np.concatenate(batches), [int(counts.sum()) for counts in batches]
         begins = np.cumsum(lengths) - lengths
         if order is not None:
