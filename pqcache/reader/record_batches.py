@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.reader.processes import MIXING, check_alike, of_this_process
-from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.window import SMALLER, Group
 from pqcache.store.selected_rows import SelectedRows
@@ -77,7 +76,7 @@ def read_record_batches(
     snapshot = options.snapshot or getattr(options.rows, "snapshot", "") or None
     data, lease = open_local_dataset(path, snapshot, rules, options.fill)
     try:
-        opened = _open_epoch(path, data, options, Meter())
+        epoch, share = _open_epoch(path, data, options, Meter())
     except BaseException:
         if lease is not None:
             lease.close()
@@ -86,13 +85,13 @@ def read_record_batches(
     def read() -> Generator[pa.RecordBatch]:
         try:
             if options.compares:
-                check_alike(opened.compared(data, options), _PATIENCE)
-            with lease or nullcontext(), closing(opened.record_batches()) as found:
+                check_alike(_compared(epoch, data, options), _PATIENCE)
+            with lease or nullcontext(), closing(_record_batches(epoch, share)) as found:
                 yield from found
         finally:
             release_unused()  # also where the reader stops half way
 
-    found = RecordBatches(of_this_process(read(), "Cache.batches"), opened.epoch, options)
+    found = RecordBatches(of_this_process(read(), "Cache.batches"), epoch, options)
     if lease is not None:
         weakref.finalize(found, lease.close)  # where nobody begins to iterate
     return found
@@ -111,44 +110,37 @@ def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequenc
         return RowGroups(make_read_plan(data, columns)).schema.empty_table()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Opened:
-    """An epoch, and what of it is read here."""
+def _compared(epoch: Epoch, data: LocalDataset, options: BatchOptions) -> dict[str, tuple[Any, Any]]:
+    """What all ranks have to begin alike; see `check_alike`."""
+    order = epoch.order
+    found = {
+        "row_groups": epoch.plan.fingerprint,
+        "batch_size": order.batch_size,
+        "lanes": order.lanes,
+        "window": order.window,
+        "piece": epoch.plan.piece_rows,
+        "seed": order.seed,
+        "epoch": order.epoch,
+        "shuffle": order.shuffle,
+        "start": options.start,
+        "drop_last": options.drop_last,
+    }
+    alike = {name: (value, value) for name, value in found.items() if order.shuffle or name not in MIXING}
+    return {"snapshot": (data.content, data.snapshot), **alike}
 
-    epoch: Epoch
-    share: EpochShare
 
-    def compared(self, data: LocalDataset, options: BatchOptions) -> dict[str, tuple[Any, Any]]:
-        """What all ranks have to begin alike; see `check_alike`."""
-        plan, order = self.epoch.plan, self.epoch.order
-        found = {
-            "row_groups": plan.fingerprint,
-            "batch_size": order.batch_size,
-            "lanes": order.lanes,
-            "window": order.window,
-            "piece": plan.piece_rows,
-            "seed": order.seed,
-            "epoch": order.epoch,
-            "shuffle": order.shuffle,
-            "start": options.start,
-            "drop_last": options.drop_last,
-        }
-        alike = {name: (value, value) for name, value in found.items() if order.shuffle or name not in MIXING}
-        return {"snapshot": (data.content, data.snapshot), **alike}
+def _record_batches(epoch: Epoch, share: EpochShare) -> Generator[pa.RecordBatch]:
+    meter, schema = epoch.groups.meter, epoch.groups.schema
 
-    def record_batches(self) -> Generator[pa.RecordBatch]:
-        meter = self.epoch.groups.meter
-        schema = self.epoch.groups.schema
+    def make(group: Group) -> list[pa.RecordBatch]:
+        found = group.batches()
+        return found if group.rows.schema.equals(schema) else [_with_schema(batch, schema) for batch in found]
 
-        def make(group: Group) -> list[pa.RecordBatch]:
-            found = group.batches()
-            return found if group.rows.schema.equals(schema) else [_with_schema(batch, schema) for batch in found]
-
-        with closing(self.epoch.read(self.share.indices(), self.share.total, make)) as found:
-            for _, batches, number in found:
-                batch = batches[number]
-                meter.made(1, batch.num_rows, batch.nbytes)
-                yield batch
+    with closing(epoch.read(share.indices(), share.total, make)) as found:
+        for _, batches, number in found:
+            batch = batches[number]
+            meter.made(1, batch.num_rows, batch.nbytes)
+            yield batch
 
 
 def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -163,18 +155,16 @@ def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _plan_of(data: LocalDataset, options: BatchOptions) -> ReadPlan:
+def _open_epoch(
+    path: str | os.PathLike[str], data: LocalDataset, options: BatchOptions, meter: Meter
+) -> tuple[Epoch, EpochShare]:
     columns, pack = options.columns, options.pack
     if columns is None and isinstance(pack, Pack):
         columns = pack.columns
     plan = make_read_plan(
         data, columns, options.filters, options.rows, sequence=options.sequence, choice=options.choice
     )
-    return plan if pack is None else pack_plan(plan, pack)
-
-
-def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: BatchOptions, meter: Meter) -> _Opened:
-    plan = _plan_of(data, options)
+    plan = plan if pack is None else pack_plan(plan, pack)
     is_lookup = options.rows is not None and not options.shuffle
     epochs = Epochs(
         plan,
@@ -182,7 +172,7 @@ def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: Batch
         path=path,
         seed=options.seed,
         shuffle=options.shuffle,
-        batch_size=1 if isinstance(options.pack, TokenBatches) else options.batch_size,
+        batch_size=1 if isinstance(pack, TokenBatches) else options.batch_size,
         memory=None if is_lookup else options.memory,
         window=options.window if options.shuffle else None,
     )
@@ -198,4 +188,4 @@ def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: Batch
         drop_last=options.drop_last,
         shuffled=options.shuffle,
     )
-    return _Opened(epoch=epochs.begin(options.epoch, share), share=share)
+    return epochs.begin(options.epoch, share), share
