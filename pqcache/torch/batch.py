@@ -5,28 +5,30 @@ from __future__ import annotations
 import copy
 import secrets
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.meter import NO_METER, RECEIVE, SEND, Meter
-from pqcache.torch.batch_groups import BatchGroup
-from pqcache.torch.batch_values import TensorGroup, UnmadeBatch
-from pqcache.torch.ragged import pin_tensors, to_device
+from pqcache.reader.order.epoch_order import Ints
+from pqcache.torch.ragged import Ragged, concatenated, copy_of, pin_tensors, to_device
 from pqcache.torch.transport import Message, message_of, value_of
+
+CU_SEQLENS = "cu_seqlens"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
     """Where in the training a batch belongs; ``index`` is global in the epoch; ``source`` a dataset of a Mix.
 
-    ``dataset`` is the number of the dataset that knows its rows; see `register`. ``piece`` is 0, or the rows of the
-    pieces in which row groups are read.
+    ``dataset`` is the number of the dataset that knows its rows; see ``batch_origins``. ``piece`` is 0, or the rows of
+    the pieces in which row groups are read.
     ``parts`` are the datasets of a batch that has rows of several, with their numbers of rows.
     """
 
@@ -132,7 +134,7 @@ def register(dataset: RowsAt, token: int = 0) -> int:
     return token
 
 
-def _meter_of(position: Position) -> Meter:
+def meter_of(position: Position) -> Meter:
     """Return what counts for the dataset of the batch at a `Position`; nothing does where it is not known any more."""
     dataset = _known.get(position.dataset)
     return NO_METER if dataset is None else dataset.meter
@@ -150,46 +152,122 @@ def _rows_at(position: Position) -> RowPlaces:
     return dataset.rows_at(position)
 
 
-def _reduce(batch: Batch) -> tuple[Any, ...]:
+def _sent(batch: Batch) -> tuple[Any, ...]:
     """How multiprocessing pickles a batch."""
-    with _meter_of(batch.position).timed(SEND):
-        return _opened, (message_of(dict(batch)), batch.position)
+    with meter_of(batch.position).timed(SEND):
+        return _received, (message_of(dict(batch)), batch.position)
 
 
-def _reduce_unmade(batch: UnmadeBatch) -> tuple[Any, ...]:
-    """How multiprocessing pickles a batch that is a Batch where it arrives."""
-    return _reduce(Batch(batch.columns(), batch.position))
-
-
-def _reduce_group(group: BatchGroup) -> tuple[Any, ...]:
-    """How multiprocessing pickles batches that a worker sends together: those of one group as such."""
-    if not group or not all(type(item) is UnmadeBatch for item in group):
-        return group.__reduce__()
-    with _meter_of(group[0].position).timed(SEND):
-        parts: list[TensorGroup] = []
-        first = 0
-        for at, (whole, number, _) in enumerate(group):
-            following = group[at + 1] if at + 1 < len(group) else None
-            if following is None or following.group is not whole or following.number != number + 1:
-                parts.append(whole.part(group[first].number, number + 1))
-                first = at + 1
-        content = [(part.columns, part.ends, part.bytes, part.names) for part in parts]
-        positions = [item.position for item in group]
-        return _opened_group, (message_of(content), positions, group.worker, group.wanted)
-
-
-def _opened(message: Message, position: Position) -> Batch:
-    with _meter_of(position).timed(RECEIVE):
+def _received(message: Message, position: Position) -> Batch:
+    with meter_of(position).timed(RECEIVE):
         return Batch(value_of(message), position)
 
 
-def _opened_group(message: Message, positions: list[Position], worker: int, wanted: int) -> BatchGroup:
-    with _meter_of(positions[0]).timed(RECEIVE):
-        groups = [TensorGroup(*content) for content in value_of(message)]
-        batches = [batch for group in groups for batch in group.batches()]
-        return BatchGroup(map(Batch, batches, positions), worker, wanted)
+ForkingPickler.register(Batch, _sent)
 
 
-ForkingPickler.register(Batch, _reduce)
-ForkingPickler.register(UnmadeBatch, _reduce_unmade)
-ForkingPickler.register(BatchGroup, _reduce_group)
+def row_count(value: Any) -> int:
+    """Return the number of rows of a batch, or of one of its columns."""
+    return row_count(next(iter(value.values()))) if isinstance(value, dict) else len(value)
+
+
+def take_rows(batch: Batch, rows: Sequence[int], packed: bool = False) -> Batch:
+    """Return rows of a batch as a new one, which shares no memory with it; ``packed`` ones have ``cu_seqlens``."""
+    positions = np.array(rows, np.int64)
+    taken = {name: _taken(value, positions) for name, value in batch.items() if not packed or name != CU_SEQLENS}
+    if packed and CU_SEQLENS in batch:
+        length = len(next(iter(batch.values()))[0])
+        ends = sequence_ends(batch[CU_SEQLENS], length, positions)
+        taken = {name: taken.get(name, ends) for name in batch}
+    return Batch(taken, batch.position)
+
+
+def _taken(value: Any, rows: Ints) -> Any:
+    if isinstance(value, dict):
+        return {name: _taken(inner, rows) for name, inner in value.items()}
+    if isinstance(value, Ragged):
+        offsets = value.offsets.numpy()
+        lengths = np.diff(offsets)[rows]
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        items = np.repeat(offsets[rows] - ends[:-1], lengths) + np.arange(ends[-1])
+        return Ragged(_taken(value.values, items), torch.from_numpy(ends), value.kind)
+    return torch.from_numpy(value.numpy()[rows])  # torch does not take rows of all types
+
+
+def sequence_ends(cu_seqlens: torch.Tensor, length: int, rows: Sequence[int] | Ints) -> torch.Tensor:
+    """Return ``cu_seqlens`` of some sequences of a packed batch, which are all of one length."""
+    ends = cu_seqlens.cpu().numpy()
+    sequence = ends[:-1] // length
+    lengths = [np.diff(ends)[sequence == row] for row in rows]
+    found = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate([np.zeros(0, np.int64), *lengths]))])
+    return torch.from_numpy(found.astype(np.int32)).to(cu_seqlens.device)
+
+
+def copied(value: Any) -> Any:
+    """Return a column, or a dict of columns, or of values of one row, with tensors of its own."""
+    if isinstance(value, Batch):
+        return Batch({name: copied(inner) for name, inner in value.items()}, value.position)
+    if isinstance(value, dict):
+        return {name: copied(inner) for name, inner in value.items()}
+    if isinstance(value, Ragged):
+        return Ragged(copied(value.values), copy_of(value.offsets), value.kind)
+    return copy_of(value) if isinstance(value, torch.Tensor) else value
+
+
+def joined(parts: Mapping[str, Any], position: Position) -> Batch:
+    """Return the rows of batches of several datasets in one batch, dataset after dataset.
+
+    Raises UsageError if their columns differ.
+    """
+    for name, part in parts.items():
+        if not isinstance(part, dict):
+            reason = f"the transform of {name!r} returns {type(part).__name__}"
+            raise UsageError("within_batch=True", reason, "return a dict of columns, which can be joined")
+    (first, columns), *others = parts.items()
+    for name, part in others:
+        if part.keys() != columns.keys():
+            raise _different(first, name, f"columns {', '.join(columns)} and {', '.join(part)}")
+    values = {column: _joined(column, {name: part[column] for name, part in parts.items()}) for column in columns}
+    return Batch(values, replace(position, parts=tuple((name, row_count(part)) for name, part in parts.items())))
+
+
+def _joined(column: str, parts: Mapping[str, Any]) -> Any:
+    (name, first), *others = parts.items()
+    values = list(parts.values())
+    if column == CU_SEQLENS:
+        lengths = torch.cat([value.diff() for value in values])
+        return torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0, dtype=torch.int32)])
+    for other, value in others:
+        if (before := _kind(first)) != (kind := _kind(value)):
+            raise _different(name, other, f"{column!r} as {before} and as {kind}")
+    if isinstance(first, dict):
+        if any(value.keys() != first.keys() for value in values):
+            raise _different(name, others[0][0], f"other fields in {column!r}")
+        return {key: _joined(f"{column}.{key}", {n: value[key] for n, value in parts.items()}) for key in first}
+    if isinstance(first, Ragged):
+        ends, offsets = 0, [torch.zeros(1, dtype=torch.int64)]
+        for value in values:
+            offsets.append(value.offsets[1:] + ends)
+            ends += int(value.offsets[-1])
+        inner = _joined(column, {name: value.values for name, value in parts.items()})
+        return Ragged(inner, torch.cat(offsets), first.kind)
+    if isinstance(first, list):
+        return [item for value in values for item in value]
+    if not isinstance(first, torch.Tensor):
+        raise UsageError("within_batch=True", f"{column!r} is {_kind(first)}, which cannot be joined")
+    return concatenated(values)
+
+
+def _kind(value: Any) -> str:
+    """What the values of a column have to have in common to be joined."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype)[6:]} {tuple(value.shape[1:])}"
+    return f"Ragged of {value.kind}" if isinstance(value, Ragged) else type(value).__name__
+
+
+def _different(one: str, other: str, what: str) -> UsageError:
+    return UsageError(
+        "within_batch=True",
+        f"{one!r} and {other!r} have {what}",
+        "read the same columns of one type, or let a transform make them so",
+    )

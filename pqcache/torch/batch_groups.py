@@ -1,4 +1,7 @@
-"""Small batches that a worker sends to the trainer together, so that what a message costs is shared by many.
+"""Batches that are made together, and small ones that a worker sends together: a message costs about the same for many.
+
+A worker of a Loader does not divide the columns of batches that it sends together and that no transform has seen: the
+trainer does, for which fewer tensors have to be pickled.
 
 Each worker's messages have numbers, and the trainer says from which number on they hold how many batches. So messages
 of one number are equally large, and what the trainer keeps of the others while it waits for one worker is at most a
@@ -9,17 +12,27 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
-from pqcache.torch.batch_values import UnmadeBatch
+from pqcache.errors import UsageError
+from pqcache.reader.meter import RECEIVE, SEND
+from pqcache.reader.packing.documents import POSITIONS
+from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.window import Group
+from pqcache.torch.batch import CU_SEQLENS, Batch, Position, meter_of
 from pqcache.torch.ragged import Ragged
+from pqcache.torch.tensors import Conversion, mask_name, to_value
+from pqcache.torch.transport import Message, message_of, value_of
 from pqcache.torch.worker_memory import WorkerMemory
 
 MOST_BATCHES = 16  # of a message
@@ -28,6 +41,113 @@ MOST_SECONDS = 0.03  # for which a batch is kept back, about
 _GROWTH = 4  # times as many batches from one change to the next
 _FIRST = 2  # messages of one batch at the beginning of a pass
 _SMOOTHING = 0.25  # the share of the latest message in the average time of a batch
+
+
+@dataclass(eq=False)
+class TensorGroup:
+    """The columns of batches that were made together: batch i is rows ``ends[i]`` up to ``ends[i + 1]``.
+
+    Packed sequences get the columns ``names``, of which ``cu_seqlens`` follows from the others in each batch.
+    """
+
+    columns: dict[str, Any]
+    ends: list[int]
+    row_bytes: float
+    names: Sequence[str] | None = None
+    _batches: list[dict[str, Any]] | None = None
+
+    @staticmethod
+    def of(group: Group, plan: ReadPlan, conversion: Conversion, masked: frozenset[str]) -> TensorGroup:
+        """The rows of a plan as tensors, with masks of the columns that are ``masked`` behind them."""
+        lengths, rows = dict(plan.dense), group.rows
+        columns: dict[str, Any] = {}
+        for name in rows.schema.names:
+            axis = plan.axis(name)
+            columns[name], mask = to_value(rows.column(name), name, conversion, lengths.get(name, 0), axis)
+            if name in masked or (conversion.mask and mask is not None):
+                check_mask(name, plan.columns)  # nulls that no footer tells of
+                shape = (rows.num_rows,) if axis is None else (rows.num_rows, axis)
+                columns[mask_name(name)] = torch.ones(shape, dtype=torch.bool) if mask is None else mask
+        names = None if plan.pack is None else (*plan.columns, *plan.pack.ids)
+        return TensorGroup(columns, group.ends, bytes_of(columns) / max(1, rows.num_rows), names)
+
+    def rows(self, number: int) -> int:
+        """The rows of a batch."""
+        return self.ends[number + 1] - self.ends[number]
+
+    def batches(self) -> list[dict[str, Any]]:
+        """The columns of each batch; no tensor is a view of another."""
+        if self._batches is None:
+            self._batches = divided(self.columns, self.ends)
+            if self.names is not None:
+                self._batches = [_with_ids(batch, self.names) for batch in self._batches]
+        return self._batches
+
+    def part(self, low: int, high: int) -> TensorGroup:
+        """Batches ``low`` up to ``high``."""
+        first, last = self.ends[low], self.ends[high]
+        (columns,) = divided(self.columns, [first, last])
+        return TensorGroup(columns, [end - first for end in self.ends[low : high + 1]], self.row_bytes, self.names)
+
+
+class UnmadeBatch(NamedTuple):
+    """Batch ``number`` of a group that is not divided yet."""
+
+    group: TensorGroup
+    number: int
+    position: Position
+
+
+def divided(columns: dict[str, Any], ends: Sequence[int]) -> list[dict[str, Any]]:
+    """Rows ``ends[i]`` up to ``ends[i + 1]`` of columns, for each i."""
+    parts = {name: _parts(value, ends) for name, value in columns.items()}
+    return [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
+
+
+def _parts(value: Any, ends: Sequence[int]) -> list[Any]:
+    if isinstance(value, dict):
+        return divided(value, ends)
+    if isinstance(value, Ragged):
+        offsets = value.offsets.numpy()
+        inside = offsets[ends].tolist()
+        bounds = zip(ends[:-1], ends[1:], inside[:-1], strict=True)
+        of_rows = [torch.from_numpy(offsets[low : high + 1] - first) for low, high, first in bounds]
+        return [Ragged(v, o, value.kind) for v, o in zip(_parts(value.values, inside), of_rows, strict=True)]
+    array = value.numpy()  # parts of a tensor would be views of it, which autograd does not let change in place
+    return [torch.from_numpy(array[low:high]) for low, high in pairwise(ends)]
+
+
+def check_mask(name: str, columns: Container[str]) -> None:
+    """Raise UsageError if the mask of a column has the name of another column."""
+    if mask_name(name) in columns:
+        reason = f"it would add {mask_name(name)!r}, which is a column already"
+        raise UsageError("nulls='mask'", reason, "leave one of the two out with columns=, or fill nulls by column")
+
+
+def _with_ids(batch: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Packed sequences with the columns of these names; documents begin where positions are 0."""
+    if CU_SEQLENS in names:
+        positions = batch[POSITIONS]
+        begins = np.flatnonzero(positions.numpy().reshape(-1) == 0)
+        batch[CU_SEQLENS] = torch.from_numpy(np.append(begins, positions.numel()).astype(np.int32))
+    return {name: batch[name] for name in names}
+
+
+def bytes_of(value: Any) -> int:
+    """Return about how many bytes a batch takes; of what is not known, so many that it is sent alone."""
+    if isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and value.layout is torch.strided):
+        return int(value.nbytes)
+    if isinstance(value, Ragged):
+        return bytes_of(value.values) + bytes_of(value.offsets)
+    if isinstance(value, UnmadeBatch):
+        return int(value.group.row_bytes * value.group.rows(value.number))
+    if isinstance(value, Mapping):
+        return sum(map(bytes_of, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(bytes_of, value))
+    if isinstance(value, str | bytes):
+        return len(value)
+    return 16 if value is None or isinstance(value, bool | int | float) else _MOST_BYTES
 
 
 class BatchGroup(list[Any]):
@@ -40,8 +160,30 @@ class BatchGroup(list[Any]):
         super().__init__(items)
         self.worker, self.wanted = worker, wanted
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BatchGroup, (list(self), self.worker, self.wanted)
+
+def _sent(group: BatchGroup) -> tuple[Any, ...]:
+    """How multiprocessing pickles a group: as one message."""
+    positions = [item.position if type(item) in (Batch, UnmadeBatch) else None for item in group]
+    with meter_of(positions[0] or Position()).timed(SEND):
+        content: list[Any] = []
+        for whole, items in groupby(group, key=lambda item: item.group if type(item) is UnmadeBatch else None):
+            if whole is None:
+                content += [dict(item) if type(item) is Batch else item for item in items]
+            else:
+                numbers = [item.number for item in items]  # which follow one another
+                content.append(whole.part(numbers[0], numbers[-1] + 1))
+        return _received, (message_of(content), positions, group.worker, group.wanted)
+
+
+def _received(message: Message, positions: list[Position | None], worker: int, wanted: int) -> BatchGroup:
+    with meter_of(positions[0] or Position()).timed(RECEIVE):
+        parts = [part.batches() if isinstance(part, TensorGroup) else [part] for part in value_of(message)]
+        values = [value for part in parts for value in part]
+        batches = [value if at is None else Batch(value, at) for value, at in zip(values, positions, strict=True)]
+        return BatchGroup(batches, worker, wanted)
+
+
+ForkingPickler.register(BatchGroup, _sent)
 
 
 class GroupSizes:
@@ -154,20 +296,3 @@ def ungrouped(groups: Iterator[BatchGroup], sizes: GroupSizes, workers: int, pre
         elif not any(waiting):
             return
         turn += 1
-
-
-def bytes_of(value: Any) -> int:
-    """Return about how many bytes a batch takes; of what is not known, so many that it is sent alone."""
-    if isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and value.layout is torch.strided):
-        return int(value.nbytes)
-    if isinstance(value, Ragged):
-        return bytes_of(value.values) + bytes_of(value.offsets)
-    if isinstance(value, UnmadeBatch):
-        return int(value.bytes)
-    if isinstance(value, Mapping):
-        return sum(map(bytes_of, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(bytes_of, value))
-    if isinstance(value, str | bytes):
-        return len(value)
-    return 16 if value is None or isinstance(value, bool | int | float) else _MOST_BYTES

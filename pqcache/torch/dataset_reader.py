@@ -37,7 +37,7 @@ from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.snapshot import Lease
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position, register
-from pqcache.torch.batch_values import BatchValues, TensorGroup, UnmadeBatch, check_mask
+from pqcache.torch.batch_groups import TensorGroup, UnmadeBatch, bytes_of, check_mask
 from pqcache.torch.checkpoint import Place, State, check_options, check_rows_of_state
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.failed_rows import FailureLog
@@ -281,20 +281,18 @@ class DatasetReader:
     def _batches(self, this: Epoch, indices: Sequence[int], total: int, sent: bool) -> Generator[tuple[Position, Any]]:
         for position, group, number in self._groups(this, indices, total):
             unmade = UnmadeBatch(group, number, position)
-            self.meter.made(1, group.rows(number), round(unmade.bytes))
-            yield position, unmade if sent else Batch(unmade.columns(), position)
+            self.meter.made(1, group.rows(number), bytes_of(unmade))
+            yield position, unmade if sent else Batch(group.batches()[number], position)
 
     def _rows(self, this: Epoch, indices: Sequence[int], total: int) -> Generator[tuple[Position, Any]]:
         for position, group, number in self._groups(this, indices, total):
-            self.meter.made(0, 1, round(group.bytes))
+            self.meter.made(0, 1, round(group.row_bytes))
             yield position, {name: item(value, number) for name, value in group.columns.items()}
 
     def _groups(self, this: Epoch, indices: Sequence[int], total: int) -> Generator[tuple[Position, TensorGroup, int]]:
-        values = BatchValues(this.plan, self.options.conversion, self._masked)
-
         def make(group: Group) -> TensorGroup:
             with self.meter.timed(TENSORS):
-                return values.of(group)
+                return TensorGroup.of(group, this.plan, self.options.conversion, self._masked)
 
         with closing(this.read(indices, total, make)) as found:
             for index, group, number in found:

@@ -24,10 +24,8 @@ from torch.utils.data import DataLoader
 
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.torch.batch import Batch
-from pqcache.torch.batch_rows import CU_SEQLENS, sequence_ends
-from pqcache.torch.host_tensors import concatenated
-from pqcache.torch.ragged import Ragged, change_inside, part
+from pqcache.torch.batch import CU_SEQLENS, Batch, sequence_ends
+from pqcache.torch.ragged import Ragged, change_inside, concatenated, part
 
 _FETCHER = "torch.utils.data._utils.fetch", "_IterableDatasetFetcher"  # what calls iter(dataset) for a DataLoader
 _DIVIDES = {  # by module and class: what divides the batches among the processes once more

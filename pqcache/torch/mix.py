@@ -20,11 +20,10 @@ from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_history import MixHistory, MixPeriod
 from pqcache.reader.order.mixture_schedule import DatasetPass, batches_of_all, batches_per_epoch
 from pqcache.reader.reading_stats import DatasetStats, mix_stats
-from pqcache.torch.batch import Batch, Position, register
+from pqcache.torch.batch import Batch, Position, joined, register
 from pqcache.torch.checkpoint import MixState, Place, State, check_options, check_worker
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
-from pqcache.torch.joined_batch import joined
 from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset
 from pqcache.torch.shared_meter import new_meter
 from pqcache.torch.transform_errors import BatchOrigin

@@ -1,16 +1,20 @@
-"""Rows of different lengths in two tensors: lists, strings and binary."""
+"""Rows of different lengths in two tensors, and what is done to values of a batch wherever they are in it.
+
+Copies in host memory are made by numpy. torch divides larger ones among its threads and waits for all of them, which
+takes many times as long where other processes use the cores, as workers do.
+"""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, cast, overload
 
+import numpy as np
+import numpy.typing as npt
 import torch
-
-from pqcache.torch.host_tensors import padded
 
 RaggedKind = Literal["list", "str", "bytes"]
 
@@ -98,7 +102,7 @@ class Ragged:
 
         ``length`` None means the longest item's.
         """
-        return padded(self._tensor("to_padded"), self.offsets, length, value)
+        return _padded(self._tensor("to_padded"), self.offsets, length, value)
 
     def to_nested(self) -> torch.Tensor:
         """Return a jagged torch nested tensor over the same memory."""
@@ -168,17 +172,20 @@ def to_device(value: Any, device: torch.device | str, non_blocking: bool = False
 
     Objects of other classes move themselves where they have ``to``, and are returned as they are where not.
     """
-    return change_inside(value, _has("to"), lambda inner: inner.to(device, non_blocking=non_blocking))
+
+    def moved(inner: Any) -> Any:
+        return inner.to(device, non_blocking=non_blocking)
+
+    return change_inside(value, lambda inner: _has(inner, "to"), moved)
 
 
 def pin_tensors(value: Any) -> Any:
     """Return a value with its tensors in pinned memory, wherever `to_device` finds them."""
-    return change_inside(value, _has("pin_memory"), lambda inner: inner.pin_memory())
+    return change_inside(value, lambda inner: _has(inner, "pin_memory"), lambda inner: inner.pin_memory())
 
 
-def _has(method: str) -> Callable[[Any], bool]:
-    """Return a condition for tensors, Ragged, Batch and what a transform made, that they have a method."""
-    return lambda value: not isinstance(value, type) and callable(getattr(value, method, None))
+def _has(value: Any, method: str) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, method, None))
 
 
 def change_inside(value: Any, applies: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
@@ -214,3 +221,59 @@ def _like(value: Any, content: Any) -> Any:
         return type(value)(content)
     except TypeError:  # it is made in another way
         return content
+
+
+def _array_of(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
+    """Return a tensor as an array over the same memory; None on another device, with a gradient, or of other types."""
+    if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or tensor.requires_grad:
+        return None
+    try:
+        return tensor.numpy()
+    except (TypeError, RuntimeError):  # a type that numpy lacks, a sparse tensor, one that is conjugated when read
+        return None
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of its own with the same values."""
+    array = _array_of(tensor)
+    return tensor.clone() if array is None else torch.from_numpy(array.copy())
+
+
+def concatenated(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the rows of all tensors, which have one type and shape of rows, one after the other."""
+    arrays = [_array_of(tensor) for tensor in tensors]
+    known = [array for array in arrays if array is not None]
+    return torch.cat(list(tensors)) if len(known) < len(arrays) else torch.from_numpy(np.concatenate(known))
+
+
+def _padded(values: torch.Tensor, offsets: torch.Tensor, length: int | None, value: float) -> torch.Tensor:
+    """Return a tensor (items, length, ...) of items of ``values``, which begin and end at ``offsets``."""
+    array, ends = _array_of(values), _array_of(offsets)
+    if array is None or ends is None:
+        return _padded_by_torch(values, offsets.to(values.device), length, value)
+    lengths = np.diff(ends)
+    longest = int(lengths.max(initial=0))
+    length = longest if length is None else length
+    where = np.arange(length)
+    inside = where < lengths[:, None]
+    filler = torch.full((1,), value, dtype=values.dtype).numpy()
+    found = np.empty((len(lengths), length, *array.shape[1:]), array.dtype)
+    found[...] = filler
+    if longest <= length:
+        found[inside] = array[ends[0] : ends[-1]]
+    else:
+        found[inside] = array[(ends[:-1, None] + where)[inside]]
+    return torch.from_numpy(found)
+
+
+def _padded_by_torch(values: torch.Tensor, offsets: torch.Tensor, length: int | None, value: float) -> torch.Tensor:
+    lengths = offsets.diff()
+    if length is None:
+        length = int(lengths.max()) if len(lengths) else 0
+    shape = (len(lengths), length, *values.shape[1:])
+    if not len(values):
+        return torch.full(shape, value, dtype=values.dtype, device=values.device)
+    where = torch.arange(length, device=values.device)
+    positions = (offsets[:-1, None] + where).clamp(max=len(values) - 1)
+    outside = (where >= lengths[:, None]).reshape(*shape[:2], *(1 for _ in shape[2:]))
+    return values[positions].masked_fill(outside, value)

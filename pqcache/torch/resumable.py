@@ -31,7 +31,7 @@ from pqcache.torch.distributed import ranks_and_rank
 from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_ahead
 from pqcache.torch.iteration_meter import IterationMeter, NoIterationMeter, describe_reading, measured
 from pqcache.torch.progress import Progress, Record
-from pqcache.torch.shared_memory import begin_worker
+from pqcache.torch.transport import begin_worker
 from pqcache.units import parse_count, parse_duration
 
 STALL_TIMEOUT = 60.0  # seconds

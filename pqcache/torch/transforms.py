@@ -20,8 +20,7 @@ from torch.utils.data import get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.meter import NO_METER, TRANSFORM, Meter
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
-from pqcache.torch.batch import Batch, Position
-from pqcache.torch.batch_rows import copied, row_count, take_rows
+from pqcache.torch.batch import Batch, Position, copied, row_count, take_rows
 from pqcache.torch.failed_rows import FailedRow, FailureLog, text_of
 from pqcache.torch.transform_errors import BatchOrigin, add_note, located
 

@@ -1,31 +1,50 @@
-"""Batches on their way from a worker to the trainer: pickled without their tensors, whose bytes lie in shared memory.
+"""Messages from a worker to the trainer: a pickle, and the bytes of its tensors in a slot of shared memory.
 
-The bytes of a message are written once, one tensor behind the other, into a slot of shared memory (`shared_memory`),
-and what goes through DataLoader's pipe is the pickle that says where each lies. The receiver makes tensors over the
-slot, which is free again when the last of them is gone. Little messages, and all where no shared memory is left, carry
-their bytes with them.
+A worker writes the tensors of a message end to end into a slot that it has chosen, and sends the pickle, with the name
+of the slot, through DataLoader's pipe. The trainer maps a slot once and makes tensors over it. When the last of them
+is gone it marks the slot as free, and the worker uses it again: no new pages and no descriptors to pass after the first
+few batches. Little messages carry their bytes with them, and so do all where the system has no such memory (other than
+Linux) or no descriptors are left because many batches are kept.
+
+A child that is forked while the trainer has tensors over a slot maps it too, and nobody knows for how long. So such a
+slot is retired: it is never used again, and its memory is freed when the last process has unmapped it.
 """
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
+import mmap
+import multiprocessing
+import os
 import pickle
-from collections.abc import Callable, Sequence
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
+from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from pqcache.system.buffer_pool import aligned
-from pqcache.torch.ragged import Ragged, RaggedKind
-from pqcache.torch.shared_memory import SharedPool, SlotReference, received, worker_pool
+from pqcache.system.buffer_pool import MAX_SLACK, Buffer, aligned
+from pqcache.system.process_identity import has_ended
 
 log = logging.getLogger("pqcache.torch")
 
-_INLINE = 64 * 1024  # bytes; fewer are cheaper through the pipe than by shared memory
-_KNOWN = frozenset(
+_INLINE = 64 << 10  # bytes of a message; fewer are cheaper through the pipe than by shared memory
+_MOST_SLOTS = 256  # file descriptors that a worker may take for them
+_HEADER = max(4096, mmap.PAGESIZE)  # a page, so that what follows begins at one: the token of a slot, and its state
+_TOKEN = slice(0, 16)
+_STATE = 16
+_FREE, _SENT, _RETIRED = 0, 1, 2
+_ENDING = 5.0  # seconds that a process may take from closing its descriptors to its end
+_NUMPY_TYPES = frozenset(
     getattr(torch, name)
     for name in (
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -34,93 +53,43 @@ _KNOWN = frozenset(
 )
 
 
+class SlotReference(NamedTuple):
+    """How the receiver of a message finds its slot; the token tells it from others that have had this descriptor."""
+
+    process: int
+    descriptor: int
+    token: bytes
+    size: int
+
+
 class Message(NamedTuple):
-    """A pickle, the size of each buffer that it refers to, and their bytes, each aligned: in a slot or with it."""
+    """A pickle, the size of each buffer that it refers to, and where their bytes are, each aligned."""
 
     pickled: bytes
     sizes: Sequence[int]
     content: SlotReference | bytes
 
 
-class _Sent(NamedTuple):
-    """A tensor as an array; one of a dtype that numpy lacks as its bytes, with ``dtype`` and ``shape``."""
+class _Pickler(ForkingPickler):
+    """Leaves the bytes of tensors and arrays to the caller, who sends them apart; all else is as torch pickles it."""
 
-    array: Any
-    dtype: torch.dtype | None = None
-    shape: tuple[int, ...] = ()
-
-
-class _SentRagged(NamedTuple):
-    values: Any
-    offsets: Any
-    kind: RaggedKind
-
-
-def message_of(value: Any) -> Message:
-    """Write a value for another process: tensors in dicts and Ragged by their bytes, all else as torch pickles it."""
-    buffers: list[pickle.PickleBuffer] = []
-    file = io.BytesIO()
-    ForkingPickler(file, 5, True, buffers.append).dump(_sent(value))
-    raw = [buffer.raw() for buffer in buffers]
-    sizes = [part.nbytes for part in raw]
-    total = sum(map(aligned, sizes))
-    pool = worker_pool() if total > _INLINE else None
-    place = np.empty(total, np.uint8) if pool is None else pool.borrow(total)
-    at = 0
-    for part, size in zip(raw, sizes, strict=True):
-        if size:
-            np.copyto(place[at : at + size], np.frombuffer(part, np.uint8))
-        at += aligned(size)
-    content: SlotReference | bytes | None = None
-    if isinstance(pool, SharedPool):
-        slot = pool.slot_of(place.ctypes.data, total)
-        content = None if slot is None else slot.send()
-        if content is None:
-            log.debug("%d bytes of a batch go through the pipe: no shared memory is left for them", total)
-    return Message(file.getvalue(), sizes, place.tobytes() if content is None else content)
-
-
-def value_of(message: Message) -> Any:
-    """Read a message, once: tensors are over the sender's memory, and no view of one another."""
-    content = message.content
-    place = received(content) if isinstance(content, SlotReference) else np.frombuffer(bytearray(content), np.uint8)
-    at, buffers = 0, []
-    for size in message.sizes:
-        buffers.append(place[at : at + size])
-        at += aligned(size)
-    return _received(pickle.loads(message.pickled, buffers=buffers))
-
-
-def _sent(value: Any) -> Any:
-    if type(value) is torch.Tensor:
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor:
+            return NotImplemented
+        if value.is_conj() or value.is_neg():  # torch's pickling loses that, and the values
+            value = value.resolve_conj().resolve_neg()
         if not is_plain(value):
-            if not value.is_conj() and not value.is_neg():
-                return value
-            return _sent(value.resolve_conj().resolve_neg())  # torch's pickling loses that, and the values
-        if value.dtype in _KNOWN:
+            return NotImplemented
+        if value.dtype in _NUMPY_TYPES:
             array = value.numpy()
-            return _Sent(array if array.flags.c_contiguous else array.copy())
+            return _tensor, (array if array.flags.c_contiguous else array.copy(),)
         flat = value.contiguous().view(-1).view(torch.uint8).numpy() if value.numel() else np.zeros(0, np.uint8)
-        return _Sent(flat, value.dtype, tuple(value.shape))
-    if type(value) is Ragged:
-        return _SentRagged(_sent(value.values), _sent(value.offsets), value.kind)
-    return _changed_inside(value, _sent)
+        return _tensor, (flat, value.dtype, tuple(value.shape))
 
 
-def _received(value: Any) -> Any:
-    if type(value) is _Sent:
-        tensor = torch.from_numpy(value.array)
-        return tensor if value.dtype is None else tensor.view(value.dtype).view(value.shape)
-    if type(value) is _SentRagged:
-        return Ragged(_received(value.values), _received(value.offsets), value.kind)
-    return _changed_inside(value, _received)
-
-
-def _changed_inside(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a plain dict, list or tuple with each item changed; anything else as it is."""
-    if type(value) is dict:
-        return {name: change(inner) for name, inner in value.items()}
-    return type(value)(map(change, value)) if type(value) in (list, tuple) else value
+def _tensor(array: Any, dtype: torch.dtype | None = None, shape: tuple[int, ...] = ()) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if dtype is None else tensor.view(dtype).view(shape)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -134,3 +103,232 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
+
+
+def message_of(value: Any) -> Message:
+    """Write a value for another process."""
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    _Pickler(file, 5, True, buffers.append).dump(value)
+    parts = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    sizes = [len(part) for part in parts]
+    total = sum(map(aligned, sizes))
+    slot = _slots().take(total) if total > _INLINE else None
+    place = np.empty(total, np.uint8) if slot is None else slot.bytes[_HEADER:]
+    at = 0
+    for part in parts:
+        place[at : at + len(part)] = part
+        at += aligned(len(part))
+    return Message(file.getvalue(), sizes, place.tobytes() if slot is None else slot.reference)
+
+
+def value_of(message: Message) -> Any:
+    """Read a message, once: tensors are over the sender's memory, and no view of one another."""
+    content = message.content
+    place = _received(content) if isinstance(content, SlotReference) else np.frombuffer(bytearray(content), np.uint8)
+    at, buffers = 0, []
+    for size in message.sizes:
+        buffers.append(place[at : at + size])
+        at += aligned(size)
+    return pickle.loads(message.pickled, buffers=buffers)
+
+
+class Slot:
+    """A piece of shared memory into which this process writes one message at a time."""
+
+    def __init__(self, size: int) -> None:
+        descriptor = os.memfd_create("pqcache-batch", os.MFD_CLOEXEC)
+        self.reference = SlotReference(os.getpid(), descriptor, os.urandom(16), size)
+        os.ftruncate(descriptor, _HEADER + size)
+        self._map = mmap.mmap(descriptor, _HEADER + size)
+        self._map[_TOKEN] = self.reference.token
+        self.bytes: Buffer = np.frombuffer(self._map, np.uint8)
+        self.size, self.touched = size, 0  # bytes in all, and of them those that take memory
+
+    @property
+    def state(self) -> int:
+        """FREE; SENT from the choice of it on until the receiver has let go of it; or RETIRED."""
+        return self._map[_STATE]
+
+    def take(self, size: int) -> None:
+        """Choose it for a message of this size."""
+        self._map[_STATE] = _SENT
+        self.touched = max(self.touched, size)
+
+    def empty(self) -> None:
+        """Give its memory back to the system; it takes memory again when it is written to."""
+        try:
+            self._map.madvise(mmap.MADV_REMOVE, _HEADER, self.size)
+            self.touched = 0
+        except OSError as error:
+            log.debug("this system takes no part of shared memory back (%s)", error)
+
+    def close(self) -> None:
+        """Close the descriptor; the memory is freed with the last array over it, in any process."""
+        os.close(self.reference.descriptor)
+
+
+class Slots:
+    """The slots of this process. All together take hardly more memory than was in use at one time."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.all: list[Slot] = []
+        self._most = 0  # bytes of the slots that were in use at one time
+        self._lock = threading.Lock()  # a queue pickles on a thread of its own
+
+    def take(self, size: int) -> Slot | None:
+        """Choose a free slot for a message of ``size`` bytes; None where there can be no more.
+
+        Sizes are powers of two, so that there are few. One of twice that is accepted, as messages may be a little below
+        and above a power of two.
+        """
+        wanted = 1 << (size - 1).bit_length()
+        with self._lock:
+            for slot in [slot for slot in self.all if slot.state == _RETIRED]:
+                self.all.remove(slot)
+                slot.close()
+            free = [slot for slot in self.all if slot.state == _FREE]
+            fitting = [slot for slot in free if slot.size in (wanted, 2 * wanted)]
+            chosen = min(fitting, key=lambda slot: (not slot.touched, slot.size), default=None) or self._new(wanted)
+            if chosen is not None:
+                chosen.take(size)
+                self._empty([slot for slot in free if slot is not chosen])
+            return chosen
+
+    def _new(self, size: int) -> Slot | None:
+        if not hasattr(os, "memfd_create") or not Path(f"/proc/{os.getpid()}/fd").is_dir():
+            log.debug("batches are copied through the pipe: this system has no memfd_create or no /proc")
+            return None
+        if len(self.all) >= _MOST_SLOTS:
+            log.debug("a batch is copied through the pipe: all %d shared slots are in use", _MOST_SLOTS)
+            return None
+        try:
+            slot = Slot(size)
+        except OSError as error:
+            log.debug("a batch is copied through the pipe: no shared memory (%s)", error)
+            return None
+        self.all.append(slot)
+        return slot
+
+    def _empty(self, idle: Sequence[Slot]) -> None:
+        """Give memory of idle slots back where all take much more than was in use at one time."""
+        total = sum(slot.touched for slot in self.all)
+        self._most = max(self._most, total - sum(slot.touched for slot in idle))
+        for slot in sorted(idle, key=lambda slot: slot.touched):
+            if total <= self._most + MAX_SLACK:
+                return
+            total -= slot.touched
+            slot.empty()
+
+
+class _Lease:
+    """What tensors over a received slot keep alive; at its end the sender may use the slot again."""
+
+    _slot: mmap.mmap | None = None  # until it is made: an interrupt may come first
+
+    def __init__(self, slot: mmap.mmap) -> None:
+        address = np.frombuffer(slot, np.uint8).ctypes.data + _HEADER
+        size = len(slot) - _HEADER
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, False)}
+        self._slot = slot
+        _leases[id(self)] = self
+
+    def retire(self) -> None:
+        """Never let the sender use it again; for what is sent next it opens another one."""
+        if self._slot is not None:
+            self._slot[_STATE] = _RETIRED
+            _mapped.pop(self._slot[_TOKEN], None)
+
+    def __del__(self) -> None:
+        if self._slot is not None and self._slot[_STATE] == _SENT:
+            self._slot[_STATE] = _FREE
+
+
+def _received(sent: SlotReference) -> Buffer:
+    """The bytes of a slot, which is mapped if it is seen for the first time."""
+    known = _mapped.get(sent.token)
+    if known is None:
+        for token, (process, _) in list(_mapped.items()):  # at once, as other threads receive too
+            if not Path(f"/proc/{process}").exists():  # workers come and go with epochs
+                _mapped.pop(token, None)
+        known = _mapped[sent.token] = sent.process, _map(sent)
+    return np.asarray(_Lease(known[1]))
+
+
+def _map(sent: SlotReference) -> mmap.mmap:
+    try:
+        descriptor = os.open(f"/proc/{sent.process}/fd/{sent.descriptor}", os.O_RDWR)
+    except OSError as error:
+        raise _gone(sent.process) from error
+    try:
+        mapped = mmap.mmap(descriptor, _HEADER + sent.size)
+    finally:
+        os.close(descriptor)
+    if mapped[_TOKEN] != sent.token:
+        raise _gone(sent.process)
+    return mapped
+
+
+def _gone(process: int) -> RuntimeError:
+    """Return the error for a worker whose memory is gone, once it ended: DataLoader, which looks next, names it then.
+
+    A worker closes its descriptors some time before its end: wait for that, at most ``_ENDING`` seconds.
+    """
+    deadline = time.monotonic() + _ENDING
+    while not has_ended(process) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return RuntimeError("a worker's shared memory is gone; has the worker been killed?")
+
+
+def _slots() -> Slots:
+    """The slots of this process, not those of the one that it was forked from."""
+    global _own
+    if _own is None or _own.process != os.getpid():
+        _own = Slots()
+    return _own
+
+
+def _retire_leased() -> None:
+    """Retire every slot that a child, which is about to be forked, will share with this process."""
+    for reference in _leases.valuerefs():
+        if (lease := reference()) is not None:
+            lease.retire()
+
+
+_own: Slots | None = None
+_mapped: dict[bytes, tuple[int, mmap.mmap]] = {}  # by token: slots that were received, and their senders' processes
+_leases: weakref.WeakValueDictionary[int, _Lease] = weakref.WeakValueDictionary()  # by id
+os.register_at_fork(before=_retire_leased)
+
+
+def begin_worker() -> None:
+    """Prepare this process, a worker of a DataLoader.
+
+    Python's garbage collector leaves alone what the trainer had made before the fork: it would write to all of it, so
+    that the worker would have a copy of its memory.
+
+    And the worker ends once its trainer was killed. torch only asks whose child a worker is: one of a fork server stays
+    that server's. And a worker that ends waits for the thread that writes batches to the trainer's pipe, for ever: it
+    holds the pipe's reading end too, so that thread gets no error where nobody else does.
+    """
+    global _begun
+    if _begun != os.getpid():
+        _begun = os.getpid()
+        gc.freeze()
+        Finalize(None, _end_if_alone, (os.getppid(),), exitpriority=0)  # before those threads are waited for, at -5
+        if (trainer := multiprocessing.parent_process()) is not None:
+            threading.Thread(target=_end_with, args=(trainer,), name="pqcache trainer", daemon=True).start()
+
+
+def _end_if_alone(parent: int) -> None:
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _end_with(trainer: BaseProcess) -> None:
+    trainer.join()  # sleeps until the trainer's end of a pipe is closed
+    os._exit(1)
+
+
+_begun = 0  # the process id of the worker that was prepared

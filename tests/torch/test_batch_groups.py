@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader
 
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Ragged, batch_groups
 from pqcache.torch.batch import Position
-from pqcache.torch.batch_groups import BatchGroup, GroupSizes, bytes_of, ungrouped
-from pqcache.torch.batch_values import TensorGroup, UnmadeBatch
+from pqcache.torch.batch_groups import BatchGroup, GroupSizes, TensorGroup, UnmadeBatch, bytes_of, ungrouped
 from tests.torch.conftest import ids_of
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
@@ -234,5 +233,5 @@ def test_bytes_of_batches() -> None:
     ragged = Ragged(torch.zeros(5, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), "str")
     batch = {"a": torch.zeros(4), "b": ragged, "c": {"d": [b"abc", 1]}, "e": np.zeros(2)}
     assert bytes_of(batch) == 16 + 5 + 24 + 3 + 16 + 16
-    group = TensorGroup({"a": torch.arange(10)}, [0, 4, 10], bytes=8)
+    group = TensorGroup({"a": torch.arange(10)}, [0, 4, 10], row_bytes=8)
     assert bytes_of(UnmadeBatch(group, 1, Position())) == 6 * 8

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pqcache import Pack, TokenBatches
 from pqcache.errors import ParquetError, UsageError
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, failed_rows
-from pqcache.torch.batch_rows import take_rows
+from pqcache.torch.batch import take_rows
 from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.ragged import to_rows
 from tests.examples import examples

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from pqcache.system import buffer_pool
 from pqcache.system.process_identity import is_running
-from pqcache.torch import Batch, ParquetDataset, shared_memory
-from pqcache.torch.shared_memory import SharedPool, Slot, received, worker_pool
-from pqcache.torch.transport import message_of, value_of
+from pqcache.torch import Batch, ParquetDataset, transport
+from pqcache.torch.transport import Slot, message_of, value_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no shared memory of this kind")
 
@@ -60,17 +60,10 @@ def _send_numbered(there: Any, back: Any) -> None:
     """Send batches, each when it is asked for; then how many slots there are, and are mapped and open."""
     torch.set_num_threads(1)
     mapped, opened = _mapped_and_open()
-    pool = worker_pool()
-    assert isinstance(pool, SharedPool)
     for number in iter(back.get, None):
-        memory = torch.from_numpy(pool.borrow(100_000))
-        memory[:] = number
-        batch = Batch({"a": memory})
-        del memory
-        there.put(batch)
-        del batch
+        there.put(Batch({"a": torch.full((100_000,), number, dtype=torch.uint8)}))
     mapped_now, opened_now = _mapped_and_open()
-    there.put((len(pool._slots), mapped_now - mapped, opened_now - opened))
+    there.put((len(transport._slots().all), mapped_now - mapped, opened_now - opened))
 
 
 def _mapped_and_open() -> tuple[int, int]:
@@ -110,114 +103,73 @@ def test_retired_memory_is_given_back() -> None:
     assert _mapped_and_open()[0] - mapped <= 4
 
 
-@settings(max_examples=40)
-@given(st.lists(st.tuples(st.integers(1, 6_000_000), st.integers(0, 8), st.booleans()), min_size=1, max_size=60))
-def test_slots_take_hardly_more_than_was_in_use(steps: list[tuple[int, int, bool]]) -> None:
-    pool = SharedPool()
-    held: list[tuple[int, np.ndarray]] = []
-    most = 0
-    for number, (size, given_back, is_sent) in enumerate(steps):
-        memory = pool.borrow(size)
-        memory[:] = number % 251
-        slot = pool.slot_of(memory.ctypes.data, size)
-        assert slot is not None
-        if is_sent and (sent := slot.send()) is not None:
-            memory = received(sent)[:size]
-        held.append((number, memory))
-        taken = [(slot.free, os.fstat(slot.descriptor).st_blocks * 512) for slot in pool._slots]
-        most = max(most, sum(size for free, size in taken if not free))
-        assert sum(size for _, size in taken) <= most + (16 << 20) + size + 4096 * len(taken)
-        for _ in range(min(given_back, len(held))):
-            made, memory = held.pop(0)
-            assert (memory == made % 251).all()
-    del memory
-    held.clear()
-    assert all(slot.free for slot in pool._slots)
-    for slot in pool._slots:
+@pytest.fixture
+def slots(monkeypatch: pytest.MonkeyPatch) -> Iterator[transport.Slots]:
+    """The slots of this process, which is no worker afterwards."""
+    found = transport.Slots()
+    monkeypatch.setattr(transport, "_own", found)
+    yield found
+    for slot in found.all:
         slot.close()
 
 
-def _taken(pool: SharedPool) -> int:
-    """Return the bytes that the slots take, without their headers."""
-    return sum(os.fstat(slot.descriptor).st_blocks * 512 - 4096 for slot in pool._slots)
-
-
-def _borrow(pool: SharedPool, size: int, count: int = 1) -> list[np.ndarray]:
-    found = [pool.borrow(size) for _ in range(count)]
-    for memory in found:
-        memory[:] = 1
+def _sent(size: int, value: int = 1) -> torch.Tensor:
+    """Return what a trainer makes of a message of this size."""
+    found: torch.Tensor = value_of(message_of(torch.full((size,), value, dtype=torch.uint8)))
     return found
 
 
-def test_a_small_batch_takes_memory_of_a_larger_one_rather_than_new_memory() -> None:
-    pool = SharedPool()
-    for size in (8 << 20, 5 << 20, 1_100_000):
-        _borrow(pool, size)
-        assert len(pool._slots) == 1
-    _borrow(pool, 1 << 19)
-    assert sorted(len(slot.buffer) for slot in pool._slots) == [1 << 19, 8 << 20]
-    for slot in pool._slots:
-        slot.close()
+def _taken(slot: Slot) -> int:
+    """Return the bytes that a slot takes, without its header."""
+    return os.fstat(slot.reference.descriptor).st_blocks * 512 - transport._HEADER
 
 
-def test_slots_that_were_emptied_and_grow_again_give_back_what_others_take() -> None:
-    pool = SharedPool()
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(1, 6_000_000), st.integers(0, 8)), min_size=1, max_size=60))
+def test_slots_take_hardly_more_than_was_in_use(slots: transport.Slots, steps: list[tuple[int, int]]) -> None:
+    held: list[tuple[int, torch.Tensor]] = []
+    slots._most = most = 0
+    for slot in slots.all:
+        slot.empty()
+    for number, (size, given_back) in enumerate(steps):
+        held.append((number, _sent(size, number % 251)))
+        most = max(most, sum(_taken(slot) for slot in slots.all if slot.state))
+        assert sum(map(_taken, slots.all)) <= most + (16 << 20) + size
+        assert all(bool((memory == made % 251).all()) for made, memory in held[:given_back])
+        del held[:given_back]
+    held.clear()
+    assert not any(slot.state for slot in slots.all)
+
+
+def test_memory_is_used_again_for_messages_of_half_the_size(slots: transport.Slots) -> None:
+    for size in (300_000, 250_000, 140_000):
+        _sent(size)
+        assert len(slots.all) == 1
+    kept = _sent(250_000)
+    _sent(250_000)
+    assert len(slots.all) == 2, "it is in use"
+    assert bool((kept == 1).all())
+
+
+def test_slots_that_were_emptied_and_grow_again_give_back_what_others_take(slots: transport.Slots) -> None:
     for _ in range(2):
         for size, count in ((6_000_000, 10), (1_000_000, 60), (1_100_000, 10), (6_000_000, 10)):
-            _borrow(pool, size, count)
-        assert _taken(pool) <= 10 * 6_000_000 + (16 << 20) + 6_000_000
-    for slot in pool._slots:
-        slot.close()
+            kept = [_sent(size) for _ in range(count)]
+            del kept
+        assert sum(map(_taken, slots.all)) <= 10 * 6_000_000 + (16 << 20) + 6_000_000
 
 
-def test_small_batches_that_are_kept_do_not_keep_large_slots() -> None:
-    pool, kept = SharedPool(), []
+def test_small_batches_that_are_kept_do_not_keep_large_slots(slots: transport.Slots) -> None:
+    kept = []
     for _ in range(50):
-        _borrow(pool, 8 << 20)
-        kept += _borrow(pool, (1 << 20) + 1)
-    assert _taken(pool) <= (50 << 20) + (8 << 20) + 2 * (16 << 20)
-    kept.clear()
-    for slot in pool._slots:
-        slot.close()
-
-
-def test_a_batch_whose_slot_has_too_many_receivers_carries_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "_pool", None)  # this process is no worker afterwards
-    monkeypatch.setattr(Slot, "send", lambda _: None)
-    shared, column = worker_pool(), torch.arange(100_000)
-    assert isinstance(shared, SharedPool)
-    message = message_of({"column": column})
-    assert isinstance(message.content, bytes)
-    assert torch.equal(value_of(message)["column"], column)
-    assert all(slot.free for slot in shared._slots)
-
-
-def test_a_fork_of_the_worker_keeps_what_the_worker_makes() -> None:
-    answer = _FORK.SimpleQueue()
-    worker = _FORK.Process(target=_fork_with_memory, args=(answer,))
-    worker.start()
-    assert answer.get() == 7
-    worker.join(60)
-
-
-def _fork_with_memory(answer: Any) -> None:
-    pool = worker_pool()
-    memory = pool.borrow(100_000)
-    memory[:] = 7
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.read(read, 1)
-        os._exit(int(memory.max()))
-    del memory
-    pool.borrow(100_000)[:] = 9
-    os.write(write, b"x")
-    answer.put(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        _sent(8 << 20)
+        kept.append(_sent((1 << 20) + 1))
+    assert sum(map(_taken, slots.all)) <= (50 << 20) + (8 << 20) + 2 * (16 << 20)
 
 
 def test_threads_receive_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those do that pin the batches of two loaders: each maps slots that are new to it and looks for old ones."""
-    monkeypatch.setattr(shared_memory, "_mapped", {})
+    monkeypatch.setattr(transport, "_mapped", {})
     slots = [Slot(4096) for _ in range(200)]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -233,11 +185,10 @@ def test_threads_receive_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> No
 def _receive_again_and_again(slots: list[Slot]) -> None:
     for _ in range(150):
         for slot in slots:
-            reference = slot.send()
-            assert reference is not None
-            assert len(received(reference)) == 4096
+            slot.take(4096)
+            assert len(transport._received(slot.reference)) == 4096
         for slot in slots:
-            shared_memory._mapped.pop(slot.token, None)
+            transport._mapped.pop(slot.reference.token, None)
 
 
 @pytest.mark.parametrize("ends", ["descriptors first", "first thread first"])
@@ -245,26 +196,25 @@ def test_memory_of_a_worker_that_is_ending_is_asked_for_until_it_has_ended(ends:
     there = _FORK.SimpleQueue()
     worker = _FORK.Process(target=_close_memory_and_end, args=(there, ends == "first thread first"))
     worker.start()
-    reference = there.get()
-    while ends == "first thread first" and is_running(reference.pid):
+    message = there.get()
+    while ends == "first thread first" and is_running(message.content.process):
         time.sleep(0.001)
     with pytest.raises(RuntimeError, match="has the worker been killed"):
-        received(reference)
+        value_of(message)
     assert not worker.is_alive()  # what DataLoader looks at to name it
 
 
 def _close_memory_and_end(there: Any, first_thread: bool) -> None:
     """End 0.3 s after the memory; before it, if wanted, the first thread alone: a zombie whose others still run."""
-    slot = Slot(4096)
-    reference = slot.send()
-    slot.close()
-    there.put(reference)
+    message = message_of(np.zeros(100_000))
+    transport._slots().all[0].close()
+    there.put(message)
     if first_thread:
         threading.Thread(target=lambda: time.sleep(0.3) or os._exit(1)).start()
         ctypes.CDLL(None).pthread_exit(None)
     time.sleep(0.3)
 
 
-@pytest.mark.parametrize("kind", [buffer_pool._Borrowed, shared_memory._BorrowedSlot])
+@pytest.mark.parametrize("kind", [buffer_pool._Borrowed, transport._Lease])
 def test_an_interrupt_before_memory_is_borrowed_leaves_no_second_error(kind: Any) -> None:
     kind.__new__(kind).__del__()

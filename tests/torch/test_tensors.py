@@ -28,7 +28,6 @@ from pqcache.parquet.footer import footer, thrift
 from pqcache.torch import Batch, Loader, ParquetDataset, Ragged
 from pqcache.torch.batch import Position
 from pqcache.torch.ragged import to_rows
-from pqcache.torch.shared_memory import SharedPool, worker_pool
 from pqcache.torch.tensors import Conversion, to_value
 
 
@@ -619,13 +618,14 @@ def views_of(memory: torch.Tensor, places: Places) -> Batch:
 
 
 def _send_views(asked: Any, sent: Any) -> None:
-    """Answer each (places, shared) with a batch of such views: of shared memory, or of this process's own."""
+    """Answer each (places, shared) with a batch of such views, sent through shared memory or with the message."""
     torch.set_num_threads(1)
-    pool = worker_pool()
     for places, shared in iter(asked.get, None):
-        memory = torch.from_numpy(pool.borrow(256)) if shared else torch.empty(256, dtype=torch.uint8)
-        memory[:] = torch.arange(256)
-        sent.put(views_of(memory, places))
+        memory, batch = torch.arange(256).to(torch.uint8), Batch({})
+        if shared:
+            batch["large"] = torch.zeros(100_000)
+        batch.update(views_of(memory, places))
+        sent.put(batch)
 
 
 @pytest.fixture(scope="module")
@@ -650,6 +650,7 @@ def test_tensors_anywhere_in_one_memory_arrive(sender: tuple[Any, Any], places: 
     asked, sent = sender
     asked.put((places, shared))
     batch = sent.get(timeout=60)
+    batch.pop("large", None)
     expected = dict(views_of(torch.arange(256).to(torch.uint8), places))
     assert list(batch) == list(expected)
     assert same(dict(batch), expected)
@@ -721,14 +722,11 @@ def _send(there: Any, back: Any, big: bool) -> None:
 
 def _send_many(there: Any, back: Any) -> None:
     torch.set_num_threads(1)  # as DataLoader's workers do: OpenMP does not survive a fork
-    pool, inherited = worker_pool(), _shared_maps()  # what earlier tests have received
+    inherited = _shared_maps()  # what earlier tests have received
     for number in range(40):
-        memory = torch.from_numpy(pool.borrow(400_000))
-        memory[:] = number
-        batch = Batch({"a": memory[:200_000].view(torch.int32), "b": memory[200_000:], "c": torch.full((3,), number)})
-        del memory
-        there.put(batch)
-        del batch
+        memory = torch.full((400_000,), number, dtype=torch.uint8)
+        columns = {"a": memory[:200_000].view(torch.int32), "b": memory[200_000:], "c": torch.full((3,), number)}
+        there.put(Batch(columns))
         if number % 4 == 3:
             back.get()
     there.put(_shared_maps() - inherited)
@@ -763,18 +761,6 @@ def test_shared_memory_is_reused_but_never_under_a_batch() -> None:
         assert bool((column == number).all()), "a column that is kept keeps its memory"
     if hasattr(os, "memfd_create"):
         assert 0 < files <= 12, "40 batches were made in a few files of shared memory"
-
-
-def test_free_shared_memory_of_up_to_twice_the_size_is_reused() -> None:
-    pool = SharedPool()
-    block = pool.borrow(300_000)
-    address = block.ctypes.data
-    del block
-    smaller = pool.borrow(250_000)
-    assert smaller.ctypes.data == address
-    assert pool.borrow(250_000).ctypes.data != address, "it is in use"
-    del smaller
-    assert pool.borrow(100_000).ctypes.data != address, "much too large for this"
 
 
 def test_long_rows_are_received_as_they_were_sent(tmp_path: Path) -> None:
