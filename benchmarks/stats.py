@@ -15,10 +15,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -26,10 +25,9 @@ from _loader_data import NULLS, SHAPES
 from _loader_peers import BATCH
 
 import pqcache.torch.dataset_reader as dataset_reader
-from pqcache.reader.meter import Meter, NoMeter
+from pqcache.reader.meter import Meter
 from pqcache.torch import ParquetDataset
-from pqcache.torch.iteration_meter import NoIterationMeter
-from pqcache.torch.shared_meter import SharedMeter, new_meter
+from pqcache.torch.iteration_meter import IterationMeter, new_meter
 
 PART = 4  # of the rows of loader.py
 TIMES = 20  # that a RepeatedMeter makes a call
@@ -53,15 +51,31 @@ def open_dataset(
     stall_timeout = 60 if is_measured else None
     dataset = ParquetDataset(path, batch_size=batch_size, nulls=NULLS[name] or "error", stall_timeout=stall_timeout)
     if not is_measured:
-        dataset._measured = lambda epoch: nullcontext(NoIterationMeter())  # type: ignore[method-assign]
+        dataset._measured = lambda epoch: nullcontext(IterationMeter(dataset.meter))  # type: ignore[method-assign]
     return dataset
 
 
-class RepeatedMeter(SharedMeter):
+class NoMeter(Meter):
+    """Counts nothing."""
+
+    def add(self, counter: int, amount: int) -> None: ...
+    def made(self, batches: int, rows: int, size: int) -> None: ...
+    def note_memory(self) -> None: ...
+
+    @contextmanager
+    def timed(self, counter: int, times: int = 1) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def decoding(self, row_group: int, stored_bytes: int) -> Iterator[None]:
+        yield
+
+
+class RepeatedMeter(Meter):
     """A meter that makes each call TIMES times: all but one on ``other``, a NoMeter or one that counts."""
 
     def __init__(self, other: Meter) -> None:
-        super().__init__()
+        super().__init__(new_meter()._memory)
         self._other = other
         self._clock: Callable[[], int] = int if isinstance(other, NoMeter) else time.monotonic_ns
 
@@ -77,30 +91,24 @@ class RepeatedMeter(SharedMeter):
             self._clock(), self._clock()  # of the wait for the batch
         super().made(batches, rows, size)
 
-    def timed(self, counter: int) -> AbstractContextManager[Any]:
+    @contextmanager
+    def timed(self, counter: int, times: int = 1) -> Iterator[None]:
         for _ in range(TIMES - 1):
             with self._other.timed(counter):
                 pass
-        return nullcontext()
+        yield
 
-    def span(self, name: str) -> AbstractContextManager[Any] | None:
-        for _ in range(TIMES - 1):
-            self._other.span(name)
-        return super().span(name)
-
-    def decoding(self, row_group: int, stored_bytes: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def decoding(self, row_group: int, stored_bytes: int) -> Iterator[None]:
         for _ in range(TIMES - 1):
             with self._other.decoding(row_group, stored_bytes):
                 pass
-        return super().decoding(row_group, stored_bytes)
+        with super().decoding(row_group, stored_bytes):
+            yield
 
-    def note_memory(self, buffers: int) -> None:
+    def note_memory(self) -> None:
         for _ in range(TIMES - 1):
-            self._other.note_memory(buffers)
-
-    def note_ready(self, batches: int) -> None:
-        for _ in range(TIMES - 1):
-            self._other.note_ready(batches)
+            self._other.note_memory()
 
 
 METERS: dict[str, Callable[[], Meter]] = {

@@ -1,4 +1,4 @@
-"""What reading a dataset takes, as values: the numbers of a meter, and what follows from them."""
+"""What reading a dataset takes and what has arrived of it, as values: what ``stats()`` returns."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from pqcache.reader.arrival_stats import ArrivalStats
-from pqcache.reader.meter import MemoryUse, MeterCounts
+import numpy as np
+
+from pqcache.reader.arriving.wanted_order import without_repeats
+from pqcache.reader.meter import MeterCounts
+from pqcache.reader.read_plan import ReadPlan
 
 Limit = Literal["trainer", "start", "storage", "decode", "gather", "transform", "transfer"]
 
@@ -87,6 +90,25 @@ class ReadingStats:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ArrivalStats:
+    """What has arrived of a dataset; all 0 for one that was complete when it was opened.
+
+    Attributes:
+        total_bytes: bytes of all its files.
+        arrived_bytes: bytes of them that have arrived.
+        wanted_bytes: bytes of the row groups and columns that are read.
+        wanted_arrived_bytes: bytes of these that have arrived.
+        waited_seconds: how long this process, and workers that it has forked, waited for some that had not.
+    """
+
+    total_bytes: int = 0
+    arrived_bytes: int = 0
+    wanted_bytes: int = 0
+    wanted_arrived_bytes: int = 0
+    waited_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class DatasetStats:
     """What a dataset, all its threads and workers of this rank, has done; ``dataset.stats()`` returns it.
 
@@ -115,24 +137,43 @@ class DatasetStats:
         return found | {"datasets": {name: stats.to_dict() for name, stats in self.datasets.items()}}
 
 
-def dataset_stats(
-    counts: MeterCounts, memory: MemoryUse, *, limit: int, arrivals: ArrivalStats, transform_threads: int = 1
-) -> DatasetStats:
-    """Return the numbers of a dataset's meter; ``transform_threads`` are those of a process."""
+def dataset_stats(counts: MeterCounts, plan: ReadPlan, limit: int, transform_threads: int = 1) -> DatasetStats:
+    """Return the numbers of a dataset's meter, whose ``limit`` is in bytes; ``transform_threads`` are of a process."""
     return DatasetStats(
         epoch=reading_stats(counts.of_epoch, counts.epoch, transform_threads),
         total=reading_stats(counts.total, None, transform_threads),
-        memory_bytes=sum(memory.arrow.values()),
-        memory_peak_bytes=memory.peak,
+        memory_bytes=sum(counts.arrow.values()),
+        memory_peak_bytes=counts.peak,
         memory_limit_bytes=limit,
-        arrivals=arrivals,
+        arrivals=_arrivals(plan),
+    )
+
+
+def _arrivals(plan: ReadPlan) -> ArrivalStats:
+    arrivals, index = plan.data.arrivals, plan.data.index
+    if arrivals is None:
+        return ArrivalStats()
+    row_groups = without_repeats(plan.row_groups)
+    wanted = arrived = 0
+    for name in plan.columns_read:
+        if f"{name}:bytes" not in index.recorded:
+            continue
+        sizes = np.nan_to_num(index.table[f"{name}:bytes"].to_numpy()).astype(np.int64)[row_groups]
+        wanted += int(sizes.sum())
+        arrived += int(sizes[arrivals.arrived(row_groups, arrivals.positions([name]))].sum())
+    return ArrivalStats(
+        total_bytes=arrivals.total_bytes,
+        arrived_bytes=arrivals.arrived_bytes,
+        wanted_bytes=wanted,
+        wanted_arrived_bytes=arrived,
+        waited_seconds=arrivals.waited_seconds,
     )
 
 
 def mix_stats(
     own: MeterCounts,
     datasets: Mapping[str, DatasetStats],
-    parts: Iterable[tuple[MeterCounts, MemoryUse]],
+    parts: Iterable[MeterCounts],
     within_batch: bool = False,
 ) -> DatasetStats:
     """Return the numbers of a mix: of its ``own`` meter what the trainer does, of its datasets' the rest.
@@ -141,12 +182,12 @@ def mix_stats(
     """
     total, epoch, peak = dict(own.total), dict(own.of_epoch), 0
     arrow: dict[int, int] = {}  # of each process, whatever it reads
-    for counts, memory in parts:
+    for counts in parts:
         for sums, more in ((total, counts.total), (epoch, counts.of_epoch)):
             for name, number in more.items():
                 sums[name] += number
-        peak += memory.peak
-        arrow |= {process: max(size, arrow.get(process, 0)) for process, size in memory.arrow.items()}
+        peak += counts.peak
+        arrow |= {process: max(size, arrow.get(process, 0)) for process, size in counts.arrow.items()}
     if within_batch:
         total["batches"], epoch["batches"] = own.total["batches"], own.of_epoch["batches"]
     arrivals = [stats.arrivals for stats in datasets.values()]

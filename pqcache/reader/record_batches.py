@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.errors import UsageError
-from pqcache.reader.arrival_stats import arrival_stats
 from pqcache.reader.epoch import Epoch, Epochs
 from pqcache.reader.load import RowGroups, release_unused
 from pqcache.reader.meter import WAITED, Meter
@@ -60,9 +59,7 @@ class RecordBatches(Iterator[pa.RecordBatch]):
 
     def stats(self) -> DatasetStats:
         """Return what reading has taken so far, and how long batches were waited for; see docs/monitoring.md."""
-        meter = self._epoch.groups.meter
-        arrivals = arrival_stats(self._epoch.plan)
-        return dataset_stats(meter.counts(), meter.memory(), limit=self._options.memory, arrivals=arrivals)
+        return dataset_stats(self._epoch.groups.meter.counts(), self._epoch.plan, self._options.memory)
 
 
 def read_record_batches(

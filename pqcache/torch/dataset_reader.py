@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.errors import UsageError
-from pqcache.reader.arrival_stats import arrival_stats
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
 from pqcache.reader.epoch import Epoch, Epochs
 from pqcache.reader.load import release_unused
@@ -41,8 +40,8 @@ from pqcache.torch.batch_groups import TensorGroup, UnmadeBatch, bytes_of, check
 from pqcache.torch.checkpoint import Place, State, check_options, check_rows_of_state
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.failed_rows import FailureLog
+from pqcache.torch.iteration_meter import new_meter
 from pqcache.torch.ragged import item
-from pqcache.torch.shared_meter import new_meter
 from pqcache.torch.streams import merged
 from pqcache.torch.tensors import Conversion, check_type, fills_when_decoded, null_error, paths_in
 from pqcache.torch.transform_errors import BatchOrigin
@@ -129,13 +128,8 @@ class DatasetReader:
 
     def stats(self) -> DatasetStats:
         """Return what reading has taken so far."""
-        return dataset_stats(
-            self.meter.counts(),
-            self.meter.memory(),
-            limit=self.options.memory,
-            arrivals=arrival_stats(self._plan),
-            transform_threads=self.options.transform.threads or 1,
-        )
+        threads = self.options.transform.threads or 1
+        return dataset_stats(self.meter.counts(), self._plan, self.options.memory, threads)
 
     @property
     def data(self) -> LocalDataset:

@@ -24,8 +24,8 @@ from pqcache.torch.batch import Batch, Position, joined, register
 from pqcache.torch.checkpoint import MixState, Place, State, check_options, check_worker
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
+from pqcache.torch.iteration_meter import new_meter
 from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset
-from pqcache.torch.shared_meter import new_meter
 from pqcache.torch.transform_errors import BatchOrigin
 from pqcache.torch.transforms import Item, TransformRunner
 
@@ -110,7 +110,7 @@ class Mix(ResumableDataset):
 
     def stats(self) -> DatasetStats:
         """Return what reading has taken, of all datasets together and of each in ``datasets``."""
-        parts = [(reader.meter.counts(), reader.meter.memory()) for reader in self._readers.values()]
+        parts = [reader.meter.counts() for reader in self._readers.values()]
         datasets = {name: d.stats() for name, d in self._readers.items()}
         return mix_stats(self._meter.counts(), datasets, parts, within_batch=self.within_batch)
 

@@ -29,7 +29,7 @@ from pqcache.torch.checkpoint import MixState, Place, State, divisions_in
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.distributed import ranks_and_rank
 from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_ahead
-from pqcache.torch.iteration_meter import IterationMeter, NoIterationMeter, describe_reading, measured
+from pqcache.torch.iteration_meter import IterationMeter, describe_reading, measured
 from pqcache.torch.progress import Progress, Record
 from pqcache.torch.transport import begin_worker
 from pqcache.units import parse_count, parse_duration
@@ -210,11 +210,11 @@ class ResumableDataset(IterableDataset[Batch]):
         counts = self.stats().epoch
         return (counts.batches if self.yields_batches else counts.rows) >= share.count()
 
-    def _measured(self, epoch: int) -> AbstractContextManager[IterationMeter | NoIterationMeter]:
+    def _measured(self, epoch: int) -> AbstractContextManager[IterationMeter]:
         """Return what measures an iteration of this process, unless a Loader does."""
         info = get_worker_info()
         if info is None and self._measured_by_loader:
-            return nullcontext(NoIterationMeter())
+            return nullcontext(IterationMeter(self.meter))
         number = time.monotonic_ns() if info is None else self.progress.pass_key
         return measured(self, epoch, number, by_loader=self._measured_by_loader)
 

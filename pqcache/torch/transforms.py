@@ -200,8 +200,8 @@ class TransformRunner:
             return self._meter.timed(TRANSFORM)
         self._calls += 1
         if self._calls <= _MEASURED:
-            return self._meter.timed_for(TRANSFORM, 1)
-        return nullcontext() if self._calls % _MEASURED else self._meter.timed_for(TRANSFORM, _MEASURED)
+            return self._meter.timed(TRANSFORM, 1)
+        return nullcontext() if self._calls % _MEASURED else self._meter.timed(TRANSFORM, _MEASURED)
 
     def _tried(self, item: Item, value: Any) -> Any:
         try:

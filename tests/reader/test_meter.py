@@ -6,19 +6,20 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from pqcache.reader.meter import BATCHES, BUSY, NAMES, OF_TRAINER, WAITED, Meter, new_cells
+from pqcache.reader.meter import BATCHES, BUSY, NAMES, OF_TRAINER, SHAPE, WAITED, Meter
 from pqcache.reader.reading_stats import reading_stats
 
 
 @pytest.fixture
 def meter() -> Meter:
     """A meter that children share."""
-    cells = new_cells()
-    return Meter(np.frombuffer(mmap.mmap(-1, cells.nbytes), np.int64).reshape(cells.shape))
+    size = 8 * SHAPE[0] * SHAPE[1]
+    return Meter(SimpleNamespace(numbers=np.frombuffer(mmap.mmap(-1, size), np.int64).reshape(SHAPE)))
 
 
 def in_child(work: Callable[[], object]) -> None:
@@ -52,9 +53,10 @@ def test_more_children_than_there_are_rows(meter: Meter) -> None:
 
 def test_a_row_that_another_process_has_taken_is_left(meter: Meter) -> None:
     meter.add(BATCHES, 1)
-    meter._cells[meter._cells[:, 0] == os.getpid(), 0] = os.getppid()  # as one that took it at the same time
+    cells = meter._memory.numbers
+    cells[cells[:, 0] == os.getpid(), 0] = os.getppid()  # as one that took it at the same time
     meter.add(BATCHES, 1)
-    assert sorted(set(meter._cells[1:, 0].tolist())) == sorted({0, os.getpid(), os.getppid()})
+    assert sorted(set(cells[1:, 0].tolist())) == sorted({0, os.getpid(), os.getppid()})
     assert meter.counts().total["batches"] == 2
 
 
@@ -75,9 +77,8 @@ def test_an_epoch_is_what_its_pass_has_counted(meter: Meter) -> None:
 def test_what_is_read(meter: Meter) -> None:
     meter.begin(0, 1)
     with meter.decoding(7, 100):
-        (state,) = meter.processes()
-        assert (state.process, state.is_alive, state.row_group) == (os.getpid(), True, 7)
-    assert meter.processes()[0].row_group is None
+        assert [found[:2] for found in meter.reading()] == [(os.getpid(), 7)]
+    assert meter.reading() == [(os.getpid(), None, 0.0)]
     assert (meter.counts().total["row_groups"], meter.counts().total["row_group_bytes"]) == (1, 100)
 
 

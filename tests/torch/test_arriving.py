@@ -20,8 +20,8 @@ import pytest
 
 from pqcache import Cache, Pack, TokenBatches
 from pqcache.errors import CacheError, ParquetError, SourceDenied, UsageError
-from pqcache.reader.arrival_stats import ArrivalStats
 from pqcache.reader.arriving.arrival_queue import ArrivalQueue
+from pqcache.reader.reading_stats import ArrivalStats
 from pqcache.store.arriving import start_run
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
