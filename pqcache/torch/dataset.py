@@ -28,11 +28,10 @@ from pqcache.torch.batch import Batch
 from pqcache.torch.batch_groups import sizes_in_worker
 from pqcache.torch.checkpoint import Place, State, check_lanes, check_options, check_worker
 from pqcache.torch.dataset_reader import DatasetReader, ReadOptions
-from pqcache.torch.failed_rows import FailedRow
 from pqcache.torch.packing import DEFAULT_BATCH_SIZE, check_packing
 from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset, count_or_none
 from pqcache.torch.tensors import Conversion
-from pqcache.torch.transforms import MAX_ERRORS, OnError, Transform
+from pqcache.torch.transforms import MAX_ERRORS, FailedRow, OnError, Transform
 from pqcache.units import format_count, parse_names, parse_size
 
 

@@ -39,13 +39,11 @@ from pqcache.torch.batch import Batch, Position, register
 from pqcache.torch.batch_groups import TensorGroup, UnmadeBatch, bytes_of, check_mask
 from pqcache.torch.checkpoint import Place, State, check_options, check_rows_of_state
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
-from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.iteration_meter import new_meter
 from pqcache.torch.ragged import item
 from pqcache.torch.streams import merged
 from pqcache.torch.tensors import Conversion, check_type, fills_when_decoded, null_error, paths_in
-from pqcache.torch.transform_errors import BatchOrigin
-from pqcache.torch.transforms import Item, Transform, TransformRunner
+from pqcache.torch.transforms import BatchOrigin, FailureLog, Item, Transform, TransformRunner
 
 
 @dataclass(frozen=True, kw_only=True)

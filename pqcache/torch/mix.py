@@ -26,8 +26,7 @@ from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.iteration_meter import new_meter
 from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset
-from pqcache.torch.transform_errors import BatchOrigin
-from pqcache.torch.transforms import Item, TransformRunner
+from pqcache.torch.transforms import BatchOrigin, Item, TransformRunner
 
 Result = Callable[[], Any]  # waits for a transform
 Submit = Callable[[Result], Result]

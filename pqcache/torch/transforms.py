@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import itertools
+import json
 import logging
+import os
 import random
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+import tempfile
+import time
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,17 +24,23 @@ import torch
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
+from pqcache.reader.batch_rows import documents_of
 from pqcache.reader.meter import NO_METER, TRANSFORM, Meter
+from pqcache.reader.order.epoch_order import Order
+from pqcache.reader.read_plan import ReadPlan
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
+from pqcache.system.locks import try_lock
 from pqcache.torch.batch import Batch, Position, copied, row_count, take_rows
-from pqcache.torch.failed_rows import FailedRow, FailureLog, text_of
-from pqcache.torch.transform_errors import BatchOrigin, add_note, located
 
 OnError = Literal["raise", "skip"]
 MAX_ERRORS = 100
 _MOST_TRIES = 32  # batches without a good row, one after the other
 _AHEAD = 2  # batches for each thread
 _MEASURED = 16  # of so many single rows the time of one is measured, after as many first ones
+_MOST_LISTED = 20  # row groups of an error
+_MOST_TEXT = 500  # characters of an error that are kept
+_PREFIX, _SUFFIX = "pqcache-errors-", ".jsonl"
+_YOUNG = 60  # seconds
 log = logging.getLogger("pqcache.torch")
 
 
@@ -87,18 +99,147 @@ class Item:
     numbers: tuple[int, int]
 
 
+@dataclass(frozen=True)
+class BatchOrigin:
+    """Where the rows of a dataset's batches lie: those of ``order`` are of the row groups of ``plan``."""
+
+    dataset: str
+    plan: ReadPlan
+    order: Order
+    in_batches: bool = True
+
+    def places(self, index: int) -> list[tuple[str, int, int]]:
+        """Return the file, the row group and the row in it of each row of a batch; a selection counts its own rows.
+
+        Of sequences, and of packed ones, a row is a sequence; of batches of whole documents it is a document.
+        """
+        plan = self.plan
+        groups, rows = self.order.batch(index)
+        if plan.packs is not None and plan.pack is None:
+            groups, rows = documents_of(plan, self.order, groups, rows)
+        starts = np.zeros(len(groups), np.int64) if plan.piece_starts is None else plan.piece_starts[groups]
+        table, numbers = plan.data.index, plan.row_groups[groups]
+        files, row_groups = table.numbers("file")[numbers].tolist(), table.numbers("row_group")[numbers].tolist()
+        places = zip(files, row_groups, (rows + starts).tolist(), strict=True)
+        return [(table.paths[file], row_group, row) for file, row_group, row in places]
+
+    def lines(self, index: int) -> list[str]:
+        """Return a line for each row group of which a batch has rows."""
+        plan, rows = self.plan, defaultdict[tuple[str, int], list[int]](list)
+        for path, row_group, row in self.places(index):
+            rows[path, row_group].append(row)
+        what = "row" if plan.sequence is None and plan.pack is None else "sequence"
+        selected = not plan.selection.is_all and plan.packs is None
+        lines = []
+        for (path, row_group), found in sorted(rows.items()):
+            first, last = min(found), max(found)
+            span = f"{what} {first}" if first == last else f"{len(found)} {what}s from {first} to {last}"
+            lines.append(f"{path}, row group {row_group}: {span}{', counted among those that are selected' * selected}")
+        more = len(lines) - _MOST_LISTED
+        return lines if more <= 0 else [*lines[:_MOST_LISTED], f"and {more} more row groups"]
+
+
+class InTransform(Exception):
+    """The cause that an error of a transform is given on Python 3.10, which has no notes."""
+
+
+def _add_note(error: Exception, text: str) -> None:
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+        return
+    first: BaseException = error
+    while (before := first.__cause__ or first.__context__) is not None:
+        first = before
+    first.__cause__ = InTransform(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedRow:
+    """A row for which the transform raised ``error``, in batch (or row) ``index`` of ``epoch``.
+
+    ``row`` is its position in row group ``row_group`` of ``file``; with a filter it counts the rows that meet it, with
+    weights each as often as it comes, and of packed documents it is the sequence. It is -1 where no row failed by
+    itself, but all of the batch together; then file and row group are those of its first row.
+    """
+
+    epoch: int
+    index: int
+    file: str
+    row_group: int
+    row: int
+    error: str
+
+    def __str__(self) -> str:
+        what = f"row {self.row}" if self.row >= 0 else "and others, together"
+        return f"{self.file}, row group {self.row_group}, {what}: {self.error}"
+
+
+class FailureLog:
+    """Failed rows in a temporary file, to which the workers append; it is removed with the dataset that made it.
+
+    The file is locked while that dataset exists. Those of killed processes are removed when the next one is made.
+    """
+
+    def __init__(self) -> None:
+        _remove_abandoned(Path(tempfile.gettempdir()))
+        descriptor, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX)
+        try_lock(descriptor, exclusive=True)
+        self.path = Path(name)
+        weakref.finalize(self, _remove, self.path, os.getpid(), descriptor)
+
+    def append(self, rows: Sequence[FailedRow]) -> None:
+        """Add rows; what several processes add at the same time does not mix."""
+        text = "".join(f"{json.dumps(asdict(row))}\n" for row in rows)
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except FileNotFoundError:
+            log.debug("%s: the process that made it has ended, or its dataset is gone: not reported there", self.path)
+            return
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+    def read(self) -> list[FailedRow]:
+        """Return all rows so far, those of one worker in their order."""
+        try:
+            lines = self.path.read_text().splitlines()
+        except FileNotFoundError:  # of the process that made it, which has ended
+            return []
+        return [FailedRow(**json.loads(line)) for line in lines]
+
+
+def _remove(path: Path, process: int, descriptor: int) -> None:
+    if os.getpid() == process:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Remove the files of this user whose processes have ended without removing them."""
+    now = time.time()
+    for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                status = os.fstat(descriptor)
+                is_old = now - status.st_mtime > _YOUNG  # a new one may not be locked yet
+                if status.st_uid == os.getuid() and is_old and try_lock(descriptor, exclusive=True):
+                    log.debug("%s: removed, the process that made it has ended", path)
+                    path.unlink()
+            finally:
+                os.close(descriptor)
+
+
+@dataclass
 class _Failed:
     """What a transform makes of a batch without any good row, with the error of the last try."""
 
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    error: Exception
 
 
 class TransformRunner:
-    """Transforms the batches, or rows, of a dataset: those of one pass of one worker.
-
-    ``seeds`` go before the numbers of a batch into its seed.
-    """
+    """Transforms the batches, or rows, of a dataset: those of one pass of one worker."""
 
     def __init__(
         self,
@@ -110,29 +251,39 @@ class TransformRunner:
         meter: Meter = NO_METER,
     ) -> None:
         self._transform, self._origin, self._failures = transform, origin, failures
-        self._seed, self._node = seed & (2**64 - 1), tuple(node)
-        self._packed = origin.plan.pack is not None
-        self._count, self._calls, self._meter = 0, 0, meter
+        self._seed, self._node, self._meter = seed & (2**64 - 1), tuple(node), meter
+        self._count = self._calls = 0  # of failed rows, and of calls for single rows
 
     def run(
-        self, items: Iterable[Item], indices: Sequence[int], lanes: int, total: int, read: Callable[[int], Any]
+        self, items: Iterator[Item], indices: Sequence[int], lanes: int, total: int, read: Callable[[int], Any]
     ) -> Generator[Any]:
         """Yield what the transform makes of each item, in order.
 
         ``indices`` are their global indices. ``read`` returns a batch by its index, of an epoch of ``total``, in place
         of one that has no good row, where no later item is of its lane.
         """
-        coming = _Coming(iter(items), indices)
+        coming: deque[Item] = deque()  # items that are read and not yet yielded
+        results: deque[Callable[[], Any]] = deque()  # of the first of them
+
+        def value_of(index: int, after: Item) -> Any:
+            """Another batch: one that this worker reads later, or else read for this."""
+            if index < after.position.index or index not in indices:
+                return read(index)
+            while all(item.position.index != index for item in coming):
+                coming.append(next(items))
+            return next(item.value for item in coming if item.position.index == index)
+
         with self.threads() as submit:
-            while (item := coming.first(self.ahead)) is not None:
-                results = coming.results
-                for ahead in itertools.islice(coming.items, len(results), None):
-                    results.append(submit(partial(self._result, ahead)))
-                result = results.popleft()()
-                coming.items.popleft()
-                if isinstance(result, _Failed):
-                    result = self._from_another(item, result, coming, lanes, total, read)
-                yield result
+            while True:
+                coming.extend(islice(items, max(0, self.ahead - len(coming))))
+                if not coming:
+                    return
+                for item in islice(coming, len(results), None):
+                    results.append(submit(partial(self._result, item)))
+                result, item = results.popleft()(), coming.popleft()
+                yield (
+                    self._from_another(item, result, lanes, total, value_of) if isinstance(result, _Failed) else result
+                )
 
     def one(self, item: Item) -> Any:
         """Return what the transform makes of one batch; one without a good row raises its error."""
@@ -158,10 +309,22 @@ class TransformRunner:
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
+    @contextmanager
+    def _located(self, item: Item) -> Iterator[None]:
+        """Add to an error which batch it is about; it is the same error, with its own traceback."""
+        try:
+            yield
+        except Exception as error:
+            kind, position = "batch" if self._origin.in_batches else "row", item.position
+            about = "" if position.source is None else f" (of the dataset {position.source!r} of the mix)"
+            heading = f"in the transform of {kind} {position.index} of epoch {position.epoch}{about}"
+            _add_note(error, "\n  ".join([f"{heading}, {self._origin.dataset}:", *self._origin.lines(item.place)]))
+            raise
+
     def _result(self, item: Item, noted: bool = True) -> Any:
         """Return what the transform makes of a batch, with other rows in place of bad ones, or that there are none."""
         if not self._transform.skips:
-            with located(item.position, self._origin, item.place):
+            with self._located(item):
                 return self._call(item, item.value)
         found = self._tried(item, copied(item.value))
         if not isinstance(found, _Failed):
@@ -170,12 +333,10 @@ class TransformRunner:
             return self._noted(item, {0: found.error}, noted, found)
         rows = row_count(item.value)
         bad = self._bad_rows(item, range(rows))
-        if not bad:  # it fails for all rows together
-            return self._noted(item, {-1: found.error}, noted, found)
-        self._noted(item, bad, noted, found)
-        if len(bad) == rows:
-            return found
+        self._noted(item, bad or {-1: found.error}, noted, found)  # or it fails for all rows together
         good = [row for row in range(rows) if row not in bad]
+        if not bad or not good:
+            return found
         chosen = [row if row not in bad else next((g for g in good if g > row), good[0]) for row in range(rows)]
         repaired = self._tried(item, self._rows(item.value, chosen))
         return self._noted(item, {-1: repaired.error}, noted, repaired) if isinstance(repaired, _Failed) else repaired
@@ -185,23 +346,17 @@ class TransformRunner:
         function, threads = self._transform.function, self._transform.threads
         if function is None:
             return value
-        seeds = (self._seed, *item.numbers, *self._node)
-        with self._measured():
+        seeds, times = (self._seed, *item.numbers, *self._node), 1
+        if not self._origin.in_batches:  # to measure takes as long as a short call
+            self._calls += 1
+            times = 1 if self._calls <= _MEASURED else 0 if self._calls % _MEASURED else _MEASURED
+        with self._meter.timed(TRANSFORM, times) if times else nullcontext():
             if threads is not None:
                 result = function(value, np.random.default_rng(seeds))
             else:
                 with _seeded(*seeds):
                     result = function(value)
         return Batch(result, item.position) if type(result) is dict and self._origin.in_batches else result
-
-    def _measured(self) -> AbstractContextManager[Any]:
-        """Return what measures a call; of single rows it measures some, because that takes as long as a short call."""
-        if self._origin.in_batches:
-            return self._meter.timed(TRANSFORM)
-        self._calls += 1
-        if self._calls <= _MEASURED:
-            return self._meter.timed(TRANSFORM, 1)
-        return nullcontext() if self._calls % _MEASURED else self._meter.timed(TRANSFORM, _MEASURED)
 
     def _tried(self, item: Item, value: Any) -> Any:
         try:
@@ -230,61 +385,50 @@ class TransformRunner:
         return bad
 
     def _rows(self, batch: Batch, rows: Sequence[int]) -> Batch:
-        return take_rows(batch, rows, self._packed)
+        return take_rows(batch, rows, self._origin.plan.pack is not None)
 
     def _noted(self, item: Item, errors: dict[int, Exception], noted: bool, result: _Failed) -> _Failed:
         """Note failed rows, by their numbers in the batch; -1 is the batch as a whole. Return ``result``."""
         if not noted:
             return result
-        places = self._origin.places(item.place)
-        rows = [
-            FailedRow(
-                epoch=item.position.epoch,
-                index=item.position.index,
-                file=places[max(row, 0)].file,
-                row_group=places[max(row, 0)].row_group,
-                row=places[row].row if row >= 0 else -1,
-                error=text_of(error),
-            )
-            for row, error in errors.items()
-        ]
-        for row in rows:
-            log.warning("the transform failed, and another row comes in its place: %s", row)
+        places, rows = self._origin.places(item.place), []
+        for row, error in errors.items():
+            file, row_group, number = places[max(row, 0)]
+            text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:_MOST_TEXT]
+            at = item.position
+            failed = FailedRow(epoch=at.epoch, index=at.index, file=file, row_group=row_group, row=number, error=text)
+            rows.append(failed if row >= 0 else replace(failed, row=-1))
+            log.warning("the transform failed, and another row comes in its place: %s", rows[-1])
         if self._failures is not None:
             self._failures.append(rows)
         self._count += len(rows)
         if (most := self._transform.max_errors) is not None and self._count > most:
-            error = result.error
-            add_note(error, f"the transform has failed for more than max_errors={most} rows, at last for\n  {rows[-1]}")
-            raise error
+            text = f"the transform has failed for more than max_errors={most} rows, at last for\n  {rows[-1]}"
+            _add_note(result.error, text)
+            raise result.error
         return result
 
     def _from_another(
-        self, item: Item, failed: _Failed, coming: _Coming, lanes: int, total: int, read: Callable[[int], Any]
+        self, item: Item, failed: _Failed, lanes: int, total: int, value_of: Callable[[int, Item], Any]
     ) -> Any:
         """Return the result for a batch without a good row: of the next batch of its lane, or of one before.
 
         That depends on the lane only, so it is the same in any topology, and after a resume.
         """
         inside = item.position.index % total
-        ahead = range(inside + lanes, total, lanes)
-        for other in itertools.islice(itertools.chain(ahead, range(inside - lanes, -1, -lanes)), _MOST_TRIES):
-            value = coming.find(other) if other > inside and item.position.index < total else None
-            value = read(other) if value is None else value
-            found = self._result(replace(item, value=self._sized(value, item.value)), noted=False)
+        others = chain(range(inside + lanes, total, lanes), range(inside - lanes, -1, -lanes))
+        for other in islice(others, _MOST_TRIES):
+            value = value_of(other, item)
+            if self._origin.in_batches:  # of as many rows, unless batches differ in that
+                if self._origin.order.batch_size > 1:
+                    value = self._rows(value, [row % row_count(value) for row in range(row_count(item.value))])
+                value = Batch(value, item.position)
+            found = self._result(replace(item, value=value), noted=False)
             if not isinstance(found, _Failed):
                 return found
             failed = found
-        with located(item.position, self._origin, item.place):
+        with self._located(item):
             raise failed.error
-
-    def _sized(self, value: Any, like: Any) -> Any:
-        """Return a batch with as many rows as another, unless batches differ in that."""
-        if not self._origin.in_batches:
-            return value
-        if self._origin.order.batch_size > 1:
-            value = self._rows(value, [row % row_count(value) for row in range(row_count(like))])
-        return Batch(value, like.position)
 
 
 @contextmanager
@@ -303,31 +447,3 @@ def _seeded(*numbers: int) -> Iterator[None]:
             random.setstate(saved[0])
             np.random.set_state(saved[1])
             torch.set_rng_state(saved[2])
-
-
-class _Coming:
-    """Items that are read and not yet yielded, and the results of the first of them; ``indices`` are all that come."""
-
-    def __init__(self, source: Iterator[Item], indices: Sequence[int]) -> None:
-        self._source, self._indices = source, indices
-        self.items: deque[Item] = deque()
-        self.results: deque[Callable[[], Any]] = deque()
-
-    def first(self, count: int) -> Item | None:
-        """Return the next item, with at least ``count`` read; None at the end."""
-        while len(self.items) < count and (item := next(self._source, None)) is not None:
-            self.items.append(item)
-        return self.items[0] if self.items else None
-
-    def find(self, index: int) -> Any:
-        """Return the value of the item with this index, which comes later; None if it does not."""
-        if index not in self._indices:  # another worker reads it, or nobody
-            return None
-        for item in self.items:
-            if item.position.index == index:
-                return item.value
-        for item in self._source:
-            self.items.append(item)
-            if item.position.index == index:
-                return item.value
-        return None

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from pqcache import Pack, TokenBatches
 from pqcache.errors import ParquetError, UsageError
-from pqcache.torch import Batch, Loader, Mix, ParquetDataset, failed_rows
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset, transforms
 from pqcache.torch.batch import take_rows
-from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.ragged import to_rows
+from pqcache.torch.transforms import FailureLog
 from tests.examples import examples
 from tests.waiting import becomes_true
 
@@ -145,7 +145,7 @@ def test_with_workers_the_report_is_of_all(root: Path) -> None:
 
 def test_reports_of_killed_processes_are_removed(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(failed_rows, "_YOUNG", 0.0)
+    monkeypatch.setattr(transforms, "_YOUNG", 0.0)
     abandoned, other = tmp_path / "pqcache-errors-abcd.jsonl", tmp_path / "pqcache-other-abcd.jsonl"
     link = tmp_path / "pqcache-errors-link.jsonl"
     abandoned.touch()

@@ -16,9 +16,7 @@ from torch.utils.data import DataLoader, Subset, random_split
 from pqcache import Cache, Pack, TokenBatches, index, repartition, sync
 from pqcache.errors import UsageError
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Sequence, Split, dataset_reader
-from pqcache.torch.batch import Position
 from pqcache.torch.ragged import to_rows
-from pqcache.torch.transforms import Item, _Coming
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -202,14 +200,6 @@ def test_passes_of_weighted_rows_have_one_length(root: Path) -> None:
     *_, last = mix
     places = mix.rows_of(short, 252)
     assert (places.files * 120 + places.rows_in_file).tolist() == last["id"].tolist()
-
-
-def test_a_batch_that_another_worker_reads_is_not_looked_for() -> None:
-    items = [Item(value=n, position=Position(index=n), place=n, numbers=(0, n)) for n in (3, 5, 9)]
-    coming = _Coming(iter(items), [3, 5, 9])
-    assert coming.find(7) is None
-    assert not coming.items
-    assert coming.find(5) == 5
 
 
 def resumed(make: Any, steps: list[tuple[int, int | None]]) -> tuple[list[Any], dict[str, Any]]:

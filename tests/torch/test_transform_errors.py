@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from torch.utils.data import DataLoader
 
-from pqcache.torch import Loader, Mix, ParquetDataset, transform_errors
+from pqcache.torch import Loader, Mix, ParquetDataset, transforms
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -138,5 +138,5 @@ def test_without_notes_the_place_is_the_cause(table: Path) -> None:
     error = error_of(ParquetDataset(table, batch_size=16, transform=fail))
     assert type(error) is _NoNotes
     assert isinstance(error.__cause__, ZeroDivisionError)
-    assert isinstance(error.__cause__.__cause__, transform_errors.InTransform)
+    assert isinstance(error.__cause__.__cause__, transforms.InTransform)
     assert "in the transform of batch 0 of epoch 0" in text_of(error)
