@@ -1,29 +1,39 @@
-"""Prefetch: the batches of a loader on a device, each copied while the trainer works on the one before."""
+"""Prefetch: the batches of a loader on a device, each copied while the trainer works on the one before.
+
+A batch is packed into pinned memory that is reused, and copied from there on a stream of its own.
+"""
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import nullcontext
-from functools import partial
-from queue import SimpleQueue
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pqcache.errors import UsageError
-from pqcache.torch.device_copies import CopyStream, DeviceBlock, DeviceCopier, DeviceStream
+from pqcache.system.buffer_pool import aligned
+from pqcache.torch.batch import Batch
 from pqcache.torch.loader import Loader, Timed
-from pqcache.torch.ragged import to_device
-from pqcache.units import parse_size
+from pqcache.torch.ragged import Ragged, change_inside, to_device
+from pqcache.torch.transport import is_plain
+from pqcache.units import format_size, parse_size
 
 log = logging.getLogger("pqcache.torch")
+
+Bytes = npt.NDArray[np.uint8]
 _END = object()
 _THREAD = "pqcache-prefetch"
+_SLOTS = 2  # batches in pinned memory: one that is being copied, and one that is being packed
+_PAGE = 4096  # bytes; pinned memory is taken in powers of two from here on, as torch's allocator rounds up to these
 
 
 class Prefetch:
@@ -155,24 +165,30 @@ def _copied_ahead(batches: Iterator[Any], copier: DeviceCopier, timed: Timed) ->
     A batch has been packed when the loader is asked for the next one, as a loader may write that into the same memory.
     The thread is given a batch last: it needs the interpreter's lock, for which the trainer would wait here.
     """
-    with _Packing(copier) as packing:
-        is_more, has_begun, failure = True, False, None
-        while is_more:
-            ready = []  # a local variable would keep what the trainer is done with
-            if has_begun:
+    process, failure = os.getpid(), None
+    begun: Future[tuple[Any, DeviceBlock | None]] | None = None
+    with _packing() as thread:
+        while True:
+            ready: list[Any] = []  # a local variable would keep what the trainer is done with
+            if begun is not None:
+                if os.getpid() != process:  # which has no such thread
+                    reason, advice = "its iteration was begun before a fork", "iterate anew in the child process"
+                    raise UsageError("Prefetch", reason, advice)
                 with timed():
-                    ready.append(copier.finish(*packing.take()))
+                    ready.append(copier.finish(*begun.result()))
+                begun = None
             try:
                 batch = next(batches, _END)
-                is_more = batch is not _END
             except Exception as error:  # noqa: BLE001 - raised below, after the batch before it
-                is_more, failure, batch = False, error, _END
-            if is_more:
-                packing.give(batch)
-                has_begun = True
+                failure, batch = error, _END
+            is_last = batch is _END
+            if not is_last:
+                begun = thread.submit(copier.begin, batch)
             del batch
             if ready:
                 yield ready.pop()
+            if is_last:
+                break
     if failure is not None:
         try:
             raise failure
@@ -180,67 +196,21 @@ def _copied_ahead(batches: Iterator[Any], copier: DeviceCopier, timed: Timed) ->
             del failure  # which refers to this frame
 
 
-class _Packing:
+@contextmanager
+def _packing() -> Iterator[ThreadPoolExecutor]:
     """A thread that packs batches and begins their copies, one after the other.
 
     In the trainer's thread that would be time in which the device has nothing to do, as soon as a program waits for a
     result: what another process made is not in the cache of this processor, and takes longer to pack than to copy.
     """
-
-    def __init__(self, copier: DeviceCopier) -> None:
-        self._copier = copier
-        self._given: SimpleQueue[Any] = SimpleQueue()
-        self._begun: SimpleQueue[Any] = SimpleQueue()  # what the copier returned, or its error
-        self._process = os.getpid()
-        # a daemon, which the program's end stops: it does not wait for other threads of an iteration that is not closed
-        self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
-        self._stop = partial(_stop, self._given, self._thread)
-
-    def __enter__(self) -> _Packing:
-        self._thread.start()
-        atexit.register(self._stop)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if threading.current_thread().name == _THREAD:  # it collects an iteration that nobody refers to
-            self._given.put(_END)
-            return
-        atexit.unregister(self._stop)
-        self._stop()
-
-    def give(self, batch: Any) -> None:
-        """Let the thread begin with a batch."""
-        self._given.put(batch)
-
-    def take(self) -> tuple[Any, DeviceBlock | None]:
-        """Return the next batch that was begun, for the copier to finish; raise what went wrong with it."""
-        if os.getpid() != self._process:  # which has no such thread
-            raise UsageError("Prefetch", "its iteration was begun before a fork", "iterate anew in the child process")
-        begun = self._begun.get()
-        try:
-            if isinstance(begun, BaseException):
-                raise begun
-            found: tuple[Any, DeviceBlock | None] = begun
-            return found
-        finally:
-            del begun  # an error refers to this frame
-
-    def _run(self) -> None:
-        while (batch := self._given.get()) is not _END:
-            try:
-                self._begun.put(self._copier.begin(batch))
-            except BaseException as error:  # noqa: BLE001 - raised where the batch is taken
-                self._begun.put(error)
-            del batch
+    thread = ThreadPoolExecutor(1, _THREAD)
+    try:
+        yield thread
+    finally:  # where the thread itself collects an iteration that nobody refers to, it cannot wait for its end
+        thread.shutdown(wait=not threading.current_thread().name.startswith(_THREAD))
 
 
-def _stop(given: SimpleQueue[Any], thread: threading.Thread) -> None:
-    """End the thread of a `_Packing`; one that is in torch's code when Python ends would abort the process."""
-    given.put(_END)
-    thread.join()
-
-
-def copy_stream(device: torch.device) -> CopyStream | None:
+def copy_stream(device: torch.device) -> DeviceStream | None:
     """Return what copies to a device beside its work; None for a device of which that is not known to be safe."""
     return DeviceStream(device) if device.type == "cuda" else None
 
@@ -261,3 +231,198 @@ def _found(device: torch.device | str) -> torch.device:
     if found.index is not None and found.index >= api.device_count():
         raise UsageError(subject, f"there are {api.device_count()} such devices here, counted from 0")
     return found
+
+
+@dataclass(frozen=True)
+class DeviceBlock:
+    """Memory of a device that is being copied to, with an event after the copy."""
+
+    bytes: torch.Tensor
+    copied: Any
+
+
+class DeviceStream:
+    """A stream of a GPU, of CUDA or ROCm: torch calls both ``cuda``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._api: Any = getattr(torch, device.type)
+        index = self._api.current_device() if device.index is None else device.index
+        self._device = torch.device(device.type, index)
+        self._stream = self._api.Stream(device=self._device)
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """Return pinned memory; RuntimeError where there is none."""
+        with self._api.device(self._device):  # or it would be set up on another one
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def copy(self, pieces: Sequence[torch.Tensor], size: int) -> DeviceBlock:
+        """Begin to copy pinned pieces to a new block, which torch's allocator gives to this stream."""
+        with self._api.device(self._device), self._api.stream(self._stream):  # a thread has a device of its own
+            block, begin = torch.empty(size, dtype=torch.uint8, device=self._device), 0
+            for piece in pieces:
+                block[begin : begin + len(piece)].copy_(piece, non_blocking=True)
+                begin += len(piece)
+            copied = self._api.Event()
+            copied.record(self._stream)
+        return DeviceBlock(block, copied)
+
+    def wait(self, copied: Any) -> None:
+        """Wait in this thread until the copy before an event has ended."""
+        copied.synchronize()
+
+    def wait_on_device(self, block: DeviceBlock) -> None:
+        """Let the current stream wait for the copy; its memory is used again after what that stream does with it."""
+        current = self._api.current_stream(self._device)
+        current.wait_event(block.copied)
+        block.bytes.record_stream(current)
+
+    def move(self, value: Any) -> Any:
+        """Return a value with all that is not on the device moved there."""
+        return to_device(value, self._device)
+
+
+class PinnedSlot:
+    """Pinned memory for one batch of at most ``limit`` bytes: pieces that are added as batches need them."""
+
+    def __init__(self, stream: DeviceStream, limit: int) -> None:
+        self._stream, self.limit = stream, limit // _PAGE * _PAGE
+        self._pieces: list[torch.Tensor] = []
+        self._arrays: list[Bytes] = []
+        self._copied: Any = None  # the event after the copy of the latest batch
+        self.size = 0
+
+    def copy(self, arrays: Sequence[Bytes], begins: Sequence[int], size: int) -> DeviceBlock | None:
+        """Begin to copy arrays to a block in which they begin there; None where they do not fit."""
+        if not self._holds(size):
+            return None
+        if self._copied is not None:
+            self._stream.wait(self._copied)
+        for array, begin in zip(arrays, begins, strict=True):
+            self._write(array, begin)
+        block = self._stream.copy(list(self._filled(size)), size)
+        self._copied = block.copied
+        return block
+
+    def _holds(self, size: int) -> bool:
+        """Return whether a batch of this size fits, after adding memory for one that is up to a quarter larger."""
+        if size > self.limit:
+            return False
+        while self.size < size:
+            unit = max(_PAGE, _power_of_two(size) // 8)
+            wanted = min(self.limit, -(-(size + size // 4) // unit) * unit) - self.size
+            try:
+                piece = self._stream.pinned(_power_of_two(wanted))
+            except RuntimeError as error:
+                log.warning("Prefetch: no more than %s could be pinned: %s", format_size(self.size), error)
+                self.limit = self.size
+                return False
+            self._pieces.append(piece)
+            self._arrays.append(piece.numpy())
+            self.size += len(piece)
+        return True
+
+    def _write(self, array: Bytes, begin: int) -> None:
+        for piece in self._arrays:
+            if not len(array):
+                return
+            if begin < len(piece):
+                count = min(len(array), len(piece) - begin)
+                piece[begin : begin + count] = array[:count]
+                array, begin = array[count:], begin + count
+            begin -= len(piece)
+
+    def _filled(self, size: int) -> Iterator[torch.Tensor]:
+        for piece in self._pieces:
+            if size <= 0:
+                return
+            yield piece[:size]
+            size -= len(piece)
+
+
+class DeviceCopier:
+    """Copies batches to a device through at most ``memory`` bytes of pinned memory."""
+
+    def __init__(self, stream: DeviceStream, memory: int) -> None:
+        self._stream = stream
+        self._slots = [PinnedSlot(stream, memory // _SLOTS) for _ in range(_SLOTS)]
+        self._lock = threading.Lock()  # each iteration has a thread of its own
+        self._has_warned = False  # of a batch that does not fit
+
+    def begin(self, batch: Any) -> tuple[Any, DeviceBlock | None]:
+        """Begin to copy a batch; return it with its tensors on the device, for ``finish``.
+
+        What cannot be packed is left where it is: tensors that are sparse, have a gradient or are on a device, and
+        objects that move themselves. So is a whole batch that does not fit into pinned memory.
+        """
+        tensors: list[torch.Tensor] = []
+
+        def collect(tensor: torch.Tensor) -> torch.Tensor:
+            tensors.append(tensor)
+            return tensor
+
+        _change_plain(batch, collect)
+        begins, size = [], 0
+        for tensor in tensors:
+            begins.append(size)
+            size += aligned(tensor.numel() * tensor.element_size())
+        if not size:
+            return batch, None
+        with self._lock:
+            self._slots.reverse()
+            slot = self._slots[0]
+            block = slot.copy([_bytes_of(tensor) for tensor in tensors], begins, size)
+        if block is None:
+            self._warn(size, slot.limit)
+            return batch, None
+        pairs = zip(tensors, begins, strict=True)
+        return _change_plain(batch, lambda tensor: _like(*next(pairs), block.bytes)), block
+
+    def finish(self, batch: Any, block: DeviceBlock | None) -> Any:
+        """Return a batch that was begun, for work on the current stream of the device."""
+        if block is not None:
+            self._stream.wait_on_device(block)
+        return self._stream.move(batch)
+
+    def _warn(self, size: int, limit: int) -> None:
+        log.log(
+            logging.DEBUG if self._has_warned else logging.WARNING,
+            "Prefetch: a batch of %s does not fit into the %s of pinned memory for each, half of memory=: it is copied "
+            "without, while the trainer waits",
+            format_size(size),
+            format_size(limit),
+        )
+        self._has_warned = True
+
+
+def _change_plain(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a value with ``change`` made to its plain tensors in host memory, in a fixed order."""
+
+    def applied(inner: Any) -> Any:
+        if type(inner) is Ragged:
+            return Ragged(_change_plain(inner.values, change), _change_plain(inner.offsets, change), inner.kind)
+        return change(inner) if type(inner) is torch.Tensor and is_plain(inner) else inner
+
+    return change_inside(value, _moves_itself, applied)
+
+
+def _moves_itself(value: Any) -> bool:
+    """Return whether a value is moved whole: a tensor, a Ragged, or an object that has ``to`` and is no Batch."""
+    return callable(getattr(value, "to", None)) and not isinstance(value, (Batch, type))
+
+
+def _bytes_of(tensor: torch.Tensor) -> Bytes:
+    if not tensor.numel():  # with strides that view() refuses
+        return np.zeros(0, np.uint8)
+    found: Bytes = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return found
+
+
+def _like(tensor: torch.Tensor, begin: int, block: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the type and shape of one, over a block: no view of another, so that each may be changed."""
+    made = torch.empty(0, dtype=tensor.dtype, device=block.device)
+    return made.set_(block.untyped_storage(), begin // tensor.element_size(), tensor.shape)  # type: ignore[call-overload, no-any-return]
+
+
+def _power_of_two(size: int) -> int:
+    """Return the largest power of two that is not above ``size``."""
+    return 1 << (size.bit_length() - 1)

@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pqcache.errors import UsageError
-from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Prefetch, Ragged, device_copies, prefetch
-from pqcache.torch.device_copies import DeviceBlock, DeviceCopier, DeviceStream, PinnedSlot
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Prefetch, Ragged, prefetch
+from pqcache.torch.prefetch import DeviceBlock, DeviceCopier, DeviceStream, PinnedSlot
 from tests import ROOT
 from tests.torch.conftest import ROWS, ids_of
 from tests.waiting import becomes_true
@@ -82,6 +82,11 @@ class LateDevice:
         """Return what the work returns, now that it runs."""
         work, self._work = self._work, []
         return [result for result in [step() for step in work] if result is not None]
+
+
+def is_packing() -> bool:
+    """Return whether there is a thread that packs batches."""
+    return any(thread.name.startswith("pqcache-prefetch") for thread in threading.enumerate())
 
 
 @pytest.fixture
@@ -185,7 +190,7 @@ def test_what_transforms_return(late: LateDevice, table: Path, shape: str) -> No
 
 
 def test_dataclasses_keep_their_type_and_other_objects_move_themselves(late: LateDevice, table: Path) -> None:
-    late.move = lambda value: device_copies.to_device(value, "cpu")  # type: ignore[method-assign]
+    late.move = lambda value: prefetch.to_device(value, "cpu")  # type: ignore[method-assign]
     made = dataset(
         table, shuffle=False, transform=lambda batch: Record(batch["id"], {"own": Moves(batch["id"]), "n": 1})
     )
@@ -247,7 +252,7 @@ def test_an_error_of_a_copy_comes_after_the_batches_before_it(late: LateDevice, 
     with pytest.raises(torch.OutOfMemoryError):
         given.extend(batch.index for batch in Prefetch(Loader(dataset(table)), DEVICE))
     assert given == [0, 1, 2, 3, 4]
-    assert "pqcache-prefetch" not in {thread.name for thread in threading.enumerate()}
+    assert not is_packing()
 
 
 def test_two_iterations_at_once(late: LateDevice) -> None:
@@ -312,10 +317,10 @@ def test_an_iteration_that_its_own_thread_collects(late: LateDevice, monkeypatch
         copier = weakref.ref(loader._copier)
         del holder, loader
         is_left.set()
-        assert becomes_true(lambda: "pqcache-prefetch" not in {thread.name for thread in threading.enumerate()})
+        assert becomes_true(lambda: not is_packing())
     finally:
         gc.enable()
-    assert (closed_in, problems) == (["pqcache-prefetch"], [])
+    assert (closed_in, problems) == (["pqcache-prefetch_0"], [])
     gc.collect()
     assert copier() is None, "pinned memory is held"
 
