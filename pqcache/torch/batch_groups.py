@@ -3,9 +3,8 @@
 A worker of a Loader does not divide the columns of batches that it sends together and that no transform has seen: the
 trainer does, for which fewer tensors have to be pickled.
 
-Each worker's messages have numbers, and the trainer says from which number on they hold how many batches. So messages
-of one number are equally large, and what the trainer keeps of the others while it waits for one worker is at most a
-message of each. A worker sends fewer where batches become large or slow: the order does not depend on it.
+A message holds few batches where these are large or slow. Workers may send unequally many, which the trainer takes in
+turn. So that it keeps few of one worker while it waits for another, it tells each how many of its batches wait.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections import deque
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import count, groupby, pairwise
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -38,9 +37,7 @@ from pqcache.torch.worker_memory import WorkerMemory
 MOST_BATCHES = 16  # of a message
 _MOST_BYTES = 8 << 20
 MOST_SECONDS = 0.03  # for which a batch is kept back, about
-_GROWTH = 4  # times as many batches from one change to the next
 _FIRST = 2  # messages of one batch at the beginning of a pass
-_SMOOTHING = 0.25  # the share of the latest message in the average time of a batch
 
 
 @dataclass(eq=False)
@@ -151,14 +148,11 @@ def bytes_of(value: Any) -> int:
 
 
 class BatchGroup(list[Any]):
-    """Batches of a ``worker``, which are sent together; behind them perhaps the error of the next one, as torch's.
+    """Batches of a ``worker``, which are sent together; behind them perhaps the error of the next one, as torch's."""
 
-    ``wanted`` is how many may be sent together by their size and the time that they take.
-    """
-
-    def __init__(self, items: Iterable[Any] = (), worker: int = 0, wanted: int = 1) -> None:
+    def __init__(self, items: Iterable[Any] = (), worker: int = 0) -> None:
         super().__init__(items)
-        self.worker, self.wanted = worker, wanted
+        self.worker = worker
 
 
 def _sent(group: BatchGroup) -> tuple[Any, ...]:
@@ -172,57 +166,30 @@ def _sent(group: BatchGroup) -> tuple[Any, ...]:
             else:
                 numbers = [item.number for item in items]  # which follow one another
                 content.append(whole.part(numbers[0], numbers[-1] + 1))
-        return _received, (message_of(content), positions, group.worker, group.wanted)
+        return _received, (message_of(content), positions, group.worker)
 
 
-def _received(message: Message, positions: list[Position | None], worker: int, wanted: int) -> BatchGroup:
+def _received(message: Message, positions: list[Position | None], worker: int) -> BatchGroup:
     with meter_of(positions[0] or Position()).timed(RECEIVE):
         parts = [part.batches() if isinstance(part, TensorGroup) else [part] for part in value_of(message)]
         values = [value for part in parts for value in part]
         batches = [value if at is None else Batch(value, at) for value, at in zip(values, positions, strict=True)]
-        return BatchGroup(batches, worker, wanted)
+        return BatchGroup(batches, worker)
 
 
 ForkingPickler.register(BatchGroup, _sent)
 
 
 class GroupSizes:
-    """How many batches the messages of a loader's workers hold, by their number, in memory shared with the workers.
+    """How many batches a worker of a loader sends together: ``most``, and fewer where more than these wait already."""
 
-    Packed into one integer so that updates are atomic.
-    """
-
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, workers: int) -> None:
         self.most, self.seconds = most, MOST_SECONDS
-        self._memory = WorkerMemory((1,))
+        self.waiting = WorkerMemory((workers,))  # the batches of each worker that the trainer has, which writes it
 
-    def _set(self, before: int, change: int, after: int) -> None:
-        self._memory.numbers[0] = change << 16 | before << 8 | after
-
-    def _get(self) -> tuple[int, int, int]:
-        cell = int(self._memory.numbers[0])
-        return cell >> 8 & 255, cell >> 16, cell & 255
-
-    def begin(self) -> None:
-        """Begin a pass: with single batches, then with as many as the pass before had at its end."""
-        self._set(1, _FIRST, max(1, self._get()[2]))
-
-    def at(self, number: int) -> int:
-        """Return how many batches a worker's message of this number holds."""
-        before, change, after = self._get()
-        return after if number >= change else before
-
-    def adapt(self, wanted: int, number: int, prepared: int) -> None:
-        """Note how many were ``wanted`` by all workers in their messages of a number; others follow from later ones on.
-
-        Each worker may have begun with as many more messages as are ``prepared``.
-        """
-        _, change, size = self._get()
-        if number < change:
-            return
-        found = min(self.most, _GROWTH * size, wanted)
-        if found >= 2 * size or found < size:
-            self._set(size, number + prepared + 2, found)
+    def at(self, number: int, worker: int) -> int:
+        """Return how many batches a worker's message of this number may hold."""
+        return 1 if number < _FIRST else max(1, min(self.most, 2 * self.most - int(self.waiting.numbers[worker])))
 
 
 def sizes_in_worker(sizes: GroupSizes | None) -> GroupSizes | None:
@@ -237,19 +204,16 @@ def grouped(batches: Generator[Any], sizes: GroupSizes) -> Generator[BatchGroup]
     """Yield the batches of this worker in groups; an error comes behind the batches before it."""
     info = get_worker_info()
     assert info is not None
-    number, average, ended = 0, 0.0, False
+    ended = False
     with closing(batches):
-        while not ended:
-            group, begun, most, size = BatchGroup(worker=info.id), time.monotonic(), sizes.at(number), _MOST_BYTES
-            taken = 0.0
+        for number in count():
+            group, begun, most = BatchGroup(worker=info.id), time.monotonic(), sizes.at(number, info.id)
             try:
                 for batch in batches:
+                    if not group:
+                        most = min(most, _MOST_BYTES // max(1, bytes_of(batch)))
                     group.append(batch)
-                    taken = time.monotonic() - begun
-                    if len(group) == 1:
-                        size = bytes_of(batch)
-                        most = min(most, _MOST_BYTES // max(1, size))
-                    if len(group) >= most or taken > sizes.seconds:
+                    if len(group) >= most or time.monotonic() - begun > sizes.seconds:
                         break
                 else:
                     ended = True
@@ -257,35 +221,21 @@ def grouped(batches: Generator[Any], sizes: GroupSizes) -> Generator[BatchGroup]
                 ended = True
                 where = f"in DataLoader worker process {info.id}"
                 group.append(ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
-            if not group:
+            if group:
+                yield group
+            if ended:
                 return
-            pace = taken / len(group)
-            average = pace if number <= 1 else average + _SMOOTHING * (pace - average)  # the first takes longer
-            by_time = sizes.seconds / max(average, 1e-6)
-            group.wanted = max(1, int(min(MOST_BATCHES, _MOST_BYTES // max(1, size), by_time)))
-            yield group
-            number += 1
 
 
-def ungrouped(groups: Iterator[BatchGroup], sizes: GroupSizes, workers: int, prepared: int) -> Generator[Any]:
-    """Yield the batches of groups, one of each worker in turn; raise the error of a batch when it is its turn.
-
-    Workers have begun with at most so many ``prepared`` messages.
-    """
-    waiting: list[deque[Any]] = [deque() for _ in range(workers)]
-    received, wanted = 0, MOST_BATCHES
-    turn = 0
-    while True:
-        mine = waiting[turn % workers]
-        while not mine:
-            group = next(groups, None)
-            if group is None:
-                break
+def ungrouped(groups: Iterator[BatchGroup], sizes: GroupSizes) -> Generator[Any]:
+    """Yield the batches of groups, one of each worker in turn; raise the error of a batch when it is its turn."""
+    waiting: list[deque[Any]] = [deque() for _ in sizes.waiting.numbers]
+    sizes.waiting.numbers[:] = 0
+    for turn in count():
+        mine = waiting[turn % len(waiting)]
+        while not mine and (group := next(groups, None)) is not None:
             waiting[group.worker].extend(group)
-            received, wanted = received + 1, min(wanted, group.wanted)
-            if received % workers == 0:
-                sizes.adapt(wanted, received // workers - 1, prepared)
-                wanted = MOST_BATCHES
+            sizes.waiting.numbers[:] = [len(batches) for batches in waiting]
             del group  # so that a batch is freed when the trainer has done with it
         if mine:
             batch = mine.popleft()
@@ -295,4 +245,3 @@ def ungrouped(groups: Iterator[BatchGroup], sizes: GroupSizes, workers: int, pre
             del batch
         elif not any(waiting):
             return
-        turn += 1

@@ -129,7 +129,7 @@ class Loader(DataLoader[Any]):
         self._held_back = 0  # the batches that a wrapper has taken and not yielded
         self._iteration, self._iterates = object(), False
         together = MOST_BATCHES if prefetch_factor is None else max(1, min(MOST_BATCHES, prefetch_factor // 2))
-        self._groups = GroupSizes(together) if num_workers and collate_fn is None else None
+        self._groups = GroupSizes(together, num_workers) if num_workers and collate_fn is None else None
         messages = prefetch_factor if self._groups is None or prefetch_factor is None else prefetch_factor // together
         super().__init__(
             dataset,
@@ -284,14 +284,12 @@ class Loader(DataLoader[Any]):
         check = partial(self._check_current, iteration)
         if self._groups is None:
             return _without_spans(super().__iter__(), check)
-        assert self.prefetch_factor is not None
-        self._groups.begin()
         self._dataset.groups = self._groups  # in the copies that workers get now
         try:
             groups = _without_spans(super().__iter__(), check)
         finally:
             self._dataset.groups = None
-        return ungrouped(groups, self._groups, self.num_workers, self.prefetch_factor)
+        return ungrouped(groups, self._groups)
 
     def _last(self, batch: Any, share: EpochShare) -> Any:
         """Return the last batch for Accelerate: with as many rows as on the other ranks, of which it knows the real.

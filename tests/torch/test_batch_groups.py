@@ -76,11 +76,8 @@ def test_batches_are_those_of_one_process_in_its_order(
             assert (batch.index, batch.epoch, list(batch)) == (expected.index, epoch, list(expected))
             assert all(in_plain(batch[name]) == in_plain(expected[name]) for name in expected)
         sizes = [size for worker, size in sent if worker == 0]
-        assert sizes[:2] == [1, 1], "the first batch comes alone"
-        assert max(sizes) == 16
+        assert sizes[:3] == [1, 1, 16], "the first batch comes alone"
         assert len(sizes) < 40, "of 250 to 375 batches"
-        if epoch:
-            assert sizes[2] == 16, "what the first epoch has found is known"
         sent.clear()
 
 
@@ -207,26 +204,13 @@ def test_spawned_workers_send_groups(small_rows: Path, sent: list[tuple[int, int
     assert max(size for _, size in sent) == 16
 
 
-def test_sizes_change_for_messages_that_no_worker_has_begun() -> None:
-    sizes = GroupSizes(16)
-    sizes.begin()
-    sizes.adapt(16, 1, 4)
-    assert [sizes.at(number) for number in (0, 100)] == [1, 1], "those of the beginning say nothing"
-    sizes.adapt(16, 2, 4)
-    assert [sizes.at(number) for number in (7, 8, 9)] == [1, 4, 4]
-    sizes.adapt(16, 7, 4)
-    assert sizes.at(100) == 4, "the change before has not come yet"
-    sizes.adapt(16, 8, 4)
-    assert [sizes.at(number) for number in (13, 14)] == [4, 16]
-    sizes.adapt(3, 14, 4)
-    assert [sizes.at(number) for number in (19, 20)] == [16, 3]
-    sizes.begin()
-    assert [sizes.at(number) for number in (0, 1, 2)] == [1, 1, 3]
-
-
 def test_workers_that_send_unequally_many_are_taken_in_turn() -> None:
-    groups = [BatchGroup([0, 2, 4, 6], 0, 16), BatchGroup([1], 1, 16), BatchGroup([8], 0, 16), BatchGroup([3, 5], 1)]
-    assert list(ungrouped(iter(groups), GroupSizes(16), 2, 4)) == [0, 1, 2, 3, 4, 5, 6, 8]
+    sizes, given = GroupSizes(2, 2), []
+    groups = [BatchGroup([0, 2, 4, 6], 0), BatchGroup([1], 1), BatchGroup([8], 0), BatchGroup([3, 5], 1)]
+    for batch in ungrouped(iter(groups), sizes):
+        given.append((batch, sizes.at(5, 0)))
+    assert [batch for batch, _ in given] == [0, 1, 2, 3, 4, 5, 6, 8]
+    assert {most for _, most in given[:3]} == {1}, "four of the first worker wait, where two are sent together"
 
 
 def test_bytes_of_batches() -> None:
