@@ -41,7 +41,7 @@ import torch
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.kinds import Kind, fixed_width, kind_of, number_dtype, storage_type
+from pqcache.reader.kinds import Kind, kind_of, number_dtype, storage_type
 from pqcache.reader.read_plan import Bounds
 from pqcache.reader.rows import Bools, Fill, fixed_values, validity_of
 from pqcache.torch.ragged import Ragged, in_sequences
@@ -221,55 +221,46 @@ def to_value(
         array = array.dictionary_decode()
     bare, fill = array.type, nulls.fill_of(name)
     valid = validity_of(array) if array.null_count else None
-    if valid is not None and fill is None and not nulls.mask and not _filled_inside(bare, name, nulls):
+    is_filled_inside = pa.types.is_struct(bare) and nulls.fills_inside(name)
+    if valid is not None and fill is None and not nulls.mask and not is_filled_inside:
         fields = [path for path, _ in _parts(name, bare)] if pa.types.is_struct(bare) else ()
         raise null_error(name, int((~valid).sum()), "one batch", nulls, fields)
     mask = None if valid is None else torch.from_numpy(valid)
-    if _is_text_decimal(bare, nulls):
-        return _text(array.cast(pa.string()), name, fill), mask
-    if is_text(bare):
+    if pa.types.is_decimal(bare) and _decimal_form(bare, nulls.decimals) == "text":
+        array = array.cast(pa.string())
+    if is_text(array.type):
         return _text(array, name, fill), mask
-    if length and valid is None and not _is_list_of_text_decimals(bare, nulls):
+    if not pa.types.is_nested(bare):
+        return _flat(array, valid, name, fill, nulls.decimals), mask
+    if length and valid is None:
         items = _value(array.flatten(), f"{name}.element", nulls)
-        assert isinstance(items, torch.Tensor)
-        return items.reshape(len(array), length, *items.shape[1:]), mask
-    if fixed_width(bare) and not _is_list_of_text_decimals(bare, nulls):
-        values = fixed_values(array)
-        if values is not None:
-            return _fixed(values, declared, valid, name, fill, nulls.decimals), mask
+        if isinstance(items, torch.Tensor):
+            return items.reshape(len(array), length, *items.shape[1:]), mask
     return _nested(array, declared, name, nulls, fill), mask
 
 
-def _filled_inside(bare: pa.DataType, name: str, nulls: Conversion) -> bool:
-    """Return whether a null is filled by what its fields are filled with."""
-    return bool(pa.types.is_struct(bare)) and nulls.fills_inside(name)
-
-
-def _is_text_decimal(bare: pa.DataType, nulls: Conversion) -> bool:
-    return bool(pa.types.is_decimal(bare)) and _decimal_form(bare, nulls.decimals) == "text"
-
-
-def _is_list_of_text_decimals(bare: pa.DataType, nulls: Conversion) -> bool:
-    lists = pa.types.is_list(bare) or pa.types.is_large_list(bare) or pa.types.is_fixed_size_list(bare)
-    if not lists:
-        return False
-    item = storage_type(bare.value_type)
-    return _is_text_decimal(item, nulls) or _is_list_of_text_decimals(item, nulls)
-
-
-def _fixed(
-    values: Any, kind: pa.DataType, valid: Bools | None, name: str, fill: Any, decimals: str | None
-) -> torch.Tensor:
-    rows = len(values)
+def _flat(array: pa.Array, valid: Bools | None, name: str, fill: Any, decimals: str | None) -> torch.Tensor:
+    """Values of one width, which are no lists."""
+    kind, values = array.type, fixed_values(array)
+    assert values is not None
+    values = np.ascontiguousarray(values)
     if valid is not None:  # what stands in place of nulls is no value
         values = values.copy()
         values[~valid] = np.zeros(1, values.dtype)
-    tensor = _numbers(values, kind, rows, name, decimals)
-    if valid is None or fill is None:
-        return tensor
-    filled = tensor.numpy()  # torch cannot put values into unsigned tensors
-    filled[~valid] = _number_of(fill, tensor.dtype, name)
-    return torch.from_numpy(filled)
+    elif not values.flags.writeable:
+        values = values.copy()
+    flat = values.reshape(-1)
+    if (dtype := number_dtype(kind)) is not None:
+        tensor = torch.from_numpy(flat.view(dtype))
+    elif not pa.types.is_decimal(kind):
+        tensor = torch.from_numpy(flat.view(np.uint8).reshape(len(array), kind.byte_width))
+    elif _decimal_form(kind, decimals) == "int64":
+        tensor = torch.from_numpy(_unscaled(flat.view(np.uint8), kind, name))
+    else:
+        tensor = torch.from_numpy(_nearest_doubles(flat.view(np.uint8), kind, name))
+    if valid is not None and fill is not None:
+        tensor.numpy()[~valid] = _number_of(fill, tensor.dtype, name)  # torch cannot put values into unsigned tensors
+    return tensor
 
 
 def _number_of(fill: Any, dtype: torch.dtype, name: str) -> Any:
@@ -285,26 +276,6 @@ def _number_of(fill: Any, dtype: torch.dtype, name: str) -> Any:
 
 def _no_fill(name: str, fill: Any, kind: object) -> UsageError:
     return UsageError("nulls", f"{fill!r} is no value for {name!r}, which is {kind}", "give one of its type")
-
-
-def _numbers(values: Any, kind: pa.DataType, rows: int, name: str, decimals: str | None) -> torch.Tensor:
-    """Return bytes of fixed-width rows as a tensor of (rows, ...)."""
-    declared, kind = kind, storage_type(kind)
-    if pa.types.is_fixed_size_list(kind):
-        tensor = _numbers(values, kind.value_type, rows * kind.list_size, name, decimals)
-        return _shaped(tensor.reshape(rows, kind.list_size, *tensor.shape[1:]), declared)
-    flat = np.ascontiguousarray(values).reshape(-1)
-    if not flat.flags.writeable:
-        flat = flat.copy()
-    dtype = number_dtype(kind)
-    if dtype is not None:
-        return torch.from_numpy(flat.view(dtype))
-    flat = flat.view(np.uint8)
-    if pa.types.is_decimal(kind):
-        if _decimal_form(kind, decimals) == "int64":
-            return torch.from_numpy(_unscaled(flat, kind, name))
-        return torch.from_numpy(_nearest_doubles(flat, kind, name))
-    return torch.from_numpy(flat).reshape(rows, fixed_width(kind))  # -1 is ambiguous of no rows
 
 
 def _unscaled(data: Any, kind: pa.DataType, name: str) -> Any:
@@ -396,7 +367,7 @@ def _nested(array: pa.Array, kind: pa.DataType, name: str, nulls: Conversion, fi
 def _of_fixed_size(array: pa.Array, kind: pa.DataType, items: torch.Tensor, fill: Any) -> torch.Tensor:
     """Return lists of fixed size, or tensors of fixed shape, of which those that are not null have ``items``."""
     size = storage_type(kind).list_size
-    rows = items.numpy().reshape(-1, size, *items.shape[1:])
+    rows = items.numpy().reshape(len(array) - array.null_count, size, *items.shape[1:])
     if array.null_count:
         found = np.empty((len(array), *rows.shape[1:]), rows.dtype)
         found[:] = fill
