@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,6 @@ from pqcache.torch.checkpoint import Place, State, check_options, check_rows_of_
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.iteration_meter import new_meter
 from pqcache.torch.ragged import item
-from pqcache.torch.streams import merged
 from pqcache.torch.tensors import Conversion, check_type, fills_when_decoded, null_error, paths_in
 from pqcache.torch.transforms import BatchOrigin, FailureLog, Item, Transform, TransformRunner
 
@@ -183,13 +182,13 @@ class DatasetReader:
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
         streams = reading.lanes * 0 if reading.readers is None else reading.readers
         total = int(indices.max()) + 1
-
-        def read(stream: int) -> Generator[tuple[Position, Any]]:
-            return self._batches(this, indices[streams == stream].tolist(), total, sent=False)
-
-        with closing(merged(streams.tolist(), read)) as found:
-            for _, batch in found:
-                yield self._origin(this), batch
+        with ExitStack() as stack:
+            read = {
+                stream: stack.enter_context(closing(self._batches(this, indices[streams == stream].tolist(), total)))
+                for stream in dict.fromkeys(streams.tolist())
+            }
+            for stream in streams.tolist():
+                yield self._origin(this), next(read[stream])[1]
 
     def transforms(self, origin: BatchOrigin) -> TransformRunner:
         """Return what calls the transform for batches of one pass."""
@@ -270,7 +269,9 @@ class DatasetReader:
             )
         return state.snapshot if self.nodes is None else snapshot_of(self._data.cache, state.snapshot)
 
-    def _batches(self, this: Epoch, indices: Sequence[int], total: int, sent: bool) -> Generator[tuple[Position, Any]]:
+    def _batches(
+        self, this: Epoch, indices: Sequence[int], total: int, sent: bool = False
+    ) -> Generator[tuple[Position, Any]]:
         for position, group, number in self._groups(this, indices, total):
             unmade = UnmadeBatch(group, number, position)
             self.meter.made(1, group.rows(number), bytes_of(unmade))
