@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count, groupby, pairwise
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -51,7 +52,6 @@ class TensorGroup:
     ends: list[int]
     row_bytes: float
     names: Sequence[str] | None = None
-    _batches: list[dict[str, Any]] | None = None
 
     @staticmethod
     def of(group: Group, plan: ReadPlan, conversion: Conversion, masked: frozenset[str]) -> TensorGroup:
@@ -72,13 +72,11 @@ class TensorGroup:
         """The rows of a batch."""
         return self.ends[number + 1] - self.ends[number]
 
+    @cached_property
     def batches(self) -> list[dict[str, Any]]:
         """The columns of each batch; no tensor is a view of another."""
-        if self._batches is None:
-            self._batches = divided(self.columns, self.ends)
-            if self.names is not None:
-                self._batches = [_with_ids(batch, self.names) for batch in self._batches]
-        return self._batches
+        found, names = divided(self.columns, self.ends), self.names
+        return found if names is None else [_with_ids(batch, names) for batch in found]
 
     def part(self, low: int, high: int) -> TensorGroup:
         """Batches ``low`` up to ``high``."""
@@ -171,7 +169,7 @@ def _sent(group: BatchGroup) -> tuple[Any, ...]:
 
 def _received(message: Message, positions: list[Position | None], worker: int) -> BatchGroup:
     with meter_of(positions[0] or Position()).timed(RECEIVE):
-        parts = [part.batches() if isinstance(part, TensorGroup) else [part] for part in value_of(message)]
+        parts = [part.batches if isinstance(part, TensorGroup) else [part] for part in value_of(message)]
         values = [value for part in parts for value in part]
         batches = [value if at is None else Batch(value, at) for value, at in zip(values, positions, strict=True)]
         return BatchGroup(batches, worker)

@@ -275,7 +275,7 @@ class DatasetReader:
         for position, group, number in self._groups(this, indices, total):
             unmade = UnmadeBatch(group, number, position)
             self.meter.made(1, group.rows(number), bytes_of(unmade))
-            yield position, unmade if sent else Batch(group.batches()[number], position)
+            yield position, unmade if sent else Batch(group.batches[number], position)
 
     def _rows(self, this: Epoch, indices: Sequence[int], total: int) -> Generator[tuple[Position, Any]]:
         for position, group, number in self._groups(this, indices, total):
