@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -287,9 +288,12 @@ class PinnedSlot:
     def __init__(self, stream: DeviceStream, limit: int) -> None:
         self._stream, self.limit = stream, limit // _PAGE * _PAGE
         self._pieces: list[torch.Tensor] = []
-        self._arrays: list[Bytes] = []
         self._copied: Any = None  # the event after the copy of the latest batch
-        self.size = 0
+
+    @property
+    def size(self) -> int:
+        """The bytes that are pinned."""
+        return sum(map(len, self._pieces))
 
     def copy(self, arrays: Sequence[Bytes], begins: Sequence[int], size: int) -> DeviceBlock | None:
         """Begin to copy arrays to a block in which they begin there; None where they do not fit."""
@@ -299,7 +303,9 @@ class PinnedSlot:
             self._stream.wait(self._copied)
         for array, begin in zip(arrays, begins, strict=True):
             self._write(array, begin)
-        block = self._stream.copy(list(self._filled(size)), size)
+        starts = [0, *accumulate(map(len, self._pieces))]
+        filled = [piece[: size - start] for piece, start in zip(self._pieces, starts, strict=False) if start < size]
+        block = self._stream.copy(filled, size)
         self._copied = block.copied
         return block
 
@@ -317,26 +323,15 @@ class PinnedSlot:
                 self.limit = self.size
                 return False
             self._pieces.append(piece)
-            self._arrays.append(piece.numpy())
-            self.size += len(piece)
         return True
 
     def _write(self, array: Bytes, begin: int) -> None:
-        for piece in self._arrays:
-            if not len(array):
-                return
-            if begin < len(piece):
+        for piece in self._pieces:
+            if len(array) and begin < len(piece):
                 count = min(len(array), len(piece) - begin)
-                piece[begin : begin + count] = array[:count]
+                piece.numpy()[begin : begin + count] = array[:count]
                 array, begin = array[count:], begin + count
             begin -= len(piece)
-
-    def _filled(self, size: int) -> Iterator[torch.Tensor]:
-        for piece in self._pieces:
-            if size <= 0:
-                return
-            yield piece[:size]
-            size -= len(piece)
 
 
 class DeviceCopier:
