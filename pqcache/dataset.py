@@ -13,8 +13,7 @@ import pyarrow as pa
 from pqcache.errors import UsageError
 from pqcache.reader.open_dataset import shard_of
 from pqcache.reader.options import BATCH_SIZE, BatchOptions
-from pqcache.reader.packing.pack import Pack
-from pqcache.reader.packing.token_batches import TokenBatches
+from pqcache.reader.packing.pack import Pack, TokenBatches
 from pqcache.reader.processes import check_launched, count_and_number, is_rank, worker_of_torch
 from pqcache.reader.record_batches import RecordBatches, read_record_batches, read_rows
 from pqcache.reader.selection.row_choice import RowChoice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
 from typing import Any
 
 from pqcache.errors import UsageError
@@ -14,6 +15,16 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", re.IGNORECASE)
 
 BLOCK_SIZE = 128 << 20  # bytes: the default block of HDFS, and what row groups are made to fill
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, Python's or numpy's."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is an integer, Python's or numpy's."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def parse_names(option: str, names: Any) -> tuple[str, ...]:

@@ -15,23 +15,20 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.errors import UsageError
-from pqcache.reader.files import RowGroup
+from pqcache.reader.files import Files
 from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.order.epoch_order import Ints, Order
-from pqcache.reader.order.state_format import check_format
+from pqcache.reader.order.epoch_order import Ints, Order, check_format
 from pqcache.reader.packed_plan import document_lengths, pack_plan
-from pqcache.reader.packing.pack import Pack, check_pack
-from pqcache.reader.packing.token_batches import TokenBatches
+from pqcache.reader.packing.pack import Pack, TokenBatches, check_pack
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.record_batches import read_rows
 from pqcache.reader.selection.row_choice import RowChoice
-from pqcache.reader.selection.selection import Positions
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split, first_rows_of
 from pqcache.store.selected_rows import SelectedRows
+from pqcache.units import is_whole
 
-_AT_ONCE = 64 << 10  # rows of the columns of a condition that are decoded at once
 _STATE = {
     "snapshot": str, "row_groups": str, "columns": list, "shuffle": bool, "seed": int, "batch_size": int | None,
     "lanes": int, "window": int, "piece": int, "epoch": int, "batch": int,
@@ -125,15 +122,15 @@ def documents_of(plan: ReadPlan, order: Order, numbers: Ints, items: Ints) -> tu
     """
     assert plan.packs is not None
     packs = replace(plan.packs, shuffle=(order.seed, order.epoch) if order.shuffle else None)
-    read, found = document_lengths(plan, packs.spec.column), [np.zeros(0, np.int64)] * len(items)
+    files, found = Files(plan.data), [np.zeros(0, np.int64)] * len(items)
+    selection = plan.selection.looking_at([packs.spec.column])
     for number in np.unique(numbers).tolist():
-        lengths, group = read(number), RowGroup(plan.data, int(plan.row_groups[number]))
+        group = files.group(int(plan.row_groups[number]))
+        lengths = selection.look_into(files, group.number, partial(document_lengths, plan, packs.spec.column))
         if plan.pack is None:
             batches = packs.batches(number, lengths, group.number, group.path)
         else:
-            pieces = packs.pieces(number, lengths, group.number, group.path)
-            documents = np.searchsorted(np.cumsum(lengths), pieces.start, "right")
-            batches = Positions(documents, pieces.begins[:-1], np.diff(pieces.begins))
+            batches = packs.pieces(number, lengths, group.number, group.path).documents(lengths)
         for place in np.flatnonzero(numbers == number).tolist():
             found[place] = batches[items[place : place + 1]].each
     counts = [len(documents) for documents in found]
@@ -216,7 +213,7 @@ def rows(
 
 def checked_index(index: int, total: int) -> int:
     """Return the number of a batch; UsageError where an epoch of ``total`` batches has none of that number."""
-    if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < total:
+    if not is_whole(index) or not 0 <= index < total:
         raise UsageError(f"batch {index!r}", f"the epoch has {total:,} batches, counted from 0")
     return int(index)
 

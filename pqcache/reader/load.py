@@ -21,7 +21,7 @@ from pqcache.reader.kinds import Kind, kind_of
 from pqcache.reader.memory import Budget, RowGroupSizes, most_bytes, sizes_of
 from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.order.epoch_order import Ints
-from pqcache.reader.packing.documents import HeldSequences, id_columns, tokens_of
+from pqcache.reader.packing.packed_rows import HeldSequences, tokens_of
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.rows import Column, IrregularError, filled, hold
 from pqcache.reader.selection.selection import Positions
@@ -130,7 +130,7 @@ class RowGroups:
     @cached_property
     def columns(self) -> list[str]:
         """The names of the columns that `Held.slice` returns."""
-        return [*self.kinds, *(() if self.plan.pack is None else id_columns(self.plan.pack))]
+        return [*self.kinds, *(() if self.plan.pack is None else self.plan.pack.id_columns)]
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -138,7 +138,7 @@ class RowGroups:
         plan = self.plan
         if plan.pack is not None:
             items = [(name, plan.row_schema.field(name).type.value_type) for name in plan.columns]
-            items += [(name, pa.int32()) for name in id_columns(plan.pack)]
+            items += [(name, pa.int32()) for name in plan.pack.id_columns]
             return pa.schema([(name, pa.list_(item, plan.pack.length)) for name, item in items])
         fields = []
         for field in plan.row_schema:

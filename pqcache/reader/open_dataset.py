@@ -8,7 +8,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -193,7 +193,9 @@ def _open_local(
             data = replace(_plain_files(place, text, rules), part_of=None if held is None else whole)
             if whole is not None:
                 data = _with_types(data, {}, whole.index().table_schema)
-        return _check_snapshot(data, snapshot), held
+        if snapshot is not None and data.snapshot != snapshot:
+            raise UsageError(data.root, f"its files are not those of {snapshot}", "they have changed since then")
+        return data, held
     except BaseException:
         if held is not None:
             held.close()
@@ -226,7 +228,8 @@ def _open_cache(cache: CacheDirectory, snapshot: str | None, fill: FillRequest |
         try:
             return _open_published(cache, snapshot) if arriving is None else _open_arriving(cache, arriving, fill)
         except (CacheError, OSError):
-            waits = _PUBLISHING if _is_publishing(cache) else _MOVING
+            is_publishing = os.path.isfile(cache.path / PUBLISHING) and is_locked(cache)  # by a run that is at work
+            waits = _PUBLISHING if is_publishing else _MOVING
             may_come = _may_be_moving(cache, snapshot, arriving) and looks * _POLL < waits
             if not may_come and cache.current() == current:  # looked at last: else it has been published since
                 raise
@@ -241,10 +244,11 @@ def _open_published(cache: CacheDirectory, snapshot: str | None) -> tuple[LocalD
     else:
         found, lease = cache.lease()
     try:
-        return LocalDataset(directory=found.path, index=_index_of(found), snapshot=found.id, cache=cache.path), lease
+        data = LocalDataset(directory=found.path, index=_index_of(found), snapshot=found.id, cache=cache.path)
     except BaseException:
         lease.close()
         raise
+    return data, lease
 
 
 def _index_of(snapshot: Snapshot) -> Index:
@@ -269,13 +273,11 @@ def _open_arriving(
     try:
         index = found.index()
         arrivals = Arrivals(cache.path, found, index, fill)
-        return (
-            LocalDataset(directory=found.path, index=index, snapshot=found.id, cache=cache.path, arrivals=arrivals),
-            lease,
-        )
+        data = LocalDataset(directory=found.path, index=index, snapshot=found.id, cache=cache.path, arrivals=arrivals)
     except BaseException:
         lease.close()
         raise
+    return data, lease
 
 
 def _arriving(cache: CacheDirectory, snapshot: str | None) -> ArrivingSnapshot | None:
@@ -290,20 +292,11 @@ def _may_be_moving(cache: CacheDirectory, snapshot: str | None, arriving: Arrivi
     """Return whether a snapshot that could not be opened may be one that is being published."""
     if arriving is not None:
         return not os.path.isfile(arriving.path / ARRIVED)
-    names = {path.name for name in (ARRIVING, "snapshots") for path in _entries(cache.path / name)}
+    names: set[str] = set()
+    for directory in (ARRIVING, "snapshots"):
+        with suppress(OSError):
+            names.update(os.listdir(cache.path / directory))
     return bool(names) and cache.current() is None if snapshot is None else snapshot in names
-
-
-def _is_publishing(cache: CacheDirectory) -> bool:
-    """Return whether a run that is at work has begun to move a snapshot that has arrived to where it is published."""
-    return os.path.isfile(cache.path / PUBLISHING) and is_locked(cache)
-
-
-def _entries(directory: Path) -> list[Path]:
-    try:
-        return list(directory.iterdir())
-    except OSError:
-        return []
 
 
 def _leased_snapshot(root: Path) -> tuple[Snapshot | None, Path, Lease | None]:
@@ -337,12 +330,6 @@ def _plain_files(root: Path, text: str, rules: FileRules) -> LocalDataset:
     if not rules.as_files:
         check_one_table(source, files)
     return _indexed(root, {path: _identity(root / path) for path in sorted(file.path for file in files)})
-
-
-def _check_snapshot(data: LocalDataset, snapshot: str | None) -> LocalDataset:
-    if snapshot is not None and data.snapshot != snapshot:
-        raise UsageError(data.root, f"its files are not those of {snapshot}", "they have changed since then")
-    return data
 
 
 def _indexed(root: Path, identities: Mapping[str, FileIdentity]) -> LocalDataset:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pqcache.errors import UsageError
-from pqcache.reader.packing.pack import Pack, check_batch_size, check_pack
-from pqcache.reader.packing.token_batches import TokenBatches
+from pqcache.reader.packing.pack import Pack, TokenBatches, check_batch_size, check_pack
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.arriving.start_run import FillRequest

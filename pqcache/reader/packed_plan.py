@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pqcache.errors import UsageError
-from pqcache.reader.load import RowGroups
 from pqcache.reader.order.epoch_order import Ints
-from pqcache.reader.packing.documents import check_columns, items_of
-from pqcache.reader.packing.pack import Pack
-from pqcache.reader.packing.packed_rows import Packs, count_packs
-from pqcache.reader.packing.token_batches import TokenBatches
+from pqcache.reader.packing.pack import Pack, TokenBatches
+from pqcache.reader.packing.packed_rows import Packs, check_columns, count_packs, items_of
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.selection.selection import Counts, count_once, digest_of
-from pqcache.system.fork_safe_threads import ForkSafeThreadPool
-from pqcache.system.process_stats import cpu_count
+from pqcache.reader.rows import hold
+from pqcache.reader.selection.selection import Chosen, Counts, digest_of, found_once
 
 log = logging.getLogger("pqcache.reader")
 
@@ -33,7 +28,7 @@ def pack_plan(plan: ReadPlan, pack: Pack | TokenBatches, known: Counts | None = 
     """
     check_columns(pack, plan.data.index.schema, plan.data.index.partitions.column_names)
     name = digest_of([plan.fingerprint, pack.fingerprint])
-    found = count_once(plan.data, name, plan.row_groups, known, partial(_count, plan, pack))
+    found = found_once(plan.data, name, plan.row_groups, known, lambda: _count(plan, pack))
     counts, tokens = (np.array(found[of].to_numpy(), np.int64) for of in ("packed", "tokens"))
     some = counts > 0
     if not some.any():
@@ -45,56 +40,44 @@ def pack_plan(plan: ReadPlan, pack: Pack | TokenBatches, known: Counts | None = 
     return replace(plan, selection=plan.selection.of(some), packs=packs)
 
 
-def document_lengths(plan: ReadPlan, column: str) -> Callable[[int], Ints]:
-    """Return what reads the tokens of each document of a row group of a plan."""
-    groups = RowGroups(replace(plan, columns=(column,), packs=None))
-
-    def read(number: int) -> Ints:
-        group, columns = plan.data.while_moving(partial(groups.all_rows, number))
-        return items_of(columns[column], column, group.path)[0]
-
-    return read
+def document_lengths(plan: ReadPlan, column: str, group: int, chosen: Chosen) -> Ints:
+    """Return the tokens of each document that is read of a row group."""
+    data, kind = plan.data, plan.kinds[column]
+    kind = kind if kind.held == "fixed" else replace(kind, held="array")
+    path = data.root / data.index.paths[int(data.index.numbers("file")[group])]
+    lengths = [np.zeros(0, np.int64)]
+    for _, rows, part in chosen:
+        documents = pa.nulls(len(rows), kind.type)
+        if column in part.column_names:
+            documents = part[column].take(pa.array(rows)).combine_chunks()
+        lengths.append(items_of(hold(documents, kind), column, path)[0])
+    return np.concatenate(lengths)
 
 
 def _count(plan: ReadPlan, pack: Pack | TokenBatches) -> pa.Table:
     """Count sequences (or batches) and tokens per row group, from the lengths of its documents."""
-    name = digest_of(["lengths", plan.fingerprint, pack.column])
-    found = count_once(plan.data, name, plan.row_groups, None, partial(_count_lengths, plan, pack.column))
+
+    def count(group: int, chosen: Chosen) -> list[Any]:
+        return list(np.unique(document_lengths(plan, pack.column, group, chosen), return_counts=True))
+
+    log.debug("%s: the documents of column %r are counted", plan.data.root, pack.column)
+    name, kinds = digest_of(["lengths", plan.fingerprint, pack.column]), {"tokens": pa.int64(), "documents": pa.int64()}
+    found = plan.selection.looking_at([pack.column]).count_by_group(name, kinds, count, None)
     groups, lengths, documents = (found[of].to_numpy() for of in ("group", "tokens", "documents"))
-    if isinstance(pack, TokenBatches):
-        _check_longest(plan, pack.tokens_per_batch, lengths, documents)
-    packed, tokens, places = [], [], []
-    for low, high in zip(*(np.searchsorted(groups, plan.row_groups, side) for side in ("left", "right")), strict=True):
-        each, times = lengths[low:high].astype(np.int64), documents[low:high].astype(np.int64)
-        count, of_pieces = count_packs(pack, each, times)
-        packed.append(count)
-        tokens.append(int((each * times).sum()))
-        places.append(of_pieces)
-    counts = {"group": plan.row_groups, "packed": np.array(packed, np.int64), "tokens": np.array(tokens, np.int64)}
-    if getattr(pack, "strategy", None) == "best_fit":
-        counts["places"] = pa.array(places, pa.large_list(pa.int32()))
-    return pa.table(counts)
-
-
-def _check_longest(plan: ReadPlan, most: int, lengths: Ints, documents: Ints) -> None:
-    if (longest := int(lengths.max(initial=0))) > most:
+    if isinstance(pack, TokenBatches) and (longest := int(lengths.max(initial=0))) > pack.tokens_per_batch:
+        most = pack.tokens_per_batch
         number = int(documents[lengths > most].sum())
         reason = f"{number:,} documents have more than tokens_per_batch={most:,} tokens, the longest {longest:,}"
         raise UsageError(plan.data.root, reason, "give a larger number, or leave them out with filters=")
-
-
-def _count_lengths(plan: ReadPlan, column: str) -> pa.Table:
-    """Count the documents of each length in each row group, by reading them."""
-    log.debug("%s: the documents of column %r are counted", plan.data.root, column)
-    lengths_of = document_lengths(plan, column)
-
-    def count(number: int) -> pa.Table:
-        lengths, documents = np.unique(lengths_of(number), return_counts=True)
-        groups = np.full(len(lengths), plan.row_groups[number], np.int32)
-        return pa.table({"group": groups, "tokens": lengths, "documents": documents.astype(np.int32)})
-
-    empty = pa.table(
-        {"group": np.zeros(0, np.int32), "tokens": np.zeros(0, np.int64), "documents": np.zeros(0, np.int32)}
-    )
-    with ForkSafeThreadPool(cpu_count()) as pool:
-        return pa.concat_tables([empty, *pool.map(count, range(len(plan.row_groups)))]).combine_chunks()
+    packed, places = [], []
+    bounds = np.searchsorted(groups, plan.row_groups), np.searchsorted(groups, plan.row_groups, "right")
+    for low, high in zip(*bounds, strict=True):
+        count_of, of_pieces = count_packs(pack, lengths[low:high], documents[low:high])
+        packed.append(count_of)
+        places.append(of_pieces)
+    tokens = np.zeros(len(plan.row_groups), np.int64)
+    np.add.at(tokens, np.searchsorted(plan.row_groups, groups), lengths * documents)
+    counts = {"group": plan.row_groups, "packed": np.array(packed, np.int64), "tokens": tokens}
+    if isinstance(pack, Pack) and pack.strategy == "best_fit":
+        counts["places"] = pa.array(places, pa.large_list(pa.int32()))
+    return pa.table(counts)

@@ -282,8 +282,7 @@ def make_read_plan(
     choice = choice or RowChoice()
     try:
         found = choose_rows(data, rows, filters, choice, counts)
-        given = choice.weights if choice.balance is None else (choice.balance,)
-        weights = None if given is None else RowWeights(found, given, counts)
+        weights = RowWeights(found, choice.weights, choice.balance, counts) if choice.has_weights else None
     except UsageError as error:
         for clash in data.index.clashes:
             if any(name in str(error) for name in (clash.column, *clash.names)):

@@ -26,7 +26,7 @@ from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.meter import RECEIVE, SEND
-from pqcache.reader.packing.documents import POSITIONS
+from pqcache.reader.packing.pack import POSITIONS
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.window import Group
 from pqcache.torch.batch import CU_SEQLENS, Batch, Position, meter_of

@@ -10,8 +10,8 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.division import MOST_DIVISIONS, Division, Divisions
-from pqcache.reader.order.state_format import FORMAT, check_format
+from pqcache.reader.order.epoch_order import FORMAT, check_format
+from pqcache.reader.order.epoch_share import MOST_DIVISIONS, Division, Divisions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class State:
     """Where a training is in a dataset: all that its remaining batches depend on. ``batch`` is the next global index.
 
     ``divisions`` are there where ranks x workers did not divide the lanes, and ``batch`` is a place then; see
-    ``reader/order/division.py``.
+    ``reader/order/epoch_share.py``.
     ``worker`` is only in the states that torchdata's StatefulDataLoader takes inside each worker: its number,
     the number of workers, and the batch at which their epoch began.
     """

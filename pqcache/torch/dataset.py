@@ -14,8 +14,7 @@ from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.meter import Meter
 from pqcache.reader.options import check_numbers, check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.packing.pack import Pack
-from pqcache.reader.packing.token_batches import TokenBatches
+from pqcache.reader.packing.pack import Pack, TokenBatches
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf

@@ -15,10 +15,8 @@ from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces, checked_index
 from pqcache.reader.meter import TENSORS, Meter
 from pqcache.reader.options import check_rank, check_seed
-from pqcache.reader.order.division import batches_at
-from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.order.mixture_history import MixHistory, MixPeriod
-from pqcache.reader.order.mixture_schedule import DatasetPass, batches_of_all, batches_per_epoch
+from pqcache.reader.order.epoch_share import EpochShare, batches_at
+from pqcache.reader.order.mixture import DatasetPass, MixHistory, MixPeriod, batches_of_all, batches_per_epoch
 from pqcache.reader.reading_stats import DatasetStats, mix_stats
 from pqcache.torch.batch import Batch, Position, joined, register
 from pqcache.torch.checkpoint import MixState, Place, State, check_options, check_worker

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.division import MOST_DIVISIONS, Division, Divisions
+from pqcache.reader.order.epoch_share import MOST_DIVISIONS, Division, Divisions
 from pqcache.torch.checkpoint import Place
 from pqcache.torch.worker_memory import WorkerMemory
 

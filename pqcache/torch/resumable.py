@@ -19,8 +19,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.meter import Meter
 from pqcache.reader.options import check_numbers
-from pqcache.reader.order.division import Division, next_divisions
-from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.order.epoch_share import Division, EpochShare, next_divisions
 from pqcache.reader.processes import MIXING, check_alike, check_launched, is_rank, of_this_process
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.torch.batch import Batch

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import UsageError
-from pqcache.reader.order.mixture_schedule import MixSchedule, batches_per_epoch, interleave
+from pqcache.reader.order.mixture import MixHistory, MixPeriod, MixSchedule, batches_per_epoch, interleave
 from pqcache.torch import Batch, Mix, ParquetDataset
 from tests.datasets import write_shop
 from tests.examples import examples
@@ -101,13 +101,15 @@ def test_no_lane_gets_one_dataset_only() -> None:
 @settings(max_examples=examples(60), deadline=None)
 @given(draws(), st.lists(st.integers(1, 90), min_size=6, max_size=6))
 def test_each_pass_is_shared_by_the_lanes_without_rest(made: MixSchedule, sizes: list[int]) -> None:
+    names = [str(number) for number in range(len(made.counts))]
+    history = MixHistory((MixPeriod(0, dict(zip(names, made.counts, strict=True))),), made.seed, made.lanes)
     for source, count in enumerate(made.counts):
         size = sizes[source]
         seen: dict[tuple[int, int], list[int]] = {}
         batches: list[tuple[int, int]] = []
         for epoch in range(5):
             wanted = np.arange(made.total)
-            for part in made.passes(source, size, epoch, wanted):
+            for part in history.passes(names[source], size, epoch, wanted):
                 assert part.lane_sizes.sum() == size
                 assert (wanted[part.positions] % made.lanes == part.lanes).all()
                 batches += [(part.number, b) for b in part.batches.tolist()]

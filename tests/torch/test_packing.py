@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache import Pack, Sequence, TokenBatches
 from pqcache.errors import ParquetError, UsageError
-from pqcache.reader import packed_plan
+from pqcache.reader.selection import selection
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset
 from pqcache.torch.ragged import to_rows
 from tests.examples import examples
@@ -269,7 +269,7 @@ def test_lengths_are_counted_once(
 ) -> None:
     pqcache.sync(root, tmp_path / "cache")
     first = [batch["tokens"].tolist() for batch in packed(tmp_path / "cache", "best_fit")]
-    monkeypatch.setattr(packed_plan, "_count_lengths", lambda *_: pytest.fail("counted again"))
+    monkeypatch.setattr(selection, "map_row_groups", lambda *_: pytest.fail("counted again"))
     dataset = packed(tmp_path / "cache", "best_fit")
     kept = pickle.dumps(dataset)
     for one in (dataset, pickle.loads(kept)):

@@ -23,6 +23,7 @@ promise for ``Generator.permutation``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,6 +35,7 @@ from pqcache.errors import UsageError
 
 Ints = npt.NDArray[np.int64]
 
+FORMAT = 2  # of states, which name batches: an order in which a batch has other rows needs another one
 _WORD = (1 << 64) - 1
 _LINE, _ROWS, _BLOCK = 0, 1, 2  # what a random stream is for
 _BATCHES = 8  # of a block, at least
@@ -368,3 +370,14 @@ class Order:
             first += len(in_rows)
             block += 1
         return np.concatenate(parts_groups), np.concatenate(parts_rows)
+
+
+def check_format(state: Any, name: str, owner: str) -> None:
+    """Raise UsageError where a state is of another format or is none of ``owner``; the error calls it ``name``."""
+    if not isinstance(state, Mapping) or "format" not in state:
+        raise UsageError(name, f"it is not a state of {owner}", "give what its state_dict() returned")
+    if state["format"] == 1:
+        reason = f"it is of format 1, in whose order a batch has other rows: this pqcache reads format {FORMAT}"
+        raise UsageError(name, reason, "resume with the pqcache that took it, or start the epoch afresh")
+    if state["format"] != FORMAT:
+        raise UsageError(name, f"it is of format {state['format']}, this pqcache reads {FORMAT}", "upgrade pqcache")

@@ -1,4 +1,4 @@
-"""``pack=``: documents of different lengths as sequences of one length."""
+"""``pack=``: documents of different lengths as sequences of one length, or as batches by their tokens."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
 from pqcache.errors import UsageError
-from pqcache.reader.packing.token_batches import TokenBatches
-from pqcache.units import parse_names
+from pqcache.reader.order.epoch_order import Ints
+from pqcache.units import is_whole, parse_names
 
 Strategy = Literal["concat", "best_fit"]
 IDS = ("document_ids", "position_ids", "cu_seqlens")
+POSITIONS = "position_ids"
 _MOST_TOKENS = 1 << 24  # of a sequence
+_MOST_BATCH = 1 << 30  # tokens of a batch
+_PER_OCTAVE = 8  # buckets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +55,9 @@ class Pack:
     ids: Sequence[str] = IDS
 
     def __post_init__(self) -> None:
-        length = self.length
-        if isinstance(length, bool) or not isinstance(length, int | np.integer) or not 0 < length <= _MOST_TOKENS:
-            raise UsageError("pack", f"length={length!r}: give a whole number from 1 to {_MOST_TOKENS:,}")
-        object.__setattr__(self, "length", int(length))
+        if not is_whole(self.length) or not 0 < self.length <= _MOST_TOKENS:
+            raise UsageError("pack", f"length={self.length!r}: give a whole number from 1 to {_MOST_TOKENS:,}")
+        object.__setattr__(self, "length", int(self.length))
         if self.strategy not in ("concat", "best_fit"):
             raise UsageError("pack", f"strategy={self.strategy!r}: choose 'concat' or 'best_fit'")
         for name in ("fields", "ids"):
@@ -91,10 +94,81 @@ class Pack:
         raise UsageError("pack", f"padding={value!r} is no value for {column!r}, which is {dtype}", "give another one")
 
     @property
+    def id_columns(self) -> list[str]:
+        """The columns that tell documents apart; where these begin follows from ``position_ids``."""
+        needed = {POSITIONS if name == "cu_seqlens" else name for name in self.ids}
+        return [name for name in ("document_ids", POSITIONS) if name in needed]
+
+    @property
     def fingerprint(self) -> str:
         """A name for how documents are packed, so that a state can say what it belongs to."""
-        text = json.dumps(["pack", self.column, self.length, self.strategy])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return _named(["pack", self.column, self.length, self.strategy])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatches:
+    """Batches of documents by their tokens: ``pack=TokenBatches("tokens", tokens_per_batch=16_384)``.
+
+    For models that take padded documents. Documents of a row group are put into buckets by their lengths, and a batch
+    holds documents of one bucket, and what the next shorter ones leave: so many that rows x longest document is at most
+    ``tokens_per_batch``. So batches differ in their number of rows. Every document comes exactly once per epoch, in
+    other batches each epoch; every epoch has the same number of batches.
+
+    ``column``            the list column with the tokens
+    ``tokens_per_batch``  the most tokens of a batch, padding included
+    ``buckets``           the longest document of each bucket; None: 8 for each doubling of the length
+    ``most_rows``         the most rows of a batch; None: any
+
+    Numbers that make no sense raise UsageError here, names and types where it is used.
+    """
+
+    column: str = field(kw_only=False)
+    tokens_per_batch: int
+    buckets: Sequence[int] | None = None
+    most_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("tokens_per_batch", self.tokens_per_batch), ("most_rows", self.most_rows)):
+            if (value is not None or name == "tokens_per_batch") and not _is_count(value):
+                raise UsageError("pack", f"{name}={value!r}: give a whole number of at least 1")
+        if self.buckets is not None:
+            if isinstance(self.buckets, str) or not self.buckets or not all(map(_is_count, self.buckets)):
+                raise UsageError("pack", f"buckets={self.buckets!r}: give lengths, like [128, 256, 512]")
+            object.__setattr__(self, "buckets", tuple(sorted({int(bucket) for bucket in self.buckets})))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns whose lengths have to be known."""
+        return (self.column,)
+
+    @cached_property
+    def bounds(self) -> Ints:
+        """The longest document of each bucket; the last one holds all that a batch may hold."""
+        most = int(self.tokens_per_batch)
+        if self.buckets is None:
+            exponents = np.arange(int(np.ceil(np.log2(most))) * _PER_OCTAVE + 1)
+            found = np.floor(2 ** (exponents / _PER_OCTAVE) + 1e-9).astype(np.int64)
+        else:
+            found = np.array(self.buckets, np.int64)
+        return np.unique(np.append(found[found < most], most))
+
+    @cached_property
+    def rows(self) -> Ints:
+        """The rows of a full batch of each bucket."""
+        return np.minimum(self.tokens_per_batch // self.bounds, self.most_rows or _MOST_BATCH)
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for how documents are put into batches, so that a state can say what it belongs to."""
+        return _named(["batches", self.column, self.bounds.tolist(), self.rows.tolist()])
+
+
+def _named(values: list[Any]) -> str:
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
+
+
+def _is_count(value: Any) -> bool:
+    return is_whole(value) and 0 < value <= _MOST_BATCH
 
 
 def check_pack(pack: Any, *, columns: Sequence[str] | None, has_sequence: bool, has_weights: bool) -> None:

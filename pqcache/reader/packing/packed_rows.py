@@ -1,42 +1,62 @@
-"""What documents make: packed sequences, or batches by tokens. Arithmetic on their lengths."""
+"""What documents make: packed sequences, or batches by tokens.
+
+Which parts of which documents a sequence has is arithmetic on their lengths. Parts are Arrow's binary views of the
+tokens of a row group, made of where they begin, and are copied once, into a batch.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from pqcache.errors import ParquetError
+from pqcache.errors import ParquetError, UsageError
+from pqcache.parquet.dense_columns import as_list
+from pqcache.reader.kinds import Kind, number_dtype, storage_type
 from pqcache.reader.order.epoch_order import Ints, permutation
-from pqcache.reader.packing.pack import Pack
-from pqcache.reader.packing.token_batches import TokenBatches, batch_ends
+from pqcache.reader.packing.pack import POSITIONS, Pack, TokenBatches
+from pqcache.reader.rows import Column, take_views, to_arrow, views_into
 from pqcache.reader.selection.selection import Positions
 from pqcache.store.cache_directory import advice_for_file
 from pqcache.store.selected_rows import ranges_of
 
 DOCUMENTS = 16  # what a random stream is for, after those of the order
+PADDING = -1  # in place of where a piece starts
 
 
 class Pieces(NamedTuple):
-    """Parts of documents, sequence after sequence: ``tokens`` from ``start`` on, of all tokens of the row group.
+    """Parts of documents, and padding behind them, that make the sequences of a row group.
 
-    ``sequence`` is where each part belongs, counted from 0; each sequence has one part or more.
+    Sequence i has pieces ``begins[i]`` to ``begins[i + 1]``. A piece is ``tokens`` from ``start`` on of all tokens of
+    the row group, or as much padding.
     """
 
     start: Ints
     tokens: Ints
-    sequence: Ints
+    begins: Ints
 
-    @property
-    def begins(self) -> Ints:
-        """Offsets into the parts: sequence i has parts ``begins[i]`` to ``begins[i + 1]``."""
-        return np.searchsorted(self.sequence, np.arange(int(self.sequence[-1]) + 2 if len(self.sequence) else 1))
+    @staticmethod
+    def of(start: Ints, tokens: Ints, sequence: Ints, length: int) -> Pieces:
+        """Pad the parts of documents, each of which goes into a ``sequence``, in ascending order, to ``length``."""
+        pads = length - np.bincount(sequence, tokens).astype(np.int64)
+        short = np.flatnonzero(pads)
+        behind = np.searchsorted(sequence, short, "right")
+        sequence = np.insert(sequence, behind, short)
+        begins = np.searchsorted(sequence, np.arange(len(pads) + 1))
+        return Pieces(np.insert(start, behind, PADDING), np.insert(tokens, behind, pads[short]), begins)
+
+    def documents(self, lengths: Ints) -> Positions:
+        """The document of each piece that is not padding, in groups: those of a sequence."""
+        documents = np.searchsorted(np.cumsum(lengths), self.start, "right")
+        is_padded = self.start[self.begins[1:] - 1] == PADDING
+        return Positions(documents, self.begins[:-1], np.diff(self.begins) - is_padded)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,7 +110,7 @@ class Packs:
         length = self.spec.length
         if self.spec.strategy == "concat":
             self._check(-(-int(lengths.sum()) // length) == self.counts[number], path)
-            return _cut(lengths, self._order(len(lengths), item), length)
+            return Pieces.of(*_cut(lengths, self._order(len(lengths), item), length), length)
         start, count = _pieces_of(lengths, length)
         longest, places = np.argsort(-count, kind="stable"), self.places[number].astype(np.int64)
         self._check(len(places) == len(longest), path)
@@ -102,7 +122,7 @@ class Packs:
         sequence = sequence[order]
         if self.shuffle is not None:
             order = _exchanged(order, count, self._order(len(order), item))
-        return Pieces(start[order], count[order], sequence)
+        return Pieces.of(start[order], count[order], sequence, length)
 
     def _check(self, is_as_counted: bool, path: Path) -> None:
         if not is_as_counted:
@@ -134,18 +154,15 @@ def count_packs(spec: Pack | TokenBatches, lengths: Ints, documents: Ints) -> tu
 
 
 def _pieces_of(lengths: Ints, length: int) -> tuple[Ints, Ints]:
-    """Return documents in pieces of at most ``length`` tokens: where they start, and their tokens.
-
-    A document without tokens has no piece.
-    """
+    """Cut documents into pieces of at most ``length`` tokens, one without tokens into none: starts and tokens."""
     pieces = -(-lengths // length)
     within = ranges_of(np.zeros_like(pieces), pieces)
     start = np.repeat(np.cumsum(lengths) - lengths, pieces) + within * length
     return start, np.minimum(np.repeat(lengths, pieces) - within * length, length)
 
 
-def _cut(lengths: Ints, order: Ints, length: int) -> Pieces:
-    """Return the sequences of documents that are laid end to end in ``order``."""
+def _cut(lengths: Ints, order: Ints, length: int) -> tuple[Ints, Ints, Ints]:
+    """Cut documents that are laid end to end in ``order``: where parts start, their tokens, their sequences."""
     starts, lengths = (np.cumsum(lengths) - lengths)[order], lengths[order]
     ends = np.cumsum(lengths)
     begins = ends - lengths
@@ -155,7 +172,7 @@ def _cut(lengths: Ints, order: Ints, length: int) -> Pieces:
     sequence = ranges_of(first, pieces)
     begin = np.maximum(begins[document], sequence * length)
     tokens = np.minimum(ends[document], (sequence + 1) * length) - begin
-    return Pieces(starts[document] + begin - begins[document], tokens, sequence)
+    return starts[document] + begin - begins[document], tokens, sequence
 
 
 def _exchanged(order: Ints, count: Ints, keys: Ints) -> Ints:
@@ -164,6 +181,28 @@ def _exchanged(order: Ints, count: Ints, keys: Ints) -> Ints:
     found = np.empty_like(order)
     found[np.argsort(count[order] * pieces + np.arange(pieces))] = np.argsort(count * pieces + keys)
     return found
+
+
+def batch_ends(lengths: Ints, spec: TokenBatches) -> Ints:
+    """Return where each batch of documents, which are sorted by buckets, begins, and where the last one ends.
+
+    What a bucket leaves comes with the next longer documents, if that saves a batch. All depends only on how many
+    documents each bucket has.
+    """
+    counts = np.bincount(np.searchsorted(spec.bounds, lengths), minlength=len(spec.bounds))
+    ends, done, there = [np.zeros(1, np.int64)], 0, 0
+    for bucket in np.flatnonzero(counts).tolist():
+        rows = int(spec.rows[bucket])
+        if there - done >= rows:  # with the longer documents they would make more batches than by themselves
+            ends.append(np.array([there]))
+            done = there
+        there += int(counts[bucket])
+        full = (there - done) // rows
+        ends.append(done + rows * np.arange(1, full + 1))
+        done += rows * full
+    if done < there:
+        ends.append(np.array([there]))
+    return np.concatenate(ends)
 
 
 def best_fit(lengths: Ints, capacity: int) -> Ints:
@@ -212,3 +251,127 @@ def _numbered(found: Ints) -> Ints:
     number = np.empty_like(first)
     number[np.argsort(first, kind="stable")] = np.arange(len(first))
     return number[found]
+
+
+def _item_type(kind: pa.DataType) -> np.dtype[Any] | None:
+    """Return the dtype of the items of lists of numbers; None for other types."""
+    bare = storage_type(kind)
+    if not (pa.types.is_list(bare) or pa.types.is_large_list(bare) or pa.types.is_fixed_size_list(bare)):
+        return None
+    item: np.dtype[Any] | None = number_dtype(bare.value_type)
+    return None if pa.types.is_boolean(bare.value_type) else item
+
+
+def check_columns(pack: Pack | TokenBatches, schema: pa.Schema, partitions: Sequence[str]) -> None:
+    """Raise UsageError for columns that cannot be packed."""
+    for name in pack.columns:
+        if name not in schema.names or name in partitions:
+            raise UsageError("pack", f"no column {name!r} in the files", f"they have {', '.join(schema.names)}")
+        kind = as_list(schema.field(name)).type
+        dtype = _item_type(kind)
+        if dtype is None:
+            raise UsageError("pack", f"{name!r} is {kind}", "name columns of lists of numbers")
+        if isinstance(pack, Pack):
+            pack.fill(name, dtype)
+
+
+def items_of(column: Column, name: str, where: object) -> tuple[Ints, npt.NDArray[Any]]:
+    """The number of tokens of each document, and all tokens, end to end.
+
+    Raises:
+        ParquetError: a document is null, or holds a null.
+    """
+    array = to_arrow(column)
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    if nulls := array.null_count:
+        reason = f"column {name!r} has documents that are null ({nulls} in one row group), which are not packed"
+        raise ParquetError(where, reason, f'leave them out with filters="{name} is not null", or write them empty')
+    items = array.flatten()
+    if items.null_count:
+        raise ParquetError(where, f"column {name!r} has nulls inside its lists", "write them as numbers")
+    if pa.types.is_fixed_size_list(array.type):
+        lengths = np.full(len(array), array.type.list_size, np.int64)
+    else:
+        lengths = np.diff(array.offsets.to_numpy()).astype(np.int64)
+    dtype: np.dtype[Any] = number_dtype(storage_type(items.type))
+    return lengths, np.frombuffer(items.buffers()[1] or b"", dtype, len(items), items.offset * dtype.itemsize)
+
+
+def tokens_of(
+    spec: Pack | TokenBatches, columns: Mapping[str, Column], path: Path
+) -> tuple[Ints, dict[str, npt.NDArray[Any]]]:
+    """The lengths of documents, and the tokens of each column that is packed, end to end.
+
+    Raises:
+        ParquetError: a document is null, holds a null, or has another number of tokens in one of ``fields``.
+    """
+    lengths, tokens = items_of(columns[spec.column], spec.column, path)
+    found = {spec.column: tokens}
+    for name in spec.columns[1:]:
+        others, found[name] = items_of(columns[name], name, path)
+        if not np.array_equal(others, lengths):
+            row = int(np.flatnonzero(others != lengths)[0])
+            reason = f"a row has {lengths[row]} items in {spec.column!r} and {others[row]} in {name!r}"
+            raise ParquetError(path, reason, f"write one item for each token, or leave {name!r} out of fields=")
+    return lengths, found
+
+
+class HeldSequences:
+    """Packed sequences of a row group, those of the ``order`` in which a lane takes them from number ``first`` on."""
+
+    def __init__(
+        self, file: int, spec: Pack, items: Mapping[str, npt.NDArray[Any]], pieces: Pieces, order: Ints, first: int
+    ) -> None:
+        self.file, self._spec, self._first = file, spec, first
+        counts = np.diff(pieces.begins)[order]
+        wanted = ranges_of(pieces.begins[order], counts)
+        self._ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        self._tokens, self._is_padding = pieces.tokens[wanted], pieces.start[wanted] == PADDING
+        self._columns = {name: (values, _views(values, pieces.start, wanted)) for name, values in items.items()}
+
+    def slices(self, low: int, high: int) -> list[list[Column]]:
+        """Sequences ``low`` up to ``high``: the packed columns, then those of the pack's ``ids``."""
+        spec, ends = self._spec, self._ends[low - self._first : high - self._first + 1]
+        some = slice(int(ends[0]), int(ends[-1]))
+        tokens, is_padding = self._tokens[some], self._is_padding[some]
+        found = []
+        for name, (items, views) in self._columns.items():
+            values = _joined(views[some], np.where(is_padding, tokens, 0), items.dtype, spec.fill(name, items.dtype))
+            found.append(Column(packed_kind(values.dtype, spec.length), values.reshape(-1, spec.length)))
+        for name in spec.id_columns:
+            if name == POSITIONS:
+                ids = ranges_of(np.zeros_like(tokens), tokens)
+            else:
+                counts = np.diff(ends)
+                ids = np.repeat(np.where(is_padding, 0, ranges_of(np.ones_like(counts), counts)), tokens)
+            values = ids.astype(np.int32).reshape(-1, spec.length)
+            found.append(Column(packed_kind(values.dtype, spec.length), values))
+        return [found]
+
+
+def packed_kind(dtype: np.dtype[Any], length: int) -> Kind:
+    """How packed sequences are held."""
+    kind = pa.list_(pa.from_numpy_dtype(dtype), length)
+    return Kind(kind, kind, "fixed")
+
+
+def _views(items: npt.NDArray[Any], starts: Ints, wanted: Ints) -> pa.Array:
+    """Views of some of the pieces of ``items``, each up to where the next one starts; empty ones of padding."""
+    by_start = np.argsort(starts)
+    number = np.empty_like(by_start)
+    number[by_start] = np.arange(len(number))
+    ends = np.append(np.maximum(starts[by_start], 0), len(items)) * items.itemsize
+    return take_views(views_into(ends, pa.py_buffer(items)), number[wanted])
+
+
+def _joined(views: pa.Array, pads: Ints, dtype: np.dtype[Any], fill: Any) -> npt.NDArray[Any]:
+    """Lay pieces end to end, with ``pads[i]`` times ``fill`` in place of piece i if that is not 0."""
+    padding = np.flatnonzero(pads)
+    if len(padding):
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pads[padding])])
+        fills = views_into(ends * dtype.itemsize, pa.py_buffer(np.full(int(ends[-1]), fill, dtype)))
+        order = np.arange(len(pads))
+        order[padding] = len(pads) + np.arange(len(padding))
+        views = take_views(pa.concat_arrays([views, fills]), order)
+    data = views.cast(pa.large_binary()).buffers()[2]
+    return np.frombuffer(b"" if data is None else data, dtype)

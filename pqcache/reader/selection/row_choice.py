@@ -17,6 +17,7 @@ from pqcache.reader.selection.selection import Bools, Counts, Selection, digest_
 from pqcache.reader.selection.split import Split, split_rows
 from pqcache.reader.selection.weights import check_weights
 from pqcache.store.selected_rows import Ints, SelectedRows
+from pqcache.units import is_number, is_whole
 
 FEWEST = 16  # row groups of a sample, if there are as many: rows of fewer say little of the dataset
 _SAMPLE = 5  # what a random stream is for, after those of the order, of mixes and of weights
@@ -36,13 +37,11 @@ class RowChoice:
     def __post_init__(self) -> None:
         if self.split is not None and not isinstance(self.split, Split):
             raise UsageError(f"split={self.split!r}", 'give a Split, like Split("user_id", 0.0, 0.9)')
-        number = isinstance(self.sample, int | float | np.integer | np.floating) and not isinstance(self.sample, bool)
-        if self.sample is not None and not (number and 0 < self.sample <= 1):
+        if self.sample is not None and not (is_number(self.sample) and 0 < self.sample <= 1):
             raise UsageError(
                 f"sample={self.sample!r}", "give a number above 0, up to 1", "0.01 is one row of a hundred"
             )
-        whole = isinstance(self.limit, int | np.integer) and not isinstance(self.limit, bool)
-        if self.limit is not None and not (whole and self.limit >= 1):
+        if self.limit is not None and not (is_whole(self.limit) and self.limit >= 1):
             raise UsageError(f"limit={self.limit!r}", "give a number of rows of at least 1")
         check_weights(self.weights, self.balance)
 

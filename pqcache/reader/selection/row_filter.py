@@ -53,9 +53,11 @@ def filter_rows(found: Selection, filters: Any, known: Counts | None) -> Selecti
     wanted = _parsed(filters, index)
     truth = _truth_of(wanted, index)
     columns = [name for name in wanted.columns if name not in index.partitions.column_names]
-    test = _test_of(found.data, wanted, columns) if columns else None  # else the paths have decided
-    matching = found.testing(test, hashlib.blake2b(wanted.text.encode(), digest_size=16).hexdigest(), columns)
+    name = hashlib.blake2b(wanted.text.encode(), digest_size=16).hexdigest()
     counts = np.where(truth.some[groups], found.counts, 0)
+    if not columns:  # the paths decide
+        return found.with_counts(counts, name)
+    matching = found.testing(_test_of(found.data, wanted, columns), name, columns)
     undecided = np.flatnonzero(~truth.every[groups] & (counts > 0))
     if len(undecided):
         counts[undecided] = matching.counted(groups[undecided], known)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -112,14 +112,20 @@ class Selection:
         rows = self.data.index.rows[self.row_groups[number]]
         return self.is_all or (self.arrange is None and bool(self.counts[number] == rows))
 
-    def testing(self, test: Test | None, name: str, columns: Sequence[str] = ()) -> Selection:
+    def testing(self, test: Test, name: str, columns: Sequence[str] = ()) -> Selection:
         """The rows that pass a test too, found by ``columns``, before they are counted."""
-        return replace(
-            self,
-            name=f"{self.name}-{name}" if self.name else name,
-            columns=tuple(dict.fromkeys([*self.columns, *columns])),
-            tests=self.tests if test is None else (*self.tests, test),
-        )
+        return replace(self.looking_at(columns), name=self._name_with(name), tests=(*self.tests, test))
+
+    def with_counts(self, counts: Ints, name: str) -> Selection:
+        """Those of the rows that are in row groups with ``counts``, which are all of a row group or none."""
+        return replace(self, name=self._name_with(name), counts=counts)
+
+    def _name_with(self, name: str) -> str:
+        return f"{self.name}-{name}" if self.name else name
+
+    def looking_at(self, columns: Sequence[str]) -> Selection:
+        """The same, for which more columns are read."""
+        return replace(self, columns=tuple(dict.fromkeys([*self.columns, *columns])))
 
     def of(self, some: Any) -> Selection:
         """The same of some row groups."""
@@ -152,19 +158,50 @@ class Selection:
             yield first, rows, part
             first += part.num_rows
 
+    def look_into(self, files: Files, number: int, use: Callable[[int, Chosen], Found]) -> Found:
+        """Return what ``use`` returns of a row group and the rows that are chosen of it, also if its file moves."""
+
+        def used() -> Found:
+            group = files.group(number)
+            return use(number, self.chosen(number, files.parts(group, self.columns)))
+
+        return self.data.while_moving(used)
+
     def counted(self, groups: Ints, known: Counts | None) -> Ints:
-        """How many rows, or sequences, there are in row groups: as known, as stored, or counted now."""
+        """How many rows, or sequences, there are in row groups."""
 
-        def count(group: int, parts: Parts) -> int:
-            if self.arrange is not None:
-                return len(self.arrange(group, self.chosen(group, parts)))
-            return sum(len(rows) for _, rows, _ in self.chosen(group, parts))
+        def count(group: int, chosen: Chosen) -> list[Any]:
+            return [
+                [sum(len(rows) for _, rows, _ in chosen) if self.arrange is None else len(self.arrange(group, chosen))]
+            ]
 
-        def counts() -> pa.Table:
-            found = map_row_groups(self.data, self.columns, groups, count)
-            return pa.table({"group": groups, "selected": np.array(found, np.int64)})
+        found = self.count_by_group(self.name, {"selected": pa.int64()}, count, known, groups)
+        return np.array(found["selected"].to_numpy(), np.int64)
 
-        return np.array(count_once(self.data, self.name, groups, known, counts)["selected"].to_numpy(), np.int64)
+    def count_by_group(
+        self,
+        name: str,
+        kinds: Mapping[str, pa.DataType],
+        count: Callable[[int, Chosen], Sequence[Any]],
+        known: Counts | None,
+        groups: Ints | None = None,
+    ) -> pa.Table:
+        """Return what ``count`` finds in row groups (None: all), once: see `found_once`.
+
+        It returns the values of columns of these ``kinds``; the table has the column ``group`` before them. Row groups
+        are read on all cores, and waited for if they are still arriving.
+        """
+        wanted = self.row_groups if groups is None else groups
+
+        def find() -> pa.Table:
+            found = map_row_groups(self, wanted, count)
+            table = {"group": np.repeat(wanted, [len(columns[0]) for columns in found])}
+            for number, (column, kind) in enumerate(kinds.items()):
+                arrays = [pa.array(columns[number], kind) for columns in found]
+                table[column] = pa.chunked_array(arrays, kind).combine_chunks()
+            return pa.table(table)
+
+        return found_once(self.data, name, wanted, known, find)
 
 
 def digest_of(values: Any, *arrays: Ints) -> str:
@@ -175,12 +212,13 @@ def digest_of(values: Any, *arrays: Ints) -> str:
     return digest.hexdigest()
 
 
-def count_once(
-    data: LocalDataset, name: str, groups: Ints, known: Counts | None, count: Callable[[], pa.Table]
+def found_once(
+    data: LocalDataset, name: str, groups: Ints, known: Counts | None, find: Callable[[], pa.Table]
 ) -> pa.Table:
-    """Return what ``count`` returns of row groups ``groups``: as known, as stored beside the snapshot, or counted now.
+    """Return what ``find`` returns of row groups: as known, as stored beside the snapshot, or found now.
 
-    ``name`` is a file name, the same only for the same count. What is counted is stored, and added to ``known``.
+    ``name`` is a file name, the same only for the same counts. They are stored beside the snapshot, and added to
+    ``known``.
     """
     known = {} if known is None else known
     key = f"{name}-{hashlib.blake2b(groups.tobytes(), digest_size=8).hexdigest()}"
@@ -189,27 +227,19 @@ def count_once(
         in_snapshot = (data.root / ROW_GROUPS).is_file()  # nothing is written to other directories
         found = _read(path, groups) if in_snapshot else None
         if found is None:
-            found = count()
+            found = find()
             if in_snapshot:
                 _write(path, groups, found)
         known[key] = found
     return known[key]
 
 
-def map_row_groups(
-    data: LocalDataset, columns: Sequence[str], groups: Ints, use: Callable[[int, Parts], Found]
-) -> list[Found]:
-    """Return what ``use`` returns of each row group and the parts of its ``columns``, read on all cores.
-
-    Row groups that are still arriving are waited for.
-    """
-    files = Files(data)
+def map_row_groups(selection: Selection, groups: Ints, use: Callable[[int, Chosen], Found]) -> list[Found]:
+    """Return what ``use`` returns of each row group and the rows that are chosen of it."""
+    data, columns, files = selection.data, selection.columns, Files(selection.data)
 
     def call(number: int) -> Found:
-        def used() -> Found:
-            return use(int(groups[number]), files.parts(files.group(int(groups[number])), columns))
-
-        return data.while_moving(used)
+        return selection.look_into(files, int(groups[number]), use)
 
     with (
         ForkSafeThreadPool(cpu_count()) as pool,

@@ -19,6 +19,7 @@ from pqcache.parquet.schema_merge import cast_to_schema, working_schema
 from pqcache.reader.kinds import storage_type
 from pqcache.reader.selection.selection import Chosen, Counts, Positions, Selection, digest_of
 from pqcache.store.selected_rows import Ints, ranges_of
+from pqcache.units import is_number
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a second
 _MOST_STEPS = 1 << 20  # no usual row group has more rows, and each step is kept in memory
@@ -68,8 +69,7 @@ class Sequence:
             raise UsageError("sequence", f"order_by={self.order_by!r}: name one column")
         gap = self.max_gap
         if gap is not None:
-            number = isinstance(gap, (int, float, np.integer, np.floating))
-            number = number and not isinstance(gap, bool | np.timedelta64)  # which numpy counts among the integers
+            number = is_number(gap) and not isinstance(gap, np.timedelta64)  # which numpy counts among the integers
             if not (number and gap >= 0) and not (isinstance(gap, timedelta) and gap >= timedelta()):  # type: ignore[operator]
                 raise UsageError("sequence", f"max_gap={gap!r}: give a number from 0 up, or a timedelta")
         if self.group_by is not None and not isinstance(self.group_by, str):
@@ -162,12 +162,7 @@ def sequences_of(found: Selection, sequence: Sequence, known: Counts | None) -> 
         return _in_runs(sequence, gap, pa.concat_tables(tables), np.concatenate(rows))
 
     text = ["sequence", sequence.length, sequence.stride, str(gap), sequence.order_by, *sequence.groups]
-    made = replace(
-        found,
-        arrange=arrange,
-        columns=tuple(dict.fromkeys([*found.columns, *fields.names])),
-        name=digest_of([text, found.name or None]),
-    )
+    made = replace(found.looking_at(fields.names), arrange=arrange, name=digest_of([text, found.name or None]))
     made = replace(made, counts=made.counted(found.row_groups, known))
     if len(made.counts) and not made.counts.any():
         warnings.warn(

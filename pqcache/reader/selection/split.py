@@ -25,6 +25,7 @@ from pqcache.reader.kinds import storage_type
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.selection.selection import Bools, ChosenColumn, Counts, Selection, digest_of
 from pqcache.store.selected_rows import Ints
+from pqcache.units import is_number
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -70,8 +71,7 @@ class Split:
             raise UsageError("split", f"key={self.key!r}: name one column, or give None for single rows")
         for name in ("low", "high"):
             value = getattr(self, name)
-            number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-            if not number or not 0 <= value <= 1:
+            if not is_number(value) or not 0 <= value <= 1:
                 raise UsageError("split", f"{name}={value!r}: give a number from 0 to 1")
             object.__setattr__(self, name, float(value))
         if not self.low < self.high:
@@ -121,7 +121,7 @@ def split_rows(found: Selection, split: Split, known: Counts | None) -> Selectio
     name = digest_of(["split", _FORM, about, *split.bounds, split.outside, split.salt])
     if key is not None and key.in_paths:
         chosen = split.chooses(key_hashes(key.values_of(found.row_groups), seed))
-        return replace(found.testing(None, name), counts=np.where(chosen, found.counts, 0))
+        return found.with_counts(np.where(chosen, found.counts, 0), name)
     firsts, files = first_rows_of(data), data.index.numbers("file")
 
     def test(group: int, first: int, part: pa.Table) -> Bools:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,11 @@ from pqcache.reader.selection.selection import (
     Chosen,
     ChosenColumn,
     Counts,
-    Parts,
     Positions,
     Selection,
-    count_once,
     digest_of,
-    map_row_groups,
 )
+from pqcache.units import is_number
 
 ONE = 1 << 32  # the unit of weights: one row
 MOST = 1_000_000  # of a weight
@@ -162,8 +160,7 @@ def _column_weights(column: ChosenColumn) -> ColumnWeights:
 def _value_weights(column: ChosenColumn, by_value: Mapping[Any, Any]) -> ValueWeights:
     _check_label("weights", column)
     for value, weight in by_value.items():
-        number = isinstance(weight, int | float | np.integer | np.floating) and not isinstance(weight, bool)
-        if not number or math.isnan(weight) or not 0 <= weight <= MOST:
+        if not is_number(weight) or math.isnan(weight) or not 0 <= weight <= MOST:
             raise UsageError("weights", f"{value!r} has the weight {weight!r}", f"give a number from 0 to {MOST:,}")
     named = {value: weight for value, weight in by_value.items() if value is not None and value is not ...}
     kind = _plain(column)
@@ -184,12 +181,12 @@ def _value_weights(column: ChosenColumn, by_value: Mapping[Any, Any]) -> ValueWe
 
 
 class RowWeights:
-    """How often the rows of a selection come, epoch by epoch; ``given`` is ``weights=``, or (``balance=``,)."""
+    """How often the rows of a selection come, epoch by epoch, as ``weights=`` or ``balance=`` say."""
 
-    def __init__(self, found: Selection, given: Any, known: Counts | None) -> None:
-        self._found, self._data, self._given = found, found.data, given
+    def __init__(self, found: Selection, weights: Any, balance: str | None, known: Counts | None) -> None:
+        self._found, self._data, self._weights, self._balance = found, found.data, weights, balance
         self._known: Counts = {} if known is None else known
-        if not callable(given):
+        if not callable(weights):
             self._weigher(0)  # refuses what makes no sense
 
     def name(self, epoch: int) -> str:
@@ -221,28 +218,25 @@ class RowWeights:
             times, rests = weights >> 32, np.asarray(weights, "<i8").view("<u4")[::2]
             if rests.any():
                 order = scatter_order(len(rests), seed, epoch, _LANE, group)
-                added = rests[order]
+                added, once_more = rests[order], np.empty(len(order), np.bool_)
                 ends = np.cumsum(added, dtype=np.uint32)
                 ends += np.uint32(starts[np.searchsorted(found.row_groups, group)])
-                times[order] += ends < added  # there the sum of 32 bits overflowed: a whole number was passed
+                once_more[order] = ends < added  # the sum of 32 bits overflowed: a whole number was passed
+                times += once_more
             return Positions(np.repeat(rows, times))
 
         return replace(
-            found,
+            found.looking_at(weigher.column.columns),
             counts=whole + ((starts + rests) >> _BITS).astype(np.int64),
             arrange=arrange,
-            columns=self._columns(weigher.column),
             name=digest_of([found.name, weigher.name, seed, epoch]),
         )
 
-    def _columns(self, column: ChosenColumn) -> tuple[str, ...]:
-        return tuple(dict.fromkeys([*self._found.columns, *column.columns]))
-
     def _weigher(self, epoch: int) -> Weigher | None:
         """Return what weighs the rows of an epoch; None where all weigh the same."""
-        given = self._given
-        if isinstance(given, tuple):
+        if self._balance is not None:
             return self._balanced
+        given = self._weights
         if callable(given):
             given = given(epoch)
             if given is None:
@@ -255,10 +249,10 @@ class RowWeights:
 
     @cached_property
     def _balanced(self) -> Weigher | None:
-        (name,) = self._given
+        name = str(self._balance)
         column = ChosenColumn(self._data, name, "balance")
         _check_label(f"balance={name!r}", column)
-        found = self._value_counts(column).group_by("value").aggregate([("rows", "sum")])
+        found = self._values(column).group_by("value").aggregate([("rows", "sum")])
         if found["value"].null_count:
             rows = found.filter(pc.is_null(found["value"]))["rows_sum"][0].as_py()
             raise UsageError(f"balance={name!r}", f"it is null in {rows:,} rows", "leave them out with filters=")
@@ -271,7 +265,7 @@ class RowWeights:
         """Return for each row group the sum of the whole parts of its weights, and that of the rests."""
         groups, column = self._found.row_groups, weigher.column
         if isinstance(weigher, ValueWeights):
-            table = self._value_counts(column)
+            table = self._values(column)
             weights, rows = weigher.weigh(-1, table["value"]), table["rows"].to_numpy()
             number = np.searchsorted(groups, table["group"].to_numpy())
             whole, rests = np.zeros(len(groups), np.int64), np.zeros(len(groups), np.int64)
@@ -282,51 +276,47 @@ class RowWeights:
             weights = weigher.weigh(groups, column.values_of(groups))
             return self._found.counts * (weights >> 32), (self._found.counts * (weights & (ONE - 1))).astype(np.uint64)
 
-        def total(group: int, parts: Parts) -> tuple[int, int]:
-            _, weights = _weighed(weigher, group, self._found.chosen(group, parts))
-            return int((weights >> 32).sum()), int((weights & (ONE - 1)).sum())
+        def total(group: int, chosen: Chosen) -> list[Any]:
+            _, weights = _weighed(weigher, group, chosen)
+            return [[(weights >> 32).sum()], [(weights & (ONE - 1)).sum()]]
 
-        def totals() -> pa.Table:
-            found = map_row_groups(self._data, self._columns(column), groups, total)
-            whole, rests = np.array(found, np.int64).reshape(-1, 2).T
-            return pa.table({"group": groups, "whole": whole, "rests": rests})
-
-        name = digest_of(["weights", column.path, self._found.name])
-        table = count_once(self._data, name, groups, self._known, totals)
+        table = self._counted("weights", column, {"whole": pa.int64(), "rests": pa.int64()}, total)
         return table["whole"].to_numpy().astype(np.int64), table["rests"].to_numpy().astype(np.uint64)
 
-    def _value_counts(self, column: ChosenColumn) -> pa.Table:
+    def _values(self, column: ChosenColumn) -> pa.Table:
         """Return how many rows of each row group have which value of a column."""
         _check_label("weights", column)
         groups, kind = self._found.row_groups, _plain(column)
-        schema = pa.schema({"group": pa.int64(), "value": kind, "rows": pa.int64()})
         if column.in_paths:
             values = cast_exactly(column.values_of(groups), kind)
-            _check_label_count(column, len(pc.unique(values)))
-            return pa.table({"group": groups, "value": values, "rows": self._found.counts})
+            table = pa.table({"group": groups, "value": values, "rows": self._found.counts})
+        else:
+            table = self._counted("values", column, {"value": kind, "rows": pa.int64()}, partial(_value_counts, column))
+        _check_label_count(column, len(pc.unique(table["value"])))
+        return table
 
-        def count(group: int, parts: Parts) -> pa.Table:
-            found = schema.empty_table()
-            for _, rows, part in self._found.chosen(group, parts):
-                try:
-                    counts = pc.value_counts(cast_exactly(column.values(group, part, rows), kind))
-                except pa.ArrowException as error:
-                    raise UsageError(f"column {column.name!r}", first_line(error)) from error
-                numbers = np.full(len(counts), group)
-                of_part = pa.table([numbers, counts.field("values"), counts.field("counts")], schema=schema)
-                summed = pa.concat_tables([found, of_part]).group_by(["group", "value"]).aggregate([("rows", "sum")])
-                found = summed.rename_columns(schema.names)
-                _check_label_count(column, len(found))
-            return found
+    def _counted(
+        self, what: str, column: ChosenColumn, kinds: dict[str, pa.DataType], count: Callable[[int, Chosen], list[Any]]
+    ) -> pa.Table:
+        name = digest_of([what, column.path, self._found.name])
+        return self._found.looking_at(column.columns).count_by_group(name, kinds, count, self._known)
 
-        def counts() -> pa.Table:
-            found = map_row_groups(self._data, self._columns(column), groups, count)
-            table = pa.concat_tables([schema.empty_table(), *found]).combine_chunks()
-            _check_label_count(column, len(pc.unique(table["value"])))
-            return table
 
-        name = digest_of(["values", column.path, self._found.name])
-        return count_once(self._data, name, groups, self._known, counts)
+def _value_counts(column: ChosenColumn, group: int, chosen: Chosen) -> list[Any]:
+    """The values of a column in a row group, and how many rows have each."""
+    found: pa.Table = None
+    for _, rows, part in chosen:
+        try:
+            counts = pc.value_counts(cast_exactly(column.values(group, part, rows), _plain(column)))
+        except pa.ArrowException as error:
+            raise UsageError(f"column {column.name!r}", first_line(error)) from error
+        of_part = pa.table(counts.flatten(), names=["value", "rows"])
+        if found is not None:  # a usual row group has one part
+            both = pa.concat_tables([found, of_part])
+            of_part = both.group_by("value").aggregate([("rows", "sum")]).rename_columns(["value", "rows"])
+        found = of_part
+        _check_label_count(column, len(found))
+    return [counts.combine_chunks() for counts in found.columns]
 
 
 def _weighed(weigher: Weigher, group: int, chosen: Chosen) -> tuple[Ints, Ints]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.reader.packing.pack import Pack
-from pqcache.reader.packing.packed_rows import Packs, best_fit, count_packs
+from pqcache.reader.packing.packed_rows import PADDING, Packs, best_fit, count_packs
 from tests.examples import examples
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=60)
@@ -50,8 +50,12 @@ def sequences_of(packs: Packs, lengths: list[int]) -> list[list[list[tuple[int, 
     found: list[list[list[tuple[int, int]]]] = [[] for _ in range(int(packs.counts[0]))]
     pieces = packs.pieces(0, np.array(lengths, np.int64), 7, Path("a.parquet"))
     assert len(pieces.begins) - 1 == len(found)
-    for start, count, sequence in zip(*(part.tolist() for part in pieces), strict=True):
-        found[sequence].append(tokens[start : start + count])
+    for number in range(len(found)):
+        some = slice(pieces.begins[number], pieces.begins[number + 1])
+        assert pieces.tokens[some].sum() == packs.spec.length
+        for start, count in zip(pieces.start[some].tolist(), pieces.tokens[some].tolist(), strict=True):
+            if start != PADDING:
+                found[number].append(tokens[start : start + count])
     return found
 
 

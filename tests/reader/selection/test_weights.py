@@ -23,7 +23,7 @@ from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import random_words, scatter_order
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.selection import selection, weights
+from pqcache.reader.selection import selection
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.torch import Loader, Mix, ParquetDataset, Sequence, Split
 from tests.examples import examples
@@ -165,15 +165,16 @@ def test_weights_by_partition_are_counted_from_the_index(lake: Path, monkeypatch
     def refuse(*_: object) -> None:
         raise AssertionError("row groups were looked at one by one")
 
-    monkeypatch.setattr(weights, "map_row_groups", refuse)
     half, every = [0.5] * 200 + [2.25] * 200, [1.0] * 400
-    for wanted, weight in (
-        ({"dt": {0: 0.5, 1: 2.25}}, half),
-        ("dt", [0.0] * 200 + [1.0] * 200),
-        ({"dt": {...: 1}}, every),
-    ):
-        ds = ParquetDataset(lake, ["id"], weights=wanted, seed=5)
-        assert Counter(ids_of(ds)) == slow_counts(groups_of(400), weight, 5, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(selection, "map_row_groups", refuse)
+        for wanted, weight in (
+            ({"dt": {0: 0.5, 1: 2.25}}, half),
+            ("dt", [0.0] * 200 + [1.0] * 200),
+            ({"dt": {...: 1}}, every),
+        ):
+            ds = ParquetDataset(lake, ["id"], weights=wanted, seed=5)
+            assert Counter(ids_of(ds)) == slow_counts(groups_of(400), weight, 5, 0)
     few = ParquetDataset(lake, ["id"], balance="dt", filters="id >= 150")  # 50 rows of one, 200 of the other
     found = Counter(i < 200 for i in ids_of(few))
     assert abs(found[True] - 125) <= 1
@@ -298,8 +299,7 @@ def test_nothing_is_read_again_for_another_epoch(lake: Path, tmp_path: Path, mon
     made = [{"weights": "w"}, {"balance": "label"}, {"weights": {"label": {0: 2, ...: 1}}}]
     first = [ParquetDataset(tmp_path / "cache", ["id"], **how) for how in made]
     plain = [ParquetDataset(lake, ["id"], **how) for how in made]
-    for module in (weights, selection):
-        monkeypatch.setattr(module, "map_row_groups", lambda *_: pytest.fail("counted again"))
+    monkeypatch.setattr(selection, "map_row_groups", lambda *_: pytest.fail("counted again"))
     again = [ParquetDataset(tmp_path / "cache", ["id"], **how) for how in made]
     for one, two, three in zip(first, again, plain, strict=True):
         copies = [pickle.loads(pickle.dumps(ds)) for ds in (one, three)]

@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.mixture_history import MixHistory, MixPeriod
-from pqcache.reader.order.mixture_schedule import MixSchedule
+from pqcache.reader.order.mixture import MixHistory, MixPeriod
 from tests.examples import examples
 
 NAMES = ("web", "books", "code", "talks")
@@ -83,20 +82,6 @@ def test_every_batch_of_every_pass_once(made: tuple[MixHistory, dict[str, int], 
             lane_sizes, _ = divided[name, number]
             assert sum(lane_sizes) == size
             assert all(batch < lane_sizes[lane] for n, lane, batch in read[name] if n == number)
-
-
-def test_a_mix_that_was_not_changed_is_as_before() -> None:
-    counts = {"web": 7, "books": 4}
-    history = MixHistory((MixPeriod(0, counts),), 3, 2)
-    schedule = MixSchedule((7, 4), 2, 3)
-    for epoch in range(4):
-        for number, name in enumerate(counts):
-            for one, other in zip(
-                history.passes(name, 5, epoch, np.arange(11)),
-                schedule.passes(number, 5, epoch, np.arange(11)),
-                strict=True,
-            ):
-                assert all(np.array_equal(a, b) for a, b in zip(one[:-1], other[:-1], strict=True))
 
 
 def test_epochs_before_a_change_are_refused() -> None:

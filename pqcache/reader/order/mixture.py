@@ -1,0 +1,371 @@
+"""Which dataset each batch of a mix comes from: a pure function of a few numbers; numpy only, no reading.
+
+In an epoch of a mix each dataset gives a fixed number of batches. They are interleaved as evenly as possible
+(``interleave``), which needs no randomness and no memory of the batches before: a tree of two-way splits, each of
+which rounds exactly. With two datasets, neither is ever more than half a batch away from its share.
+
+A mix has lanes as a dataset has: batch i belongs to lane ``i % lanes``, and what a lane reads of a dataset comes from
+that dataset's lane of the same number. So that no lane (and no rank, as ranks own lanes) always gets the same dataset,
+each round of ``lanes`` batches is rotated by a number of its own. That moves a batch within its round only.
+
+A dataset is read pass after pass, without an end: an epoch's first batch of it follows the last one of the epoch
+before. A pass is divided among the lanes as they read, so each of its batches comes exactly once.
+
+Proportions and datasets may change between epochs, and a pass goes on across a change. Its rows are divided among the
+lanes as the epochs would have drawn them in which it began, so that what was read before the change and what is read
+after it make up the pass. After the change lanes draw other numbers of batches than are left in each; then those that
+have too many leave their last ones to those that have too few.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pqcache.errors import UsageError
+from pqcache.reader.order.epoch_order import Ints, Order, random_words
+from pqcache.store.selected_rows import ranges_of
+from pqcache.units import is_number, is_whole
+
+_MOST_BATCHES = 1 << 28  # of an epoch, each of which takes 8 bytes and more
+_ROTATION = 3  # what a random stream is for, after those of the order
+
+
+def batches_per_epoch(
+    sizes: Mapping[str, int], weights: Mapping[str, float] | None, length: str | int = "first_exhausted"
+) -> tuple[int, ...]:
+    """Return how many batches each dataset gives to an epoch of the mix.
+
+    ``sizes`` are batches of one pass; ``weights`` of None are the sizes. ``length`` is "first_exhausted" (the
+    epoch ends when one dataset has been read once, and no other more often), "all_exhausted" (when each has been read
+    at least once), or a number of batches. Options that make no sense raise UsageError.
+    """
+    for name, size in sizes.items():
+        if not size:
+            raise UsageError(f"dataset {name!r}", "has no batches", "leave it out of the mix, or look at its filters")
+    shares = _shares(sizes, weights)
+    per_share = {name: sizes[name] / shares[name] for name in sizes}
+    if length == "first_exhausted":
+        wanted = [min(per_share.values()) * share for share in shares.values()]
+    elif length == "all_exhausted":
+        wanted = [max(per_share.values()) * share for share in shares.values()]
+    elif is_whole(length) and int(length) > 0:
+        wanted = [int(length) * share for share in shares.values()]
+    else:
+        raise UsageError(
+            f"epoch_length={length!r}", "choose 'first_exhausted', 'all_exhausted' or a number of batches of at least 1"
+        )
+    if is_whole(length):
+        counts = _rounded(wanted, int(length))
+    else:
+        counts = [math.floor(share + Fraction(1, 2)) for share in wanted]
+    if sum(counts) > _MOST_BATCHES:
+        raise UsageError(
+            "epoch_length",
+            f"an epoch would have more than {_MOST_BATCHES:,} batches",
+            "give weights that differ less, or a smaller epoch_length",
+        )
+    for name, count in zip(sizes, counts, strict=True):
+        if not count:
+            raise UsageError(
+                "weights",
+                f"{name!r} has none of the epoch's {sum(counts)} batches",
+                "give it a larger weight, the mix a larger epoch_length, or leave it out",
+            )
+    return tuple(counts)
+
+
+def batches_of_all(sizes: Mapping[str, int], length: str | int) -> int:
+    """Return the batches of an epoch of which each has a batch of every dataset; see `batches_per_epoch`."""
+    of_all: Any = length * len(sizes) if is_whole(length) else length
+    return batches_per_epoch(sizes, dict.fromkeys(sizes, 1), of_all)[0]
+
+
+def _shares(sizes: Mapping[str, int], weights: Mapping[str, float] | None) -> dict[str, Fraction]:
+    """Return the weights as fractions of 1."""
+    if weights is None:
+        weights = sizes
+    if not isinstance(weights, Mapping) or set(weights) != set(sizes):
+        raise UsageError(f"weights={weights!r}", f"give a number for each of {', '.join(map(repr, sizes))}")
+    for name, weight in weights.items():
+        if not is_number(weight) or not 0 < weight < math.inf:
+            raise UsageError(f"weights[{name!r}]={weight!r}", "give a number above 0")
+    found = {name: Fraction(np.asarray(weights[name]).item()) for name in sizes}
+    return {name: weight / sum(found.values()) for name, weight in found.items()}
+
+
+def _rounded(wanted: Sequence[Fraction], total: int) -> list[int]:
+    """Return integers of sum ``total``, rounding up those with the largest remainder."""
+    counts = [math.floor(value) for value in wanted]
+    order = sorted(range(len(counts)), key=lambda i: counts[i] - wanted[i])
+    for i in order[: total - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def interleave(counts: Sequence[int]) -> Ints:
+    """Return each ``k`` ``counts[k]`` times, so that every beginning holds them in proportion.
+
+    The two rarest are merged first, and the result with the next, so that the rounding of each merge hardly adds up.
+    """
+    merged: list[tuple[int, int, Any]] = [(count, k, None) for k, count in enumerate(counts)]
+    heapq.heapify(merged)
+    for number in range(len(counts), 2 * len(counts) - 1):
+        left, right = heapq.heappop(merged), heapq.heappop(merged)
+        heapq.heappush(merged, (left[0] + right[0], number, (left, right)))
+    found = np.empty(sum(counts), np.int64)
+    todo = [(merged[0], np.arange(len(found)))]
+    while todo:
+        (count, k, parts), places = todo.pop()
+        if parts is None:
+            found[places] = k
+            continue
+        left, right = parts
+        ahead = (2 * np.arange(count + 1, dtype=np.int64) * left[0] + count) // (2 * count)
+        to_left = np.diff(ahead) > 0
+        todo += [(left, places[to_left]), (right, places[~to_left])]
+    return found
+
+
+class DatasetPass(NamedTuple):
+    """What a part of an epoch reads of one pass over a dataset.
+
+    ``positions``      where its batches are among the indices asked for
+    ``batches``        their numbers in the pass, ``lanes`` their lanes, and ``lane_batches`` their numbers in these
+    ``lane_sizes``     the batches of each lane in the complete pass
+    ``last_lane``      the lane of the pass's last batch
+    ``readers``        the lanes of the mix that read them, where these are others than ``lanes``
+    """
+
+    number: int
+    positions: Ints
+    batches: Ints
+    lanes: Ints
+    lane_batches: Ints
+    lane_sizes: Ints
+    last_lane: int
+    readers: Ints | None = None
+
+    def order_of(self, order: Order) -> Order:
+        """Return the order of the pass, which divides the rows among its lanes as the mix draws from them."""
+        lane_rows = self.lane_sizes * order.batch_size
+        lane_rows[self.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
+        return replace(order, lane_rows=lane_rows)
+
+
+@dataclass(frozen=True)
+class MixSchedule:
+    """Which dataset gives which batch of an epoch: ``counts`` batches of each, over ``lanes`` lanes."""
+
+    counts: tuple[int, ...]
+    lanes: int = 1
+    seed: int = 0
+
+    @property
+    def total(self) -> int:
+        """Batches of an epoch."""
+        return sum(self.counts)
+
+    @cached_property
+    def interleaved(self) -> Ints:
+        """The dataset of each batch before rounds are rotated."""
+        return interleave(self.counts)
+
+    @cached_property
+    def _rotations(self) -> Ints:
+        raw = random_words(-(-self.total // self.lanes), self.seed, 0, _ROTATION, 0, 0)
+        return np.asarray(raw % np.uint64(self.lanes), np.int64)
+
+    def _rotated(self, positions: Ints, epochs: Ints | int, direction: int) -> Ints:
+        """Rotate positions within their rounds, by one more in each epoch, so that over epochs lanes get the same."""
+        rounds = positions // self.lanes
+        sizes = np.minimum(self.lanes, self.total - rounds * self.lanes)
+        rotations = (self._rotations[rounds] + epochs) % sizes
+        first = rounds * self.lanes
+        return np.asarray(first + (positions - first + direction * rotations) % sizes, np.int64)
+
+    def datasets(self, epoch: int, indices: Ints | None = None) -> Ints:
+        """Return which dataset batches ``indices`` (None: all) of an epoch come from."""
+        wanted = np.arange(self.total) if indices is None else indices
+        return np.asarray(self.interleaved[self._rotated(wanted, epoch, 1)], np.int64)
+
+    def drawn(self, dataset: int, epoch: int, indices: Ints) -> tuple[Ints, Ints]:
+        """Return which of batches ``indices`` of an epoch come from a dataset, and how many of it come before each."""
+        rotated = self._rotated(indices, epoch, 1)
+        positions = np.flatnonzero(self.interleaved[rotated] == dataset)
+        return positions, np.searchsorted(np.flatnonzero(self.interleaved == dataset), rotated[positions])
+
+    def lanes_of(self, dataset: int, first: int, last: int, since: int) -> Ints:
+        """Return the lanes of a dataset's batches ``first`` to ``last``, counted from epoch ``since`` on."""
+        epochs, nth = np.divmod(np.arange(first, last), self.counts[dataset])
+        slots = np.flatnonzero(self.interleaved == dataset)
+        return np.asarray(self._rotated(slots[nth], epochs + since, -1) % self.lanes, np.int64)
+
+
+class MixPeriod(NamedTuple):
+    """The epochs from ``since`` on, each with so many batches of each dataset."""
+
+    since: int
+    counts: Mapping[str, int]
+
+
+class _Range(NamedTuple):
+    """Batches ``start`` to ``stop`` of a dataset's lane."""
+
+    lane: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class MixHistory:
+    """The draws of a mix over ``lanes`` lanes, of which the last of ``periods`` has no end.
+
+    With ``together`` each batch holds a draw of every dataset, else of one of them.
+    """
+
+    periods: tuple[MixPeriod, ...]
+    seed: int
+    lanes: int = 1
+    together: bool = False
+
+    @property
+    def total(self) -> int:
+        """Batches of an epoch of the last period."""
+        counts = self.periods[-1].counts.values()
+        return max(counts) if self.together else sum(counts)
+
+    def drawn_before(self, name: str, period: int) -> int:
+        """Return how many batches of a dataset were drawn before a period."""
+        spans = zip(self.periods[:period], self.periods[1 : period + 1], strict=True)
+        return sum((end.since - begin.since) * begin.counts.get(name, 0) for begin, end in spans)
+
+    def drawn(self, name: str, epoch: int, batches: Ints) -> int:
+        """Return how many batches of a dataset were drawn until these of an epoch of the last period, with them."""
+        last, (since, counts) = len(self.periods) - 1, self.periods[-1]
+        here, _ = self._schedules[-1].drawn(self._number(name, last), epoch, batches)
+        return self.drawn_before(name, last) + (epoch - since) * counts[name] + len(here)
+
+    def passes(self, name: str, size: int, epoch: int, indices: Ints) -> list[DatasetPass]:
+        """Return what batches ``indices`` of an epoch read of a dataset, whose passes have ``size`` batches.
+
+        An epoch before the last period raises UsageError.
+        """
+        since, counts = self.periods[-1]
+        if epoch < since:
+            raise UsageError(f"epoch {epoch}", f"the mix was changed from epoch {since} on", "read later ones with it")
+        last = len(self.periods) - 1
+        positions, nth = self._schedules[-1].drawn(self._number(name, last), epoch, indices)
+        batches = self.drawn_before(name, last) + (epoch - since) * counts[name] + nth  # counted over all passes
+        passes = batches // size
+        order = np.argsort(passes, kind="stable")
+        numbers, firsts = np.unique(passes[order], return_index=True)
+        parts = np.split(order, firsts[1:]) if len(order) else []
+        return [
+            self._pass(name, size, number, positions[some], batches[some] - number * size)
+            for number, some in zip(numbers.tolist(), parts, strict=True)
+        ]
+
+    def _pass(self, name: str, size: int, number: int, positions: Ints, batches: Ints) -> DatasetPass:
+        """Return what batches at ``positions`` read of a pass: ``batches`` of it, counted from 0."""
+        first, end = number * size, (number + 1) * size
+        begins = [self.drawn_before(name, period) for period in range(len(self.periods))]
+        parts = [
+            (period, max(first, begin), min(end, following))
+            for period, (begin, following) in enumerate(zip(begins, [*begins[1:], end], strict=True))
+            if max(first, begin) < min(end, following)
+        ]
+        planned = self._lanes_of(name, parts[0][0], first, end)
+        lane_sizes = np.bincount(planned, minlength=self.lanes)
+        lanes, lane_batches, readers = planned, _numbered(planned, lane_sizes), None
+        if len(parts) > 1:
+            lanes, lane_batches = self._across(name, parts, end, lane_sizes)
+            readers = self._lanes_of(name, len(self.periods) - 1, first, end)[batches]
+        return DatasetPass(
+            number=number,
+            positions=positions,
+            batches=batches,
+            lanes=lanes[batches],
+            lane_batches=lane_batches[batches],
+            lane_sizes=lane_sizes,
+            last_lane=int(planned[-1]),
+            readers=readers,
+        )
+
+    def _across(self, name: str, parts: list[tuple[int, int, int]], end: int, lane_sizes: Ints) -> Ints:
+        """Return the lanes of a pass up to draw ``end``, and the numbers in these, where several periods draw parts."""
+        left = [[_Range(lane, 0, count)] for lane, count in enumerate(lane_sizes.tolist())]
+        found = []
+        for period, start, stop in parts:
+            drawing = self._lanes_of(name, period, start, end)
+            _rebalance(left, np.bincount(drawing, minlength=self.lanes).tolist())
+            part = np.zeros((2, stop - start), np.int64)
+            for lane in range(self.lanes):
+                places = np.flatnonzero(drawing[: stop - start] == lane)
+                part[:, places] = _taken(left[lane], len(places))
+            found.append(part)
+        return np.concatenate(found, axis=1)
+
+    def _lanes_of(self, name: str, period: int, first: int, last: int) -> Ints:
+        """Return the lanes of a dataset's draws ``first`` to ``last``, if the period had no end."""
+        since, before = self.periods[period].since, self.drawn_before(name, period)
+        return self._schedules[period].lanes_of(self._number(name, period), first - before, last - before, since)
+
+    @cached_property
+    def _schedules(self) -> list[MixSchedule]:
+        counts = [tuple(period.counts.values()) for period in self.periods]
+        return [MixSchedule((max(each),) if self.together else each, self.lanes, self.seed) for each in counts]
+
+    def _number(self, name: str, period: int) -> int:
+        return 0 if self.together else list(self.periods[period].counts).index(name)
+
+
+def _numbered(lanes: Ints, sizes: Ints) -> Ints:
+    """How many of the same lane come before each; ``sizes`` is how many there are of each lane."""
+    found = np.empty(len(lanes), np.int64)
+    found[np.argsort(lanes, kind="stable")] = ranges_of(np.zeros_like(sizes), sizes)
+    return found
+
+
+def _rebalance(left: list[list[_Range]], wanted: list[int]) -> None:
+    """Move batches from the ends of lanes that have more ``left`` than is ``wanted`` of them to those with less."""
+    spare: list[_Range] = []
+    for ranges, count in zip(left, wanted, strict=True):
+        more = sum(r.stop - r.start for r in ranges) - count
+        while more > 0:
+            lane, start, stop = ranges.pop()
+            kept = max(start, stop - more)
+            more -= stop - kept
+            spare.append(_Range(lane, kept, stop))
+            if kept > start:
+                ranges.append(_Range(lane, start, kept))
+    for ranges, count in zip(left, wanted, strict=True):
+        less = count - sum(r.stop - r.start for r in ranges)
+        while less > 0:
+            lane, start, stop = spare.pop()
+            kept = min(stop, start + less)
+            less -= kept - start
+            ranges.append(_Range(lane, start, kept))
+            if kept < stop:
+                spare.append(_Range(lane, kept, stop))
+        ranges.sort()  # so that the batches of each lane come in order, also across several changes
+
+
+def _taken(ranges: list[_Range], count: int) -> Ints:
+    """Remove the first batches of ranges; return their lanes and their numbers in these."""
+    found = [np.zeros((2, 0), np.int64)]
+    while count > 0:
+        lane, start, stop = ranges.pop(0)
+        kept = min(stop, start + count)
+        count -= kept - start
+        found.append(np.stack([np.full(kept - start, lane), np.arange(start, kept)]))
+        if kept < stop:
+            ranges.insert(0, _Range(lane, kept, stop))
+    return np.concatenate(found, axis=1)
