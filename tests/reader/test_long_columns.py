@@ -90,22 +90,28 @@ def test_chosen_rows_of_more_than_two_gigabytes(tmp_path: Path) -> None:
 
 _PEAK = """
 import sys, pqcache
+from pqcache import Split
 peak = lambda: next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
 before = peak()
-batches = pqcache.Cache(sys.argv[1]).batches(filters="text >= '1' and text < '2' and id < 50", columns=["id"])
+batches = pqcache.Cache(sys.argv[1]).batches(columns=["id"], **eval(sys.argv[2]))
 print(sum(batch.num_rows for batch in batches), peak() - before)
 """
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("coded", [True, False])
-def test_a_filter_on_long_texts_takes_little_memory(tmp_path: Path, coded: bool) -> None:
+def test_choosing_by_long_texts_takes_little_memory(tmp_path: Path, coded: bool) -> None:
     root = write(tmp_path / "lake", row_groups=4, coded=coded)
-    done = subprocess.run([sys.executable, "-c", _PEAK, str(root)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    rows, taken = map(int, done.stdout.split())
-    assert rows == len(range(1, 50, 3))
-    assert taken < 250e6
+    by_text = "'filters': \"text >= '1' and text < '2' and id < 50\""
+    for options, expected in (
+        (f"{{{by_text}}}", 17),
+        (f"{{{by_text}, 'split': Split('text', 0.0, 1.0), 'limit': 9}}", 9),
+    ):
+        done = subprocess.run([sys.executable, "-c", _PEAK, str(root), options], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        rows, taken = map(int, done.stdout.split())
+        assert rows == expected
+        assert taken < 250e6
 
 
 @pytest.mark.deep
