@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     - ``evaluate`` and ``predict`` count every row once. Give their datasets ``shuffle=False``.
     """
 
-    _pqcache_resumed: _Resumed | None = None
+    _pqcache_checkpoint: Path | None = None  # that is resumed
     _pqcache_callback: _KeepPlace | None = None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -59,11 +58,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             if self.args.ignore_data_skip:
                 warnings.warn(_IGNORED, UserWarning, stacklevel=2)
             else:
-                self._pqcache_resumed = _Resumed.read(Path(found))
+                self._pqcache_checkpoint = Path(found)
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
-            self._pqcache_resumed = None
+            self._pqcache_checkpoint = None
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the loader of the training, at the place of the checkpoint that is resumed."""
@@ -71,8 +70,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             return super().get_train_dataloader()  # type: ignore[no-any-return]
         _check_arguments(self, self.train_dataset, "per_device_train_batch_size")
         loader, skipped = self._pqcache_loader(self.train_dataset, persistent=True), 0
-        if self._pqcache_resumed is not None:
-            skipped = self._pqcache_resumed.load_into(loader, self.args.gradient_accumulation_steps)
+        if self._pqcache_checkpoint is not None:
+            skipped = _resume(loader, self._pqcache_checkpoint, self.args.gradient_accumulation_steps)
         if self._pqcache_callback is None:
             self._pqcache_callback = _KeepPlace()
             self.add_callback(self._pqcache_callback)
@@ -174,42 +173,29 @@ class _KeepPlace(transformers.TrainerCallback):  # type: ignore[misc]
             (checkpoint / PLACE).write_text(json.dumps(self.loader.state_dict()))
 
 
-@dataclass(frozen=True)
-class _Resumed:
-    """What a checkpoint says of its training's place: the loader's state, and the steps as the Trainer counts them."""
+def _resume(loader: Loader, checkpoint: Path, accumulated: int) -> int:
+    """Set a loader to the place in a checkpoint, and return how many batches of the epoch the Trainer will skip.
 
-    checkpoint: Path
-    place: dict[str, Any]
-    steps: int
-
-    @staticmethod
-    def read(checkpoint: Path) -> _Resumed:
-        """Return what a checkpoint says; UsageError where it has no place in a dataset."""
-        if not (checkpoint / PLACE).is_file():
-            reason = f"it has no {PLACE}, the place in the dataset: another Trainer wrote it, or it is not complete"
-            advice = "resume another checkpoint, or begin the epoch again with ignore_data_skip=True"
-            raise UsageError(checkpoint, reason, advice)
-        state = transformers.TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        return _Resumed(checkpoint, json.loads((checkpoint / PLACE).read_text()), state.global_step)
-
-    def load_into(self, loader: Loader, accumulated: int) -> int:
-        """Set the loader to the place, and return how many batches of the epoch the Trainer will skip.
-
-        The Trainer counts steps of the present number of processes; where it comes to another place, UsageError.
-        """
-        loader.load_state_dict(self.place)
-        length = len(loader)
-        epoch, step = divmod(self.steps, max(1, -(-length // accumulated)))
-        left = loader.dataset.begin_pass(loader.num_workers)[0].rounds()
-        if (epoch, step * accumulated) != (loader.epoch, length - left):
-            raise UsageError(
-                self.checkpoint,
-                f"the Trainer counts {self.steps} steps as batch {step * accumulated} of epoch {epoch}, but it was "
-                f"saved at batch {length - left} of epoch {loader.epoch}",
-                "resume with as many processes and gradient_accumulation_steps as before, or begin the epoch again "
-                "with ignore_data_skip=True",
-            )
-        return step * accumulated
+    The Trainer counts steps of the present number of processes; where it comes to another place, UsageError.
+    """
+    if not (checkpoint / PLACE).is_file():
+        reason = f"it has no {PLACE}, the place in the dataset: another Trainer wrote it, or it is not complete"
+        advice = "resume another checkpoint, or begin the epoch again with ignore_data_skip=True"
+        raise UsageError(checkpoint, reason, advice)
+    steps: int = transformers.TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step
+    loader.load_state_dict(json.loads((checkpoint / PLACE).read_text()))
+    length = len(loader)
+    epoch, step = divmod(steps, max(1, -(-length // accumulated)))
+    batch, left = step * accumulated, loader.dataset.begin_pass(loader.num_workers)[0].rounds()
+    if (epoch, batch) != (loader.epoch, length - left):
+        raise UsageError(
+            checkpoint,
+            f"the Trainer counts {steps} steps as batch {batch} of epoch {epoch}, but it was saved at batch "
+            f"{length - left} of epoch {loader.epoch}",
+            "resume with as many processes and gradient_accumulation_steps as before, or begin the epoch again "
+            "with ignore_data_skip=True",
+        )
+    return batch
 
 
 def _check_arguments(trainer: Any, dataset: ResumableDataset, batch_size: str) -> None:
