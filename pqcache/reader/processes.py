@@ -48,7 +48,7 @@ def count_and_number() -> tuple[int, int]:
 
 
 def of_torch() -> tuple[int, int] | None:
-    """Return the number of ranks of torch.distributed and this one; None where it is not initialised."""
+    """The number of ranks of torch.distributed and this one; None where it is not initialised."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -84,7 +84,8 @@ def check_launched(known: int) -> None:
         rank, world = os.environ.get(number, ""), os.environ.get(count, "")
         if not (rank.isdecimal() and world.isdecimal()):
             continue
-        if number == "SLURM_PROCID" and rank == "0" and "SLURM_JOB_ID" in os.environ and not _is_in_step():
+        is_in_step = "SLURM_STEP_ID" in os.environ or "SLURM_STEPID" in os.environ
+        if number == "SLURM_PROCID" and rank == "0" and "SLURM_JOB_ID" in os.environ and not is_in_step:
             continue  # a batch script, which runs once
         if int(world) > known:
             raise UsageError(
@@ -96,24 +97,17 @@ def check_launched(known: int) -> None:
         return
 
 
-def _is_in_step() -> bool:
-    return "SLURM_STEP_ID" in os.environ or "SLURM_STEPID" in os.environ
-
-
 def _of_jax() -> tuple[int, int]:
+    """JAX's processes, if it has been connected or started: to ask before would start it, and end any connecting."""
     jax: Any = sys.modules.get("jax")
-    if not hasattr(jax, "process_count") or not _knows_processes(jax):
+    if not hasattr(jax, "process_count"):
+        return 1, 0
+    is_connected = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+    is_started = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
+    asked = [ask for ask in (is_connected, is_started) if ask is not None]
+    if asked and not any(ask() for ask in asked):
         return 1, 0
     return int(jax.process_count()), int(jax.process_index())
-
-
-def _knows_processes(jax: Any) -> bool:
-    """Return whether JAX has been connected or started: to ask before would start it, and it could not be connected."""
-    is_connected = getattr(getattr(jax, "distributed", None), "is_initialized", None)
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    is_started = getattr(bridge, "backends_are_initialized", None)
-    asked = [ask for ask in (is_connected, is_started) if ask is not None]
-    return not asked or any(ask() for ask in asked)
 
 
 MIXING = frozenset(("lanes", "window", "piece", "seed"))  # what ranks may differ in where nothing is shuffled
@@ -147,23 +141,21 @@ def check_alike(epoch: Mapping[str, tuple[Any, Any]], patience: float) -> None:
     same = f"pqcache/{number}/{hashlib.blake2b(values.encode(), digest_size=16).hexdigest()}-{begun[values]}"
     if _difference(first["epoch"], json.loads(here)["epoch"]):
         store.compare_set(f"{nth}/differs", "", here)
-    if store.add(f"{same}/begun", 1) == ranks:
-        store.set(f"{same}/all", "all")
+    store.add(same, 1)
     deadline, differs = time.monotonic() + patience, False
-    while not store.check([f"{same}/all"]):
+    while (begun_alike := store.add(same, 0)) < ranks:
         if not differs and store.check([f"{nth}/differs"]):
             differs, deadline = True, time.monotonic() + _TURN
         if time.monotonic() > deadline:
             if differs:
                 begun[values] -= 1
-                store.add(f"{same}/begun", -1)
+                store.add(same, -1)
                 raise _unlike(first, json.loads(store.get(f"{nth}/differs")))
-            missing = ranks - store.add(f"{same}/begun", 0)
             message = (
                 "rank %d waited %.0f s for %d of %d ranks to begin this epoch and goes on without them: each has to "
                 "read it, and a dataset that only some ranks read needs num_replicas=1, rank=0"
             )
-            _log.warning(message, rank, patience, missing, ranks)
+            _log.warning(message, rank, patience, ranks - begun_alike, ranks)
             return
         time.sleep(_POLL)
 
@@ -191,24 +183,25 @@ def _difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> tuple[str, An
 
 def of_this_process(items: Generator[T], what: str) -> Generator[T]:
     """Return the same items; UsageError in another process, which is forked and has none of the threads that read."""
-    return _of_process(items, what, os.getpid())
+    process = os.getpid()
 
-
-def _of_process(items: Generator[T], what: str, process: int) -> Generator[T]:
-    try:
-        _check_process(what, process)
-        for item in items:
-            yield item
-            del item
+    def read() -> Generator[T]:
+        try:
             _check_process(what, process)
-    except Exception as error:
-        _clear_frames(error)
-        raise
-    finally:
-        if process == os.getpid():
-            items.close()
-        else:
-            leave_to_parent(items)
+            for item in items:
+                yield item
+                del item
+                _check_process(what, process)
+        except Exception as error:
+            _clear_frames(error)
+            raise
+        finally:
+            if process == os.getpid():
+                items.close()
+            else:
+                leave_to_parent(items)
+
+    return read()
 
 
 def _clear_frames(error: BaseException) -> None:
