@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces
-from pqcache.reader.meter import Meter
 from pqcache.reader.options import check_numbers, check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.packing.pack import Pack, TokenBatches
@@ -23,9 +22,8 @@ from pqcache.store.arriving.start_run import fill_request
 from pqcache.store.hive import parse_types
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
-from pqcache.torch.batch import Batch
 from pqcache.torch.batch_groups import sizes_in_worker
-from pqcache.torch.checkpoint import Place, State, check_lanes, check_options, check_worker
+from pqcache.torch.checkpoint import Place, State
 from pqcache.torch.dataset_reader import DatasetReader, ReadOptions
 from pqcache.torch.packing import DEFAULT_BATCH_SIZE, check_packing
 from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset, count_or_none
@@ -210,6 +208,10 @@ class ParquetDataset(ResumableDataset):
         )
         check_packing(self.options, columns, batch_rows)
         self._reader = DatasetReader(self.options, columns, share_alone=num_replicas is not None)
+        self.readers, self.meter = (self._reader,), self._reader.meter
+        self.yields_batches, self.is_shuffled = self.options.batch_size is not None, shuffle
+        self.epochs_differ = self._reader.rows is None
+        self._can_divide = shuffle and self.yields_batches and self._reader.nodes is None
         check_rank(*self._ranks(), None if self._can_divide or not shuffle else self._lanes)
 
     def __repr__(self) -> str:
@@ -244,29 +246,9 @@ class ParquetDataset(ResumableDataset):
         """
         return self._reader.stats()
 
-    @property
-    def meter(self) -> Meter:
-        """What counts the trainer's waits."""
-        return self._reader.meter
-
-    @property
-    def readers(self) -> Sequence[DatasetReader]:
-        """What reads."""
-        return (self._reader,)
-
     def errors(self) -> list[FailedRow]:
         """Return the rows for which the transform failed, of all workers of this rank, with ``on_error="skip"``."""
         return [] if self._reader.failures is None else self._reader.failures.read()
-
-    def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
-        """Return the state after the batch ``after``, as a small dict of JSON values.
-
-        ``after`` is the last batch the trainer has consumed, or its global ``index``; None means the last one yielded.
-        The state is the same on every rank: it counts all ranks' batches of that step as consumed. What the workers of
-        a DataLoader have yielded, only the loader knows: UsageError, but in a ``Loader``.
-        """
-        place, (ranks, _) = self._place(after), self._ranks()
-        return self._reader.state(place, ranks, self._worker_state()).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
@@ -279,10 +261,12 @@ class ParquetDataset(ResumableDataset):
         UsageError, or CacheError for a snapshot that is gone, and says why.
         """
         loaded = State.from_dict(state)
-        check_worker(loaded.worker)
-        check_options(loaded, {"lanes": self._lanes or loaded.lanes}, "dataset")
-        if not self._can_divide and loaded.shuffle:
-            check_lanes(loaded.lanes, self._ranks()[0])
+        loaded.check_worker()
+        loaded.check_options(lanes=self._lanes or loaded.lanes)
+        ranks, _ = self._ranks()
+        if not self._can_divide and loaded.shuffle and loaded.lanes % ranks:
+            reason = f"it has lanes={loaded.lanes}, which {ranks} ranks cannot share"
+            raise UsageError("state", reason, "resume on a number of ranks that divides it")
         self._reader.load_state(loaded)
         self._lanes = loaded.lanes
         self._resume(loaded)
@@ -303,18 +287,10 @@ class ParquetDataset(ResumableDataset):
 
     def rows_of_batches(self) -> tuple[int, int] | None:
         size, rows = self.options.batch_size, self._reader.rows
-        differ = rows is None or isinstance(self.options.pack, TokenBatches)
-        if size is None or rows is None or differ or self._reader.nodes is not None:
+        differ = isinstance(self.options.pack, TokenBatches) or self._reader.nodes is not None
+        if size is None or rows is None or differ:
             return None
         return size, size if self.drop_last else (rows - 1) % size + 1
-
-    @property
-    def yields_batches(self) -> bool:
-        return self.options.batch_size is not None
-
-    @property
-    def is_shuffled(self) -> bool:
-        return self.options.shuffle
 
     def _ranks(self) -> tuple[int, int]:
         nodes = self._reader.nodes
@@ -323,22 +299,14 @@ class ParquetDataset(ResumableDataset):
         nodes.check(self._ranks_of_all())
         return nodes.ranks, nodes.rank
 
-    @property
-    def _can_divide(self) -> bool:
-        return super()._can_divide and self._reader.nodes is None
-
-    @property
-    def epochs_differ(self) -> bool:
-        return self._reader.rows is None
-
-    def _total(self, epoch: int, ranks: int, start: int = 0) -> int:
+    def _total(self, epoch: int, ranks: int, start: int) -> int:
         return self._reader.total(epoch, ranks, start, self.pad)
 
     def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int) -> RowPlaces:
         return self._reader.rows_at(self._reader.place_of(epoch, index, lanes, ranks))
 
-    def _check(self) -> None:
-        self._reader.check_nulls()
+    def _state_at(self, place: Place, worker: list[int] | None) -> State:
+        return self._reader.state(place, self._ranks()[0], worker)
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
         return self._reader.read(share, indices, epoch, are_sent=sizes_in_worker(self.groups) is not None)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from pqcache.reader.epoch import Epoch, Epochs
 from pqcache.reader.load import release_unused
 from pqcache.reader.memory import Window
 from pqcache.reader.meter import TENSORS
-from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
+from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture import DatasetPass
 from pqcache.reader.packed_plan import pack_plan
@@ -36,7 +35,7 @@ from pqcache.store.snapshot import Lease
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position, register
 from pqcache.torch.batch_groups import TensorGroup, UnmadeBatch, bytes_of, check_mask
-from pqcache.torch.checkpoint import Place, State, check_options, check_rows_of_state
+from pqcache.torch.checkpoint import Place, State
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.iteration_meter import new_meter
 from pqcache.torch.ragged import item
@@ -46,7 +45,7 @@ from pqcache.torch.transforms import BatchOrigin, FailureLog, Item, Transform, T
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What of a dataset is read, and how; see ``ParquetDataset``. ``memory`` is in bytes."""
+    """The options of a ``ParquetDataset`` that say which rows are read, and how. ``memory`` is in bytes."""
 
     path: Path
     filters: Any
@@ -64,18 +63,15 @@ class ReadOptions:
     conversion: Conversion
     ragged: tuple[str, ...]
     rules: FileRules
-    fill: FillRequest | None = None
-    snapshot: str | None = None
+    fill: FillRequest | None
+    snapshot: str | None
 
 
 class DatasetReader:
     """An open dataset, and how its batches are made; its callers know the ranks and the place in an epoch.
 
-    ParquetDataset reads shares of epochs (``read``). A mix reads passes (``read_pass``), whose batches it puts into its
-    own order before they are ``transformed``. Both ask for ``total`` and ``check_nulls`` before an epoch, and keep
-    places in their checkpoints beside ``state``, which ``load_state`` takes over.
-
-    A cache's snapshot is leased while the reader exists, also in the process that unpickles it.
+    ParquetDataset reads shares of epochs (``read``), and a mix passes (``open_pass``), whose batches it transforms when
+    they are in its own order. A snapshot is leased while the reader exists, also in a process that unpickles it.
     """
 
     def __init__(self, options: ReadOptions, columns: Sequence[str] | None, share_alone: bool) -> None:
@@ -89,9 +85,8 @@ class DatasetReader:
         self.failures = FailureLog() if options.transform.skips else None
         self._share_alone = share_alone
         self._window: Window | None = None  # of a state that was loaded
-        self._release: Callable[[], object] | None = None
-        self._open(columns, options.snapshot or getattr(options.rows, "snapshot", "") or None)
-        self._masked = masked_columns(self._plan, options.conversion, options.ragged)
+        self._open(options.path, options.snapshot or getattr(options.rows, "snapshot", "") or None, columns, {})
+        self._masked = _masked_columns(self._plan, options.conversion, options.ragged)
         self.check_nulls()
         self._gather_shares()
         self.token = register(self)
@@ -105,12 +100,12 @@ class DatasetReader:
     @property
     def snapshot(self) -> str:
         """The name of the snapshot; for a plain directory, of its files' content."""
-        return self._data.snapshot
+        return self.data.snapshot
 
     @property
     def content(self) -> str:
         """A name that is equal for equal rows, whatever their snapshot is called."""
-        return self._data.content if self.nodes is None else self.nodes.listing
+        return self.data.content if self.nodes is None else self.nodes.listing
 
     @property
     def rows(self) -> int | None:
@@ -127,12 +122,7 @@ class DatasetReader:
         threads = self.options.transform.threads or 1
         return dataset_stats(self.meter.counts(), self._plan, self.options.memory, threads)
 
-    @property
-    def data(self) -> LocalDataset:
-        """The dataset that is open."""
-        return self._data
-
-    def total(self, epoch: int, ranks: int, start: int = 0, pad: bool = True) -> int:
+    def total(self, epoch: int, ranks: int, start: int, pad: bool) -> int:
         """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node.
 
         Without ``pad`` that is what the node's own share has; other nodes may have more.
@@ -147,55 +137,65 @@ class DatasetReader:
         return self._epochs.order(self._epochs.at(epoch, of_mix).plan, epoch).batches(self.options.drop_last)
 
     def check_nulls(self) -> None:
-        """Raise ParquetError before anything is decoded, where the files say that columns without a fill hold nulls."""
-        check_nulls(self._plan, self.options.conversion)
+        """Raise ParquetError before anything is decoded, where the files say that columns hold nulls without a fill."""
+        conversion = self.options.conversion
+        filled = {name for name, _ in conversion.fill}
+        for name in self._plan.columns:
+            if not conversion.mask and name not in filled and (count := self._plan.nulls(name)):
+                raise null_error(name, count, "the dataset", conversion)
 
     def read(self, share: EpochShare, indices: range, epoch: int, are_sent: bool = False) -> Generator[tuple[int, Any]]:
         """Yield (place, transformed batch) for ``indices``, the places of a share; rows without a batch size.
 
         Batches that ``are_sent`` to another process as they are come as `UnmadeBatch`, unless there is a transform.
         """
-        this = self._epochs.begin(epoch, share)
-        make: Callable[..., Generator[tuple[Position, Any]]] = self._rows
-        if self.options.batch_size is not None:
-            make = partial(self._batches, sent=are_sent and self.options.transform.function is None)
+        this, is_plain = self._epochs.begin(epoch, share), self.options.transform.function is None
         batches, total = share.batches(indices), this.order.batches(self.options.drop_last)
 
-        def read(index: int) -> Any:
-            with closing(make(this, [index], total)) as found:
+        def read_one(index: int) -> Any:
+            with closing(self._batches(this, [index], total)) as found:
                 return next(found)[1]
 
-        with closing(make(this, batches, total)) as found:
-            if self.options.transform.function is None:
-                yield from zip(indices, (batch for _, batch in found), strict=True)
+        with closing(self._batches(this, batches, total, are_sent and is_plain)) as found:
+            if is_plain:
+                for place, (_, batch) in zip(indices, found, strict=True):
+                    yield place, batch
                 return
             items = (Item(value=batch, position=at, place=at.index, numbers=(epoch, at.index)) for at, batch in found)
-            runner = self.transforms(self._origin(this))
-            with closing(runner.run(items, batches, this.order.lanes, total, read)) as results:
+            with closing(self._transforms(this).run(items, batches, this.order.lanes, total, read_one)) as results:
                 yield from zip(indices, results, strict=True)
 
-    def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[BatchOrigin, Batch]]:
-        """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
+    def open_pass(
+        self, reading: DatasetPass, share: EpochShare
+    ) -> tuple[TransformRunner, Generator[tuple[Position, Any]]]:
+        """Return the batches that a share of a mix takes of one pass over this dataset, after what transforms them."""
         this = self._epochs.begin(reading.number, share, of_mix=True)
         this = replace(this, order=reading.order_of(this.order))
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
         streams = reading.lanes * 0 if reading.readers is None else reading.readers
         total = int(indices.max()) + 1
-        with ExitStack() as stack:
-            read = {
-                stream: stack.enter_context(closing(self._batches(this, indices[streams == stream].tolist(), total)))
-                for stream in dict.fromkeys(streams.tolist())
-            }
-            for stream in streams.tolist():
-                yield self._origin(this), next(read[stream])[1]
+        return self._transforms(this), self._merged(this, indices.tolist(), streams.tolist(), total)
 
-    def transforms(self, origin: BatchOrigin) -> TransformRunner:
-        """Return what calls the transform for batches of one pass."""
+    def _merged(
+        self, this: Epoch, indices: list[int], streams: list[int], total: int
+    ) -> Generator[tuple[Position, Any]]:
+        """Yield the batches of a pass of a mix, each read by the stream of its lane."""
+        of_stream: dict[int, list[int]] = {stream: [] for stream in streams}
+        for index, stream in zip(indices, streams, strict=True):
+            of_stream[stream].append(index)
+        with ExitStack() as stack:
+            read = {s: stack.enter_context(closing(self._batches(this, of, total))) for s, of in of_stream.items()}
+            for stream in streams:
+                yield next(read[stream])
+
+    def _transforms(self, this: Epoch) -> TransformRunner:
         node = () if self.nodes is None else (self.nodes.node,)
+        dataset = f"{self.options.path} ({self.data.snapshot})"
+        origin = BatchOrigin(dataset, this.plan, this.order, self.options.batch_size is not None)
         return TransformRunner(self.options.transform, origin, self.failures, self.options.seed, node, self.meter)
 
     def place_of(self, epoch: int, index: int, lanes: int, ranks: int, of_mix: bool = False) -> Position:
-        """Return the position of a batch of an epoch that is read on so many lanes and ranks; UsageError without it."""
+        """Return the position of a batch; an index that the epoch does not have raises UsageError."""
         index = checked_index(index, self.batches_at(epoch, of_mix))
         window, piece_rows = self._epochs.window(lanes, ranks)
         return Position(epoch=epoch, index=index, lanes=lanes, window=window, piece=piece_rows)
@@ -212,7 +212,7 @@ class DatasetReader:
         """Return the state of a training that goes on at a place; a mix keeps its own."""
         window, piece_rows = self._epochs.window(place.lanes, ranks)
         return State(
-            snapshot=self._content,
+            snapshot=self._listing,
             row_groups=self._row_groups_at(place.epoch),
             columns=list(self._plan.columns),
             shuffle=self.options.shuffle,
@@ -220,7 +220,6 @@ class DatasetReader:
             batch_size=self.options.batch_size,
             window=window,
             piece=piece_rows,
-            worker=worker,
             **place.in_state(worker),
         )
 
@@ -229,35 +228,37 @@ class DatasetReader:
 
         Options that differ raise UsageError; a snapshot that is no longer kept raises CacheError.
         """
-        snapshot = None if state.snapshot == self._content else self._snapshot_in(state)
         options = {name: getattr(self.options, name) for name in ("seed", "batch_size", "shuffle")}
-        options["columns"] = list(self._plan.columns)
-        set_window = self._epochs.set_window
-        options["window"] = state.window if set_window is None else set_window.row_groups
-        check_options(state, options, "dataset")
+        chosen = self._epochs.set_window
         before = self.__dict__.copy()
+        is_other = state.snapshot != self._listing
+        snapshot = self._snapshot_in(state) if is_other else None
+        state.check_options(
+            **options, columns=list(self._plan.columns), window=state.window if chosen is None else chosen.row_groups
+        )
         try:
-            if snapshot is not None:
-                self._release = None  # the present snapshot stays leased, for a state that does not fit
-                self._open(self._plan.columns, snapshot)
+            if is_other:
+                self._open(self.options.path, snapshot, self._plan.columns, {})
                 self._gather_shares()
                 self.token = register(self)
-            check_rows_of_state(state, self._row_groups_at(state.epoch))
+            if state.row_groups != self._row_groups_at(state.epoch):
+                reason = "it was taken with other filters or rows, or another split, sequence, pack or weights"
+                raise UsageError("state", reason, "construct the dataset with the same ones")
         except BaseException:
-            if self._release is not None and snapshot is not None:
-                self._release()
+            if self._lease is not before["_lease"]:
+                self._lease()
             self.__dict__.update(before)
             raise
-        if before["_release"] is not None and snapshot is not None:
-            before["_release"]()
+        if self._lease is not before["_lease"]:
+            before["_lease"]()
         self._window = self._epochs.set_window = Window(state.window, state.piece)
 
     def _snapshot_in(self, state: State) -> str:
         """Return the name of the snapshot here that a state belongs to."""
-        if self._data.cache is None:
+        if self.data.cache is None:
             raise UsageError(
                 self.options.path,
-                f"the state belongs to {state.snapshot}, this is {self._data.snapshot}",
+                f"the state belongs to {state.snapshot}, this is {self.data.snapshot}",
                 "its files have changed since the state was taken",
             )
         if chosen := self.options.snapshot or getattr(self.options.rows, "snapshot", ""):
@@ -266,48 +267,44 @@ class DatasetReader:
                 f"it was taken with snapshot {state.snapshot}, and this dataset was made with {chosen!r}",
                 "make it with the state's snapshot, or without snapshot= and rows=, to go on; or leave the state out",
             )
-        return state.snapshot if self.nodes is None else snapshot_of(self._data.cache, state.snapshot)
+        return state.snapshot if self.nodes is None else snapshot_of(self.data.cache, state.snapshot)
 
     def _batches(
-        self, this: Epoch, indices: Sequence[int], total: int, sent: bool = False
+        self, this: Epoch, indices: Sequence[int], total: int, are_sent: bool = False
     ) -> Generator[tuple[Position, Any]]:
-        for position, group, number in self._groups(this, indices, total):
-            unmade = UnmadeBatch(group, number, position)
-            self.meter.made(1, group.rows(number), bytes_of(unmade))
-            yield position, unmade if sent else Batch(group.batches[number], position)
+        """Yield batches, or rows without a batch size, and their positions."""
+        order, piece = this.order, this.plan.piece_rows
 
-    def _rows(self, this: Epoch, indices: Sequence[int], total: int) -> Generator[tuple[Position, Any]]:
-        for position, group, number in self._groups(this, indices, total):
-            self.meter.made(0, 1, round(group.row_bytes))
-            yield position, {name: item(value, number) for name, value in group.columns.items()}
-
-    def _groups(self, this: Epoch, indices: Sequence[int], total: int) -> Generator[tuple[Position, TensorGroup, int]]:
         def make(group: Group) -> TensorGroup:
             with self.meter.timed(TENSORS):
                 return TensorGroup.of(group, this.plan, self.options.conversion, self._masked)
 
         with closing(this.read(indices, total, make)) as found:
             for index, group, number in found:
-                yield self._position(this, index), group, number
-
-    def _position(self, this: Epoch, index: int) -> Position:
-        order, piece = this.order, this.plan.piece_rows
-        return Position(
-            epoch=order.epoch, index=index, lanes=order.lanes, window=order.window, piece=piece, dataset=self.token
-        )
-
-    def _origin(self, this: Epoch) -> BatchOrigin:
-        dataset = f"{self.options.path} ({self._data.snapshot})"
-        return BatchOrigin(dataset, this.plan, this.order, self.options.batch_size is not None)
+                at = Position(
+                    epoch=order.epoch,
+                    index=index,
+                    lanes=order.lanes,
+                    window=order.window,
+                    piece=piece,
+                    dataset=self.token,
+                )
+                if self.options.batch_size is None:
+                    self.meter.made(0, 1, round(group.row_bytes))
+                    yield at, {name: item(value, number) for name, value in group.columns.items()}
+                    continue
+                unmade = UnmadeBatch(group, number, at)
+                self.meter.made(1, group.rows(number), bytes_of(unmade))
+                yield at, unmade if are_sent else Batch(group.batches[number], at)
 
     def window(self, lanes: int, ranks: int) -> Window:
-        """How many row groups are mixed at a time, of which size, on so many lanes and ranks."""
+        """How many row groups, or pieces of them, each lane mixes at a time."""
         return self._epochs.window(lanes, ranks)
 
     @property
-    def _content(self) -> str:
+    def _listing(self) -> str:
         """The name of the snapshot that is read, over all nodes."""
-        return self._data.snapshot if self.nodes is None else self.nodes.listing
+        return self.data.snapshot if self.nodes is None else self.nodes.listing
 
     def _row_groups_at(self, epoch: int) -> str:
         """Return the name of the rows that are read in an epoch, over all nodes."""
@@ -315,44 +312,36 @@ class DatasetReader:
 
     def _gather_shares(self) -> None:
         if self.nodes is not None or not self._share_alone:
-            self.nodes = gather_shares(self._data, self._epochs.first)
+            self.nodes = gather_shares(self.data, self._epochs.first)
         if self.nodes is not None:
             self._epochs.sizes = self.nodes.sizes
         if self.nodes is not None and self._plan.weights is not None:
             raise UsageError("weights", "nodes that each hold a share have epochs of one length", "leave them out")
 
     def _open(
-        self,
-        columns: Sequence[str] | None,
-        snapshot: str | None,
-        counts: Counts | None = None,
-        path: str | os.PathLike[str] | None = None,
+        self, path: str | os.PathLike[str], snapshot: str | None, columns: Sequence[str] | None, counts: Counts
     ) -> None:
-        """Open a snapshot (None: the current one) and lease it instead of the previous one."""
-        self._data, lease = open_local_dataset(
-            self.options.path if path is None else path, snapshot, self.options.rules, self.options.fill
-        )
-        if self._release is not None:
-            self._release()
-        self._keep(lease)
+        """Open a snapshot (None: the current one), and lease it."""
+        self.data, lease = open_local_dataset(path, snapshot, self.options.rules, self.options.fill)
+        self._hold(lease)
         self._set_plan(columns, counts)
 
-    def _keep(self, lease: Lease | None) -> None:
-        self._release = weakref.finalize(self, lease.close) if lease is not None else None
+    def _hold(self, lease: Lease | None) -> None:
+        self._lease = weakref.finalize(self, nullcontext if lease is None else lease.close)
 
-    def _set_plan(self, columns: Sequence[str] | None, counts: Counts | None) -> None:
+    def _set_plan(self, columns: Sequence[str] | None, counts: Counts) -> None:
         options, pack = self.options, self.options.pack
-        self._counts = {} if counts is None else counts
+        self._counts = counts
         if isinstance(pack, Pack) and columns is None:
             columns = pack.columns
         plan = make_read_plan(
-            self._data, columns, options.filters, options.rows, self._counts, options.sequence, options.choice
+            self.data, columns, options.filters, options.rows, counts, options.sequence, options.choice
         )
         filled = [name for name in plan.columns if options.conversion.fills_inside(name)]  # which dense lists cannot be
         if not isinstance(pack, Pack):
             plan = plan.with_dense_lists((*options.ragged, *filled, *(pack.columns if pack else ())))
         plan = replace(plan, fill=fills_when_decoded(options.conversion, plan.kinds))
-        self._plan = plan if pack is None else pack_plan(plan, pack, self._counts)
+        self._plan = plan if pack is None else pack_plan(plan, pack, counts)
         self._epochs = Epochs(
             self._plan,
             self.meter,
@@ -367,26 +356,25 @@ class DatasetReader:
         self._epochs.sizes = None if self.nodes is None else self.nodes.sizes
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = self.__dict__.copy()
-        del kept["_plan"], kept["_epochs"], kept["_release"]
+        dropped = ("_plan", "_epochs", "_lease")
+        kept = {name: value for name, value in self.__dict__.items() if name not in dropped}
         kept["_columns"] = self._plan.columns
-        data = self._data
-        if data.identities is None:  # a snapshot: opened again, and leased, where it is unpickled
-            kept["_data"] = data.cache or data.directory, data.snapshot  # absolute: a worker may be elsewhere
+        if self.data.identities is None:  # a snapshot: opened again, and leased, where it is unpickled
+            kept["data"] = self.data.cache or self.data.directory, self.data.snapshot  # absolute paths
         return kept
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         columns, counts = kept.pop("_columns"), kept.pop("_counts")
-        self.__dict__.update(kept, _release=None, token=register(self, kept["token"]))
-        if isinstance(kept["_data"], tuple):
-            path, snapshot = kept["_data"]
-            self._open(columns, snapshot, counts, path)
+        self.__dict__.update(kept, token=register(self, kept["token"]))
+        if isinstance(kept["data"], tuple):
+            path, snapshot = kept["data"]
+            self._open(path, snapshot, columns, counts)
         else:
-            self._keep(self._data.lease())
+            self._hold(self.data.lease())
             self._set_plan(columns, counts)
 
 
-def masked_columns(plan: ReadPlan, conversion: Conversion, ragged: tuple[str, ...]) -> frozenset[str]:
+def _masked_columns(plan: ReadPlan, conversion: Conversion, ragged: tuple[str, ...]) -> frozenset[str]:
     """Return the columns that get a mask; UsageError where options name others or types have no tensor form."""
     names = set(plan.columns)
     for field in plan.row_schema:
@@ -402,13 +390,3 @@ def masked_columns(plan: ReadPlan, conversion: Conversion, ragged: tuple[str, ..
     for name in masked:
         check_mask(name, names)
     return masked
-
-
-def check_nulls(plan: ReadPlan, conversion: Conversion) -> None:
-    """Raise ParquetError where the files say that columns without a fill hold nulls, which get no mask."""
-    if conversion.mask:
-        return
-    filled = {name for name, _ in conversion.fill}
-    for name in plan.columns:
-        if name not in filled and (count := plan.nulls(name)):
-            raise null_error(name, count, "the dataset", conversion)

@@ -28,18 +28,6 @@ from pqcache.store.manifest_file import read_heading
 from pqcache.store.shard import Shard, parse_shard
 
 
-def ranks_and_rank(chosen: tuple[int, int] | None, of_trainer: tuple[int, int] | None = None) -> tuple[int, int]:
-    """Return the number of ranks and this one: as chosen, else torch.distributed's where initialised, else 1 and 0.
-
-    In a worker that was spawned, which has no process group, they are those ``of_trainer``.
-    """
-    if chosen is not None:
-        return chosen
-    if get_worker_info() is not None and of_trainer is not None:
-        return of_trainer
-    return of_torch() or (1, 0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankShare:
     """What one rank reports to the others: the share that it reads, and its largest row groups when decoded.
@@ -156,11 +144,8 @@ def _check_sources(shares: Sequence[RankShare]) -> None:
     """Raise UsageError unless the shares are of one number of nodes and one listing of their source."""
     numbers = sorted({share.shard.nodes for share in shares})
     if len(numbers) > 1:
-        raise UsageError(
-            "--shard",
-            f"some nodes hold shares of {numbers[0]} nodes, others of {numbers[1]}",
-            "give all of them the same N in 'pqcache sync CACHE --shard I/N'",
-        )
+        reason = f"some nodes hold shares of {numbers[0]} nodes, others of {numbers[1]}"
+        raise UsageError("--shard", reason, "give all of them the same N in 'pqcache sync CACHE --shard I/N'")
     listings = {str(share.shard): share.listing for share in shares}
     if len({share.listing for share in shares}) > 1:
         differing = ", ".join(f"{shard} of {listing}" for shard, listing in sorted(listings.items()))

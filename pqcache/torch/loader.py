@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -31,9 +32,9 @@ from pqcache.torch.foreign_loaders import (
     rows_of_last_round,
     shown_to_accelerate,
 )
-from pqcache.torch.progress import Record
+from pqcache.torch.iteration_meter import measured
 from pqcache.torch.ragged import to_device
-from pqcache.torch.resumable import GivenByLoader, ResumableDataset
+from pqcache.torch.resumable import LoaderIteration, ResumableDataset
 
 Timed = Callable[[], AbstractContextManager[Any]]
 ChangedBatches = Callable[[Iterator[Any], Timed], Iterator[Any]]  # called with what measures the time of copies
@@ -48,17 +49,17 @@ _AGAIN = (
     "another Loader of this dataset has left its epoch half way, and this one begins it again, with the same batches: "
     "use one Loader for all epochs, or call loader.set_epoch(epoch) before each"
 )
-_SAY_TO_DATASET = "say it to the dataset, which makes the batches"
-_REFUSED = {
-    "batch_size": _SAY_TO_DATASET,
-    "shuffle": _SAY_TO_DATASET,
-    "drop_last": _SAY_TO_DATASET,
-    "sampler": "the dataset has an order of its own; filters= and rows= choose rows",
-    "batch_sampler": "the dataset has an order of its own; filters= and rows= choose rows",
-    "generator": "give the dataset another seed=",
-    "in_order": "batches would not come in the order that states count on; leave it out",
+_BY_DATASET = "say it to the dataset, which makes the batches"
+_BY_FILTERS = "the dataset has an order of its own; filters= and rows= choose rows"
+_REFUSED: dict[str, tuple[Any, str]] = {  # DataLoader's arguments: the value that does nothing, and what to do
+    "batch_size": (None, _BY_DATASET),
+    "shuffle": (None, _BY_DATASET),
+    "drop_last": (False, _BY_DATASET),
+    "sampler": (None, _BY_FILTERS),
+    "batch_sampler": (None, _BY_FILTERS),
+    "generator": (None, "give the dataset another seed="),
+    "in_order": (True, "batches would not come in the order that states count on; leave it out"),
 }
-_HARMLESS: Mapping[str, Any] = dict.fromkeys(_REFUSED) | {"in_order": True, "drop_last": False}
 
 
 class Loader(DataLoader[Any]):
@@ -119,15 +120,11 @@ class Loader(DataLoader[Any]):
         **refused: Any,
     ) -> None:
         _check(dataset, refused)
-        dataset.set_loader()
+        dataset.has_loader = True
         self.__dict__["sampler"] = _EpochSampler(self)  # Ray's prepare_data_loader copies what is in __dict__
         self.device = None if device is None else torch.device(device)
-        self._record = Record(-1, loaded=-1)  # of the dataset's progress, as the latest iteration began
+        self._iteration: LoaderIteration | None = None  # the latest one
         self._process = os.getpid()  # whose workers are running
-        self._share: EpochShare | None = None  # of the latest iteration
-        self._share_epoch, self._given = 0, 0
-        self._held_back = 0  # the batches that a wrapper has taken and not yielded
-        self._iteration, self._iterates = object(), False
         together = MOST_BATCHES if prefetch_factor is None else max(1, min(MOST_BATCHES, prefetch_factor // 2))
         self._groups = GroupSizes(together, num_workers) if num_workers and collate_fn is None else None
         messages = prefetch_factor if self._groups is None or prefetch_factor is None else prefetch_factor // together
@@ -176,9 +173,8 @@ class Loader(DataLoader[Any]):
         """Return the number of batches of this iteration; where none runs, of the next one."""
         if not self._dataset.epochs_differ:
             return super().__len__()
-        if self._iterates:
-            return self._dataset.batches_of(self._share_epoch)
-        return self._dataset.batches_of(self.epoch)
+        iteration = self._iteration
+        return self._dataset.batches_of(iteration.record.epoch if iteration and iteration.goes_on else self.epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration; see ``ParquetDataset.set_epoch``.
@@ -193,18 +189,18 @@ class Loader(DataLoader[Any]):
 
         So a new Loader for each epoch reads one epoch after the other.
         """
-        given, generation = self._dataset.given_by_loader, self._dataset.progress.record.generation
-        return generation == self._record.generation or (generation == given.generation and given.is_all)
+        generation, latest = self._dataset.progress.record.generation, self._dataset.loader_iteration
+        is_begun = self._iteration is not None and self._iteration.record.generation == generation
+        return is_begun or (latest is not None and latest.record.generation == generation and latest.is_all)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch that was yielded, the same on every rank, as a dict of JSON values."""
         if get_worker_info() is not None:
             return self._dataset.state_dict()  # which knows what the other workers read
-        share, epoch, given = self._share, self._share_epoch, max(0, self._given - self._held_back)
-        if share is None or not self._is_at(share, given):
-            share, epoch, given = *self._dataset.begin_pass(self.num_workers, self._is_read), 0
-        batch = min(share.start + given * share.ranks, share.end)
-        return self._dataset.state_dict(after=Place(epoch, batch, share.lanes, share.divisions))
+        if self._iteration is not None and self._is_at(self._iteration):
+            return self._dataset.state_dict(after=self._iteration.place)
+        share, epoch = self._dataset.begin_pass(self.num_workers, self._is_read)
+        return self._dataset.state_dict(after=Place(epoch, share.start, share.lanes, share.divisions))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, also with another number of workers or ranks that divides its lanes.
@@ -213,12 +209,13 @@ class Loader(DataLoader[Any]):
         """
         self._dataset.load_state_dict(state)
 
-    def _is_at(self, share: EpochShare, given: int) -> bool:
-        """Whether the place is in the latest iteration: an epoch that was set meanwhile begins when this one ends."""
+    def _is_at(self, iteration: LoaderIteration) -> bool:
+        """Whether the place is in an iteration: an epoch that was set meanwhile begins when this one ends."""
         record = self._dataset.progress.record
-        if record.generation == self._record.generation:
+        if record.generation == iteration.record.generation:
             return True
-        return self._iterates and record.loaded == self._record.loaded and given < len(share)
+        is_left = iteration.given - iteration.held_back < iteration.count
+        return iteration.goes_on and record.loaded == iteration.record.loaded and is_left
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return of_this_process(self._iterate(held_back=int(reads_ahead())), "Loader")
@@ -228,11 +225,8 @@ class Loader(DataLoader[Any]):
         return of_this_process(self._iterate(int(reads_ahead()), change), "Loader")
 
     def _iterate(self, held_back: int, change: ChangedBatches | None = None) -> Generator[Any]:
-        """Yield the batches of the next epoch; nothing begins before the first is asked for.
-
-        The caller holds so many of them back, until the end.
-        """
-        progress = self._dataset.progress
+        """Yield the batches of the next epoch; nothing begins before the first is asked for."""
+        dataset, progress = self._dataset, self._dataset.progress
         if self._is_read:
             progress.set_epoch(progress.record.epoch + 1)
         elif self._begins_again():
@@ -240,46 +234,45 @@ class Loader(DataLoader[Any]):
         if os.getpid() != self._process:
             leave_to_parent(self._iterator)
             self._process, self._iterator = os.getpid(), None
-        elif progress.record.loaded != self._record.loaded:
+        elif self._iteration is None or progress.record.loaded != self._iteration.record.loaded:
             self._iterator = None  # its workers do not know of the state's snapshot, window and lanes
-        self._iterates = True
-        share, epoch = self._share, self._share_epoch = self._dataset.begin_pass(self.num_workers)
+        share, epoch = dataset.begin_pass(self.num_workers)
+        this = self._iteration = dataset.loader_iteration = LoaderIteration(
+            progress.record, share, len(share), held_back
+        )
         if self.num_workers:  # else the dataset does it
-            self._dataset.check_ranks(share, epoch)
-        record = self._record = progress.record
-        self._given, self._held_back = 0, held_back
-        this = self._iteration = object()
-        count = len(share)
+            dataset.check_ranks(share, epoch)
         if not share.pad and share.left % share.ranks and torch.is_grad_enabled():
             warnings.warn(_UNEVEN, UserWarning, stacklevel=3)
-        measured = self._dataset.measured_by_loader(epoch, self.num_workers)
+        dataset.in_loader = True
         try:
-            with measured as meter, shown_to_accelerate(self) as is_shown:
+            metered = measured(dataset, epoch, time.monotonic_ns(), self.num_workers, by_loader=True)
+            with metered as meter, shown_to_accelerate(self) as is_shown:
                 batches = self._received(this)
                 if change is not None:
                     batches = change(batches, meter.transferring)
                 for batch in meter.over(batches):
                     self._check_current(this)
-                    self._given += 1
-                    self._dataset.given_by_loader = GivenByLoader(record.generation, self._given, self._given == count)
-                    if self._given == count:
+                    this.given += 1
+                    if this.is_all:
+                        progress.finish(this.record)
                         self.end_of_dataloader = meter.is_complete = True
                         if is_shown:
                             batch = self._last(batch, share)
                     yield batch if self.device is None else meter.moved(_moved, batch, self.device, self.pin_memory)
                 self._check_current(this)
         finally:
-            self._iterates = self._iterates and self._iteration is not this
-        self._given = share.rounds()  # with pad=False another rank may have had one batch more
-        self._held_back = 0
+            dataset.in_loader = this.goes_on = False
+        progress.finish(this.record)
+        this.given, this.held_back = share.rounds(), 0  # with pad=False another rank may have had one batch more
 
     def _begins_again(self) -> bool:
         """Whether another Loader has left the epoch, after more than a look at its first batch."""
-        given = self._dataset.given_by_loader
-        left = given.generation == self._dataset.progress.record.generation and given.batches > 1
-        return left and self._dataset.is_shuffled and torch.is_grad_enabled()
+        latest, generation = self._dataset.loader_iteration, self._dataset.progress.record.generation
+        is_left = latest is not None and latest.record.generation == generation and latest.given > 1
+        return is_left and self._dataset.is_shuffled and torch.is_grad_enabled()
 
-    def _received(self, iteration: object) -> Iterator[Any]:
+    def _received(self, iteration: LoaderIteration) -> Iterator[Any]:
         """Return the batches of an iteration that begins, from the workers if there are any."""
         check = partial(self._check_current, iteration)
         if self._groups is None:
@@ -303,12 +296,12 @@ class Loader(DataLoader[Any]):
         size, last = rows
         return filled(batch, last, size) if share.ranks > 1 and last < size and is_last(share) else batch
 
-    def _check_current(self, iteration: object) -> None:
+    def _check_current(self, iteration: LoaderIteration) -> None:
         """Raise UsageError where another iteration has begun after this one, or a state was loaded."""
         if self._iteration is not iteration:
             reason = "another iteration of it has begun, which has taken the workers of this one"
             raise UsageError("Loader", reason, "make a second Loader of a second dataset")
-        self._dataset.progress.check(self._record)
+        self._dataset.progress.check(iteration.record)
 
 
 class _EpochSampler(Sampler[None]):
@@ -348,8 +341,9 @@ def _check(dataset: object, refused: Mapping[str, Any]) -> None:
     for name, value in refused.items():
         if name not in _REFUSED:
             raise TypeError(f"Loader() got an unexpected keyword argument {name!r}")
-        if value != _HARMLESS[name]:
-            raise UsageError(f"Loader({name}={value!r})", "the loader does not decide this", _REFUSED[name])
+        harmless, advice = _REFUSED[name]
+        if value != harmless:
+            raise UsageError(f"Loader({name}={value!r})", "the loader does not decide this", advice)
     if not dataset.yields_batches:
         raise UsageError("Loader", "the dataset has batch_size=None and yields rows", "give the dataset a batch_size")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -13,22 +13,20 @@ import numpy as np
 
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces, checked_index
-from pqcache.reader.meter import TENSORS, Meter
+from pqcache.reader.meter import TENSORS
 from pqcache.reader.options import check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare, batches_at
 from pqcache.reader.order.mixture import DatasetPass, MixHistory, MixPeriod, batches_of_all, batches_per_epoch
 from pqcache.reader.reading_stats import DatasetStats, mix_stats
 from pqcache.torch.batch import Batch, Position, joined, register
-from pqcache.torch.checkpoint import MixState, Place, State, check_options, check_worker
+from pqcache.torch.checkpoint import MixState, Place, State
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.iteration_meter import new_meter
 from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset
-from pqcache.torch.transforms import BatchOrigin, Item, TransformRunner
+from pqcache.torch.transforms import Item, TransformRunner
 
 Result = Callable[[], Any]  # waits for a transform
-Submit = Callable[[Result], Result]
-Parts = dict[str, tuple[Position, Result]]  # of a batch, by dataset
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own
 
 
@@ -59,6 +57,8 @@ class Mix(ResumableDataset):
 
     Options that make no sense raise UsageError.
     """
+
+    _history: MixHistory
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Mix(ResumableDataset):
         self.datasets = dict(datasets)
         self.weights, self.epoch_length, self.seed, self.within_batch = weights, epoch_length, seed, within_batch
         self._readers = {name: _reader_of(name, dataset) for name, dataset in datasets.items()}
-        self._meter = new_meter()
+        self.readers, self.meter = list(self._readers.values()), new_meter()
         self.token = register(self)
         self._count()
 
@@ -109,17 +109,7 @@ class Mix(ResumableDataset):
         """Return what reading has taken, of all datasets together and of each in ``datasets``."""
         parts = [reader.meter.counts() for reader in self._readers.values()]
         datasets = {name: d.stats() for name, d in self._readers.items()}
-        return mix_stats(self._meter.counts(), datasets, parts, within_batch=self.within_batch)
-
-    @property
-    def meter(self) -> Meter:
-        """What counts the trainer's waits."""
-        return self._meter
-
-    @property
-    def readers(self) -> Sequence[DatasetReader]:
-        """What reads the datasets."""
-        return list(self._readers.values())
+        return mix_stats(self.meter.counts(), datasets, parts, within_batch=self.within_batch)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -138,22 +128,6 @@ class Mix(ResumableDataset):
             done = batches_at(total, place.lanes, place.divisions)[: len(done)]
         return {name: history.drawn(name, place.epoch, done) / size for name, size in self._sizes.items()}
 
-    def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
-        """Return the state after ``after``, as a small dict of JSON values; see ``ParquetDataset.state_dict``."""
-        place, (ranks, _) = self._place(after), self._ranks()
-        of_datasets = Place(0, 0, place.lanes)
-        states = {name: reader.state(of_datasets, ranks).to_dict() for name, reader in self._readers.items()}
-        worker = self._worker_state()
-        return MixState(
-            counts=self.counts,
-            datasets={name: {k: v for k, v in state.items() if k not in _NO_PLACE} for name, state in states.items()},
-            seed=self.seed,
-            worker=worker,
-            periods=[[since, dict(counts)] for since, counts in self._history.periods] if self._is_changed else None,
-            within_batch=self.within_batch or None,
-            **place.in_state(worker),
-        ).to_dict()
-
     def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
 
@@ -167,7 +141,7 @@ class Mix(ResumableDataset):
         snapshot that is gone, and says why.
         """
         loaded = MixState.from_dict(state)
-        check_worker(loaded.worker)
+        loaded.check_worker()
         if not changed and list(loaded.datasets) != list(self.datasets):
             raise UsageError(
                 "state",
@@ -185,13 +159,10 @@ class Mix(ResumableDataset):
         if [reader.token for reader in self._readers.values()] != before:  # of other snapshots
             self.token = register(self)
         self._count()
-        options = {
-            "seed": self.seed,
-            "lanes": self._lanes or loaded.lanes,
-            "within_batch": self.within_batch or None,
-        }
-        check_options(loaded, options | ({} if changed else {"counts": self.counts}), "mix")
-        periods = periods_of(loaded)
+        loaded.check_options(seed=self.seed, lanes=self._lanes or loaded.lanes, within_batch=self.within_batch or None)
+        if not changed:
+            loaded.check_options(counts=self.counts)
+        periods = _periods_of(loaded)
         self._history = replace(self._history, periods=self._continued(periods, loaded) if changed else periods)
         self._lanes = loaded.lanes
         begun = self._history.periods[-1].since
@@ -219,22 +190,8 @@ class Mix(ResumableDataset):
         since = state.epoch + ended
         return (*(period for period in periods if period.since < since), MixPeriod(since, counts))
 
-    @property
-    def _is_changed(self) -> bool:
-        return len(self._history.periods) > 1 or self._history.periods[0].since > 0
-
-    _history: MixHistory
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, token=register(self, state["token"]))
-
-    @property
-    def yields_batches(self) -> bool:
-        return True
-
-    @property
-    def is_shuffled(self) -> bool:
-        return True
 
     def rows_at(self, position: Position) -> RowPlaces:
         """Return the rows of the batch at a position; it is one of the dataset ``position.source``."""
@@ -247,7 +204,9 @@ class Mix(ResumableDataset):
                 "with within_batch=True the rows of a batch are in several datasets",
                 "keep a column that names the row",
             )
-        name, reading = self._drawn_at(epoch, checked_index(index, self._history.total), lanes)
+        history, wanted = replace(self._history, lanes=lanes), np.array([checked_index(index, self._history.total)])
+        passes = {name: history.passes(name, size, epoch, wanted) for name, size in self._sizes.items()}
+        ((name, (reading,)),) = ((name, found) for name, found in passes.items() if found)
         reader = self._readers[name]
         batch = int(reading.batches[0])
         at = position or reader.place_of(reading.number, batch, lanes, ranks, of_mix=True)
@@ -257,31 +216,81 @@ class Mix(ResumableDataset):
         at = replace(at, epoch=reading.number, index=index_in_pass)
         return replace(reader.rows_at(at, reading), epoch=epoch, index=index)
 
-    def _drawn_at(self, epoch: int, index: int, lanes: int) -> tuple[str, DatasetPass]:
-        """Return the dataset that a batch of an epoch is drawn from, and what it takes of which pass."""
-        history, wanted = replace(self._history, lanes=lanes), np.array([index])
-        passes = {name: history.passes(name, size, epoch, wanted) for name, size in self._sizes.items()}
-        ((name, (reading,)),) = ((name, found) for name, found in passes.items() if found)
-        return name, reading
-
-    def _total(self, epoch: int, ranks: int, start: int = 0) -> int:
+    def _total(self, epoch: int, ranks: int, start: int) -> int:
         return self._history.total
 
-    def _check(self) -> None:
-        for reader in self._readers.values():
-            reader.check_nulls()
+    def _state_at(self, place: Place, worker: list[int] | None) -> MixState:
+        of_datasets, (ranks, _) = Place(0, 0, place.lanes), self._ranks()
+        states = {name: reader.state(of_datasets, ranks).to_dict() for name, reader in self._readers.items()}
+        periods = self._history.periods
+        is_changed = len(periods) > 1 or periods[0].since > 0
+        return MixState(
+            counts=self.counts,
+            datasets={name: {k: v for k, v in state.items() if k not in _NO_PLACE} for name, state in states.items()},
+            seed=self.seed,
+            periods=[[since, dict(counts)] for since, counts in periods] if is_changed else None,
+            within_batch=self.within_batch or None,
+            **place.in_state(worker),
+        )
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        history = replace(self._history, lanes=share.lanes)
-        passes = PassReader(self._readers, history, self._sizes, share, (epoch, self.token), self._meter)
-        with closing(passes):
-            unpadded = range(indices.start, min(indices.stop, max(share.total, indices.start)), indices.step)
-            batches = list(share.batches(unpadded))
-            for place, (_, batch) in zip(unpadded, passes.read(batches, batches), strict=True):
-                yield place, batch
-            for index in indices[len(unpadded) :]:  # padding: single batches from the epoch's start
-                passes.close()
-                yield from passes.read([index % share.total], [index])
+        unpadded = range(indices.start, min(indices.stop, max(share.total, indices.start)), indices.step)
+        batches = list(share.batches(unpadded))
+        with closing(self._drawn(share, epoch, batches, batches)) as found:
+            yield from zip(unpadded, found, strict=True)
+        for index in indices[len(unpadded) :]:  # padding: single batches from the epoch's start
+            with closing(self._drawn(share, epoch, [index % share.total], [index])) as found:
+                yield index, next(found)
+
+    def _drawn(self, share: EpochShare, epoch: int, indices: list[int], numbers: list[int]) -> Generator[Any]:
+        """Yield the batches ``indices`` of an epoch, transformed; the trainer knows them by ``numbers``."""
+        history, wanted = replace(self._history, lanes=share.lanes), np.array(indices, np.int64)
+        draws: list[list[tuple[str, DatasetPass, int]]] = [[] for _ in indices]
+        for name, size in self._sizes.items():
+            for reading in history.passes(name, size, epoch, wanted):
+                for place, batch in zip(reading.positions.tolist(), reading.batches.tolist(), strict=True):
+                    draws[place].append((name, reading, batch))
+        passes: dict[tuple[str, int], tuple[TransformRunner, Generator[tuple[Position, Any]]]] = {}
+        left: Counter[tuple[str, int]] = Counter()  # batches of these passes
+        submits: dict[str, Callable[[Result], Result]] = {}  # by dataset, whose transform may have threads
+        ahead, coming = 1, deque[dict[str, tuple[Position, Result]]]()  # batches that are read, in their transforms
+        with ExitStack() as stack:
+            for number, draw in zip(numbers, draws, strict=True):
+                parts = {}
+                for name, reading, batch in draw:
+                    key = name, reading.number
+                    if key not in passes:
+                        runner, found = passes[key] = self._readers[name].open_pass(reading, share)
+                        stack.enter_context(closing(found))
+                        left[key], ahead = len(reading.positions), max(ahead, runner.ahead)
+                        if name not in submits:
+                            submits[name] = stack.enter_context(runner.threads())
+                    runner, found = passes[key]
+                    at, value = next(found)
+                    position = replace(at, epoch=epoch, index=number, source=name, dataset=self.token)
+                    value = Batch(value, position)
+                    item = Item(value=value, position=position, place=at.index, numbers=(reading.number, batch))
+                    parts[name] = position, submits[name](partial(runner.one, item))
+                    left[key] -= 1
+                    if not left[key]:
+                        found.close()
+                coming.append(parts)
+                while len(coming) >= ahead:
+                    yield self._made(coming.popleft())
+            while coming:
+                yield self._made(coming.popleft())
+
+    def _made(self, parts: dict[str, tuple[Position, Result]]) -> Any:
+        """Return a batch, once the transforms of its parts have returned."""
+        if not self.within_batch:
+            ((_, result),) = parts.values()
+            return result()
+        position = replace(next(iter(parts.values()))[0], source=None)
+        results = {name: result() for name, (_, result) in parts.items()}
+        with self.meter.timed(TENSORS):
+            batch = joined(results, position)
+        self.meter.made(1, 0, 0)  # its rows are counted by the datasets
+        return batch
 
     def _count(self) -> None:
         """Set how many batches a pass over each dataset has, and how many of them an epoch takes."""
@@ -301,93 +310,10 @@ def _reader_of(name: str, dataset: ParquetDataset) -> DatasetReader:
         raise error.within(f"dataset {name!r}") from error
 
 
-def periods_of(state: MixState) -> tuple[MixPeriod, ...]:
+def _periods_of(state: MixState) -> tuple[MixPeriod, ...]:
     """Return the periods of a state; a mix that was never changed has one."""
     try:
         found = tuple(MixPeriod(int(since), dict(counts)) for since, counts in state.periods or [[0, state.counts]])
     except (TypeError, ValueError) as error:
         raise UsageError("state", f"it is not a state of Mix ({error})") from error
     return found
-
-
-class PassReader:
-    """Reads the current pass of each dataset; at the end of one, also the next."""
-
-    def __init__(
-        self,
-        readers: Mapping[str, DatasetReader],
-        history: MixHistory,
-        sizes: Mapping[str, int],
-        share: EpochShare,
-        of_mix: tuple[int, int],  # the epoch, and the number by which batches name the mix
-        meter: Meter,  # of the mix, which counts batches of several datasets
-    ) -> None:
-        self._readers, self._history, self._sizes, self._share = readers, history, sizes, share
-        self._epoch, self._token = of_mix
-        self._meter = meter
-        self._open: dict[tuple[str, int], Generator[tuple[BatchOrigin, Batch]]] = {}
-        self._transforms: dict[tuple[str, int], TransformRunner] = {}
-        self._submits: dict[str, Submit] = {}  # by dataset, whose transform may have threads
-        self._threads = ExitStack()
-
-    def read(self, indices: list[int], numbers: list[int]) -> Iterator[tuple[int, Any]]:
-        """Yield (number, transformed batch) for batches ``indices`` of the epoch, in order."""
-        wanted = np.array(indices, np.int64)
-        waiting: dict[tuple[str, int], DatasetPass] = {}
-        draws: list[dict[str, tuple[int, int]]] = [{} for _ in indices]  # by dataset: pass, batch in it
-        for name, size in self._sizes.items():
-            for reading in self._history.passes(name, size, self._epoch, wanted):
-                waiting[name, reading.number] = reading
-                for place, batch in zip(reading.positions.tolist(), reading.batches.tolist(), strict=True):
-                    draws[place][name] = reading.number, batch
-        left = {key: len(reading.positions) for key, reading in waiting.items()}
-        coming: deque[tuple[int, Parts]] = deque()  # batches that are read, and in their transforms
-        for number, draw in zip(numbers, draws, strict=True):
-            parts: Parts = {}
-            for name, (pass_number, batch) in draw.items():
-                parts[name] = self._next(name, pass_number, batch, number, waiting)
-                left[name, pass_number] -= 1
-                if not left[name, pass_number]:
-                    self._open.pop((name, pass_number)).close()
-            coming.append((number, parts))
-            while len(coming) >= max(runner.ahead for runner in self._transforms.values()):
-                yield self._made(*coming.popleft())
-        while coming:
-            yield self._made(*coming.popleft())
-
-    def _made(self, number: int, parts: Parts) -> tuple[int, Any]:
-        """Return a batch of the mix, once the transforms of its parts have returned."""
-        if not self._history.together:
-            ((_, result),) = parts.values()
-            return number, result()
-        position = replace(next(iter(parts.values()))[0], source=None)
-        results = {name: result() for name, (_, result) in parts.items()}
-        with self._meter.timed(TENSORS):
-            batch = joined(results, position)
-        self._meter.made(1, 0, 0)  # its rows are counted by the datasets
-        return number, batch
-
-    def _next(
-        self, name: str, pass_number: int, seed: int, number: int, waiting: dict[tuple[str, int], DatasetPass]
-    ) -> tuple[Position, Result]:
-        """Return the position of the batch that comes next in a pass, and what waits for its transform."""
-        key, reader = (name, pass_number), self._readers[name]
-        if key not in self._open:
-            self._open[key] = reader.read_pass(waiting.pop(key), self._share)
-        origin, batch = next(self._open[key])
-        position = replace(batch.position, epoch=self._epoch, index=number, source=name, dataset=self._token)
-        if key not in self._transforms:
-            self._transforms[key] = reader.transforms(origin)
-        runner = self._transforms[key]
-        if name not in self._submits:
-            self._submits[name] = self._threads.enter_context(runner.threads())
-        item = Item(value=Batch(batch, position), position=position, place=batch.index, numbers=(pass_number, seed))
-        return position, self._submits[name](partial(runner.one, item))
-
-    def close(self) -> None:
-        """Stop reading."""
-        self._threads.close()
-        self._submits.clear()
-        for batches in self._open.values():
-            batches.close()
-        self._open.clear()

@@ -1,9 +1,9 @@
 """Where the next iteration of a dataset begins: a record that its trainer writes and its workers read.
 
-The record is in shared memory, so it reaches persistent workers too. A worker reads it when it begins an iteration. The
-first worker of a pass notes which record it has found, and the others go by that note: all of them read one epoch, also
-where another one is set while they begin, for which the latest records are kept. Two workers that begin in the very
-moment in which an epoch is set may both take themselves for the first; one of them raises an error at its next batch.
+The record is in shared memory, so it reaches persistent workers too. The first worker of a pass copies the record, and
+the others go by the copy: all of them read one epoch, also where another one is set while they begin. Two workers that
+begin in the very moment in which an epoch is set may both take themselves for the first; one of them raises an error at
+its next batch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from pqcache.reader.order.epoch_share import MOST_DIVISIONS, Division, Divisions
 from pqcache.torch.checkpoint import Place
 from pqcache.torch.worker_memory import WorkerMemory
 
-_KEPT = 8  # records
-_LATEST, _PASS, _WORKERS, _FINISHED, _WARNED = range(5)  # of the first row; behind it there is one for each record
+_HEADER, _PASS, _FIRST_RECORD = range(3)  # rows; there are two of records, so that one is read while one is written
+_LATEST, _KEY, _WORKERS, _FINISHED, _WARNED = range(5)  # of the header
 _NUMBERS = 9  # of a record, before those of its divisions
 _TRAINER = 1  # the key of its passes
-_KEYS, _GENERATIONS = 1 << 30, 1 << 32
 
 
 class Record(NamedTuple):
@@ -48,25 +47,6 @@ class Record(NamedTuple):
         return Place(self.epoch, self.start, lanes, self.divisions)
 
 
-class _Pass(NamedTuple):
-    """A pass, by its ``key``, and the generation that it reads; ``is_anew`` if from the epoch's first batch on."""
-
-    key: int = 0
-    generation: int = 0
-    is_anew: bool = False
-
-    @staticmethod
-    def of(number: int) -> _Pass:
-        """Unpack a pass, which is one number in shared memory so that updates are atomic."""
-        key, rest = divmod(int(number), 2 * _GENERATIONS)
-        return _Pass(key, rest >> 1, bool(rest & 1))
-
-    @property
-    def number(self) -> int:
-        """See ``of``."""
-        return (self.key * _GENERATIONS + self.generation) * 2 + self.is_anew
-
-
 class Progress:
     """The record of a dataset, and whether the iterations that go by it have begun and ended.
 
@@ -74,14 +54,15 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self._memory = WorkerMemory((1 + _KEPT, _NUMBERS + 3 * MOST_DIVISIONS))
+        self._memory = WorkerMemory((4, _NUMBERS + 3 * MOST_DIVISIONS))
         self._passes = 0  # of this worker
-        self._noted = 0  # the number of the latest one
+        self.pass_key = _TRAINER  # of the latest one: a number that all its workers have, and no other pass
+        self._generation = 0  # that it reads here
 
     @property
     def record(self) -> Record:
         """What the next iteration reads, unless it ``is_finished``."""
-        return self._read(int(self._memory.seen[0, _LATEST]))
+        return self._read(_FIRST_RECORD + int(self._memory.seen[_HEADER, _LATEST]) % 2)
 
     @property
     def next(self) -> Record:
@@ -92,7 +73,7 @@ class Progress:
     @property
     def workers(self) -> int:
         """The number of workers of the latest iteration; 0 for none."""
-        return int(self._memory.seen[0, _WORKERS])
+        return int(self._memory.seen[_HEADER, _WORKERS])
 
     @property
     def is_own(self) -> bool:
@@ -100,20 +81,15 @@ class Progress:
         return self._memory.is_own
 
     @property
-    def pass_key(self) -> int:
-        """A number that all workers give the pass that they have begun, and no other one."""
-        return _Pass.of(self._noted).key
-
-    @property
     def has_begun(self) -> bool:
         """Whether an iteration has begun since an epoch was set or a state was loaded."""
-        noted = _Pass.of(self._memory.seen[0, _PASS])
-        return noted.key > 0 and noted.generation == self.record.generation
+        numbers = self._memory.seen
+        return int(numbers[_HEADER, _KEY]) > 0 and int(numbers[_PASS, 0]) == self.record.generation
 
     @property
     def is_lost(self) -> bool:
         """Whether workers have begun to read since the latest state was loaded: their place is not known here."""
-        return self.workers > 0 and _Pass.of(self._memory.seen[0, _PASS]).generation >= self.record.loaded
+        return self.workers > 0 and int(self._memory.seen[_PASS, 0]) >= self.record.loaded
 
     def set_epoch(self, epoch: int, anew: bool = False) -> None:
         """Set the epoch; one that was resumed still begins at its state, unless it was finished or is read ``anew``."""
@@ -124,13 +100,13 @@ class Progress:
             has_ended = epoch + 1 == record.epoch and not anew and not self.has_begun
             self.move(Place(epoch, record.ended if has_ended else 0, 0), is_named=True, ended=0)
         else:
-            self._write(record._replace(generation=record.generation + 1, is_named=True, ended=0))
+            self._publish(record._replace(generation=record.generation + 1, is_named=True, ended=0))
 
     def move(self, place: Place, **changes: Any) -> None:
         """Let the next iteration begin at a place, with other ``changes`` of the record."""
-        generation, (epoch, start, _, divisions) = self.record.generation + 1, place
-        moved = self.record._replace(generation=generation, since=generation, epoch=epoch, start=start)
-        self._write(moved._replace(divisions=divisions, **changes))
+        record, generation = self.record, self.record.generation + 1
+        moved = record._replace(epoch=place.epoch, start=place.batch, divisions=place.divisions)
+        self._publish(moved._replace(generation=generation, since=generation, **changes))
 
     def load(self, place: Place, layout: int, ended: int = 0) -> None:
         """Go on at the place of a state; after one from the end of an epoch, ``ended`` is the batch of that end."""
@@ -138,33 +114,33 @@ class Progress:
 
     def begin(self) -> Record:
         """Begin an iteration, and return what it reads."""
-        header = self._memory.numbers[0]
+        numbers = self._memory.numbers
         worker = None if self._memory.is_own else get_worker_info()
         self._passes += 1
-        key = _TRAINER
+        self.pass_key = _TRAINER
         if worker is not None:  # workers are started one after the other; their seed may be that of others before
-            key = 2 + hash((self._memory.started - worker.id, self._passes)) % (_KEYS - 2)
-        latest = self.record
-        noted = _Pass(key, latest.generation, self.is_finished(latest))
-        if worker is None or _Pass.of(header[_PASS]).key != key:
-            header[_PASS] = noted.number
+            self.pass_key = 2 + hash((self._memory.started - worker.id, self._passes)) % (1 << 62)
+        numbers[_HEADER, _WORKERS] = 0 if worker is None else worker.num_workers
+        if worker is not None and int(numbers[_HEADER, _KEY]) == self.pass_key:
+            record = self._read(_PASS)
         else:
-            noted = _Pass.of(header[_PASS])
-        header[_WORKERS] = 0 if worker is None else worker.num_workers
-        self._noted = noted.number
-        record = self._read(noted.generation)
-        return record._replace(start=0, divisions=()) if noted.is_anew else record
+            record = self.next
+            self._write(_PASS, record)
+            numbers[_HEADER, _KEY] = self.pass_key  # at last, as it is what other workers look at first
+        self._generation = record.generation
+        return record
 
     def check(self, record: Record) -> None:
         """Raise UsageError in an iteration that reads another record than the other workers, or an outdated one."""
-        header = self._memory.numbers[0]
-        if int(header[_PASS]) != self._noted and _Pass.of(header[_PASS]).key == _Pass.of(self._noted).key != _TRAINER:
+        numbers = self._memory.numbers
+        is_of_workers = int(numbers[_HEADER, _KEY]) == self.pass_key != _TRAINER
+        if is_of_workers and int(numbers[_PASS, 0]) != self._generation:
             raise UsageError(
                 "set_epoch()",
                 "an epoch was set in the moment in which the workers began to read another one",
                 "set it before the iteration begins, or after its first batch",
             )
-        if int(header[_LATEST]) != record.generation and self.record.loaded > record.generation:
+        if int(numbers[_HEADER, _LATEST]) != record.generation and self.record.loaded > record.generation:
             raise UsageError(
                 "load_state_dict()",
                 "a state was loaded while this iteration was going on, which ends here",
@@ -173,33 +149,32 @@ class Progress:
 
     def finish(self, record: Record) -> None:
         """Note that the epoch is read to its end."""
-        header = self._memory.numbers[0]
+        header = self._memory.numbers[_HEADER]
         header[_FINISHED] = max(int(header[_FINISHED]), record.generation + 1)
 
     def is_finished(self, record: Record) -> bool:
         """Whether an epoch was read to its end, from the start that it has in a record."""
-        return int(self._memory.seen[0, _FINISHED]) > record.since
+        return int(self._memory.seen[_HEADER, _FINISHED]) > record.since
 
     def repeats(self) -> bool:
         """Return, once, whether an iteration that begins now reads an epoch that was read, and not set since."""
-        header = self._memory.numbers[0]
+        header = self._memory.numbers[_HEADER]
         if int(header[_FINISHED]) != int(header[_LATEST]) + 1 or header[_WARNED]:
             return False
         header[_WARNED] = 1
         return True
 
-    def _write(self, record: Record) -> None:
-        numbers = self._memory.numbers
-        *found, divisions = record
-        row = numbers[1 + record.generation % _KEPT]
-        row[:_NUMBERS] = *found, len(divisions)
-        row[_NUMBERS : _NUMBERS + 3 * len(divisions)] = [number for division in divisions for number in division]
-        numbers[0, _LATEST] = record.generation  # at last, as it is what workers look at first
+    def _publish(self, record: Record) -> None:
+        self._write(_FIRST_RECORD + record.generation % 2, record)
+        self._memory.numbers[_HEADER, _LATEST] = record.generation  # at last, as it is what workers look at first
 
-    def _read(self, generation: int) -> Record:
-        *found, count = self._memory.seen[1 + generation % _KEPT, :_NUMBERS].tolist()
-        if found[0] != generation:
-            raise UsageError("set_epoch()", f"it was called more than {_KEPT} times while an iteration began")
-        numbers = self._memory.seen[1 + generation % _KEPT, _NUMBERS : _NUMBERS + 3 * count].tolist()
-        divisions = tuple(Division(*numbers[at : at + 3]) for at in range(0, len(numbers), 3))
-        return Record(*found)._replace(divisions=divisions)
+    def _write(self, at: int, record: Record) -> None:
+        *found, divisions = record
+        numbers = [*found, len(divisions), *(number for division in divisions for number in division)]
+        self._memory.numbers[at, : len(numbers)] = numbers
+
+    def _read(self, at: int) -> Record:
+        row = self._memory.seen[at].tolist()
+        begins = range(_NUMBERS, _NUMBERS + 3 * row[_NUMBERS - 1], 3)
+        divisions = tuple(Division(*row[begin : begin + 3]) for begin in begins)
+        return Record._make([*row[: _NUMBERS - 1], divisions])

@@ -6,11 +6,10 @@ import hashlib
 import os
 import time
 import warnings
-from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -20,13 +19,12 @@ from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.meter import Meter
 from pqcache.reader.options import check_numbers
 from pqcache.reader.order.epoch_share import Division, EpochShare, next_divisions
-from pqcache.reader.processes import MIXING, check_alike, check_launched, is_rank, of_this_process
+from pqcache.reader.processes import MIXING, check_alike, check_launched, is_rank, of_this_process, of_torch
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.torch.batch import Batch
 from pqcache.torch.batch_groups import GroupSizes, grouped, sizes_in_worker
-from pqcache.torch.checkpoint import MixState, Place, State, divisions_in
+from pqcache.torch.checkpoint import Place, SavedPlace
 from pqcache.torch.dataset_reader import DatasetReader
-from pqcache.torch.distributed import ranks_and_rank
 from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_ahead
 from pqcache.torch.iteration_meter import IterationMeter, describe_reading, measured
 from pqcache.torch.progress import Progress, Record
@@ -56,16 +54,34 @@ def _other_epoch(named: int, of_state: int) -> UsageError:
     )
 
 
-class GivenByLoader(NamedTuple):
-    """How many batches of the dataset's epoch a Loader has given, and whether that is all; as of a ``generation``."""
+@dataclass
+class LoaderIteration:
+    """An iteration of a Loader: a ``share`` of the epoch of a ``record``, of which the trainer was ``given`` batches.
 
-    generation: int
-    batches: int
-    is_all: bool
+    The caller holds some of them back, until the end.
+    """
+
+    record: Record
+    share: EpochShare
+    count: int  # of the batches of the share
+    held_back: int
+    given: int = 0
+    goes_on: bool = True
+
+    @property
+    def is_all(self) -> bool:
+        """Whether the trainer was given all batches."""
+        return self.given >= self.count
+
+    @property
+    def place(self) -> Place:
+        """The place after the last batch that the trainer was given."""
+        batch = min(self.share.start + max(0, self.given - self.held_back) * self.share.ranks, self.share.end)
+        return Place(self.record.epoch, batch, self.share.lanes, self.share.divisions)
 
 
 @dataclass
-class Iteration:
+class _Iteration:
     """What an iteration of this process reads: a ``share`` of an epoch, from the place ``following`` its last batch on.
 
     Of a worker, ``following`` is a place of its own. ``reads_ahead`` says that the caller holds a batch back.
@@ -81,9 +97,16 @@ class Iteration:
 class ResumableDataset(IterableDataset[Batch]):
     """An iterable dataset whose epochs are divided among ranks and workers, and can go on at any batch.
 
-    A subclass says how many batches an epoch has (``_total``), what to check before an epoch (``_check``) and how to
-    read the batches of one worker (``_read``).
+    A subclass has ``readers`` and a ``meter``, says how many batches an epoch has (``_total``) and reads those of one
+    worker (``_read``).
     """
+
+    readers: Sequence[DatasetReader]  # of a mix several
+    meter: Meter  # counts the trainer's waits
+    yields_batches = True  # else rows
+    is_shuffled = True  # so that epochs differ in their order
+    epochs_differ = False  # in their number of batches
+    _can_divide = True  # among any number of ranks x workers, whatever the lanes
 
     def __init__(
         self,
@@ -99,7 +122,6 @@ class ResumableDataset(IterableDataset[Batch]):
         self.stall_timeout = None if stall_timeout is None else parse_duration(stall_timeout)
         if self.stall_timeout == 0:
             raise UsageError(f"stall_timeout={stall_timeout!r}", "every batch takes longer", "give a time, or None")
-        self._measured_by_loader = False  # what this process iterates
         if drop_last and not pad:
             reason = (
                 "both say what becomes of the last round: drop_last=True leaves it out, pad=False does not fill it up"
@@ -113,10 +135,11 @@ class ResumableDataset(IterableDataset[Batch]):
         self._chosen_ranks = None if ranks is None or this_rank is None else (ranks, this_rank)
         self._ranks_of_trainer: tuple[int, int] | None = None  # in a pickle
         self.progress = Progress()  # a Loader looks at it too
-        self._iteration: Iteration | None = None  # the latest one of this process
-        self._restored: Iteration | None = None  # what torchdata's StatefulDataLoader has restored in this worker
-        self._has_loader = False  # a Loader, which counts epochs
-        self.given_by_loader = GivenByLoader(-1, 0, False)
+        self._iteration: _Iteration | None = None  # the latest one of this process
+        self._restored: _Iteration | None = None  # what torchdata's StatefulDataLoader has restored in this worker
+        self.has_loader = False  # a Loader, which counts epochs
+        self.in_loader = False  # one iterates, or it has started this worker
+        self.loader_iteration: LoaderIteration | None = None  # the latest one
         self.groups: GroupSizes | None = None  # in workers of a Loader that takes several batches together
 
     @property
@@ -162,7 +185,8 @@ class ResumableDataset(IterableDataset[Batch]):
         check_dividing(ranks)
         if self.yields_batches:
             check_batching()
-        self._check()
+        for reader in self.readers:
+            reader.check_nulls()
         trains = torch.is_grad_enabled()  # to evaluate on the same order each time is as it should be
         if worker == 0 and trains and self.is_shuffled and self._restored is None and self.progress.repeats():
             warnings.warn(_REPEATS, UserWarning, stacklevel=2)
@@ -170,13 +194,13 @@ class ResumableDataset(IterableDataset[Batch]):
         iteration, self._restored = self._restored, None
         if iteration is None:
             share = self._share(record.place(lanes), worker=worker, workers=workers)
-            iteration = Iteration(record, share, share.start)
+            iteration = _Iteration(record, share, share.start)
         iteration.reads_ahead, self._iteration = reads_ahead(), iteration
         self.check_ranks(iteration.share, iteration.record.epoch)
         batches = of_this_process(self._iterate(iteration), type(self).__name__)
         return batches if (sizes := sizes_in_worker(self.groups)) is None else grouped(batches, sizes)
 
-    def _iterate(self, iteration: Iteration) -> Generator[Any]:
+    def _iterate(self, iteration: _Iteration) -> Generator[Any]:
         record, share, in_worker = iteration.record, iteration.share, get_worker_info() is not None
         indices = share.indices(iteration.following)
         if in_worker and not self.progress.is_own and record.layout not in (0, self._layout(share.lanes)):
@@ -192,14 +216,14 @@ class ResumableDataset(IterableDataset[Batch]):
                     iteration.following = index + indices.step if in_worker else share.after(index)
                     iteration.goes_on = index != indices[-1]
                     if not iteration.goes_on:  # a trainer that counts steps does not ask for more
-                        if share.has_last or self.progress.is_own:
+                        if (share.has_last or self.progress.is_own) and not self.in_loader:
                             self.progress.finish(record)
                         meter.is_complete = not in_worker or self._is_made(share)
                     yield batch
         finally:
             iteration.goes_on = False
         self.progress.check(record)
-        if not share.count():
+        if not share.count() and not self.in_loader:
             self.progress.finish(record)
         if not in_worker:  # with pad=False another rank may have had one batch more
             iteration.following = share.end
@@ -211,21 +235,11 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def _measured(self, epoch: int) -> AbstractContextManager[IterationMeter]:
         """Return what measures an iteration of this process, unless a Loader does."""
-        info = get_worker_info()
-        if info is None and self._measured_by_loader:
+        in_worker = get_worker_info() is not None
+        if self.in_loader and not in_worker:
             return nullcontext(IterationMeter(self.meter))
-        number = time.monotonic_ns() if info is None else self.progress.pass_key
-        return measured(self, epoch, number, by_loader=self._measured_by_loader)
-
-    @contextmanager
-    def measured_by_loader(self, epoch: int, workers: int) -> Iterator[IterationMeter]:
-        """Measure an iteration of a Loader that has this number of workers."""
-        self._measured_by_loader = True
-        try:
-            with measured(self, epoch, time.monotonic_ns(), workers, by_loader=True) as meter:
-                yield meter
-        finally:
-            self._measured_by_loader = False
+        number = self.progress.pass_key if in_worker else time.monotonic_ns()
+        return measured(self, epoch, number, by_loader=self.in_loader)
 
     def describe_reading(self) -> list[str]:
         """Return what the processes of this pass read now, as lines; of a worker only what it reads itself."""
@@ -236,19 +250,39 @@ class ResumableDataset(IterableDataset[Batch]):
         """All that count for this dataset."""
         return list({id(meter): meter for meter in (self.meter, *(reader.meter for reader in self.readers))}.values())
 
-    @property
-    @abstractmethod
-    def meter(self) -> Meter:
-        """What counts the trainer's waits."""
-
-    @property
-    @abstractmethod
-    def readers(self) -> Sequence[DatasetReader]:
-        """What reads, of a mix several."""
-
-    @abstractmethod
     def stats(self) -> DatasetStats:
         """Return what reading has taken so far."""
+        raise NotImplementedError
+
+    def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
+        """Return the state after the batch ``after``, as a small dict of JSON values.
+
+        ``after`` is the last batch the trainer has consumed, or its global ``index``; None means the last one yielded.
+        The state is the same on every rank: it counts all ranks' batches of that step as consumed. What the workers of
+        a DataLoader have yielded, only the loader knows: UsageError, but in a ``Loader``.
+        """
+        info, iteration = get_worker_info(), self._iteration
+        worker = [info.id, info.num_workers, iteration.share.start if iteration else 0] if info else None
+        return self._state_at(self._place(after), worker).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state``."""
+        raise NotImplementedError
+
+    def _state_at(self, place: Place, worker: list[int] | None) -> SavedPlace:
+        raise NotImplementedError
+
+    def _total(self, epoch: int, ranks: int, start: int) -> int:
+        """Return the number of batches (or rows) of an epoch that begins at ``start``, over all these ranks."""
+        raise NotImplementedError
+
+    def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int) -> RowPlaces:
+        """Return the rows of a batch of an epoch that is read on so many lanes and ranks."""
+        raise NotImplementedError
+
+    def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
+        """Yield (place, batch) for the ``indices`` of ``share``."""
+        raise NotImplementedError
 
     def _place(self, after: Batch | int | Place | None) -> Place:
         """Return the place to go on from when ``after``, a batch or its index, was consumed on every rank."""
@@ -289,11 +323,6 @@ class ResumableDataset(IterableDataset[Batch]):
         share = self._share(known[0].place(lanes) if known else Place(epoch, 0, lanes))
         return Place(epoch, share.after(share.place_of(index)), lanes, share.divisions)
 
-    def _worker_state(self) -> list[int] | None:
-        """Return what marks a state as one worker's; None in the trainer. See ``State.worker``."""
-        info, iteration = get_worker_info(), self._iteration
-        return [info.id, info.num_workers, iteration.share.start if iteration else 0] if info else None
-
     def _layout(self, lanes: int) -> int:
         """Return a fingerprint of all that a state may change and the batches depend on."""
         parts = repr(self._parts_of_layout(lanes)).encode()
@@ -302,15 +331,15 @@ class ResumableDataset(IterableDataset[Batch]):
     def _parts_of_layout(self, lanes: int) -> Any:
         return lanes, [(reader.snapshot, reader.window(lanes, self._ranks()[0])) for reader in self.readers]
 
-    def _resume(self, state: State | MixState) -> None:
+    def _resume(self, state: SavedPlace) -> None:
         """Set the epoch and the first batch from ``state``; the caller has checked the rest."""
-        place, record = Place(state.epoch, state.batch, state.lanes, divisions_in(state)), self.progress.record
+        place, record = state.place, self.progress.record
         if state.worker is not None:
             self._restore(place, state.worker, record)
             return
         ended = state.batch > 0 and not self._share(place).rounds()
         following = Place(state.epoch + 1, 0, state.lanes) if ended else place
-        if record.is_named and not self._has_loader and not self.progress.has_begun:
+        if record.is_named and not self.has_loader and not self.progress.has_begun:
             if record.epoch not in (place.epoch, following.epoch):
                 raise _other_epoch(record.epoch, state.epoch)
             if record.epoch == place.epoch:  # which has no batch left where it ended
@@ -331,16 +360,12 @@ class ResumableDataset(IterableDataset[Batch]):
         if record.is_named and record.epoch != place.epoch:
             raise _other_epoch(record.epoch, place.epoch)
         of_epoch = record._replace(epoch=place.epoch, start=start, divisions=share.divisions, layout=0)
-        self._restored = Iteration(of_epoch, share, place.batch)
+        self._restored = _Iteration(of_epoch, share, place.batch)
         if share.has_last and not left:
             ended = Place(place.epoch, share.end, 0) if record.is_named else Place(place.epoch + 1, 0, 0)
             self.progress.move(ended)
         elif share.has_last and not record.is_named:
             self.progress.move(Place(place.epoch, 0, 0))
-
-    def set_loader(self) -> None:
-        """Note that a Loader reads this dataset, and counts its epochs."""
-        self._has_loader = True
 
     def begin_pass(self, workers: int, is_read: bool = False) -> tuple[EpochShare, int]:
         """Return what the next pass reads here with this number of workers, and the epoch's number.
@@ -387,16 +412,6 @@ class ResumableDataset(IterableDataset[Batch]):
         """Return the number of batches (or rows) of a complete epoch on this rank; weights make epochs differ."""
         return self._share(Place(epoch, 0, self._ranks()[0])).count()
 
-    @property
-    def epochs_differ(self) -> bool:
-        """Whether epochs may differ in their number of batches."""
-        return False
-
-    @property
-    def _can_divide(self) -> bool:
-        """Whether ranks x workers need not divide the lanes."""
-        return self.is_shuffled and self.yields_batches
-
     def _share(self, begin: Place, *, worker: int = 0, workers: int = 1, readers: int | None = None) -> EpochShare:
         """Return what this rank, or one worker of it, reads of an epoch from a place on.
 
@@ -425,8 +440,12 @@ class ResumableDataset(IterableDataset[Batch]):
         return self._ranks_of_all()
 
     def _ranks_of_all(self) -> tuple[int, int]:
-        """Return the number of ranks and this one, as chosen or as torch.distributed has them."""
-        return ranks_and_rank(self._chosen_ranks, self._ranks_of_trainer)
+        """Return the number of ranks and this one: chosen, of the trainer of this worker, or of torch.distributed."""
+        if self._chosen_ranks is not None:
+            return self._chosen_ranks
+        if get_worker_info() is not None and self._ranks_of_trainer is not None:
+            return self._ranks_of_trainer  # a spawned worker has no process group
+        return of_torch() or (1, 0)
 
     def _check_started(self) -> None:
         """Raise UsageError where this is one of several processes of a launcher, each of which would read all rows."""
@@ -439,40 +458,6 @@ class ResumableDataset(IterableDataset[Batch]):
         Other processes ask again: a rank that a framework spawns is not the process that made the dataset.
         """
         return {**self.__dict__, "_iteration": None, "_ranks_of_trainer": self._ranks_of_all()}
-
-    @abstractmethod
-    def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
-        """Return the state after ``after``."""
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``."""
-
-    @property
-    @abstractmethod
-    def yields_batches(self) -> bool:
-        """Whether batches are yielded, not rows."""
-
-    @property
-    @abstractmethod
-    def is_shuffled(self) -> bool:
-        """Whether epochs differ in their order."""
-
-    @abstractmethod
-    def _total(self, epoch: int, ranks: int, start: int = 0) -> int:
-        """Return the number of batches (or rows) of an epoch that begins at ``start``, over all these ranks."""
-
-    @abstractmethod
-    def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int) -> RowPlaces:
-        """Return the rows of a batch of an epoch that is read on so many lanes and ranks."""
-
-    @abstractmethod
-    def _check(self) -> None:
-        """Raise ParquetError before an epoch whose batches cannot be made."""
-
-    @abstractmethod
-    def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        """Yield (global index, batch) for the ``indices`` of ``share``."""
 
 
 def _compared(state: Mapping[str, Any], contents: Mapping[str, str], within: str = "") -> dict[str, tuple[Any, Any]]:

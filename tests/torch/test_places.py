@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -380,3 +381,18 @@ def test_a_state_does_not_replace_the_snapshot_that_was_named(tmp_path: Path) ->
     for found in (ParquetDataset(tmp_path / "cache"), ParquetDataset(tmp_path / "cache", snapshot=first)):
         found.load_state_dict(state)
         assert found.snapshot == first
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_epoch_that_was_looked_at_begins_at_its_state_again(table: Path, workers: int) -> None:
+    """Its workers have made all that was left, of which the trainer got one batch."""
+    data = dataset(table)
+    data.load_state_dict(dataset(table).state_dict(after=BATCHES - 4))
+    look = iter(Loader(data, num_workers=workers))
+    next(look)
+    while workers and data.stats().epoch.batches < 3:
+        time.sleep(0.01)
+    again = Loader(data, num_workers=workers)
+    assert again.state_dict()["batch"] == BATCHES - 3
+    assert places_of(again) == [(0, index) for index in range(BATCHES - 3, BATCHES)]
+    assert places_of(Loader(data, num_workers=workers)) == [(1, index) for index in range(BATCHES)]
