@@ -26,7 +26,7 @@ class Place(NamedTuple):
     divisions: Divisions = ()
 
     def in_state(self, worker: list[int] | None) -> dict[str, Any]:
-        """Return the place as a state has it, with divisions of which something was read, or all of a worker."""
+        """The place as fields of a state; in the trainer without divisions from which nothing was read yet."""
         found = [list(division) for division in self.divisions if worker is not None or division.start < self.batch]
         return {**self._asdict(), "divisions": found or None, "worker": worker}
 

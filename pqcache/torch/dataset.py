@@ -272,7 +272,7 @@ class ParquetDataset(ResumableDataset):
         self._resume(loaded)
 
     def reader_for_mix(self) -> DatasetReader:
-        """Return what a mix reads this dataset's batches with; UsageError for options that only the mix can decide."""
+        """Return the reader, for a mix; options that only the mix can decide raise UsageError."""
         if self.options.batch_size is None:
             raise UsageError("batch_size=None", "a mix draws complete batches", "give it a batch_size")
         if self._reader.nodes is not None:

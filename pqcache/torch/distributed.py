@@ -30,7 +30,7 @@ from pqcache.store.shard import Shard, parse_shard
 
 @dataclass(frozen=True, kw_only=True)
 class RankShare:
-    """What one rank reports to the others: the share that it reads, and its largest row groups when decoded.
+    """A rank's report to the others: the share that it reads, and its largest row groups when decoded.
 
     ``largest`` holds for each of them the bytes of what is selected, of all that is decoded for it, and its rows.
     """
@@ -44,7 +44,7 @@ class RankShare:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeShares:
-    """What every rank knows of all nodes: the ``rows`` of each, and its own place among the ``ranks`` of its node.
+    """The shares of all nodes: the ``rows`` of each, and this rank's place among the ``ranks`` of its node.
 
     ``row_groups`` names what all nodes read together. ``largest`` are the sizes of their largest row groups, from which
     all get the same window.
@@ -88,7 +88,7 @@ class NodeShares:
 
 
 def gather_shares(data: LocalDataset, groups: RowGroups) -> NodeShares | None:
-    """Return what all ranks report of the shares that they read; None where the dataset is not a node's share.
+    """Gather the shares of all nodes; None where the dataset is not a node's share.
 
     Every rank has to call this. Shares that do not make up one dataset raise the same UsageError everywhere.
     """
@@ -122,7 +122,7 @@ def gather_shares(data: LocalDataset, groups: RowGroups) -> NodeShares | None:
 
 
 def combine_shares(shares: Sequence[RankShare], rank: int) -> NodeShares:
-    """Return what rank ``rank`` knows after all have reported their shares, in the order of their ranks."""
+    """Combine the reports of all ranks, in their order, for rank ``rank``."""
     _check_sources(shares)
     _check_rows(shares)
     shard = shares[rank].shard

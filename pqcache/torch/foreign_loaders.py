@@ -76,7 +76,7 @@ def check_dividing(ranks: int) -> None:
 
 
 def reads_ahead() -> bool:
-    """Return whether a caller holds one batch back: it asks for the next one before it yields the last.
+    """Whether a caller holds one batch back, as it asks for the next one before it yields the last.
 
     Called where an iteration begins. With a StatefulDataLoader, Accelerate takes states before it asks.
     """
@@ -112,7 +112,7 @@ def lightning_fit() -> Any:
 
 
 def has_one_loader(fit: Any) -> bool:
-    """Whether ``Trainer.fit`` reads one loader, and not several of which some may be in later epochs."""
+    """Whether ``Trainer.fit`` reads a single loader; of several some may be in later epochs."""
     return len(fit._combined_loader.flattened) == 1
 
 
@@ -181,7 +181,7 @@ def shown_to_accelerate(loader: Any) -> Iterator[bool]:
 def rows_of_last_round(share: EpochShare, rows: int, rows_of_last: int) -> int:
     """Return how many rows of the ranks' last batches, joined in order of the ranks, come before the repeated ones.
 
-    Batches have so many ``rows``, the epoch's last one ``rows_of_last``. Returns -1, which is Accelerate's "unknown",
+    Batches have ``rows`` rows, the epoch's last one ``rows_of_last``. Returns -1, which is Accelerate's "unknown",
     after a resume from another number of ranks, where the repeated ones may come first.
     """
     if share.start % share.ranks:

@@ -285,9 +285,9 @@ class Loader(DataLoader[Any]):
         return ungrouped(groups, self._groups)
 
     def _last(self, batch: Any, share: EpochShare) -> Any:
-        """Return the last batch for Accelerate: with as many rows as on the other ranks, of which it knows the real.
+        """The last batch for Accelerate, filled up to the size of the other ranks; ``remainder`` says how much is real.
 
-        Without ``pad`` it is left as it is: every row once is what was asked for.
+        Without ``pad`` it stays as it is, as every row should come once.
         """
         rows = self._dataset.rows_of_batches()
         if rows is None or not share.pad or share.divisions:
@@ -305,7 +305,7 @@ class Loader(DataLoader[Any]):
 
 
 class _EpochSampler(Sampler[None]):
-    """What an iterable dataset's loader draws from, nothing at all, with the ``set_epoch`` of its loader."""
+    """The sampler of a Loader: it draws nothing, and passes ``set_epoch`` on to its loader."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = weakref.ref(loader)  # a circle would keep the loader's workers alive

@@ -24,7 +24,7 @@ _TRAINER = 1  # the key of its passes
 
 
 class Record(NamedTuple):
-    """What an iteration reads: an ``epoch`` from batch ``start`` on.
+    """Where an iteration begins: at batch ``start`` of an ``epoch``.
 
     ``generation`` counts the epochs that were set and the states that were loaded. ``since`` is the one that epoch and
     start are of, and ``loaded`` that of the latest state. ``is_named`` says that ``set_epoch`` chose the epoch. After a
@@ -61,12 +61,12 @@ class Progress:
 
     @property
     def record(self) -> Record:
-        """What the next iteration reads, unless it ``is_finished``."""
+        """Where the next iteration begins, unless its epoch ``is_finished``."""
         return self._read(_FIRST_RECORD + int(self._memory.seen[_HEADER, _LATEST]) % 2)
 
     @property
     def next(self) -> Record:
-        """What the next iteration reads: a resumed epoch that is finished is read from its first batch on."""
+        """Where the next iteration begins; a resumed epoch that is finished begins at its first batch."""
         record = self.record
         return record._replace(start=0, divisions=()) if self.is_finished(record) else record
 

@@ -82,9 +82,9 @@ class LoaderIteration:
 
 @dataclass
 class _Iteration:
-    """What an iteration of this process reads: a ``share`` of an epoch, from the place ``following`` its last batch on.
+    """An iteration of this process over a ``share`` of an epoch. It goes on at the place ``following`` its last batch.
 
-    Of a worker, ``following`` is a place of its own. ``reads_ahead`` says that the caller holds a batch back.
+    In a worker that is the place of its own next batch. With ``reads_ahead`` the caller holds a batch back.
     """
 
     record: Record
@@ -234,7 +234,7 @@ class ResumableDataset(IterableDataset[Batch]):
         return (counts.batches if self.yields_batches else counts.rows) >= share.count()
 
     def _measured(self, epoch: int) -> AbstractContextManager[IterationMeter]:
-        """Return what measures an iteration of this process, unless a Loader does."""
+        """Measure an iteration of this process, unless a Loader does."""
         in_worker = get_worker_info() is not None
         if self.in_loader and not in_worker:
             return nullcontext(IterationMeter(self.meter))
@@ -242,7 +242,7 @@ class ResumableDataset(IterableDataset[Batch]):
         return measured(self, epoch, number, by_loader=self.in_loader)
 
     def describe_reading(self) -> list[str]:
-        """Return what the processes of this pass read now, as lines; of a worker only what it reads itself."""
+        """Lines on what each process of this pass reads now; in a worker only on itself."""
         return describe_reading(self.readers, only=None if get_worker_info() is None else os.getpid())
 
     @property
@@ -277,7 +277,7 @@ class ResumableDataset(IterableDataset[Batch]):
         raise NotImplementedError
 
     def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int) -> RowPlaces:
-        """Return the rows of a batch of an epoch that is read on so many lanes and ranks."""
+        """Return the rows of a batch of an epoch that is read on these lanes and ranks."""
         raise NotImplementedError
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
@@ -368,9 +368,9 @@ class ResumableDataset(IterableDataset[Batch]):
             self.progress.move(Place(place.epoch, 0, 0))
 
     def begin_pass(self, workers: int, is_read: bool = False) -> tuple[EpochShare, int]:
-        """Return what the next pass reads here with this number of workers, and the epoch's number.
+        """Return the share of this rank (in a worker, its own) of the next pass, and its epoch.
 
-        That is the part of this rank; in a worker, its own. It is of the next epoch if the present one ``is_read``.
+        If the present epoch ``is_read``, that is the epoch after it.
         """
         self._check_started()
         info, record = get_worker_info(), self.progress.next
@@ -413,10 +413,7 @@ class ResumableDataset(IterableDataset[Batch]):
         return self._share(Place(epoch, 0, self._ranks()[0])).count()
 
     def _share(self, begin: Place, *, worker: int = 0, workers: int = 1, readers: int | None = None) -> EpochShare:
-        """Return what this rank, or one worker of it, reads of an epoch from a place on.
-
-        Of the rank, ``readers`` are the workers that it has.
-        """
+        """Return the share of this rank, which has some ``readers``, or of one worker of it, from a place on."""
         ranks, rank = self._ranks()
         epoch, start, lanes, divisions = begin
         if self._can_divide:
@@ -448,12 +445,12 @@ class ResumableDataset(IterableDataset[Batch]):
         return of_torch() or (1, 0)
 
     def _check_started(self) -> None:
-        """Raise UsageError where this is one of several processes of a launcher, each of which would read all rows."""
+        """Raise UsageError in one of several processes of a launcher that would each read all rows."""
         if self._chosen_ranks is None:
             check_launched(self._ranks_of_all()[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled, for workers with the ranks of this process.
+        """Keep the ranks of this process for its workers only.
 
         Other processes ask again: a rank that a framework spawns is not the process that made the dataset.
         """
@@ -461,7 +458,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
 
 def _compared(state: Mapping[str, Any], contents: Mapping[str, str], within: str = "") -> dict[str, tuple[Any, Any]]:
-    """What ranks have to agree on, by name, and how it is shown: of a snapshot its content is compared."""
+    """The values that all ranks need alike, and how to show them. Snapshots are compared by their content."""
     found: dict[str, tuple[Any, Any]] = {}
     for name, value in state.items():
         if name == "columns":  # a rank may read more of the same rows

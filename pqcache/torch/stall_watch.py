@@ -38,14 +38,14 @@ class StallWatch:
         self._seconds, self._what, self._describe, self._waits_since = seconds, what, describe, waits_since
         self._thread = threading.get_ident()
         self.since: int | None = None  # of the batch that is asked for; by time.monotonic_ns, as all times here
-        self.warned_of: int | None = None  # the same, of the one of which a warning was logged
+        self.warned_of: int | None = None  # the same, of the batch that a warning was logged about
         self._ended = threading.Event()
         watcher = threading.Thread(target=self._watch, name="pqcache-stall-watch", daemon=True)
         watcher.start()
         self._end = weakref.finalize(self, _end, self._ended, watcher, os.getpid())  # at exit too
 
     def goes_on(self) -> None:
-        """Log that the batch is there of which a warning was logged."""
+        """Log that the batch that a warning was logged about is there."""
         since, self.warned_of = self.warned_of, None
         if since is not None:
             log.warning("%s: it goes on after %.1f s", self._what, (time.monotonic_ns() - since) / 1e9)

@@ -141,9 +141,9 @@ class _TrainerLoader(DataLoader[Any]):
 
 
 class _RestOfEpoch(IterableDataset[Any]):
-    """What Accelerate's ``skip_first_batches`` iterates in place of a resumed loader, and passes over ``skipped`` of.
+    """A resumed loader as Accelerate's ``skip_first_batches`` iterates it: it skips ``skipped`` items, which are None.
 
-    These are no batches: the loader is where the checkpoint was written, and goes on from there.
+    The loader is where the checkpoint was written already, and goes on from there.
     """
 
     def __init__(self, loader: Loader, skipped: int) -> None:

@@ -57,7 +57,7 @@ class WorkerMemory:
 
     @property
     def numbers(self) -> Numbers:
-        """What this process shares, to be read and written."""
+        """The numbers that this process shares, to be read and written."""
         if self._is_inherited and get_worker_info() is None:
             with _lock:
                 if self._is_inherited:
