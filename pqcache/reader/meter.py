@@ -48,7 +48,7 @@ _SPANS = {DECODE: "pqcache/decode", GATHER: "pqcache/gather", TRANSFORM: "pqcach
 
 
 def span(name: str | None) -> AbstractContextManager[Any]:
-    """Return a span of this name where torch's profiler is active in this process, else an empty context."""
+    """Return a span of torch's profiler if that is active in this process, else an empty context."""
     profiler = sys.modules.get("torch.autograd.profiler")
     is_active = name is not None and profiler is not None and profiler._is_profiler_enabled
     return profiler.record_function(name) if is_active and profiler is not None else nullcontext()
@@ -79,13 +79,11 @@ class Meter:
         self.__setstate__({"_memory": memory or SimpleNamespace(numbers=np.zeros(SHAPE, np.int64))})
 
     def add(self, counter: int, amount: int) -> None:
-        """Add to a counter of this process."""
         row = self._row()
         with _lock:
             row[counter] += amount
 
     def made(self, batches: int, rows: int, size: int) -> None:
-        """Count batches that were made, with their rows and bytes."""
         row = self._row()
         with _lock:
             row[BATCHES] += batches
@@ -94,7 +92,7 @@ class Meter:
 
     @contextmanager
     def timed(self, counter: int, times: int = 1) -> Iterator[None]:
-        """Add the duration of the body to a counter, several ``times`` where it stands for others."""
+        """Add the duration of the body to a counter; ``times`` if it stands for calls that aren't measured."""
         begun = time.monotonic_ns()
         try:
             with span(_SPANS.get(counter)):
@@ -104,7 +102,7 @@ class Meter:
 
     @contextmanager
     def decoding(self, row_group: int, stored_bytes: int) -> Iterator[None]:
-        """Count the body as the decoding of a row group of the index, which this thread reads."""
+        """Count the body as this thread's decoding of a row group of the index."""
         thread = threading.get_ident()
         begun, cpu, disk = time.monotonic_ns(), time.thread_time_ns(), disk_bytes_of_thread()
         row = self._row()
@@ -129,7 +127,7 @@ class Meter:
         row[_READING], row[_READING_SINCE] = row_group + 1, since
 
     def note_memory(self) -> None:
-        """Note how many bytes of Arrow's, in which rows are held, this process has in use."""
+        """Note the bytes that Arrow, which holds the rows, has in use in this process."""
         row = self._row()
         row[_ARROW] = arrow = pa.default_memory_pool().bytes_allocated()
         row[_PEAK] = max(row[_PEAK], arrow)
@@ -148,7 +146,7 @@ class Meter:
             row[_EPOCH], row[_PASS], row[_BEGUN] = epoch + 1, number, time.monotonic_ns()
 
     def set_running(self, is_running: bool) -> None:
-        """Note that the trainer's iteration begins or ends: the time between is counted."""
+        """Note that the trainer's iteration begins or ends, to count the time between."""
         row, now = self._row(), time.monotonic_ns()
         with _lock:
             if row[_SINCE]:
@@ -156,7 +154,7 @@ class Meter:
             row[_SINCE] = now if is_running else 0
 
     def taken(self) -> None:
-        """Note that the trainer has taken a batch of a worker's; at times, how many more of them are made."""
+        """Note that the trainer has taken a worker's batch, and at times how many more are ready."""
         row, rows = self._row(), self._memory.numbers[1:]
         if row[TAKEN] == row[TAKEN + len(NAMES)]:  # the first one
             begun = rows[rows[:, _PASS] == self._memory.numbers[_HEADER, _PASS], _BEGUN]
@@ -183,7 +181,6 @@ class Meter:
         return MeterCounts(total, of_epoch, epoch if epoch >= 0 else None, arrow, int(rows[alive, _PEAK].sum()))
 
     def own(self, counter: int) -> int:
-        """Return a counter of this process."""
         return int(self._row()[counter])
 
     def reading(self) -> list[tuple[int, int | None, float]]:
@@ -202,7 +199,7 @@ class Meter:
         return found
 
     def _row(self) -> Any:
-        """Return this process's row, as a memoryview: numpy takes several times as long for one number."""
+        """This process's row as a memoryview, which takes a fraction of numpy's time for one number."""
         row = self._mine
         if self._fork != _fork or row[_PROCESS] != _process:
             with _lock:

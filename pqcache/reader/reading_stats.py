@@ -138,7 +138,6 @@ class DatasetStats:
 
 
 def dataset_stats(counts: MeterCounts, plan: ReadPlan, limit: int, transform_threads: int = 1) -> DatasetStats:
-    """Return the numbers of a dataset's meter, whose ``limit`` is in bytes; ``transform_threads`` are of a process."""
     return DatasetStats(
         epoch=reading_stats(counts.of_epoch, counts.epoch, transform_threads),
         total=reading_stats(counts.total, None, transform_threads),
@@ -204,7 +203,6 @@ def mix_stats(
 
 
 def reading_stats(counts: Mapping[str, int], epoch: int | None, transform_threads: int = 1) -> ReadingStats:
-    """Return the counters of a meter, by name and in nanoseconds, as numbers in seconds."""
     seconds = {name: number / 1e9 for name, number in counts.items()}
     is_known = counts["seconds"] > 0
     samples = counts["ready_samples"]

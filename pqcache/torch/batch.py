@@ -167,12 +167,11 @@ ForkingPickler.register(Batch, _sent)
 
 
 def row_count(value: Any) -> int:
-    """Return the number of rows of a batch, or of one of its columns."""
     return row_count(next(iter(value.values()))) if isinstance(value, dict) else len(value)
 
 
 def take_rows(batch: Batch, rows: Sequence[int], packed: bool = False) -> Batch:
-    """Return rows of a batch as a new one, which shares no memory with it; ``packed`` ones have ``cu_seqlens``."""
+    """Copy some rows of a batch into a new one; a ``packed`` one has ``cu_seqlens``."""
     positions = np.array(rows, np.int64)
     taken = {name: _taken(value, positions) for name, value in batch.items() if not packed or name != CU_SEQLENS}
     if packed and CU_SEQLENS in batch:
@@ -195,7 +194,7 @@ def _taken(value: Any, rows: Ints) -> Any:
 
 
 def sequence_ends(cu_seqlens: torch.Tensor, length: int, rows: Sequence[int] | Ints) -> torch.Tensor:
-    """Return ``cu_seqlens`` of some sequences of a packed batch, which are all of one length."""
+    """Return ``cu_seqlens`` of some sequences of a packed batch, all of one length."""
     ends = cu_seqlens.cpu().numpy()
     sequence = ends[:-1] // length
     lengths = [np.diff(ends)[sequence == row] for row in rows]
@@ -204,7 +203,7 @@ def sequence_ends(cu_seqlens: torch.Tensor, length: int, rows: Sequence[int] | I
 
 
 def copied(value: Any) -> Any:
-    """Return a column, or a dict of columns, or of values of one row, with tensors of its own."""
+    """Copy a batch, a column, or the values of a row."""
     if isinstance(value, Batch):
         return Batch({name: copied(inner) for name, inner in value.items()}, value.position)
     if isinstance(value, dict):
@@ -259,7 +258,7 @@ def _joined(column: str, parts: Mapping[str, Any]) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """What the values of a column have to have in common to be joined."""
+    """Columns can be joined if this is the same for all."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype)[6:]} {tuple(value.shape[1:])}"
     return f"Ragged of {value.kind}" if isinstance(value, Ragged) else type(value).__name__

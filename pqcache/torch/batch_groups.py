@@ -55,7 +55,7 @@ class TensorGroup:
 
     @staticmethod
     def of(group: Group, plan: ReadPlan, conversion: Conversion, masked: frozenset[str]) -> TensorGroup:
-        """The rows of a plan as tensors, with masks of the columns that are ``masked`` behind them."""
+        """Convert gathered rows, and add masks for the columns that are ``masked``."""
         lengths, rows = dict(plan.dense), group.rows
         columns: dict[str, Any] = {}
         for name in rows.schema.names:
@@ -69,7 +69,6 @@ class TensorGroup:
         return TensorGroup(columns, group.ends, bytes_of(columns) / max(1, rows.num_rows), names)
 
     def rows(self, number: int) -> int:
-        """The rows of a batch."""
         return self.ends[number + 1] - self.ends[number]
 
     @cached_property
@@ -79,7 +78,6 @@ class TensorGroup:
         return found if names is None else [_with_ids(batch, names) for batch in found]
 
     def part(self, low: int, high: int) -> TensorGroup:
-        """Batches ``low`` up to ``high``."""
         first, last = self.ends[low], self.ends[high]
         (columns,) = divided(self.columns, [first, last])
         return TensorGroup(columns, [end - first for end in self.ends[low : high + 1]], self.row_bytes, self.names)
@@ -120,7 +118,7 @@ def check_mask(name: str, columns: Container[str]) -> None:
 
 
 def _with_ids(batch: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Packed sequences with the columns of these names; documents begin where positions are 0."""
+    """Pick the columns of packed sequences; a document begins wherever its position is 0."""
     if CU_SEQLENS in names:
         positions = batch[POSITIONS]
         begins = np.flatnonzero(positions.numpy().reshape(-1) == 0)
@@ -129,7 +127,7 @@ def _with_ids(batch: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def bytes_of(value: Any) -> int:
-    """Return about how many bytes a batch takes; of what is not known, so many that it is sent alone."""
+    """Estimate the bytes of a batch; an unknown object counts as too large to be sent with others."""
     if isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and value.layout is torch.strided):
         return int(value.nbytes)
     if isinstance(value, Ragged):
@@ -186,7 +184,6 @@ class GroupSizes:
         self.waiting = WorkerMemory((workers,))  # the batches of each worker that the trainer has, which writes it
 
     def at(self, number: int, worker: int) -> int:
-        """Return how many batches a worker's message of this number may hold."""
         return 1 if number < _FIRST else max(1, min(self.most, 2 * self.most - int(self.waiting.numbers[worker])))
 
 

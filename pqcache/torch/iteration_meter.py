@@ -49,7 +49,7 @@ class IterationMeter:
         self.is_complete = False  # the epoch, as of the last item
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
-        """Return an iterator over the same items that counts how long each takes, and how long until the next."""
+        """Iterate over items, counting how long each takes and how long until the next is asked for."""
         return self._timed(iter(items)) if self._by_batch else iter(items)
 
     def _timed(self, items: Iterator[T]) -> Generator[T]:
@@ -77,11 +77,11 @@ class IterationMeter:
             yield item
 
     def transferring(self) -> AbstractContextManager[Any]:
-        """Return a context whose time is that of a transfer, and within one for which the trainer waits."""
+        """Count the body as a transfer; the caller counts the trainer's wait."""
         return self._meter.timed(TRANSFER)
 
     def moved(self, move: Callable[..., T], *arguments: Any) -> T:
-        """Return what ``move`` makes of its arguments; its time is that of a transfer, for which the trainer waits."""
+        """Call ``move``, and count it as a transfer that the trainer waits for."""
         with self._meter.timed(TRANSFER), self._meter.timed(WAITED):
             return move(*arguments)
 
@@ -121,12 +121,11 @@ def measured(
 
 
 def _own_waits(meter: Meter) -> int:
-    """Return for how long a process that reads single rows has waited for these and for their transform."""
+    """How long a process that reads single rows has waited for them and for their transform."""
     return meter.own(READ_WAIT) + meter.own(TRANSFORM)
 
 
 def summary(stats: ReadingStats) -> str:
-    """Return an epoch's numbers as one line."""
     info = get_worker_info()
     seconds = stats.seconds
     if seconds is None:  # of a plain DataLoader: what the workers took, one beside the other

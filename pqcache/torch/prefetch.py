@@ -119,7 +119,7 @@ class Prefetch:
         self.loader.set_epoch(epoch)
 
     def _of_other_loader(self) -> Generator[Any]:
-        """Yield the batches of a loader that does not count what the trainer is given: its state is kept for each."""
+        """Keep the state after each batch of a loader that does not count what the trainer was given."""
         self._state = None
         batches, keeps_place = iter(self.loader), hasattr(self.loader, "state_dict")
         if not keeps_place:
@@ -152,7 +152,6 @@ class Prefetch:
 
 
 def _state_or_error(loader: Any) -> Mapping[str, Any] | Exception:
-    """Return the state of a loader, or why it has none, for whoever asks."""
     try:
         state: Mapping[str, Any] = loader.state_dict()
     except Exception as error:  # noqa: BLE001 - raised where it is asked for
@@ -212,12 +211,11 @@ def _packing() -> Iterator[ThreadPoolExecutor]:
 
 
 def copy_stream(device: torch.device) -> DeviceStream | None:
-    """Return what copies to a device beside its work; None for a device of which that is not known to be safe."""
+    """Return a stream for copies beside the device's work; None if they aren't known to be safe there."""
     return DeviceStream(device) if device.type == "cuda" else None
 
 
 def _found(device: torch.device | str) -> torch.device:
-    """Return a device; UsageError if torch does not find it here."""
     subject = f"Prefetch(device={str(device)!r})"
     try:
         found = torch.device(device)
@@ -252,12 +250,11 @@ class DeviceStream:
         self._stream = self._api.Stream(device=self._device)
 
     def pinned(self, size: int) -> torch.Tensor:
-        """Return pinned memory; RuntimeError where there is none."""
         with self._api.device(self._device):  # or it would be set up on another one
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, pieces: Sequence[torch.Tensor], size: int) -> DeviceBlock:
-        """Begin to copy pinned pieces to a new block, which torch's allocator gives to this stream."""
+        """Begin to copy pinned pieces into a new block, allocated for this stream."""
         with self._api.device(self._device), self._api.stream(self._stream):  # a thread has a device of its own
             block, begin = torch.empty(size, dtype=torch.uint8, device=self._device), 0
             for piece in pieces:
@@ -268,17 +265,15 @@ class DeviceStream:
         return DeviceBlock(block, copied)
 
     def wait(self, copied: Any) -> None:
-        """Wait in this thread until the copy before an event has ended."""
         copied.synchronize()
 
     def wait_on_device(self, block: DeviceBlock) -> None:
-        """Let the current stream wait for the copy; its memory is used again after what that stream does with it."""
+        """Let the current stream wait for a copy, and reuse the block only after that stream's work."""
         current = self._api.current_stream(self._device)
         current.wait_event(block.copied)
         block.bytes.record_stream(current)
 
     def move(self, value: Any) -> Any:
-        """Return a value with all that is not on the device moved there."""
         return to_device(value, self._device)
 
 
@@ -292,11 +287,10 @@ class PinnedSlot:
 
     @property
     def size(self) -> int:
-        """The bytes that are pinned."""
         return sum(map(len, self._pieces))
 
     def copy(self, arrays: Sequence[Bytes], begins: Sequence[int], size: int) -> DeviceBlock | None:
-        """Begin to copy arrays to a block in which they begin there; None where they do not fit."""
+        """Begin to copy arrays to where they begin in a new block; None if they don't fit."""
         if not self._holds(size):
             return None
         if self._copied is not None:
@@ -310,7 +304,7 @@ class PinnedSlot:
         return block
 
     def _holds(self, size: int) -> bool:
-        """Return whether a batch of this size fits, after adding memory for one that is up to a quarter larger."""
+        """Make room for a batch of this size and up to a quarter more; False if that exceeds the limit."""
         if size > self.limit:
             return False
         while self.size < size:
@@ -373,7 +367,7 @@ class DeviceCopier:
         return _change_plain(batch, lambda tensor: _like(*next(pairs), block.bytes)), block
 
     def finish(self, batch: Any, block: DeviceBlock | None) -> Any:
-        """Return a batch that was begun, for work on the current stream of the device."""
+        """Make a batch that was begun usable on the device's current stream."""
         if block is not None:
             self._stream.wait_on_device(block)
         return self._stream.move(batch)
@@ -390,7 +384,7 @@ class DeviceCopier:
 
 
 def _change_plain(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a value with ``change`` made to its plain tensors in host memory, in a fixed order."""
+    """Apply ``change`` to the plain tensors in host memory, in a fixed order."""
 
     def applied(inner: Any) -> Any:
         if type(inner) is Ragged:
@@ -401,7 +395,6 @@ def _change_plain(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def _moves_itself(value: Any) -> bool:
-    """Return whether a value is moved whole: a tensor, a Ragged, or an object that has ``to`` and is no Batch."""
     return callable(getattr(value, "to", None)) and not isinstance(value, (Batch, type))
 
 
@@ -413,11 +406,11 @@ def _bytes_of(tensor: torch.Tensor) -> Bytes:
 
 
 def _like(tensor: torch.Tensor, begin: int, block: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the type and shape of one, over a block: no view of another, so that each may be changed."""
+    """Make a tensor like another over a block, not as a view, so that each may be changed."""
     made = torch.empty(0, dtype=tensor.dtype, device=block.device)
     return made.set_(block.untyped_storage(), begin // tensor.element_size(), tensor.shape)  # type: ignore[call-overload, no-any-return]
 
 
 def _power_of_two(size: int) -> int:
-    """Return the largest power of two that is not above ``size``."""
+    """The largest power of two up to ``size``."""
     return 1 << (size.bit_length() - 1)

@@ -137,14 +137,14 @@ class Ragged:
 
 
 def part(value: Any, start: int, stop: int) -> Any:
-    """Return rows ``start`` to ``stop`` of a tensor, a Ragged or a dict of these, sharing memory."""
+    """Return rows ``start`` to ``stop`` of a column, sharing memory."""
     if isinstance(value, dict):
         return {name: part(inner, start, stop) for name, inner in value.items()}
     return value[start:stop]
 
 
 def item(value: Any, row: int) -> Any:
-    """Return one row of a tensor, a Ragged or a dict of these."""
+    """Return one row of a column."""
     if isinstance(value, dict):
         return {name: item(inner, row) for name, inner in value.items()}
     return value[row]
@@ -160,7 +160,7 @@ def in_sequences(value: Any, length: int) -> Any:
 
 
 def to_rows(value: Any) -> list[Any]:
-    """Return a column as a plain list of rows; a struct's rows are dicts."""
+    """Return a column as a plain list; rows of a struct are dicts."""
     if isinstance(value, dict):
         columns = {name: to_rows(inner) for name, inner in value.items()}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -180,7 +180,7 @@ def to_device(value: Any, device: torch.device | str, non_blocking: bool = False
 
 
 def pin_tensors(value: Any) -> Any:
-    """Return a value with its tensors in pinned memory, wherever `to_device` finds them."""
+    """Pin the memory of all tensors that `to_device` would move."""
     return change_inside(value, lambda inner: _has(inner, "pin_memory"), lambda inner: inner.pin_memory())
 
 
@@ -210,7 +210,7 @@ def change_inside(value: Any, applies: Callable[[Any], bool], change: Callable[[
 
 
 def _like(value: Any, content: Any) -> Any:
-    """Return ``content``, a dict or list, in a container of the type of ``value``, as torch's own pinning does."""
+    """Put ``content``, a dict or list, into a container of the type of ``value``, as torch's own pinning does."""
     if type(value) in (dict, list, tuple):
         return type(value)(content)
     try:
@@ -224,7 +224,7 @@ def _like(value: Any, content: Any) -> Any:
 
 
 def _array_of(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
-    """Return a tensor as an array over the same memory; None on another device, with a gradient, or of other types."""
+    """Return an array over a tensor's memory, or None if it has a gradient, is elsewhere, or numpy lacks its type."""
     if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or tensor.requires_grad:
         return None
     try:
@@ -234,20 +234,19 @@ def _array_of(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of its own with the same values."""
     array = _array_of(tensor)
     return tensor.clone() if array is None else torch.from_numpy(array.copy())
 
 
 def concatenated(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the rows of all tensors, which have one type and shape of rows, one after the other."""
+    """Join the rows of tensors of one type and shape of rows."""
     arrays = [_array_of(tensor) for tensor in tensors]
     known = [array for array in arrays if array is not None]
     return torch.cat(list(tensors)) if len(known) < len(arrays) else torch.from_numpy(np.concatenate(known))
 
 
 def _padded(values: torch.Tensor, offsets: torch.Tensor, length: int | None, value: float) -> torch.Tensor:
-    """Return a tensor (items, length, ...) of items of ``values``, which begin and end at ``offsets``."""
+    """Return a tensor (items, length, ...) of the items of ``values`` between ``offsets``."""
     array, ends = _array_of(values), _array_of(offsets)
     if array is None or ends is None:
         return _padded_by_torch(values, offsets.to(values.device), length, value)

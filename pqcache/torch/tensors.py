@@ -79,11 +79,10 @@ class Conversion:
         return Conversion(mask=nulls == "mask", decimals=decimals)
 
     def fill_of(self, path: str) -> Any:
-        """Return the value for a column or a path inside of one; None where there is none."""
+        """Return the fill of a column, or of a path inside of one, or None."""
         return dict(self.fill).get(path, self.inherited)
 
     def fills_inside(self, path: str) -> bool:
-        """Return whether a part of ``path`` has a value."""
         return any(name.startswith(f"{path}.") for name, _ in self.fill)
 
 
@@ -137,7 +136,7 @@ def paths_in(name: str, kind: pa.DataType) -> Iterator[str]:
 
 
 def _parts(name: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
-    """Return the paths and types of a type's fields or items; none of a type without any."""
+    """Return the paths and types of a type's fields or items, if it has any."""
     bare = storage_type(kind)
     if pa.types.is_struct(bare):
         return [(f"{name}.{field.name}", field.type) for field in bare.fields]
@@ -178,14 +177,14 @@ def check_type(name: str, kind: pa.DataType, decimals: str | None, bounds: Calla
 
 
 def _decimal_form(kind: pa.DataType, decimals: str | None) -> str:
-    """Return what decimals of a type become: float64, int64 (of unscaled values) or text."""
+    """Return the form of decimals in a batch: float64, int64 (unscaled) or text."""
     if decimals is None:
         return "float64" if kind.precision <= _EXACT_DIGITS else "int64"
     return "int64" if decimals == "unscaled" else decimals
 
 
 def _check_int64(name: str, kind: pa.DataType, decimals: str | None, bounds: Callable[[str], Bounds | None]) -> None:
-    """Raise UsageError unless an int64 holds the decimals of a column, and means the same number by itself."""
+    """Raise UsageError unless an int64 holds all values of a column and means the same number."""
     others = "decimals='float64' (rounded) or 'text' (exact)"
     if decimals is None and kind.scale != 0:
         short = kind.precision <= _INT64_DIGITS
@@ -240,7 +239,7 @@ def to_value(
 
 
 def _flat(array: pa.Array, valid: Bools | None, name: str, fill: Any, decimals: str | None) -> torch.Tensor:
-    """Values of one width, which are no lists."""
+    """Convert values of one width that aren't lists."""
     kind, values = array.type, fixed_values(array)
     assert values is not None
     values = np.ascontiguousarray(values)
@@ -264,7 +263,7 @@ def _flat(array: pa.Array, valid: Bools | None, name: str, fill: Any, decimals: 
 
 
 def _number_of(fill: Any, dtype: torch.dtype, name: str) -> Any:
-    """Return a fill value (or a list of them) as numbers of ``dtype``; what is none raises UsageError."""
+    """Return a fill value, or a list of them, as numbers of ``dtype``; UsageError if they don't fit."""
     try:
         value = torch.as_tensor(fill, dtype=dtype).numpy()
         if dtype.is_floating_point or np.array_equal(value, np.asarray(fill)):
@@ -279,7 +278,7 @@ def _no_fill(name: str, fill: Any, kind: object) -> UsageError:
 
 
 def _unscaled(data: Any, kind: pa.DataType, name: str) -> Any:
-    """Return the unscaled values of decimals as int64; those that it does not hold raise ParquetError."""
+    """Return decimals as unscaled int64; ParquetError if one does not fit."""
     if kind.bit_width == 32:
         return data.view(np.int32).astype(np.int64)
     words = data.view(np.int64).reshape(-1, kind.bit_width // 64)
@@ -290,7 +289,6 @@ def _unscaled(data: Any, kind: pa.DataType, name: str) -> Any:
 
 
 def _nearest_doubles(data: Any, kind: pa.DataType, name: str) -> Any:
-    """Return the doubles that are nearest to decimals."""
     if kind.precision <= _EXACT_DIGITS:
         unscaled = _unscaled(data, kind, name)
         if not unscaled.size or int(np.abs(unscaled).max()) < 2**53:  # then a quotient of two exact doubles
@@ -300,7 +298,7 @@ def _nearest_doubles(data: Any, kind: pa.DataType, name: str) -> Any:
 
 
 def _shaped(lists: torch.Tensor, kind: pa.DataType) -> torch.Tensor:
-    """Return lists of fixed size (rows, size, ...) in the shape that a fixed-shape tensor type says."""
+    """Give lists of fixed size (rows, size, ...) the shape of a fixed-shape tensor type."""
     if not isinstance(kind, pa.FixedShapeTensorType):
         return lists
     tensor = lists.reshape(len(lists), *kind.shape, *lists.shape[2:])
@@ -308,7 +306,7 @@ def _shaped(lists: torch.Tensor, kind: pa.DataType) -> torch.Tensor:
 
 
 def _text(array: pa.Array, name: str, fill: Any) -> Ragged:
-    """Texts packed end to end; those that are null have the bytes of ``fill``, or none."""
+    """Pack texts end to end; nulls become ``fill``, or empty."""
     binary = is_binary(array.type)
     if array.null_count:
         empty: bytes | str = b"" if binary else ""
@@ -335,7 +333,7 @@ def _text(array: pa.Array, name: str, fill: Any) -> Ragged:
 
 
 def _nested(array: pa.Array, kind: pa.DataType, name: str, nulls: Conversion, fill: Any) -> Value:
-    """Return a struct, map or list of anything; nulls inside that have no fill raise."""
+    """Convert a struct, map or list; nulls inside it without a fill raise."""
     bare = storage_type(kind)
     inside = replace(nulls, mask=False, inherited=fill, inside=True)
     parts = [path for path, _ in _parts(name, bare)]
@@ -365,7 +363,7 @@ def _nested(array: pa.Array, kind: pa.DataType, name: str, nulls: Conversion, fi
 
 
 def _of_fixed_size(array: pa.Array, kind: pa.DataType, items: torch.Tensor, fill: Any) -> torch.Tensor:
-    """Return lists of fixed size, or tensors of fixed shape, of which those that are not null have ``items``."""
+    """Convert lists of fixed size, or tensors of fixed shape, from the ``items`` of those that aren't null."""
     size = storage_type(kind).list_size
     rows = items.numpy().reshape(len(array) - array.null_count, size, *items.shape[1:])
     if array.null_count:

@@ -71,7 +71,7 @@ class Transform:
 
     @property
     def skips(self) -> bool:
-        """Whether rows for which it fails are replaced."""
+        """True if other rows take the place of those for which it fails."""
         return self.function is not None and self.on_error == "skip"
 
 
@@ -124,7 +124,7 @@ class BatchOrigin:
         return [(table.paths[file], row_group, row) for file, row_group, row in places]
 
     def lines(self, index: int) -> list[str]:
-        """Return a line for each row group of which a batch has rows."""
+        """Describe a batch: a line for each of its row groups."""
         plan, rows = self.plan, defaultdict[tuple[str, int], list[int]](list)
         for path, row_group, row in self.places(index):
             rows[path, row_group].append(row)
@@ -188,7 +188,7 @@ class FailureLog:
         weakref.finalize(self, _remove, self.path, os.getpid(), descriptor)
 
     def append(self, rows: Sequence[FailedRow]) -> None:
-        """Add rows; what several processes add at the same time does not mix."""
+        """Add rows, in one write, so that those of several processes don't mix."""
         text = "".join(f"{json.dumps(asdict(row))}\n" for row in rows)
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -201,7 +201,6 @@ class FailureLog:
             os.close(descriptor)
 
     def read(self) -> list[FailedRow]:
-        """Return all rows so far, those of one worker in their order."""
         try:
             lines = self.path.read_text().splitlines()
         except FileNotFoundError:  # of the process that made it, which has ended
@@ -216,7 +215,7 @@ def _remove(path: Path, process: int, descriptor: int) -> None:
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Remove the files of this user whose processes have ended without removing them."""
+    """Remove files whose processes ended without doing so."""
     now = time.time()
     for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
         with suppress(OSError):
@@ -233,7 +232,7 @@ def _remove_abandoned(directory: Path) -> None:
 
 @dataclass
 class _Failed:
-    """What a transform makes of a batch without any good row, with the error of the last try."""
+    """The result for a batch without any good row, with the last error."""
 
     error: Exception
 
@@ -266,7 +265,7 @@ class TransformRunner:
         results: deque[Callable[[], Any]] = deque()  # of the first of them
 
         def value_of(index: int, after: Item) -> Any:
-            """Another batch: one that this worker reads later, or else read for this."""
+            """Return another batch: one that this worker reads later, or else one read for this."""
             if index < after.position.index or index not in indices:
                 return read(index)
             while all(item.position.index != index for item in coming):
@@ -286,7 +285,7 @@ class TransformRunner:
                 )
 
     def one(self, item: Item) -> Any:
-        """Return what the transform makes of one batch; one without a good row raises its error."""
+        """Transform one batch; raise the error if it has no good row."""
         result = self._result(item)
         if isinstance(result, _Failed):
             raise result.error
@@ -294,12 +293,12 @@ class TransformRunner:
 
     @property
     def ahead(self) -> int:
-        """How many batches are to be in the transform at the same time, or wait for their turn."""
+        """How many batches may be in the transform or wait for their turn."""
         return 1 if self._transform.threads is None else _AHEAD * self._transform.threads
 
     @contextmanager
     def threads(self) -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
-        """Yield what begins a call and returns how to get its result."""
+        """Yield a function that begins a call and returns how to get its result."""
         if self._transform.threads is None or self._transform.function is None:
             yield lambda call: call
             return
@@ -311,7 +310,7 @@ class TransformRunner:
 
     @contextmanager
     def _located(self, item: Item) -> Iterator[None]:
-        """Add to an error which batch it is about; it is the same error, with its own traceback."""
+        """Add to an error which batch it is about; it stays the same error with its own traceback."""
         try:
             yield
         except Exception as error:
@@ -322,7 +321,7 @@ class TransformRunner:
             raise
 
     def _result(self, item: Item, noted: bool = True) -> Any:
-        """Return what the transform makes of a batch, with other rows in place of bad ones, or that there are none."""
+        """Transform a batch, with other rows in place of bad ones; `_Failed` if it has no good row."""
         if not self._transform.skips:
             with self._located(item):
                 return self._call(item, item.value)
@@ -342,7 +341,7 @@ class TransformRunner:
         return self._noted(item, {-1: repaired.error}, noted, repaired) if isinstance(repaired, _Failed) else repaired
 
     def _call(self, item: Item, value: Any) -> Any:
-        """Return what the transform makes of a value, with generators seeded for the item."""
+        """Call the transform with generators seeded for the item."""
         function, threads = self._transform.function, self._transform.threads
         if function is None:
             return value
@@ -388,7 +387,7 @@ class TransformRunner:
         return take_rows(batch, rows, self._origin.plan.pack is not None)
 
     def _noted(self, item: Item, errors: dict[int, Exception], noted: bool, result: _Failed) -> _Failed:
-        """Note failed rows, by their numbers in the batch; -1 is the batch as a whole. Return ``result``."""
+        """Log failed rows, by number in the batch (-1: the batch as a whole), and return ``result``."""
         if not noted:
             return result
         places, rows = self._origin.places(item.place), []
@@ -433,7 +432,7 @@ class TransformRunner:
 
 @contextmanager
 def _seeded(*numbers: int) -> Iterator[None]:
-    """Seed the generators of random, numpy and torch, and restore them afterwards in the trainer's process."""
+    """Seed random, numpy and torch, and restore them afterwards in the trainer's process."""
     in_worker = get_worker_info() is not None
     saved = None if in_worker else (random.getstate(), np.random.get_state(), torch.get_rng_state())
     seeds = np.random.SeedSequence(list(numbers)).generate_state(3)

@@ -93,7 +93,7 @@ def _tensor(array: Any, dtype: torch.dtype | None = None, shape: tuple[int, ...]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is no more than values in host memory, with a type, a shape and strides."""
+    """True if a tensor is nothing but values in host memory with a type, a shape and strides."""
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided
@@ -106,7 +106,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def message_of(value: Any) -> Message:
-    """Write a value for another process."""
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     _Pickler(file, 5, True, buffers.append).dump(value)
@@ -123,7 +122,7 @@ def message_of(value: Any) -> Message:
 
 
 def value_of(message: Message) -> Any:
-    """Read a message, once: tensors are over the sender's memory, and no view of one another."""
+    """Read a message, once: its tensors lie in the sender's memory, and none is a view of another."""
     content = message.content
     place = _received(content) if isinstance(content, SlotReference) else np.frombuffer(bytearray(content), np.uint8)
     at, buffers = 0, []
@@ -147,16 +146,15 @@ class Slot:
 
     @property
     def state(self) -> int:
-        """FREE; SENT from the choice of it on until the receiver has let go of it; or RETIRED."""
+        """FREE, SENT from the moment it is chosen until the receiver lets go of it, or RETIRED."""
         return self._map[_STATE]
 
     def take(self, size: int) -> None:
-        """Choose it for a message of this size."""
         self._map[_STATE] = _SENT
         self.touched = max(self.touched, size)
 
     def empty(self) -> None:
-        """Give its memory back to the system; it takes memory again when it is written to."""
+        """Give its memory back to the system until it is written to again."""
         try:
             self._map.madvise(mmap.MADV_REMOVE, _HEADER, self.size)
             self.touched = 0
@@ -212,7 +210,7 @@ class Slots:
         return slot
 
     def _empty(self, idle: Sequence[Slot]) -> None:
-        """Give memory of idle slots back where all take much more than was in use at one time."""
+        """Empty idle slots while all of them take much more memory than was ever in use at once."""
         total = sum(slot.touched for slot in self.all)
         self._most = max(self._most, total - sum(slot.touched for slot in idle))
         for slot in sorted(idle, key=lambda slot: slot.touched):
@@ -223,7 +221,7 @@ class Slots:
 
 
 class _Lease:
-    """What tensors over a received slot keep alive; at its end the sender may use the slot again."""
+    """Kept alive by the tensors over a received slot; when it goes, the sender may use the slot again."""
 
     _slot: mmap.mmap | None = None  # until it is made: an interrupt may come first
 
@@ -235,7 +233,7 @@ class _Lease:
         _leases[id(self)] = self
 
     def retire(self) -> None:
-        """Never let the sender use it again; for what is sent next it opens another one."""
+        """Never let the sender use the slot again; it opens another one."""
         if self._slot is not None:
             self._slot[_STATE] = _RETIRED
             _mapped.pop(self._slot[_TOKEN], None)
@@ -246,7 +244,7 @@ class _Lease:
 
 
 def _received(sent: SlotReference) -> Buffer:
-    """The bytes of a slot, which is mapped if it is seen for the first time."""
+    """Return the bytes of a slot, mapped when it is first seen."""
     known = _mapped.get(sent.token)
     if known is None:
         for token, (process, _) in list(_mapped.items()):  # at once, as other threads receive too
@@ -282,7 +280,6 @@ def _gone(process: int) -> RuntimeError:
 
 
 def _slots() -> Slots:
-    """The slots of this process, not those of the one that it was forked from."""
     global _own
     if _own is None or _own.process != os.getpid():
         _own = Slots()
@@ -290,7 +287,7 @@ def _slots() -> Slots:
 
 
 def _retire_leased() -> None:
-    """Retire every slot that a child, which is about to be forked, will share with this process."""
+    """Retire every slot that a child about to be forked will share with this process."""
     for reference in _leases.valuerefs():
         if (lease := reference()) is not None:
             lease.retire()
