@@ -205,10 +205,11 @@ class _Run(Generic[T]):
 
 @dataclass(eq=False)
 class _Window:
-    """A line, and the row groups of it that are decoded or on their way, by span."""
+    """A line, the row groups of it that are decoded or on their way, by span, and the number of its next batch."""
 
     line: Line
     held: dict[int, Future[AnyHeld]] = field(default_factory=dict)
+    next: int = 0
 
 
 class _EpochReader(Generic[T]):
@@ -228,45 +229,51 @@ class _EpochReader(Generic[T]):
         self._apart, self._ahead, self._pool, self._arrivals = apart, ahead, pool, arrivals
         self._row_bytes = groups.sizes.selected / np.maximum(groups.plan.counts, 1)
         self.together = 1  # how many batches of a lane should be gathered together
-        self._windows: dict[tuple[int, int], _Window] = {}  # by lane, and how often the epoch has begun
+        self._windows: dict[int, _Window] = {}  # by lane
 
-    def submit(self, batches: Sequence[tuple[int, int, int]], total: int) -> list[tuple[int, _Run[T], int]]:
+    def submit(self, batches: Sequence[tuple[int, int, int]]) -> list[tuple[int, _Run[T], int]]:
         """Send batches (index, lane, number in the lane) on their way, a run for each lane.
 
-        Return the index of each, its run, and its place there: of as many of them as are not too large together.
+        Return the index of each, its run, and its place there: of as many of them as are not too large together, and
+        come before the epoch begins again with padding.
         """
-        batch_size, together = self._order.batch_size, 2 * self.together
+        batch_size = self._order.batch_size
         while True:
-            runs: dict[_Window, list[tuple[int, tuple[int, int]]]] = {}
-            for index, lane, number in batches:
-                window = self._window(lane, index // total, number)
-                rows = number * batch_size, min((number + 1) * batch_size, window.line.rows)
-                runs.setdefault(window, []).append((index, rows))
-            places = {window: window.line.places([rows for _, rows in of]) for window, of in runs.items()}
-            if len(batches) == len(runs) or all(
-                len(of) == 1 or self._size(window.line, places[window].spans) <= 2 * self._budget.run_bytes
-                for window, of in runs.items()
-            ):
+            runs: dict[int, list[tuple[int, int]]] = {}  # by lane
+            for at, (index, lane, number) in enumerate(batches):
+                mine = runs.setdefault(lane, [])
+                if mine and number <= mine[-1][1]:
+                    batches = batches[:at]
+                    break
+                mine.append((index, number))
+            windows = {lane: self._window(lane, mine[0][1]) for lane, mine in runs.items()}
+            ranges, places = {}, {}
+            for lane, window in windows.items():
+                lows = [number * batch_size for _, number in runs[lane]]
+                ranges[lane] = [(low, min(low + batch_size, window.line.rows)) for low in lows]
+                places[lane] = window.line.places(ranges[lane])
+            sizes = {lane: self._size(window.line, places[lane].spans) for lane, window in windows.items()}
+            if all(len(runs[lane]) == 1 or size <= 2 * self._budget.run_bytes for lane, size in sizes.items()):
                 break
-            batches = batches[: max(len(runs), len(batches) // 2)]
+            batches = batches[: -(-len(batches) // 2)]
         placed: dict[int, tuple[_Run[T], int]] = {}
-        for window, of in runs.items():
-            run = self._run(window, [rows for _, rows in of], places[window])
-            placed |= {index: (run, at) for at, (index, _) in enumerate(of)}
-            size = self._size(window.line, places[window].spans)
-            likely = min(self._budget.run_bytes / max(size, 1) * len(of), _RUN_ROWS / (self._apart * batch_size))
-            together = min(together, int(likely))
+        together = 2 * self.together
+        for lane, window in windows.items():
+            run = self._run(window, ranges[lane], places[lane])
+            window.next = runs[lane][-1][1] + 1
+            placed |= {index: (run, at) for at, (index, _) in enumerate(runs[lane])}
+            likely = self._budget.run_bytes / max(sizes[lane], 1) * len(ranges[lane])
+            together = min(together, int(likely), _RUN_ROWS // (self._apart * batch_size))
         self.together = max(1, together)
         return [(index, *placed[index]) for index, _, _ in batches]
 
-    def _window(self, lane: int, turn: int, number: int) -> _Window:
-        """The window of a lane; padding begins the epoch again, in another ``turn``."""
-        if (lane, turn) not in self._windows:
-            self._windows.pop((lane, turn - 1), None)
-            order = self._order
+    def _window(self, lane: int, number: int) -> _Window:
+        """The window of a lane; another one where the epoch begins again."""
+        window, order = self._windows.get(lane), self._order
+        if window is None or number < window.next:
             line = ShuffledLine(order.lane(lane)) if order.shuffle else FileLine(order, number, self._apart)
-            self._windows[lane, turn] = _Window(line)
-        return self._windows[lane, turn]
+            window = self._windows[lane] = _Window(line)
+        return window
 
     def _run(self, window: _Window, ranges: list[tuple[int, int]], places: Places) -> _Run[T]:
         line, first, last = window.line, places.spans[0].number, places.spans[-1].number + 1
@@ -373,7 +380,7 @@ def read_groups(
                 waiting += islice(coming, max(0, wanted - len(waiting)))
                 if not waiting:
                     break
-                rounds.append(reader.submit(waiting[:wanted], total))
+                rounds.append(reader.submit(waiting[:wanted]))
                 del waiting[: len(rounds[-1])]
             if not rounds:
                 return

@@ -313,10 +313,9 @@ class DatasetReader:
     def _gather_shares(self) -> None:
         if self.nodes is not None or not self._share_alone:
             self.nodes = gather_shares(self.data, self._epochs.first)
-        if self.nodes is not None:
-            self._epochs.sizes = self.nodes.sizes
         if self.nodes is not None and self._plan.weights is not None:
             raise UsageError("weights", "nodes that each hold a share have epochs of one length", "leave them out")
+        self._epochs.sizes = None if self.nodes is None else self.nodes.sizes
 
     def _open(
         self, path: str | os.PathLike[str], snapshot: str | None, columns: Sequence[str] | None, counts: Counts
