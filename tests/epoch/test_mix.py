@@ -26,17 +26,18 @@ class Parted:
             "some": [row for row, hour in zip(rows, hours, strict=True) if hour == 8],
         }
 
-    def datasets(self) -> dict[str, ParquetDataset]:
+    def datasets(self, shuffle: bool = True) -> dict[str, ParquetDataset]:
         """Return the datasets, opened anew."""
         path = self.source.path
+        few: dict[str, Any] = {"filters": "hour = 8", "batch_size": 9, "window": 2, "seed": 1}
         return {
-            "all": ParquetDataset(path, FEW, nulls=self.fills, batch_size=12, window=3),
-            "some": ParquetDataset(path, MORE, nulls="mask", filters="hour = 8", batch_size=9, window=2, seed=1),
+            "all": ParquetDataset(path, FEW, nulls=self.fills, batch_size=12, window=3, shuffle=shuffle),
+            "some": ParquetDataset(path, MORE, nulls="mask", shuffle=shuffle, **few),
         }
 
-    def mix(self, **options: Any) -> Mix:
+    def mix(self, shuffle: bool = True, **options: Any) -> Mix:
         """Return a mix."""
-        return Mix(self.datasets(), **{"lanes": 6, "seed": 3, **options})
+        return Mix(self.datasets(shuffle), **{"lanes": 6, "seed": 3, **options})
 
 
 @pytest.fixture
@@ -64,10 +65,11 @@ def test_an_epoch_is_each_row_of_each_dataset_once(parted: Parted, workers: int)
             assert not differences(found[name], rows)
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("epoch_length", ["first_exhausted", "all_exhausted", 17])
-def test_passes_have_each_row_once(parted: Parted, epoch_length: Any) -> None:
+def test_passes_have_each_row_once(parted: Parted, epoch_length: Any, shuffle: bool) -> None:
     """Over epochs; and after any number of batches each dataset has given its share."""
-    mix = parted.mix(weights={"all": 1, "some": 3}, epoch_length=epoch_length, lanes=2)
+    mix = parted.mix(shuffle, weights={"all": 1, "some": 3}, epoch_length=epoch_length, lanes=2)
     total: dict[str, list[Row]] = {"all": [], "some": []}
     for epoch in range(4):
         mix.set_epoch(epoch)
@@ -93,7 +95,9 @@ STEPS: list[list[tuple[int, int, int | None]]] = [  # ranks, workers, batches of
 
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize(
-    "options", [{}, {"weights": {"all": 2, "some": 1}, "epoch_length": 31}], ids=["once", "shares"]
+    "options",
+    [{}, {"weights": {"all": 2, "some": 1}, "epoch_length": 31}, {"shuffle": False}],
+    ids=["once", "shares", "in order"],
 )
 def test_any_batch_with_any_ranks_and_workers(
     parted: Parted, options: dict[str, Any], steps: list[tuple[int, int, int | None]]
