@@ -52,18 +52,21 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 class Met:
     """The store of a process group whose other ranks have begun the same epoch."""
 
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
     def compare_set(self, key: str, expected: str, value: str) -> str:
         return value
 
     def add(self, key: str, number: int) -> int:
-        return 1
+        return self._ranks
 
     def check(self, keys: list[str]) -> bool:
-        return keys[0].endswith("/all")
+        return False
 
 
 def torch_of(count: int, number: int) -> Any:
-    store = Met()
+    store = Met(count)
     return SimpleNamespace(
         is_available=lambda: True,
         is_initialized=lambda: True,
