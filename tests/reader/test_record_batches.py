@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import pqcache
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import BatchOptions
@@ -280,3 +281,13 @@ def test_types_of_users_and_tensors_with_null_items_in_some_row_groups(tmp_path:
         pa.unregister_extension_type("tests.plain")
     assert found.sort_by("id")["tensor"].combine_chunks().storage.to_pylist() == items
     assert found["plain"].type == Plain()
+
+
+@pytest.mark.parametrize("batch_size", [500, 1_000, 2_500])
+def test_in_file_order_a_rank_decodes_no_row_groups_of_others(tmp_path: Path, batch_size: int) -> None:
+    pq.write_table(pa.table({"id": range(64_000)}), tmp_path / "a.parquet", row_group_size=1_000)
+    batches = pqcache.Cache(tmp_path).batches(batch_size=batch_size, shuffle=False, num_replicas=8, rank=3)
+    found = [i for batch in batches for i in batch["id"].to_pylist()]
+    wanted = [i for i in range(64_000) if i // batch_size % 8 == 3]
+    assert found[: len(wanted)] == wanted, "the last round may be padded"
+    assert batches.stats().total.row_groups <= len({i // 1_000 for i in found})
