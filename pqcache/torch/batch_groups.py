@@ -235,7 +235,10 @@ def ungrouped(groups: Iterator[BatchGroup], sizes: GroupSizes) -> Generator[Any]
         if mine:
             batch = mine.popleft()
             if isinstance(batch, ExceptionWrapper):
-                batch.reraise()  # type: ignore[no-untyped-call]
+                try:
+                    batch.reraise()  # type: ignore[no-untyped-call]
+                except Exception as error:  # noqa: BLE001 - raised without torch's frame, which holds it in a cycle
+                    raise error.with_traceback(None) from None
             yield batch
             del batch
         elif not any(waiting):

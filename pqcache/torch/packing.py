@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pqcache.errors import UsageError
 from pqcache.reader.packing.pack import Pack, check_batch_size, check_pack
 from pqcache.torch.dataset_reader import ReadOptions
-from pqcache.torch.tensors import Conversion
 
 DEFAULT_BATCH_SIZE = 256
 
@@ -23,7 +22,7 @@ def check_packing(options: ReadOptions, columns: Sequence[str] | None, batch_siz
         return
     if options.batch_size is None:
         raise UsageError("batch_size=None", "packed sequences come in batches", "give it a batch_size")
-    if options.conversion != Conversion():
+    if options.conversion.mask or options.conversion.fill:
         advice = f'leave them out with filters="{pack.column} is not null"'
         raise UsageError("nulls", "documents that are null are not packed", advice)
     if options.ragged:

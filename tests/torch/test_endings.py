@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from pqcache.torch import Batch, Loader, ParquetDataset
 
 SCRIPT = Path(__file__).with_name("training_to_end.py")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")]
@@ -109,3 +114,28 @@ def test_workers_that_were_not_forked_end_with_a_killed_training(table: Path, pe
     assert process.wait(timeout=120) == -9
     check_gone(process.pid, workers)
     process.communicate()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_does_not_keep_the_loader(tmp_path: Path, workers: int) -> None:
+    """Its workers would live until a garbage collection, and end slowly in that."""
+    pq.write_table(pa.table({"id": range(1000)}), tmp_path / "a.parquet", row_group_size=100)
+    gc.collect()
+    gc.disable()
+    try:
+        assert _failed(tmp_path, workers)() is None
+    finally:
+        gc.enable()
+
+
+def _failed(path: Path, workers: int) -> weakref.ref[Loader]:
+    loader = Loader(ParquetDataset(path, batch_size=10, lanes=2, transform=_refuse), num_workers=workers)
+    with suppress(ValueError):
+        deque(loader, maxlen=0)
+    return weakref.ref(loader)
+
+
+def _refuse(batch: Batch) -> Batch:
+    if batch.index == 40:
+        raise ValueError("a transform failed")
+    return batch

@@ -357,6 +357,11 @@ def test_packs_that_make_no_sense(options: dict[str, Any], message: str) -> None
         Pack("tokens", **options)
 
 
+def test_decimals_do_not_matter(root: Path) -> None:
+    batch = next(iter(ParquetDataset(root, pack=Pack("tokens", 8), batch_size=2, decimals="float64")))
+    assert batch["tokens"].shape == (2, 8)
+
+
 def test_only_the_ids_that_are_wanted(root: Path) -> None:
     batch = next(iter(ParquetDataset(root, pack=Pack("tokens", 8, ids=["cu_seqlens"]), batch_size=2)))
     assert list(batch) == ["tokens", "cu_seqlens"]
