@@ -252,7 +252,7 @@ class _EpochReader(Generic[T]):
                 lows = [number * batch_size for _, number in runs[lane]]
                 ranges[lane] = [(low, min(low + batch_size, window.line.rows)) for low in lows]
                 places[lane] = window.line.places(ranges[lane])
-            sizes = {lane: self._size(window.line, places[lane].spans) for lane, window in windows.items()}
+            sizes = {lane: self._size(of.line, ranges[lane], places[lane]) for lane, of in windows.items()}
             if all(len(runs[lane]) == 1 or size <= 2 * self._budget.run_bytes for lane, size in sizes.items()):
                 break
             batches = batches[: -(-len(batches) // 2)]
@@ -288,10 +288,11 @@ class _EpochReader(Generic[T]):
         gather = partial(self._gather, ranges, places.order, spans)
         return _Run(line, ranges, spans, self._pool.submit_after([future for _, future in spans], gather))
 
-    def _size(self, line: Line, spans: Sequence[Span]) -> float:
-        """The bytes of spans, with the batches between theirs that others read."""
-        sizes = ((span.high - span.low) * self._row_bytes[line.number(span.number)] for span in spans)
-        return float(self._apart * sum(sizes))
+    def _size(self, line: Line, ranges: Sequence[tuple[int, int]], places: Places) -> float:
+        """About the bytes of batches, with those between them that others read."""
+        held = [(span.high - span.low, self._row_bytes[line.number(span.number)]) for span in places.spans]
+        row = sum(rows * size for rows, size in held) / max(1, sum(rows for rows, _ in held))
+        return float(self._apart * row * sum(high - low for low, high in ranges))
 
     def _load(self, line: Line, span: int, first: int) -> Future[AnyHeld]:
         parts = self._budget.parts
@@ -388,6 +389,7 @@ def read_groups(
                 yield index, *reader.result(run, number)
                 if number == len(run.ranges) - 1:
                     run.end()
+            del run  # so that the memory of its batches is used again by the next
             rounds.popleft()
 
 
