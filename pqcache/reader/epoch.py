@@ -68,7 +68,7 @@ class Epochs:
         self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all
 
     def at(self, epoch: int, of_mix: bool = False) -> RowGroups:
-        """The row groups of an epoch, or of a pass of a mix, all of which have the same number of rows."""
+        """The row groups of an epoch, or of a pass of a mix, whose passes all have equally many rows."""
         if self.plan.weights is None:
             return self.first
         if self._latest is None or self._latest[0] != (epoch, of_mix):
@@ -77,7 +77,7 @@ class Epochs:
         return self._latest[1]
 
     def window(self, lanes: int, ranks: int) -> Window:
-        """How many row groups each of ``lanes`` lanes of ``ranks`` ranks mixes at a time, and in pieces of which size.
+        """The window of each of ``lanes`` lanes, which ``ranks`` ranks share.
 
         Raises:
             UsageError: a row group is too large for the memory.
@@ -106,7 +106,7 @@ class Epochs:
         )
 
     def begin(self, epoch: int, share: EpochShare, of_mix: bool = False) -> Epoch:
-        """Put together an epoch, or a pass of a mix, of which a share is read."""
+        """Prepare to read a share of an epoch, or of a pass of a mix."""
         window, groups = self.window(share.lanes, share.ranks), self.at(epoch, of_mix)
         plan = groups.plan.split(window.piece_rows)
         if self._shuffle and plan.packs is not None:

@@ -176,7 +176,7 @@ def fit(
     if window >= (min(WINDOW, len(sizes)) if shuffle else 1):
         return Window(window)
     rows = int(sizes.decoded_rows[int(np.argmax(sizes.decoded))])  # of the largest row group
-    split: dict[int, int] = {}  # into how many pieces that has to be split to mix so many of them
+    split: dict[int, int] = {}  # pieces of that row group, by how many pieces are mixed
     for mixed in _WINDOWS_OF_PIECES if shuffle else (1,):
         held = (mixed // 2 + 1 + _DECODING) * lanes if shuffle else _IN_FILE_ORDER
         split[mixed] = max(1, -(-sizes.largest * held // max(1, memory)))
@@ -219,7 +219,7 @@ def largest_window(sizes: RowGroupSizes, memory: int, lanes: int, all_lanes: int
 
 
 def _largest(sizes: Ints, most: int) -> Ints:
-    """The largest sizes, at most so many."""
+    """The ``most`` largest sizes."""
     return sizes if len(sizes) <= most else np.partition(sizes, len(sizes) - most)[len(sizes) - most :]
 
 

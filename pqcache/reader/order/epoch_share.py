@@ -23,7 +23,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.order.mixture import interleave
 
-MOST_BATCHES = 1 << 25  # of an epoch that is divided so, each of which takes 8 bytes
+MOST_BATCHES = 1 << 25  # limit of a divided epoch, whose batches take 8 bytes each
 MOST_DIVISIONS = 32  # of an epoch
 
 

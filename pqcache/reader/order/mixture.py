@@ -34,8 +34,8 @@ from pqcache.reader.order.epoch_order import Ints, Order, random_words
 from pqcache.store.selected_rows import ranges_of
 from pqcache.units import is_number, is_whole
 
-_MOST_BATCHES = 1 << 28  # of an epoch, each of which takes 8 bytes and more
-_ROTATION = 3  # what a random stream is for, after those of the order
+_MOST_BATCHES = 1 << 28  # of an epoch; each takes at least 8 bytes
+_ROTATION = 3  # the purpose of a random stream; the order uses the numbers before it
 
 
 def batches_per_epoch(
@@ -83,7 +83,7 @@ def batches_per_epoch(
 
 
 def batches_of_all(sizes: Mapping[str, int], length: str | int) -> int:
-    """Return the batches of an epoch of which each has a batch of every dataset; see `batches_per_epoch`."""
+    """Return how many batches an epoch has if each mixes rows of every dataset; see `batches_per_epoch`."""
     of_all: Any = length * len(sizes) if is_whole(length) else length
     return batches_per_epoch(sizes, dict.fromkeys(sizes, 1), of_all)[0]
 
@@ -210,7 +210,7 @@ class MixSchedule:
 
 
 class MixPeriod(NamedTuple):
-    """The epochs from ``since`` on, each with so many batches of each dataset."""
+    """The epochs from ``since`` on, with ``counts`` batches of each dataset."""
 
     since: int
     counts: Mapping[str, int]
