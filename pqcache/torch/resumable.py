@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 import warnings
+from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
@@ -250,9 +251,9 @@ class ResumableDataset(IterableDataset[Batch]):
         """All that count for this dataset."""
         return list({id(meter): meter for meter in (self.meter, *(reader.meter for reader in self.readers))}.values())
 
+    @abstractmethod
     def stats(self) -> DatasetStats:
         """Return what reading has taken so far."""
-        raise NotImplementedError
 
     def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
         """Return the state after the batch ``after``, as a small dict of JSON values.
@@ -265,24 +266,24 @@ class ResumableDataset(IterableDataset[Batch]):
         worker = [info.id, info.num_workers, iteration.share.start if iteration else 0] if info else None
         return self._state_at(self._place(after), worker).to_dict()
 
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``."""
-        raise NotImplementedError
 
-    def _state_at(self, place: Place, worker: list[int] | None) -> SavedPlace:
-        raise NotImplementedError
+    @abstractmethod
+    def _state_at(self, place: Place, worker: list[int] | None) -> SavedPlace: ...
 
+    @abstractmethod
     def _total(self, epoch: int, ranks: int, start: int) -> int:
         """Return the number of batches (or rows) of an epoch that begins at ``start``, over all these ranks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int) -> RowPlaces:
         """Return the rows of a batch of an epoch that is read on these lanes and ranks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
         """Yield (place, batch) for the ``indices`` of ``share``."""
-        raise NotImplementedError
 
     def _place(self, after: Batch | int | Place | None) -> Place:
         """Return the place to go on from when ``after``, a batch or its index, was consumed on every rank."""
