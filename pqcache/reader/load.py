@@ -178,23 +178,18 @@ class RowGroups:
     def _group(self, number: int) -> RowGroup:
         return self.files.group(int(self.plan.row_groups[number]))
 
-    def all_rows(self, number: int) -> tuple[RowGroup, dict[str, Column]]:
-        """All rows that the selection has of row group ``number``, by column."""
-        group, columns, wanted = self._read(number, 0, int(self.plan.selection.counts[number]))
-        taken = columns if wanted is None else [column.take(wanted.rows) for column in columns]
-        return group, dict(zip(self.kinds, taken, strict=True))
-
     def _load_packed(self, number: int, low: int, high: int, order: Ints | None, first: int) -> AnyHeld:
         plan, packs = self.plan, self.plan.packs
         assert packs is not None
-        group, documents = self.all_rows(number)
-        lengths, items = tokens_of(packs.spec, documents, group.path)
+        group, columns, wanted = self._read(number, 0, int(plan.selection.counts[number]))
+        documents = columns if wanted is None else [column.take(wanted.rows) for column in columns]
+        lengths, items = tokens_of(packs.spec, dict(zip(self.kinds, documents, strict=True)), group.path)
         sequences = np.arange(low, high) if order is None else low + order[first:]
         if plan.pack is not None:
             pieces = packs.pieces(number, lengths, group.number, group.path)
             return HeldSequences(group.file, plan.pack, items, pieces, sequences, first)
         batches = packs.batches(number, lengths, group.number, group.path)
-        return HeldPlaces(group.file, list(documents.values()), batches[sequences], first)
+        return HeldPlaces(group.file, documents, batches[sequences], first)
 
     def _load(self, number: int, low: int, high: int, order: Ints | None, first: int, cuts: Sequence[int]) -> AnyHeld:
         plan = self.plan

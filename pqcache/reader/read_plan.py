@@ -19,7 +19,7 @@ from pqcache.reader.files import Files
 from pqcache.reader.kinds import Kind, kind_of
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
-from pqcache.reader.packing.pack import Pack
+from pqcache.reader.packing.pack import Pack, TokenBatches
 from pqcache.reader.packing.packed_rows import Packs
 from pqcache.reader.rows import Fill
 from pqcache.reader.selection.row_choice import RowChoice, choose_rows
@@ -258,13 +258,18 @@ def make_read_plan(
     counts: Counts | None = None,
     sequence: SequenceOf | None = None,
     choice: RowChoice | None = None,
+    pack: Pack | TokenBatches | None = None,
 ) -> ReadPlan:
-    """Return the plan for ``columns`` (None: all) of the rows that are chosen, or sequences of these.
+    """Return the plan for ``columns`` of the rows that are chosen, or sequences of these.
+
+    Without ``columns`` all are read, or those that a `Pack` names; `pack_plan` then packs their rows.
 
     ``rows`` and ``filters`` choose among all rows, and ``choice`` among what they leave. ``counts`` are the counts of
     rows that are known already, and what is counted is added to it. A column that is not there raises UsageError.
     """
     names = data.index.schema.names
+    if columns is None and isinstance(pack, Pack):
+        columns = pack.columns
     if columns is None:
         for clash in data.index.clashes:
             raise _clash_of(data, clash)

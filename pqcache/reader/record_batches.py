@@ -19,7 +19,7 @@ from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.packed_plan import pack_plan
-from pqcache.reader.packing.pack import Pack, TokenBatches
+from pqcache.reader.packing.pack import TokenBatches
 from pqcache.reader.processes import MIXING, check_alike, of_this_process
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
@@ -154,11 +154,15 @@ def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _open_epoch(
     path: str | os.PathLike[str], data: LocalDataset, options: BatchOptions, meter: Meter
 ) -> tuple[Epoch, EpochShare]:
-    columns, pack = options.columns, options.pack
-    if columns is None and isinstance(pack, Pack):
-        columns = pack.columns
+    pack = options.pack
     plan = make_read_plan(
-        data, columns, options.filters, options.rows, sequence=options.sequence, choice=options.choice
+        data,
+        options.columns,
+        options.filters,
+        options.rows,
+        sequence=options.sequence,
+        choice=options.choice,
+        pack=pack,
     )
     plan = plan if pack is None else pack_plan(plan, pack)
     is_lookup = options.rows is not None and not options.shuffle

@@ -331,10 +331,8 @@ class DatasetReader:
     def _set_plan(self, columns: Sequence[str] | None, counts: Counts) -> None:
         options, pack = self.options, self.options.pack
         self._counts = counts
-        if isinstance(pack, Pack) and columns is None:
-            columns = pack.columns
         plan = make_read_plan(
-            self.data, columns, options.filters, options.rows, counts, options.sequence, options.choice
+            self.data, columns, options.filters, options.rows, counts, options.sequence, options.choice, pack
         )
         filled = [name for name in plan.columns if options.conversion.fills_inside(name)]  # which dense lists cannot be
         if not isinstance(pack, Pack):
