@@ -37,7 +37,7 @@ class IrregularError(ValueError):
     """A column read as lists of one length has a null, or a list of another length."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Column:
     """Rows of one column. Never written to; columns of one row group share memory.
 
@@ -62,21 +62,24 @@ class Column:
         """Rows from ``low`` up to ``high``, not copied."""
         valid = None if self.valid is None else self.valid[low:high]
         if isinstance(self.values, np.ndarray):
-            return replace(self, values=self.values[low:high], valid=valid)
+            return self._of(self.values[low:high], valid)
         each = max(1, self.steps)
-        return replace(self, values=self.values.slice(low * each, (high - low) * each), valid=valid)
+        return self._of(self.values.slice(low * each, (high - low) * each), valid)
+
+    def _of(self, values: Any, valid: Bools | None) -> Column:
+        return Column(self.kind, values, valid, self.steps, self.wide)
 
     def take(self, rows: Ints) -> Column:
         """Rows at positions, which must be within the column; bytes of views are not copied."""
         valid = None if self.valid is None else self.valid.take(rows, axis=0, mode="clip")
         if isinstance(self.values, np.ndarray):
             out = _empty((len(rows), *self.values.shape[1:]), self.values.dtype)
-            return replace(self, values=self.values.take(rows, axis=0, out=out, mode="clip"), valid=valid)
+            return self._of(self.values.take(rows, axis=0, out=out, mode="clip"), valid)
         if self.steps:
             rows = (rows[:, None] * self.steps + np.arange(self.steps)).reshape(-1)
         if pa.types.is_binary_view(self.values.type):
-            return replace(self, values=take_views(self.values, rows), valid=valid)
-        return replace(self, values=pc.take(self.values, pa.array(rows), boundscheck=False), valid=valid)
+            return self._of(take_views(self.values, rows), valid)
+        return self._of(pc.take(self.values, pa.array(rows), boundscheck=False), valid)
 
     def with_steps(self, rows: Ints) -> Column:
         """Rows at positions of shape (rows, steps), as values of one row each."""
@@ -92,7 +95,7 @@ class Column:
         if isinstance(self.values, np.ndarray):
             return self
         if pa.types.is_binary_view(self.values.type):
-            return replace(self, values=views_into(*_bytes_of(self.values)))
+            return self._of(views_into(*_bytes_of(self.values)), self.valid)
         return self
 
 
@@ -180,6 +183,14 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return np.frombuffer(pa.allocate_buffer(size), dtype).reshape(shape)
 
 
+def _cast(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if values.dtype == dtype:
+        return values
+    out = _empty(values.shape, dtype)
+    out[...] = values
+    return out
+
+
 def to_arrow(column: Column) -> pa.Array:
     """A column as an Arrow array of its kind's type; ``steps`` make it lists of fixed size.
 
@@ -226,7 +237,7 @@ def _bare_array(column: Column) -> pa.Array:
         if kind.held == "fixed" and not kind.length and kind.stored is None:
             return _from_fixed(kind.bare, values, valid)
         dtype = _dtype(storage_type(kind.bare.value_type))
-        items = _from_fixed(kind.bare.value_type, np.ascontiguousarray(values).reshape(-1).astype(dtype, copy=False))
+        items = _from_fixed(kind.bare.value_type, _cast(np.ascontiguousarray(values).reshape(-1), dtype))
         if pa.types.is_fixed_size_list(kind.bare):
             return pa.Array.from_buffers(kind.bare, len(values), [_bits(valid)], children=[items])
         ends = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
