@@ -36,7 +36,7 @@ _LEAST_PIECE = 4 << 20  # bytes of a decoded piece, below which the fixed cost o
 _MOST_PIECES = 64  # pieces of a row group, at most
 _UNFORESEEN = 8  # parts of a lane's memory: a row group that is larger than the index says may take one
 _RUNS = 3  # of each lane, that are on their way
-_RUN, _LEAST_RUN = 32 << 20, 1 << 20  # bytes of a run
+_RUN, _LEAST_RUN = 16 << 20, 1 << 20  # bytes of a run
 _PARTS = 8  # of a row group
 _VIEW = 16  # bytes that point to a string's or a list's bytes
 _FILE_NUMBER = 4  # bytes
@@ -125,7 +125,7 @@ class Budget:
         held = min(held, int(kept.sum()) * lanes // all_lanes + lanes * sizes.largest)
         runs, parts = _RUNS, 1
         if held + 2 * (lanes + decoding) * sizes.largest + 2 * _RUNS * lanes * run > memory:
-            run, runs, parts = max(_LEAST_RUN, run // 4), 2, _PARTS
+            run, runs, parts = max(_LEAST_RUN, run // 2), 2, _PARTS
         share = _UNFORESEEN * lanes
         return Budget(
             threads=threads,
@@ -179,7 +179,8 @@ def fit(
     split: dict[int, int] = {}  # pieces of that row group, by how many pieces are mixed
     for mixed in _WINDOWS_OF_PIECES if shuffle else (1,):
         held = (mixed // 2 + 1 + _DECODING) * lanes if shuffle else _IN_FILE_ORDER
-        split[mixed] = max(1, -(-sizes.largest * held // max(1, memory)))
+        usable = max(1, memory * 3 // 4 if shuffle else memory)  # allocators keep much of what pieces leave free
+        split[mixed] = max(1, -(-sizes.largest * held // usable))
     for mixed, number in split.items() if shuffle and pieces else ():
         if window < mixed and number <= _MOST_PIECES and sizes.largest >= _LEAST_PIECE * number:
             log.debug("%s: row groups are read in %d pieces or more, of which %d are mixed", name, number, mixed)

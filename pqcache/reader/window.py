@@ -365,7 +365,7 @@ def read_groups(
     for _, lane, number in batches_by_lane(indices[: order.lanes], lanes, total):
         begins.setdefault(lane, number)
     apart = 1 if order.shuffle or len(indices) < 2 else max(1, indices[1] - indices[0])
-    ahead = 0 if budget.decoding == 1 or budget.parts > 1 else -(-budget.decoding // len(begins))
+    ahead = -(-budget.decoding // len(begins))
     coming = batches_by_lane(indices, lanes, total)
     waiting: list[tuple[int, int, int]] = []  # as they were too large for the last round
     rounds: deque[list[tuple[int, _Run[T], int]]] = deque()  # a run of each lane

@@ -82,9 +82,9 @@ def test_rows_are_held_in_parts_where_memory_does_not_hold_the_row_groups() -> N
     assert budget(267, lanes=2).parts == 8
     assert budget(90, row_groups=2).parts == 1, "there are no more"
     assert budget(100, selected=1).parts == 1, "others are not held"
-    assert [budget(memory).run_bytes >> 10 for memory in (10, 192, 384, 4096)] == [1024, 2048, 16384, 32768]
+    assert [budget(memory).run_bytes >> 10 for memory in (10, 192, 384, 4096)] == [1024, 4096, 16384, 16384]
     assert [budget(memory).runs for memory in (266, 267)] == [2, 3], "fewer, and shorter ones"
-    assert budget(192, lanes=2).run_bytes == 1 << 20
+    assert budget(192, lanes=2).run_bytes == 2 << 20
     assert budget_of(1, sizes_of()) == Budget()
 
 
@@ -98,13 +98,13 @@ def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, capl
     memory = int(groups.sizes.selected.max()) * 3
     with caplog.at_level(logging.DEBUG, "pqcache.reader"):
         window = fit_of(groups, memory)
-    assert window == Window(4, piece_rows=3_000)
-    assert "shop: row groups are read in 3 pieces: a row group takes" in caplog.text
+    assert window == Window(4, piece_rows=2_250)
+    assert "shop: row groups are read in 4 pieces: a row group takes" in caplog.text
     assert fit_of(groups, memory * 100) == Window(16)
     with pytest.raises(UsageError, match=r"shop: a row group takes .* too much .*give memory="):
         fit_of(groups, memory // 1000)
     pieces = groups.of(groups.plan.split(window.piece_rows))
-    assert pieces.plan.counts.tolist() == [3_000, 3_000, 3_000, 3_000, 3_000, 3_000, 2_000]
+    assert pieces.plan.counts.tolist() == [*[2_250] * 8, 2_000]
     assert largest_window(pieces.sizes, memory, 1) >= 1
     starts = np.concatenate([[0], np.cumsum(pieces.plan.counts)])
     for lanes in (1, 4):
@@ -141,10 +141,10 @@ def test_row_groups_with_pages_of_their_own_are_read_in_pieces_to_mix_more(recwa
     assert window(10, 1_000) == Window(16)
     assert window(128, 2_000) == Window(16)
     assert window(128, 1_000, by_pages=False) == Window(5)
-    assert window(128, 1_000) == Window(16, piece_rows=500)
-    assert window(128, 2_000, 8) == Window(16, piece_rows=143)  # seven pieces of 19 MB
-    assert window(128, 400, 8) == Window(8, piece_rows=42), "pieces for a larger window would be tiny"
-    assert window(128, 200, 8) == Window(4, piece_rows=28)
+    assert window(128, 1_000) == Window(16, piece_rows=334)
+    assert window(128, 2_000, 8) == Window(16, piece_rows=112)  # nine pieces of 14 MB
+    assert window(128, 400, 8) == Window(8, piece_rows=33), "pieces for a larger window would be tiny"
+    assert window(128, 200, 8) == Window(4, piece_rows=21)
     assert window(4, 24) == Window(2), "as these would be"
     assert not recwarn.list
     with pytest.raises(UsageError, match=r"shop: .* too much .*; read fewer columns, or give memory="):
