@@ -19,8 +19,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from pqcache import errors
 from pqcache.benchmark.forecast import describe_training, forecast_of
 from pqcache.errors import CacheError, PqcacheError, UsageError
@@ -292,13 +290,7 @@ def _from_disk(found: dict[str, Any], plan: ReadPlan) -> float | None:
 
 
 def _disk_size(plan: ReadPlan) -> int:
-    """Return the bytes on disk of the plan's columns and row groups."""
-    index = plan.data.index
-    total = 0.0
-    for name in plan.columns:
-        if f"{name}:bytes" in index.recorded:
-            total += float(np.nansum(index.table[f"{name}:bytes"].to_numpy()[plan.row_groups]))
-    return int(total)
+    return int(plan.data.index.stored(plan.columns)[plan.row_groups].sum())
 
 
 def _run(module: str, job: dict[str, Any]) -> tuple[dict[str, Any], int | None]:

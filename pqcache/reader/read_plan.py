@@ -187,11 +187,7 @@ class ReadPlan:
 
         Of a piece they are its share of these, also where what comes before it has to be decoded with it.
         """
-        table, recorded = self.data.index.table, self.data.index.recorded
-        total = np.zeros(len(self.row_groups), np.int64)
-        for name in (f"{column}:bytes" for column in self.columns_read):
-            if name in recorded:
-                total += np.nan_to_num(table[name].to_numpy()).astype(np.int64)[self.row_groups]
+        total = self.data.index.stored(self.columns_read)[self.row_groups]
         if self.piece_starts is None:
             return total
         share = self.counts / np.maximum(self.selection.counts, 1)

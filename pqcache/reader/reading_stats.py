@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
-
-import numpy as np
 
 from pqcache.reader.arriving.wanted_order import without_repeats
 from pqcache.reader.meter import MeterCounts
@@ -155,9 +153,7 @@ def _arrivals(plan: ReadPlan) -> ArrivalStats:
     row_groups = without_repeats(plan.row_groups)
     wanted = arrived = 0
     for name in plan.columns_read:
-        if f"{name}:bytes" not in index.recorded:
-            continue
-        sizes = np.nan_to_num(index.table[f"{name}:bytes"].to_numpy()).astype(np.int64)[row_groups]
+        sizes = index.stored([name])[row_groups]
         wanted += int(sizes.sum())
         arrived += int(sizes[arrivals.arrived(row_groups, arrivals.positions([name]))].sum())
     return ArrivalStats(
@@ -190,14 +186,15 @@ def mix_stats(
     if within_batch:
         total["batches"], epoch["batches"] = own.total["batches"], own.of_epoch["batches"]
     arrivals = [stats.arrivals for stats in datasets.values()]
-    names = ("total_bytes", "arrived_bytes", "wanted_bytes", "wanted_arrived_bytes", "waited_seconds")
     return DatasetStats(
         epoch=reading_stats(epoch, own.epoch),
         total=reading_stats(total, None),
         memory_bytes=sum(arrow.values()),
         memory_peak_bytes=peak,
         memory_limit_bytes=sum(stats.memory_limit_bytes for stats in datasets.values()),
-        arrivals=ArrivalStats(**{name: sum(getattr(item, name) for item in arrivals) for name in names}),
+        arrivals=ArrivalStats(
+            **{item.name: sum(getattr(stats, item.name) for stats in arrivals) for item in fields(ArrivalStats)}
+        ),
         datasets=dict(datasets),
     )
 
@@ -229,14 +226,14 @@ def reading_stats(counts: Mapping[str, int], epoch: int | None, transform_thread
         disk_bytes=counts["disk_bytes"],
         ready_batches=counts["ready"] / samples if samples else None,
     )
-    return replace(found, limited_by=limit_of(found, seconds, transform_threads))
+    return replace(found, limited_by=_limit_of(found, seconds, transform_threads))
 
 
-def limit_of(stats: ReadingStats, seconds: Mapping[str, float], transform_threads: int = 1) -> Limit | None:
-    """Return what to make faster first; ``seconds`` are the counters by name.
+def _limit_of(stats: ReadingStats, seconds: Mapping[str, float], transform_threads: int) -> Limit | None:
+    """What to make faster first; ``seconds`` are the counters by name.
 
-    Those that make batches do one thing after the other: they wait for decoded rows, make tensors of them and call the
-    transform. What of that takes longest limits them.
+    Batches are made in turn by waiting for decoded rows, making tensors and calling the transform. The longest of these
+    limits the dataset.
     """
     if not stats.rows:
         return None

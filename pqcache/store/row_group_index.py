@@ -178,14 +178,18 @@ class Index:
             return np.full(len(self), -1, np.int64)
         return np.array(self.table[column].fill_null(-1).to_numpy(), np.int64)
 
-    def uncompressed(self, columns: Sequence[str] | None = None) -> npt.NDArray[np.int64]:
-        """Return each row group's size in memory after decompression, in bytes, for the named columns."""
-        if columns is None:
-            return self.numbers("uncompressed")
-        names = [f"{name}:uncompressed" for name in columns]
+    def stored(self, columns: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Bytes of each row group's ``columns`` in its file; unknown sizes count as 0."""
+        return self._sum(columns, "bytes")
+
+    def uncompressed(self, columns: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Bytes of each row group's ``columns`` after decompression; unknown sizes count as 0."""
+        return self._sum(columns, "uncompressed")
+
+    def _sum(self, columns: Sequence[str], number: str) -> npt.NDArray[np.int64]:
         total = np.zeros(len(self), np.int64)
-        for name in (name for name in names if name in self.recorded):
-            total += np.nan_to_num(self.table[name].to_numpy()).astype(np.int64)
+        for column in columns:
+            total += np.maximum(self.optional(f"{column}:{number}"), 0)
         return total
 
     def decoded(self, number: int, columns: Sequence[str]) -> int:

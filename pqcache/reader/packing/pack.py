@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +11,7 @@ import numpy as np
 
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_order import Ints
+from pqcache.reader.selection.selection import digest_of
 from pqcache.units import is_whole, parse_names
 
 Strategy = Literal["concat", "best_fit"]
@@ -102,7 +101,7 @@ class Pack:
     @property
     def fingerprint(self) -> str:
         """A name for how documents are packed, so that a state can say what it belongs to."""
-        return _named(["pack", self.column, self.length, self.strategy])
+        return digest_of(["pack", self.column, self.length, self.strategy])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,11 +159,7 @@ class TokenBatches:
     @property
     def fingerprint(self) -> str:
         """A name for how documents are put into batches, so that a state can say what it belongs to."""
-        return _named(["batches", self.column, self.bounds.tolist(), self.rows.tolist()])
-
-
-def _named(values: list[Any]) -> str:
-    return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
+        return digest_of(["batches", self.column, self.bounds.tolist(), self.rows.tolist()])
 
 
 def _is_count(value: Any) -> bool:

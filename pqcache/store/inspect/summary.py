@@ -257,7 +257,7 @@ def _describe(dataset: _SummaryInput, target: str, kind: str) -> Inspection:
         rows=int(index.rows.sum()),
         row_groups=len(index),
         bytes=int(dataset.sizes.sum()),
-        uncompressed=int(index.uncompressed().sum()),
+        uncompressed=int(index.numbers("uncompressed").sum()),
         block_size=block_size,
         over_block=int((groups > block_size).sum()),
         straddling=straddling,
