@@ -18,10 +18,9 @@ from pqcache.reader.meter import WAITED, Meter
 from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import TokenBatches
 from pqcache.reader.processes import MIXING, check_alike, of_this_process
-from pqcache.reader.read_plan import make_read_plan
+from pqcache.reader.read_plan import make_read_plan, pack_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.window import SMALLER, Group
 from pqcache.store.selected_rows import SelectedRows

@@ -21,9 +21,8 @@ from pqcache.reader.meter import TENSORS
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture import DatasetPass
-from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack, TokenBatches
-from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.read_plan import ReadPlan, make_read_plan, pack_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.selection import Counts
