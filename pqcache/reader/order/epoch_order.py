@@ -44,10 +44,10 @@ _idle: list[np.random.Philox] = []  # generators that nobody uses
 
 
 def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item: int = 0) -> Ints:
-    """Return a random permutation of ``range(n)``, the same for the same arguments on every machine.
+    """A random permutation of ``range(n)``, the same for the same arguments on every machine.
 
-    Philox's counter makes any stream reachable at once: (purpose, lane, item) are its upper words. Random
-    keys with the position in their low bits are sorted, which is as fast as a Fisher-Yates shuffle.
+    Philox's counter makes any stream reachable at once: (purpose, lane, item) are its upper words. Sorting random
+    keys with the position in their low bits is as fast as a Fisher-Yates shuffle.
     """
     if n < 2:
         return np.zeros(n, np.int64)
@@ -61,10 +61,10 @@ def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item
 
 
 def scatter_order(n: int, seed: int, epoch: int, lane: int, item: int) -> Ints:
-    """Return ``range(n)`` in an order whose consecutive parts are random buckets.
+    """``range(n)`` in an order whose consecutive parts are random buckets.
 
     Only which row falls into which bucket has to be random: blocks permute the rows of their buckets. So for up to
-    2^17 rows keys of 32 bits suffice, of which at least 15 are random; rows with equal keys remain in order.
+    2^17 rows 32-bit keys suffice, at least 15 bits of them random; rows with equal keys stay in order.
     """
     if n > 1 << 17:
         return permutation(n, seed, epoch, _ROWS, lane, item)
@@ -82,9 +82,9 @@ def scatter_order(n: int, seed: int, epoch: int, lane: int, item: int) -> Ints:
 
 
 def random_words(n: int, seed: int, epoch: int, purpose: int, lane: int, item: int) -> npt.NDArray[np.uint64]:
-    """Return the first ``n`` words of the random stream of one purpose, lane and item of an epoch.
+    """The first ``n`` words of the random stream of one purpose, lane and item of an epoch.
 
-    Generators are used again, each by one caller at a time: making one reads the system's random numbers.
+    Generators are reused, each by one caller at a time, because making one reads the system's random numbers.
     """
     counter = np.array([0, item, lane, purpose], np.uint64)
     key = np.array([seed & _WORD, epoch & _WORD], np.uint64)
@@ -135,31 +135,29 @@ class Lane:
 
     @property
     def rows(self) -> int:
-        """Rows of the lane."""
         return int(self._starts[-1])
 
     @cached_property
     def blocks(self) -> int:
-        """Number of blocks."""
         spans, last_step = len(self.row_groups), self.window // 2 + 1
         return (spans + self.window - last_step) * self.blocks_per_step if spans else 0
 
     def first_block(self, span: int) -> int:
-        """Return the first block that mixes a span."""
+        """The first block that mixes a span."""
         return span * self.blocks_per_step
 
     def bucket_count(self, span: int) -> int:
-        """Return the number of blocks that mix a span, each with a bucket of it."""
+        """The number of blocks that mix a span, each with one bucket of it."""
         return min((span + self.window) * self.blocks_per_step, self.blocks) - self.first_block(span)
 
     def bucket_offsets(self, span: int) -> Ints:
-        """Return where each bucket of a span begins among its scattered rows, and where the last one ends."""
+        """Where each bucket of a span begins among its scattered rows, and where the last one ends."""
         return np.asarray(self._offset(span, np.arange(self.bucket_count(span) + 1, dtype=np.int64)), np.int64)
 
     def _offset(self, span: Any, bucket: Any) -> Any:
-        """Return where a bucket of a span begins among its scattered rows, or each of several of one span or several.
+        """Where buckets of spans begin among their scattered rows; takes one span or an array of them.
 
-        Buckets are equal. But those of the span's first step are larger where the lane's first batch needs it.
+        Buckets are equal, but those of a span's first step are larger if the lane's first batch needs it.
         """
         even = self._even_offset(span, bucket)
         if np.min(span) > self._last_of_first_batch:
@@ -171,11 +169,10 @@ class Lane:
         return np.where(wanted <= size * step // buckets, even, larger)
 
     def _even_offset(self, span: Any, bucket: Any) -> Any:
-        """Return where buckets of spans begin where all buckets of a span are equal."""
+        """The same, if all buckets of a span are equal."""
         return self.sizes[span] * bucket // self._buckets(span)
 
     def _buckets(self, span: Any) -> Any:
-        """Return how many buckets spans have."""
         step = self.blocks_per_step
         return np.minimum((span + self.window) * step, self.blocks) - span * step
 
@@ -185,14 +182,14 @@ class Lane:
         return int(np.searchsorted(self._starts, self.batch_size)) - 1
 
     def spans(self, block: int) -> range:
-        """Return the spans that ``block`` mixes."""
+        """The spans that ``block`` mixes."""
         step, spans = block // self.blocks_per_step, len(self.row_groups)
         return range(min(max(0, step - self.window + 1), spans), min(step + 1, spans))
 
     def rows_before(self, block: int) -> int:
-        """Return how many rows the blocks before ``block`` have, in time O(window).
+        """Rows of the blocks before ``block``, in time O(window).
 
-        It is found for all blocks of a step, which are mostly asked for one after the other.
+        Found for all blocks of a step at once, as callers mostly go block by block.
         """
         if block >= self.blocks:
             return self.rows
@@ -208,7 +205,6 @@ class Lane:
         return {}  # of the step that was last asked for
 
     def _rows_before_blocks(self, step: int) -> list[int]:
-        """Return how many rows come before each block of a step."""
         first = step * self.blocks_per_step
         spans = self.spans(first)
         span = np.arange(spans.start, spans.stop)[:, None]
@@ -221,7 +217,7 @@ class Lane:
         return before
 
     def block_at(self, row: int) -> int:
-        """Return the block in which the lane's ``row``-th row comes, by bisection; ``blocks`` at the end."""
+        """The block of the lane's ``row``-th row, by bisection; ``blocks`` at the end."""
         low, high = 0, self.blocks
         while low < high:
             middle = (low + high) // 2
@@ -232,15 +228,15 @@ class Lane:
         return low
 
     def row_order(self, span: int) -> Ints:
-        """Return a span's rows bucket after bucket, as positions within the span."""
+        """A span's rows, bucket after bucket, as positions within the span."""
         return scatter_order(int(self.sizes[span]), self.seed, self.epoch, self.number, span)
 
     def block_order(self, block: int, rows: int) -> Ints:
-        """Return the order of ``block``'s rows, as positions in its buckets laid end to end."""
+        """The order of ``block``'s rows, as positions in its buckets laid end to end."""
         return permutation(rows, self.seed, self.epoch, _BLOCK, self.number, block)
 
     def block_rows(self, block: int) -> tuple[Ints, Ints]:
-        """Return the rows of ``block`` in order: their row groups, and their rows in those."""
+        """The rows of ``block`` in order: their row groups, and their positions in those."""
         row_groups, rows = [], []
         for span in self.spans(block):
             offsets, bucket = self.bucket_offsets(span), block - self.first_block(span)
@@ -286,7 +282,7 @@ class Order:
         return self.rows // self.batch_size
 
     def batches(self, drop_last: bool = False) -> int:
-        """Return the number of batches of an epoch, over all ranks and without padding."""
+        """Batches of an epoch, over all ranks and without padding."""
         return self.full_batches if drop_last else -(-self.rows // self.batch_size)
 
     @cached_property
@@ -307,12 +303,12 @@ class Order:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts[self.row_group_order])])
 
     def lane_batches(self, lane: int) -> int:
-        """Return the number of batches of a lane, the short last one included."""
+        """Batches of a lane, including the short last one."""
         total = self.batches()
         return total // self.lanes + (lane < total % self.lanes)
 
     def lane(self, number: int) -> Lane:
-        """Return lane ``number`` of a shuffled epoch."""
+        """Lane ``number`` of a shuffled epoch."""
         if self.lane_rows is None:
             each, more = divmod(self.full_batches, self.lanes)
             remainder = self.rows - self.full_batches * self.batch_size
@@ -335,7 +331,7 @@ class Order:
         )
 
     def spans(self, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
-        """Return rows ``start <= row < stop`` of the line as spans: row groups, first and past-last rows."""
+        """Rows ``start <= row < stop`` of the line as spans: row groups, first and past-last rows."""
         first = max(0, int(np.searchsorted(self._starts, start, side="right")) - 1)
         last = int(np.searchsorted(self._starts, stop, side="left"))
         where = np.arange(first, max(first, last))
@@ -345,7 +341,7 @@ class Order:
         return self.row_group_order[where][kept], lows[kept], highs[kept]
 
     def batch(self, index: int) -> tuple[Ints, Ints]:
-        """Return the rows of global batch ``index``: their row groups, and their rows in those.
+        """The rows of global batch ``index``: their row groups, and their positions in those.
 
         Indices past the epoch's end are padding: they repeat the epoch from its start. For tests and for looking at an
         order; readers go block by block.
@@ -373,7 +369,7 @@ class Order:
 
 
 def check_format(state: Any, name: str, owner: str) -> None:
-    """Raise UsageError where a state is of another format or is none of ``owner``; the error calls it ``name``."""
+    """Raise UsageError, about ``name``, for a state of another format, or one that is not of ``owner``."""
     if not isinstance(state, Mapping) or "format" not in state:
         raise UsageError(name, f"it is not a state of {owner}", "give what its state_dict() returned")
     if state["format"] == 1:

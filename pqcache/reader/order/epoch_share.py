@@ -39,7 +39,7 @@ Divisions = tuple[Division, ...]
 
 
 def next_divisions(divisions: Divisions, lanes: int, division: Division) -> Divisions:
-    """Return the divisions of an epoch that goes on with ``division``; none where lanes are complete."""
+    """The divisions of an epoch that continues with ``division``; empty while lanes are complete."""
     if divisions:
         same = divisions[-1][1:] == division[1:]
     else:
@@ -55,7 +55,7 @@ def next_divisions(divisions: Divisions, lanes: int, division: Division) -> Divi
 
 @lru_cache(maxsize=4)
 def batches_at(total: int, lanes: int, divisions: Divisions) -> Ints:
-    """Return the batch at each place of an epoch of ``total`` batches."""
+    """The batch at each place of an epoch of ``total`` batches."""
     if total > MOST_BATCHES:
         raise UsageError(
             f"lanes={lanes}",
@@ -78,7 +78,7 @@ def batches_at(total: int, lanes: int, divisions: Divisions) -> Ints:
 
 
 def _interleaved(batches: Ints, lanes: int) -> Ints:
-    """Return batches that are sorted by lane so that lanes alternate evenly, each in its own order."""
+    """Alternate lanes evenly, each in its own order; ``batches`` come sorted by lane."""
     counts = np.unique(batches % lanes, return_counts=True)[1]
     if len(counts) < 2:
         return batches
@@ -130,20 +130,20 @@ class EpochShare:
 
     @property
     def left(self) -> int:
-        """The number of batches from ``start`` on, of all ranks together."""
+        """Batches from ``start`` on, of all ranks together."""
         return max(0, self.total - self.start)
 
     def rounds(self) -> int:
-        """Return the number of batches that each rank gets; without ``pad``, those with the most."""
+        """Batches that each rank gets; without ``pad``, the most that one gets."""
         return self.left // self.ranks if self.drop_last else -(-self.left // self.ranks)
 
     def count(self) -> int:
-        """Return the number of batches that this rank gets, all its workers together."""
+        """Batches of this rank, all its workers together."""
         return len(self._of_rank())
 
     @property
     def has_last(self) -> bool:
-        """Whether the last batch of the rank is one of this worker's."""
+        """Whether this worker yields the rank's last batch."""
         return (max(1, self.count()) - 1) % self.workers == self.worker
 
     @property
@@ -153,30 +153,28 @@ class EpochShare:
 
     @property
     def worker_lanes(self) -> int:
-        """The lanes that a worker reads at once, at most."""
+        """The most lanes that a worker reads at once."""
         units = self.ranks * self.workers
         return min(self.lanes, -(-self.lanes // units) + bool(self.divisions))
 
     def batches(self, places: range) -> Sequence[int]:
-        """Return the global indices of the batches at ``places``; padding has its place for an index."""
+        """The global indices of the batches at ``places``; padding is indexed by its place."""
         if not self.divisions:
             return places
         known = batches_at(self.total, self.lanes, self.divisions)
         return [int(known[place]) if place < self.total else place for place in places]
 
     def place_of(self, index: int) -> int:
-        """Return the place of a batch by its global index."""
+        """The place of a batch by its global index."""
         if not self.divisions or not 0 <= index < self.total:
             return index
         return int(np.flatnonzero(batches_at(self.total, self.lanes, self.divisions) == index)[0])
 
     def indices(self, begin: int | None = None) -> range:
-        """Return the places of the worker's batches, in order; those from ``total`` on are padding.
+        """The places of the worker's batches in order, from ``begin`` on if given; those from ``total`` on are padding.
 
-        With ``begin`` those before it are left out.
-
-        Any ``ranks`` consecutive indices hold one of every rank, so each rank has the same number of them
-        from any start. Worker 0 yields the rank's first, as DataLoader asks it first.
+        Any ``ranks`` consecutive places hold one of every rank, so each rank has as many of them from any start.
+        Worker 0 yields the rank's first, as DataLoader asks it first.
         """
         mine = self._of_rank()[self.worker :: self.workers]
         return mine if begin is None else mine[max(0, -(-(begin - mine.start) // mine.step)) :]
@@ -187,13 +185,13 @@ class EpochShare:
         return range(first, last if self.pad else min(last, max(self.total, first)), self.ranks)
 
     def after(self, index: int) -> int:
-        """Return the first place that is left when every rank has consumed the round of place ``index``."""
+        """The first place left when every rank has consumed the round of place ``index``."""
         done = (index - self.start) // self.ranks + 1
         return min(self.start + done * self.ranks, self.end)
 
 
 def batches_by_lane(indices: Iterable[int], lanes: int, total: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (global index, lane, batch within the lane) for ``indices``; padding begins again at 0."""
+    """Yield (global index, lane, batch within the lane) for ``indices``; padding starts again at 0."""
     for index in indices:
         inside = index % total if index >= total else index
         yield index, inside % lanes, inside // lanes

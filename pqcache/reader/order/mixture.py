@@ -83,13 +83,12 @@ def batches_per_epoch(
 
 
 def batches_of_all(sizes: Mapping[str, int], length: str | int) -> int:
-    """Return how many batches an epoch has if each mixes rows of every dataset; see `batches_per_epoch`."""
+    """Batches of an epoch in which each batch mixes rows of every dataset; see `batches_per_epoch`."""
     of_all: Any = length * len(sizes) if is_whole(length) else length
     return batches_per_epoch(sizes, dict.fromkeys(sizes, 1), of_all)[0]
 
 
 def _shares(sizes: Mapping[str, int], weights: Mapping[str, float] | None) -> dict[str, Fraction]:
-    """Return the weights as fractions of 1."""
     if weights is None:
         weights = sizes
     if not isinstance(weights, Mapping) or set(weights) != set(sizes):
@@ -102,7 +101,7 @@ def _shares(sizes: Mapping[str, int], weights: Mapping[str, float] | None) -> di
 
 
 def _rounded(wanted: Sequence[Fraction], total: int) -> list[int]:
-    """Return integers of sum ``total``, rounding up those with the largest remainder."""
+    """Integers that sum to ``total``: the largest remainders are rounded up."""
     counts = [math.floor(value) for value in wanted]
     order = sorted(range(len(counts)), key=lambda i: counts[i] - wanted[i])
     for i in order[: total - sum(counts)]:
@@ -111,7 +110,7 @@ def _rounded(wanted: Sequence[Fraction], total: int) -> list[int]:
 
 
 def interleave(counts: Sequence[int]) -> Ints:
-    """Return each ``k`` ``counts[k]`` times, so that every beginning holds them in proportion.
+    """Each ``k`` ``counts[k]`` times, so that every prefix holds them in proportion.
 
     The two rarest are merged first, and the result with the next, so that the rounding of each merge hardly adds up.
     """
@@ -154,7 +153,7 @@ class DatasetPass(NamedTuple):
     readers: Ints | None = None
 
     def order_of(self, order: Order) -> Order:
-        """Return the order of the pass, which divides the rows among its lanes as the mix draws from them."""
+        """The order of the pass, with its rows divided among its lanes as the mix draws from them."""
         lane_rows = self.lane_sizes * order.batch_size
         lane_rows[self.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
         return replace(order, lane_rows=lane_rows)
@@ -170,7 +169,6 @@ class MixSchedule:
 
     @property
     def total(self) -> int:
-        """Batches of an epoch."""
         return sum(self.counts)
 
     @cached_property
@@ -192,18 +190,18 @@ class MixSchedule:
         return np.asarray(first + (positions - first + direction * rotations) % sizes, np.int64)
 
     def datasets(self, epoch: int, indices: Ints | None = None) -> Ints:
-        """Return which dataset batches ``indices`` (None: all) of an epoch come from."""
+        """The datasets of batches ``indices`` (None: all) of an epoch."""
         wanted = np.arange(self.total) if indices is None else indices
         return np.asarray(self.interleaved[self._rotated(wanted, epoch, 1)], np.int64)
 
     def drawn(self, dataset: int, epoch: int, indices: Ints) -> tuple[Ints, Ints]:
-        """Return which of batches ``indices`` of an epoch come from a dataset, and how many of it come before each."""
+        """Which of batches ``indices`` of an epoch a dataset gives, and how many of its batches precede each."""
         rotated = self._rotated(indices, epoch, 1)
         positions = np.flatnonzero(self.interleaved[rotated] == dataset)
         return positions, np.searchsorted(np.flatnonzero(self.interleaved == dataset), rotated[positions])
 
     def lanes_of(self, dataset: int, first: int, last: int, since: int) -> Ints:
-        """Return the lanes of a dataset's batches ``first`` to ``last``, counted from epoch ``since`` on."""
+        """The lanes of a dataset's batches ``first`` to ``last``, counted from epoch ``since`` on."""
         epochs, nth = np.divmod(np.arange(first, last), self.counts[dataset])
         slots = np.flatnonzero(self.interleaved == dataset)
         return np.asarray(self._rotated(slots[nth], epochs + since, -1) % self.lanes, np.int64)
@@ -243,18 +241,18 @@ class MixHistory:
         return max(counts) if self.together else sum(counts)
 
     def drawn_before(self, name: str, period: int) -> int:
-        """Return how many batches of a dataset were drawn before a period."""
+        """Batches drawn from a dataset before a period."""
         spans = zip(self.periods[:period], self.periods[1 : period + 1], strict=True)
         return sum((end.since - begin.since) * begin.counts.get(name, 0) for begin, end in spans)
 
     def drawn(self, name: str, epoch: int, batches: Ints) -> int:
-        """Return how many batches of a dataset were drawn until these of an epoch of the last period, with them."""
+        """Batches drawn from a dataset up to the end of ``batches`` of an epoch of the last period."""
         last, (since, counts) = len(self.periods) - 1, self.periods[-1]
         here, _ = self._schedules[-1].drawn(self._number(name, last), epoch, batches)
         return self.drawn_before(name, last) + (epoch - since) * counts[name] + len(here)
 
     def passes(self, name: str, size: int, epoch: int, indices: Ints) -> list[DatasetPass]:
-        """Return what batches ``indices`` of an epoch read of a dataset, whose passes have ``size`` batches.
+        """What batches ``indices`` of an epoch read of a dataset, whose passes have ``size`` batches.
 
         An epoch before the last period raises UsageError.
         """
@@ -274,7 +272,7 @@ class MixHistory:
         ]
 
     def _pass(self, name: str, size: int, number: int, positions: Ints, batches: Ints) -> DatasetPass:
-        """Return what batches at ``positions`` read of a pass: ``batches`` of it, counted from 0."""
+        """What batches at ``positions`` read of a pass: its ``batches``, counted from 0."""
         first, end = number * size, (number + 1) * size
         begins = [self.drawn_before(name, period) for period in range(len(self.periods))]
         parts = [
@@ -300,7 +298,7 @@ class MixHistory:
         )
 
     def _across(self, name: str, parts: list[tuple[int, int, int]], end: int, lane_sizes: Ints) -> Ints:
-        """Return the lanes of a pass up to draw ``end``, and the numbers in these, where several periods draw parts."""
+        """The lanes of a pass up to draw ``end``, and the numbers in these, if several periods draw from it."""
         left = [[_Range(lane, 0, count)] for lane, count in enumerate(lane_sizes.tolist())]
         found = []
         for period, start, stop in parts:
@@ -314,7 +312,7 @@ class MixHistory:
         return np.concatenate(found, axis=1)
 
     def _lanes_of(self, name: str, period: int, first: int, last: int) -> Ints:
-        """Return the lanes of a dataset's draws ``first`` to ``last``, if the period had no end."""
+        """The lanes of a dataset's draws ``first`` to ``last``, as if the period had no end."""
         since, before = self.periods[period].since, self.drawn_before(name, period)
         return self._schedules[period].lanes_of(self._number(name, period), first - before, last - before, since)
 
@@ -328,14 +326,14 @@ class MixHistory:
 
 
 def _numbered(lanes: Ints, sizes: Ints) -> Ints:
-    """How many of the same lane come before each; ``sizes`` is how many there are of each lane."""
+    """How many of the same lane precede each; ``sizes`` counts each lane."""
     found = np.empty(len(lanes), np.int64)
     found[np.argsort(lanes, kind="stable")] = ranges_of(np.zeros_like(sizes), sizes)
     return found
 
 
 def _rebalance(left: list[list[_Range]], wanted: list[int]) -> None:
-    """Move batches from the ends of lanes that have more ``left`` than is ``wanted`` of them to those with less."""
+    """Move batches from the ends of lanes with more ``left`` than ``wanted`` to those with less."""
     spare: list[_Range] = []
     for ranges, count in zip(left, wanted, strict=True):
         more = sum(r.stop - r.start for r in ranges) - count
@@ -359,7 +357,7 @@ def _rebalance(left: list[list[_Range]], wanted: list[int]) -> None:
 
 
 def _taken(ranges: list[_Range], count: int) -> Ints:
-    """Remove the first batches of ranges; return their lanes and their numbers in these."""
+    """Remove the first ``count`` batches of ranges; return their lanes and their numbers in these."""
     found = [np.zeros((2, 0), np.int64)]
     while count > 0:
         lane, start, stop = ranges.pop(0)

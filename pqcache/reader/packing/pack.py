@@ -75,11 +75,11 @@ class Pack:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are packed."""
+        """The packed columns."""
         return (self.column, *self.fields)
 
     def fill(self, column: str, dtype: np.dtype[Any]) -> Any:
-        """Return what fills up sequences of a column; UsageError where it is no number of ``dtype``."""
+        """The padding of a column; UsageError if ``dtype`` cannot represent it."""
         value = self.padding.get(column, 0) if isinstance(self.padding, Mapping) else self.padding
         try:
             number = np.asarray(value)
@@ -94,13 +94,13 @@ class Pack:
 
     @property
     def id_columns(self) -> list[str]:
-        """The columns that tell documents apart; where these begin follows from ``position_ids``."""
+        """The columns that tell documents apart; ``cu_seqlens`` follows from ``position_ids``."""
         needed = {POSITIONS if name == "cu_seqlens" else name for name in self.ids}
         return [name for name in ("document_ids", POSITIONS) if name in needed]
 
     @property
     def fingerprint(self) -> str:
-        """A name for how documents are packed, so that a state can say what it belongs to."""
+        """Names the packing in states."""
         return digest_of(["pack", self.column, self.length, self.strategy])
 
 
@@ -142,7 +142,7 @@ class TokenBatches:
 
     @cached_property
     def bounds(self) -> Ints:
-        """The longest document of each bucket; the last one holds all that a batch may hold."""
+        """The longest document of each bucket; the last is ``tokens_per_batch``."""
         most = int(self.tokens_per_batch)
         if self.buckets is None:
             exponents = np.arange(int(np.ceil(np.log2(most))) * _PER_OCTAVE + 1)
@@ -153,12 +153,12 @@ class TokenBatches:
 
     @cached_property
     def rows(self) -> Ints:
-        """The rows of a full batch of each bucket."""
+        """Rows of a full batch of each bucket."""
         return np.minimum(self.tokens_per_batch // self.bounds, self.most_rows or _MOST_BATCH)
 
     @property
     def fingerprint(self) -> str:
-        """A name for how documents are put into batches, so that a state can say what it belongs to."""
+        """Names the batching in states."""
         return digest_of(["batches", self.column, self.bounds.tolist(), self.rows.tolist()])
 
 
@@ -167,7 +167,7 @@ def _is_count(value: Any) -> bool:
 
 
 def check_pack(pack: Any, *, columns: Sequence[str] | None, has_sequence: bool, has_weights: bool) -> None:
-    """Raise UsageError where ``pack`` is none, or where other options do not go with it."""
+    """Raise UsageError for an invalid ``pack``, or options that it excludes."""
     if not isinstance(pack, Pack | TokenBatches):
         raise UsageError(f"pack={pack!r}", "give a Pack, like Pack('tokens', length=4096), or TokenBatches")
     if has_sequence:
@@ -189,6 +189,6 @@ def check_pack(pack: Any, *, columns: Sequence[str] | None, has_sequence: bool, 
 
 
 def check_batch_size(pack: Pack | TokenBatches, batch_size: int | None, default: int) -> None:
-    """Raise UsageError for a number of rows, other than the default, where batches are as large as their tokens say."""
+    """Raise UsageError if ``batch_size`` is given although the pack sizes batches by tokens."""
     if isinstance(pack, TokenBatches) and batch_size != default:
         raise UsageError(f"batch_size={batch_size}", "tokens_per_batch= says how large batches are", "leave it out")

@@ -44,7 +44,7 @@ class Pieces(NamedTuple):
 
     @staticmethod
     def of(start: Ints, tokens: Ints, sequence: Ints, length: int) -> Pieces:
-        """Pad the parts of documents, each of which goes into a ``sequence``, in ascending order, to ``length``."""
+        """Pad sequences to ``length`` tokens; ``sequence`` is that of each part of a document, ascending."""
         pads = length - np.bincount(sequence, tokens).astype(np.int64)
         short = np.flatnonzero(pads)
         behind = np.searchsorted(sequence, short, "right")
@@ -53,7 +53,7 @@ class Pieces(NamedTuple):
         return Pieces(np.insert(start, behind, PADDING), np.insert(tokens, behind, pads[short]), begins)
 
     def documents(self, lengths: Ints) -> Positions:
-        """The document of each piece that is not padding, in groups: those of a sequence."""
+        """The document of each piece, without padding, grouped by sequence."""
         documents = np.searchsorted(np.cumsum(lengths), self.start, "right")
         is_padded = self.start[self.begins[1:] - 1] == PADDING
         return Positions(documents, self.begins[:-1], np.diff(self.begins) - is_padded)
@@ -78,12 +78,11 @@ class Packs:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A name for what the sequences hold."""
         return hashlib.blake2b(self.counts.tobytes() + self.spec.fingerprint.encode(), digest_size=16).hexdigest()
 
     @property
     def fill(self) -> float:
-        """The share of the places in sequences, or batches, that hold tokens."""
+        """The share of places in sequences or batches that hold tokens."""
         most = self.spec.length if isinstance(self.spec, Pack) else self.spec.tokens_per_batch
         return self.tokens / max(1, int(self.counts.sum()) * most)
 
@@ -137,10 +136,7 @@ class Packs:
 
 
 def count_packs(spec: Pack | TokenBatches, lengths: Ints, documents: Ints) -> tuple[int, npt.NDArray[np.int32]]:
-    """Count the sequences (or batches) that ``documents[i]`` documents of ``lengths[i]`` tokens make.
-
-    Also returns their ``Packs.places``.
-    """
+    """Sequences (or batches) of ``documents[i]`` documents of ``lengths[i]`` tokens, and their ``Packs.places``."""
     none = np.zeros(0, np.int32)
     if isinstance(spec, TokenBatches):
         return len(batch_ends(np.repeat(lengths, documents), spec)) - 1, none
@@ -154,7 +150,7 @@ def count_packs(spec: Pack | TokenBatches, lengths: Ints, documents: Ints) -> tu
 
 
 def _pieces_of(lengths: Ints, length: int) -> tuple[Ints, Ints]:
-    """Cut documents into pieces of at most ``length`` tokens, one without tokens into none: starts and tokens."""
+    """Cut documents into pieces of at most ``length`` tokens: their starts and tokens. Empty ones have none."""
     pieces = -(-lengths // length)
     within = ranges_of(np.zeros_like(pieces), pieces)
     start = np.repeat(np.cumsum(lengths) - lengths, pieces) + within * length
@@ -162,7 +158,7 @@ def _pieces_of(lengths: Ints, length: int) -> tuple[Ints, Ints]:
 
 
 def _cut(lengths: Ints, order: Ints, length: int) -> tuple[Ints, Ints, Ints]:
-    """Cut documents that are laid end to end in ``order``: where parts start, their tokens, their sequences."""
+    """Cut documents laid end to end in ``order``: where parts start, their tokens, their sequences."""
     starts, lengths = (np.cumsum(lengths) - lengths)[order], lengths[order]
     ends = np.cumsum(lengths)
     begins = ends - lengths
@@ -176,7 +172,7 @@ def _cut(lengths: Ints, order: Ints, length: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _exchanged(order: Ints, count: Ints, keys: Ints) -> Ints:
-    """Return an order of pieces with those of equal length exchanged at random."""
+    """Swap pieces of equal length at random."""
     pieces = len(order)  # numbers below it are added so that no two are equal, as such are sorted fastest
     found = np.empty_like(order)
     found[np.argsort(count[order] * pieces + np.arange(pieces))] = np.argsort(count * pieces + keys)
@@ -184,10 +180,10 @@ def _exchanged(order: Ints, count: Ints, keys: Ints) -> Ints:
 
 
 def batch_ends(lengths: Ints, spec: TokenBatches) -> Ints:
-    """Return where each batch of documents, which are sorted by buckets, begins, and where the last one ends.
+    """Where each batch begins, and the last one ends, among documents sorted by bucket.
 
-    What a bucket leaves comes with the next longer documents, if that saves a batch. All depends only on how many
-    documents each bucket has.
+    The rest of a bucket joins the next longer documents if that saves a batch. Only the number of documents in each
+    bucket matters.
     """
     counts = np.bincount(np.searchsorted(spec.bounds, lengths), minlength=len(spec.bounds))
     ends, done, there = [np.zeros(1, np.int64)], 0, 0
@@ -245,7 +241,7 @@ def best_fit(lengths: Ints, capacity: int) -> Ints:
 
 
 def _numbered(found: Ints) -> Ints:
-    """Return the sequences numbered in the order of their first pieces."""
+    """Number sequences in the order of their first pieces."""
     first = np.empty(int(found.max(initial=-1)) + 1, np.int64)
     first[found[::-1]] = np.arange(len(found))[::-1]  # the last one that is assigned stays
     number = np.empty_like(first)
@@ -254,7 +250,7 @@ def _numbered(found: Ints) -> Ints:
 
 
 def _item_type(kind: pa.DataType) -> np.dtype[Any] | None:
-    """Return the dtype of the items of lists of numbers; None for other types."""
+    """The numpy type of a list's items, if they are numbers."""
     bare = storage_type(kind)
     if not (pa.types.is_list(bare) or pa.types.is_large_list(bare) or pa.types.is_fixed_size_list(bare)):
         return None
@@ -263,7 +259,6 @@ def _item_type(kind: pa.DataType) -> np.dtype[Any] | None:
 
 
 def check_columns(pack: Pack | TokenBatches, schema: pa.Schema, partitions: Sequence[str]) -> None:
-    """Raise UsageError for columns that cannot be packed."""
     for name in pack.columns:
         if name not in schema.names or name in partitions:
             raise UsageError("pack", f"no column {name!r} in the files", f"they have {', '.join(schema.names)}")
@@ -276,10 +271,10 @@ def check_columns(pack: Pack | TokenBatches, schema: pa.Schema, partitions: Sequ
 
 
 def items_of(column: Column, name: str, where: object) -> tuple[Ints, npt.NDArray[Any]]:
-    """The number of tokens of each document, and all tokens, end to end.
+    """The number of tokens of each document, and all tokens end to end.
 
     Raises:
-        ParquetError: a document is null, or holds a null.
+        ParquetError: a document is null, or contains a null.
     """
     array = to_arrow(column)
     array = array.storage if isinstance(array, pa.ExtensionArray) else array
@@ -330,7 +325,7 @@ class HeldSequences:
         self._columns = {name: (values, _views(values, pieces.start, wanted)) for name, values in items.items()}
 
     def slices(self, low: int, high: int) -> list[list[Column]]:
-        """Sequences ``low`` up to ``high``: the packed columns, then those of the pack's ``ids``."""
+        """Sequences ``low`` up to ``high``: the packed columns, then the ``ids`` of the pack."""
         spec, ends = self._spec, self._ends[low - self._first : high - self._first + 1]
         some = slice(int(ends[0]), int(ends[-1]))
         tokens, is_padding = self._tokens[some], self._is_padding[some]
@@ -350,13 +345,12 @@ class HeldSequences:
 
 
 def packed_kind(dtype: np.dtype[Any], length: int) -> Kind:
-    """How packed sequences are held."""
     kind = pa.list_(pa.from_numpy_dtype(dtype), length)
     return Kind(kind, kind, "fixed")
 
 
 def _views(items: npt.NDArray[Any], starts: Ints, wanted: Ints) -> pa.Array:
-    """Views of some of the pieces of ``items``, each up to where the next one starts; empty ones of padding."""
+    """Views of pieces ``wanted`` of ``items``. Each ends where the next one starts; views of padding are empty."""
     by_start = np.argsort(starts)
     number = np.empty_like(by_start)
     number[by_start] = np.arange(len(number))
@@ -365,7 +359,7 @@ def _views(items: npt.NDArray[Any], starts: Ints, wanted: Ints) -> pa.Array:
 
 
 def _joined(views: pa.Array, pads: Ints, dtype: np.dtype[Any], fill: Any) -> npt.NDArray[Any]:
-    """Lay pieces end to end, with ``pads[i]`` times ``fill`` in place of piece i if that is not 0."""
+    """Lay pieces end to end; where ``pads[i]`` is not 0, that many ``fill`` replace piece i."""
     padding = np.flatnonzero(pads)
     if len(padding):
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pads[padding])])
