@@ -13,7 +13,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.options import check_numbers, check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.packing.pack import Pack, TokenBatches
+from pqcache.reader.packing.pack import Pack, TokenBatches, check_batch_size, check_pack
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
@@ -25,11 +25,12 @@ from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch_groups import sizes_in_worker
 from pqcache.torch.checkpoint import Place, State
 from pqcache.torch.dataset_reader import DatasetReader, ReadOptions
-from pqcache.torch.packing import DEFAULT_BATCH_SIZE, check_packing
 from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset, count_or_none
 from pqcache.torch.tensors import Conversion
 from pqcache.torch.transforms import MAX_ERRORS, FailedRow, OnError, Transform
 from pqcache.units import format_count, parse_names, parse_size
+
+DEFAULT_BATCH_SIZE = 256
 
 
 class ParquetDataset(ResumableDataset):
@@ -206,7 +207,7 @@ class ParquetDataset(ResumableDataset):
             rules=FileRules(as_files=as_files, all_files=all_files, types=parse_types(partition_types)),
             fill=fill_request(source, source_options, keep_filling),
         )
-        check_packing(self.options, columns, batch_rows)
+        _check_packing(self.options, columns, batch_rows)
         self._reader = DatasetReader(self.options, columns, share_alone=num_replicas is not None)
         self.readers, self.meter = (self._reader,), self._reader.meter
         self.yields_batches, self.is_shuffled = self.options.batch_size is not None, shuffle
@@ -310,3 +311,21 @@ class ParquetDataset(ResumableDataset):
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
         return self._reader.read(share, indices, epoch, are_sent=sizes_in_worker(self.groups) is not None)
+
+
+def _check_packing(options: ReadOptions, columns: Sequence[str] | None, batch_size: int | None) -> None:
+    """Raise UsageError for options that a ``pack`` excludes; ``batch_size`` is what the caller has given."""
+    pack = options.pack
+    if pack is None:
+        return
+    check_pack(pack, columns=columns, has_sequence=options.sequence is not None, has_weights=options.choice.has_weights)
+    check_batch_size(pack, batch_size, DEFAULT_BATCH_SIZE)
+    if not isinstance(pack, Pack):
+        return
+    if options.batch_size is None:
+        raise UsageError("batch_size=None", "packed sequences come in batches", "give it a batch_size")
+    if options.conversion.mask or options.conversion.fill:
+        advice = f'leave them out with filters="{pack.column} is not null"'
+        raise UsageError("nulls", "documents that are null are not packed", advice)
+    if options.ragged:
+        raise UsageError("ragged", "packed lists are tensors", "leave it out")
