@@ -217,10 +217,6 @@ def checked_index(index: int, total: int) -> int:
     return int(index)
 
 
-def _is_less(value: Any, least: int | None) -> bool:
-    return least is not None and value is not None and value < least
-
-
 def _checked_state(state: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     """Return a state of a ParquetDataset; anything else raises UsageError."""
     name = "state"
@@ -237,7 +233,8 @@ def _checked_state(state: str | os.PathLike[str] | Mapping[str, Any]) -> dict[st
     check_format(state, name, "a ParquetDataset")
     assert isinstance(state, Mapping)
     for field, kind in _STATE.items():
-        if not isinstance(state.get(field), kind) or _is_less(state[field], _LEAST.get(field)):
+        value = state.get(field)
+        if not isinstance(value, kind) or (isinstance(value, int) and value < _LEAST.get(field, value)):
             raise UsageError(name, f"it has no sound {field!r}", "give what state_dict() of a dataset returned")
     if state["snapshot"].startswith("listing-"):
         raise UsageError(name, "it is of nodes that each hold a share", "call rows_of(epoch, batch) of the dataset")

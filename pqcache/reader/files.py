@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -130,7 +129,7 @@ class RowGroup:
         self.file = int(index.numbers("file")[self.number])
         self.row_group = int(index.numbers("row_group")[self.number])
         self.rows = int(index.rows[self.number])
-        self.path: Path = data.root / index.paths[self.file]
+        self.path = data.path_of(number)
 
     def path_value(self, name: str) -> pa.Scalar | None:
         """The value of a column that is in the path of this file, and in others inside; None where it is not."""

@@ -72,13 +72,8 @@ def _item_width(kind: pa.DataType) -> int:
     return 0 if pa.types.is_dictionary(kind) or pa.types.is_boolean(bare) else fixed_width(bare)
 
 
-def number_dtype(kind: pa.DataType, dense: bool = False) -> Any:
-    """Return the numpy dtype that a type's values have as numbers, or those of its lists (``dense``); else None.
-
-    Dates, times and timestamps count as numbers in their own unit.
-    """
-    if dense:
-        kind = storage_type(kind).value_type
+def number_dtype(kind: pa.DataType) -> Any:
+    """The numpy dtype of a type's values as numbers, dates and times in their own unit; None if they are none."""
     return None if isinstance(kind, pa.BaseExtensionType) else _number_dtype(kind)  # which may have no hash
 
 

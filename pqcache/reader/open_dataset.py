@@ -105,10 +105,13 @@ class LocalDataset:
         """What has arrived of a first copy, as text; None where all has."""
         return None if self.arrivals is None or self.arrivals.is_complete else self.arrivals.progress()
 
+    def path_of(self, row_group: int) -> Path:
+        """The file of a row group of the index."""
+        return self.root / self.index.paths[int(self.index.numbers("file")[row_group])]
+
     def describe(self, row_group: int) -> str:
-        """Return which row group of which file one of the index is."""
-        path = self.root / self.index.paths[int(self.index.numbers("file")[row_group])]
-        return f"row group {int(self.index.numbers('row_group')[row_group])} of {path}"
+        """Which row group of which file one of the index is."""
+        return f"row group {int(self.index.numbers('row_group')[row_group])} of {self.path_of(row_group)}"
 
     def wait(self, row_groups: Ints, columns: Sequence[str]) -> None:
         """Return when ``columns`` of row groups of the index are there, which is at once if the files are complete."""

@@ -88,8 +88,3 @@ class BatchOptions:
     def all_lanes(self) -> int:
         """The lanes of all ranks."""
         return self.lanes or self.num_replicas * self.workers
-
-    @property
-    def rank_lanes(self) -> int:
-        """The lanes of one rank."""
-        return -(-self.all_lanes // self.num_replicas)

@@ -325,9 +325,8 @@ def pack_plan(plan: ReadPlan, pack: Pack | TokenBatches, known: Counts | None = 
 
 def document_lengths(plan: ReadPlan, column: str, group: int, chosen: Chosen) -> Ints:
     """Return the tokens of each document that is read of a row group."""
-    data, kind = plan.data, plan.kinds[column]
+    kind, path = plan.kinds[column], plan.data.path_of(group)
     kind = kind if kind.held == "fixed" else replace(kind, held="array")
-    path = data.root / data.index.paths[int(data.index.numbers("file")[group])]
     lengths = [np.zeros(0, np.int64)]
     for _, rows, part in chosen:
         documents = pa.nulls(len(rows), kind.type)

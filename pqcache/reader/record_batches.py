@@ -71,7 +71,7 @@ def read_record_batches(
     snapshot = options.snapshot or getattr(options.rows, "snapshot", "") or None
     data, lease = open_local_dataset(path, snapshot, rules, options.fill)
     try:
-        epoch, share = _open_epoch(path, data, options, Meter())
+        epoch, share = _open_epoch(path, data, options)
     except BaseException:
         if lease is not None:
             lease.close()
@@ -150,9 +150,7 @@ def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _open_epoch(
-    path: str | os.PathLike[str], data: LocalDataset, options: BatchOptions, meter: Meter
-) -> tuple[Epoch, EpochShare]:
+def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: BatchOptions) -> tuple[Epoch, EpochShare]:
     pack = options.pack
     plan = make_read_plan(
         data,
@@ -167,7 +165,7 @@ def _open_epoch(
     is_lookup = options.rows is not None and not options.shuffle
     epochs = Epochs(
         plan,
-        meter,
+        Meter(),
         path=path,
         seed=options.seed,
         shuffle=options.shuffle,

@@ -302,11 +302,6 @@ class Order:
     def _starts(self) -> Ints:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts[self.row_group_order])])
 
-    def lane_batches(self, lane: int) -> int:
-        """Batches of a lane, including the short last one."""
-        total = self.batches()
-        return total // self.lanes + (lane < total % self.lanes)
-
     def lane(self, number: int) -> Lane:
         """Lane ``number`` of a shuffled epoch."""
         if self.lane_rows is None:

@@ -139,7 +139,7 @@ def _test_of(data: LocalDataset, wanted: RowFilter, columns: list[str]) -> Test:
 
     def test(group: int, first: int, part: pa.Table) -> Bools:
         file = int(files[group])
-        path = str(data.root / index.paths[file])
+        path = str(data.path_of(group))
         for name in dense.keys() & part.column_names:
             kind = fields.field(name).type
             lists = [dense_to_lists(chunk, dense[name], kind) for chunk in part[name].chunks]

@@ -154,7 +154,7 @@ def sequences_of(found: Selection, sequence: Sequence, known: Counts | None) -> 
         file = int(files[group])
         if not all(values[file].is_valid for values in partitions):  # a group that is null
             return Positions(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
-        path, rows, tables = str(data.root / index.paths[file]), [], []
+        path, rows, tables = str(data.path_of(group)), [], []
         for first, some, part in chosen:
             rows.append(first + some)
             named = part.select([name for name in fields.names if name in part.column_names])

@@ -103,11 +103,11 @@ class ColumnWeights:
         numbers = values.cast(pa.float64()).to_numpy()
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() <= MOST):  # which NaN is not either
             data, row = self.column.data, int(np.flatnonzero(~((numbers >= 0) & (numbers <= MOST)))[0])
-            index, group = data.index, int(np.broadcast_to(group, len(numbers))[row])
+            group = int(np.broadcast_to(group, len(numbers))[row])
             raise ParquetError(
-                data.root / index.paths[int(index.numbers("file")[group])],
-                f"row group {int(index.numbers('row_group')[group])} has the weight {values[row].as_py()} in column "
-                f"{self.column.name!r}",
+                data.path_of(group),
+                f"row group {int(data.index.numbers('row_group')[group])} has the weight {values[row].as_py()} "
+                f"in column {self.column.name!r}",
                 f"weights are numbers from 0 to {MOST:,}: leave such rows out with filters=, or write others",
             )
         return _fixed_point(numbers)
