@@ -64,12 +64,12 @@ class RowPlaces:
 
     @cached_property
     def selected(self) -> SelectedRows:
-        """The rows for ``Cache.read`` and ``ParquetDataset(rows=...)``, in the order of the files, each once."""
+        """The rows for ``Cache.read`` and ``ParquetDataset(rows=...)``: in the order of the files, each once."""
         groups = np.repeat(self.groups, self.rows.size // max(1, len(self)))
         return SelectedRows.of(groups, self.rows.ravel(), self.snapshot)
 
     def table(self) -> pa.Table:
-        """Return the places as a table: file, row_group, row, row_in_file; the latter two are lists of sequences."""
+        """A table with file, row_group, row and row_in_file; of sequences, the latter two are lists."""
         places = {"row": self.rows, "row_in_file": self.rows_in_file}
         names = pa.DictionaryArray.from_arrays(pa.array(self.files, pa.int32()), pa.array(self.paths, pa.string()))
         columns = {"file": names.dictionary_decode(), "row_group": pa.array(self.row_groups)}
@@ -79,7 +79,7 @@ class RowPlaces:
         return pa.table(columns)
 
     def read(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the batch's rows themselves, from the cache or directory that they are in; of sequences, all rows."""
+        """Read the batch's rows from the cache or directory that they are in; of sequences, all rows."""
         found = read_rows(path, self.selected, columns)
         groups = np.repeat(self.groups, self.rows.size // max(1, len(self)))
         _, position = np.unique(np.stack([groups, self.rows.ravel()]), axis=1, return_inverse=True)
@@ -87,9 +87,9 @@ class RowPlaces:
 
 
 def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
-    """Return the rows of batch ``index`` of an order over a plan.
+    """The rows of batch ``index`` of an order over a plan.
 
-    Where a selection chooses among the rows of a row group, its columns are read, of the batch's row groups only.
+    If the selection picks rows within row groups, its columns are read, from the batch's row groups only.
     """
     numbers, rows = order.batch(index)
     if plan.packs is not None:
@@ -115,9 +115,9 @@ def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
 
 
 def documents_of(plan: ReadPlan, order: Order, numbers: Ints, items: Ints) -> tuple[Ints, Ints]:
-    """Return the documents of packed sequences, or of batches by tokens, counted among those that are packed.
+    """The documents of packed sequences, or of batches by tokens, counted among those that are packed.
 
-    ``items`` of row groups ``numbers`` of the plan are the sequences. A document is there once for each of its pieces.
+    ``items`` are the sequences, ``numbers`` their row groups in the plan. A document is listed once for each piece.
     """
     assert plan.packs is not None
     packs = replace(plan.packs, shuffle=(order.seed, order.epoch) if order.shuffle else None)
@@ -137,7 +137,7 @@ def documents_of(plan: ReadPlan, order: Order, numbers: Ints, items: Ints) -> tu
 
 
 def _chosen(plan: ReadPlan, numbers: Ints, rows: Ints) -> Ints:
-    """Return the positions of rows, or of the rows of sequences, that are counted among those that are chosen."""
+    """Turn numbers among the chosen rows (or sequences) into positions in row groups."""
     groups, steps = RowGroups(plan), () if plan.sequence is None else (plan.sequence.length,)
     found = np.zeros((len(rows), *steps), np.int64)
     indexed = plan.row_groups[numbers]
@@ -211,14 +211,13 @@ def rows(
 
 
 def checked_index(index: int, total: int) -> int:
-    """Return the number of a batch; UsageError where an epoch of ``total`` batches has none of that number."""
+    """The number of a batch; UsageError if an epoch of ``total`` batches has no such batch."""
     if not is_whole(index) or not 0 <= index < total:
         raise UsageError(f"batch {index!r}", f"the epoch has {total:,} batches, counted from 0")
     return int(index)
 
 
 def _checked_state(state: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state of a ParquetDataset; anything else raises UsageError."""
     name = "state"
     if isinstance(state, str | os.PathLike):
         name, path = os.fspath(state), Path(state)

@@ -40,7 +40,7 @@ class Files:
         return RowGroup(self.data, number)
 
     def file(self, group: RowGroup) -> RowGroupFile:
-        """The file of a row group; ParquetError if that has other row groups than the index says."""
+        """The file of a row group; ParquetError if its row groups are not those of the index."""
         found = self._open.get(group.file)
         if found is None or found.path != group.path:  # which changes when an arriving snapshot is published
             if len(self._open) >= _FILES:
@@ -52,7 +52,6 @@ class Files:
         return found
 
     def _check_row_groups(self, file: int, found: RowGroupFile) -> None:
-        """Raise ParquetError unless the index has all row groups of a file, in order and with their rows."""
         index, metadata = self.data.index, found.metadata
         low, high = np.searchsorted(index.numbers("file"), [file, file + 1]).tolist()
         rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
@@ -71,7 +70,7 @@ class Files:
 
     @contextmanager
     def reading(self, group: RowGroup, columns: Sequence[str]) -> Iterator[RowGroupFile]:
-        """Read columns of a row group, once they have arrived; errors name the file, and what to do about it."""
+        """Read columns of a row group once they have arrived; errors name the file, and what to do about it."""
         self.data.wait(np.array([group.number]), columns)
         try:
             group.check_identity()
@@ -86,12 +85,12 @@ class Files:
             raise ParquetError(group.path, error.reason, advice) from error
 
     def has_page_index(self, group: RowGroup, columns: Sequence[str]) -> bool:
-        """Whether rows of these columns can be read by their pages, which needs all of a file to have arrived."""
+        """Whether rows of these columns can be read page by page; not before the whole dataset has arrived."""
         arrivals = self.data.arrivals
         return (arrivals is None or arrivals.is_complete) and self.file(group).has_page_index(group.row_group, columns)
 
     def read_rows(self, group: RowGroup, columns: Sequence[str], low: int, high: int) -> dict[str, pa.Array]:
-        """Rows ``low`` up to ``high`` of those of ``columns`` that the file has, all of them or by their pages."""
+        """Rows ``low`` up to ``high`` of those ``columns`` that the file has."""
         known = [name for name in columns if name in self._read_right.names]
         trusted = [name for name in known if self._read_right.numbers(name)[group.number]]
         found = self.file(group).read_rows(group.row_group, columns, low, high, trusted=trusted)
@@ -100,7 +99,7 @@ class Files:
         return found
 
     def parts(self, group: RowGroup, columns: Sequence[str]) -> Generator[pa.Table]:
-        """All rows of those of ``columns`` that a file has, some at a time, as they are in it, or in its path."""
+        """All rows, some at a time, of those ``columns`` that are in the file or its path; types are the file's."""
         if not columns:
             yield no_columns(group.rows)
             return
@@ -132,7 +131,7 @@ class RowGroup:
         self.path = data.path_of(number)
 
     def path_value(self, name: str) -> pa.Scalar | None:
-        """The value of a column that is in the path of this file, and in others inside; None where it is not."""
+        """The value of a column that is in this file's path; None if it is inside, as it may be in others."""
         values = self._data.index.path_values
         if name not in values.column_names:
             return None
@@ -140,7 +139,7 @@ class RowGroup:
         return value if value.is_valid else None
 
     def with_path_values(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
-        """A table with those of ``columns`` that the path says, and the files of others hold."""
+        """Add those ``columns`` that the path holds, while other files have them inside."""
         for name in self._data.index.path_values.column_names:
             value = self.path_value(name)
             if name in columns and value is not None:
@@ -150,12 +149,12 @@ class RowGroup:
         return table
 
     def read_ahead(self) -> None:
-        """Ask the kernel for all of it at once, as a cold disk is slow page by page."""
+        """Ask the kernel for all of it at once: a cold disk is slow page by page."""
         table = self._data.index.table
         read_ahead(self.path, *(table[name][self.number].as_py() for name in ("offset", "bytes")))
 
     def check_identity(self) -> None:
-        """Raise ParquetError where a plain file is not the one that was indexed, also if it has the same layout."""
+        """Raise ParquetError if a plain file was replaced since it was indexed, even by one of the same layout."""
         if self._data.identities is None:
             return
         try:
@@ -183,5 +182,5 @@ class RowGroup:
 
 
 def no_columns(rows: int) -> pa.Table:
-    """So many rows without any column: a table needs one to know how many there are."""
+    """A table of ``rows`` rows without columns; Arrow only makes one from a table with columns."""
     return pa.table({"": pa.nulls(rows)}).select([])

@@ -41,7 +41,7 @@ class Kind:
 
 
 def storage_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type without dictionary and extension."""
+    """The type without dictionary and extension."""
     while True:
         if isinstance(kind, pa.BaseExtensionType):
             kind = kind.storage_type
@@ -52,7 +52,7 @@ def storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 def fixed_width(kind: pa.DataType) -> int:
-    """Return the bytes per row of a type whose rows are all as wide (bool counts one), else 0."""
+    """Bytes per row of a type of fixed width (bool counts one), else 0."""
     kind = storage_type(kind)
     if pa.types.is_boolean(kind):
         return 1
@@ -67,7 +67,7 @@ def fixed_width(kind: pa.DataType) -> int:
 
 
 def _item_width(kind: pa.DataType) -> int:
-    """Return the bytes of a list's item in Arrow's memory; 0 where items are bits, codes or not all as wide."""
+    """Bytes of a list's item in Arrow's memory; 0 for bits, dictionary codes and items of varying width."""
     bare = storage_type(kind)
     return 0 if pa.types.is_dictionary(kind) or pa.types.is_boolean(bare) else fixed_width(bare)
 

@@ -48,7 +48,7 @@ _SPANS = {DECODE: "pqcache/decode", GATHER: "pqcache/gather", TRANSFORM: "pqcach
 
 
 def span(name: str | None) -> AbstractContextManager[Any]:
-    """Return a span of torch's profiler if that is active in this process, else an empty context."""
+    """A span of torch's profiler if it is active in this process."""
     profiler = sys.modules.get("torch.autograd.profiler")
     is_active = name is not None and profiler is not None and profiler._is_profiler_enabled
     return profiler.record_function(name) if is_active and profiler is not None else nullcontext()
@@ -92,7 +92,7 @@ class Meter:
 
     @contextmanager
     def timed(self, counter: int, times: int = 1) -> Iterator[None]:
-        """Add the duration of the body to a counter; ``times`` if it stands for calls that aren't measured."""
+        """Add the body's duration to a counter; ``times`` it if the body stands for calls that aren't measured."""
         begun = time.monotonic_ns()
         try:
             with span(_SPANS.get(counter)):
@@ -127,16 +127,15 @@ class Meter:
         row[_READING], row[_READING_SINCE] = row_group + 1, since
 
     def note_memory(self) -> None:
-        """Note the bytes that Arrow, which holds the rows, has in use in this process."""
+        """Note how many bytes Arrow, which holds the rows, uses in this process."""
         row = self._row()
         row[_ARROW] = arrow = pa.default_memory_pool().bytes_allocated()
         row[_PEAK] = max(row[_PEAK], arrow)
 
     def begin(self, epoch: int, number: int, by_loader: bool = False) -> None:
-        """Begin to count what this process does of a pass over an epoch.
+        """Begin to count what this process does in a pass over an epoch.
 
-        All its workers give the pass the same ``number``, and the trainer gives OF_TRAINER. ``by_loader`` says whether
-        a trainer counts too.
+        All workers give the pass the same ``number``, a trainer OF_TRAINER. ``by_loader``: a trainer counts too.
         """
         row, header = self._row(), self._memory.numbers[_HEADER]
         header[_EPOCH], header[_BY_LOADER] = epoch + 1, by_loader
@@ -146,7 +145,7 @@ class Meter:
             row[_EPOCH], row[_PASS], row[_BEGUN] = epoch + 1, number, time.monotonic_ns()
 
     def set_running(self, is_running: bool) -> None:
-        """Note that the trainer's iteration begins or ends, to count the time between."""
+        """Note that the trainer's iteration begins or ends; the time between is counted."""
         row, now = self._row(), time.monotonic_ns()
         with _lock:
             if row[_SINCE]:
@@ -154,7 +153,7 @@ class Meter:
             row[_SINCE] = now if is_running else 0
 
     def taken(self) -> None:
-        """Note that the trainer has taken a worker's batch, and at times how many more are ready."""
+        """Note that the trainer took a worker's batch, and now and then how many more are ready."""
         row, rows = self._row(), self._memory.numbers[1:]
         if row[TAKEN] == row[TAKEN + len(NAMES)]:  # the first one
             begun = rows[rows[:, _PASS] == self._memory.numbers[_HEADER, _PASS], _BEGUN]
@@ -166,7 +165,7 @@ class Meter:
                 row[READY_SAMPLES] += 1
 
     def counts(self) -> MeterCounts:
-        """Return the sums over all processes."""
+        """The sums over all processes."""
         with _lock:
             rows, header = self._memory.numbers[1:].copy(), self._memory.numbers[_HEADER]
         alive = np.array([process > 0 and is_alive(process) for process in rows[:, _PROCESS].tolist()], np.bool_)
@@ -184,10 +183,7 @@ class Meter:
         return int(self._row()[counter])
 
     def reading(self) -> list[tuple[int, int | None, float]]:
-        """Return each process of the present pass, the row group of the index that it reads for longest, and how long.
-
-        That row group is None where it reads none.
-        """
+        """Processes of the present pass, the row group each has read for longest (None: none), and how long."""
         header, now, found = self._memory.numbers[_HEADER].copy(), time.monotonic_ns(), []
         for row in self._memory.numbers[1:].tolist():
             is_present = row[_PASS] and row[_PASS] in (header[_PASS], OF_TRAINER) and row[_EPOCH] == header[_EPOCH]
@@ -199,7 +195,7 @@ class Meter:
         return found
 
     def _row(self) -> Any:
-        """This process's row as a memoryview, which takes a fraction of numpy's time for one number."""
+        """This process's row, as a memoryview: much faster than numpy for single numbers."""
         row = self._mine
         if self._fork != _fork or row[_PROCESS] != _process:
             with _lock:
@@ -207,10 +203,10 @@ class Meter:
         return row
 
     def _claim(self) -> Any:
-        """Take a row that no process uses, before that one of a process that has ended, whose counts remain.
+        """Take an unused row, or one of a process that has ended, whose counts remain.
 
-        Two processes that take one at the same time both write their ids, and the first one looks for another when it
-        finds that. Where there are more processes than rows, some share one, and may lose a count.
+        Two processes that take one at the same time both write their ids; the first then finds the other's, and takes
+        another row. With more processes than rows, some share one, and may lose a count.
         """
         owners = self._memory.numbers[1:, _PROCESS]
         free = np.flatnonzero((owners == 0) | (owners == _process))

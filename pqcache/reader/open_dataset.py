@@ -59,7 +59,6 @@ class FileIdentity(NamedTuple):
     inode: int
 
     def matches(self, status: os.stat_result) -> bool:
-        """Return whether a file is still the same."""
         same = (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
         return same and self.inode in (0, status.st_ino)
 
@@ -88,21 +87,21 @@ class LocalDataset:
 
     @property
     def root(self) -> Path:
-        """The directory of its files; that of a snapshot by the snapshot's own path, and not by ``current``.
+        """The directory of its files: of a snapshot its own path, never ``current``.
 
-        That of a snapshot that was arriving changes when it is published.
+        It changes when an arriving snapshot is published.
         """
         return self.directory if self.arrivals is None else self.arrivals.root
 
     @cached_property
     def content(self) -> str:
-        """A name that is equal for equal files, also in the caches of two nodes, which name their snapshots apart."""
+        """Equal for equal files, even in the caches of two nodes, which name their snapshots differently."""
         numbers = (self.index.numbers(name).tobytes() for name in ("file", "rows", "uncompressed"))
         return hashlib.blake2b("\0".join(self.index.paths).encode() + b"".join(numbers), digest_size=8).hexdigest()
 
     @property
     def arriving(self) -> str | None:
-        """What has arrived of a first copy, as text; None where all has."""
+        """What has arrived of a first copy, as text; None if it is complete."""
         return None if self.arrivals is None or self.arrivals.is_complete else self.arrivals.progress()
 
     def path_of(self, row_group: int) -> Path:
@@ -114,20 +113,20 @@ class LocalDataset:
         return f"row group {int(self.index.numbers('row_group')[row_group])} of {self.path_of(row_group)}"
 
     def wait(self, row_groups: Ints, columns: Sequence[str]) -> None:
-        """Return when ``columns`` of row groups of the index are there, which is at once if the files are complete."""
+        """Wait until ``columns`` of row groups of the index have arrived."""
         if self.arrivals is not None:
             self.arrivals.wait(row_groups, columns)
 
     def wanting(self, row_groups: Ints, columns: Sequence[str]) -> AbstractContextManager[None]:
-        """Return what tells, while it is entered, that ``columns`` of these row groups are needed, in this order."""
+        """While entered, announces that ``columns`` of these row groups are needed, in this order."""
         return nullcontext() if self.arrivals is None else self.arrivals.wanting(row_groups, columns)
 
     def while_moving(self, read: Callable[[], T]) -> T:
-        """Return what ``read`` returns of the files below ``root``, also where these are published meanwhile."""
+        """Call ``read``, which reads files below ``root``, even while these are being published."""
         return read() if self.arrivals is None else self.arrivals.while_moving(read)
 
     def lease(self) -> Lease | None:
-        """Return a lease of the snapshot that plain files lie in; None where they lie in none."""
+        """Lease the snapshot that plain files are in, if any."""
         return None if self.part_of is None else self.part_of.lease()
 
 
@@ -139,10 +138,10 @@ def open_local_dataset(
 ) -> tuple[LocalDataset, Lease | None]:
     """Open a cache (its current snapshot, or the one named), a snapshot, a part of one, a directory, or one file.
 
-    A cache without a snapshot is opened while its first one arrives; ``fill`` says how to have it fetched where no run
-    does. A path into a snapshot leads to that one from now on, also where ``current`` is a part of it. The lease keeps
-    a snapshot from being removed; close it when done. ``rules`` say which files of a directory are taken, and which
-    types partition columns have. A path where there is nothing, or nothing that is Parquet, raises UsageError.
+    A cache without a snapshot is opened while its first one arrives; ``fill`` says how to fetch it if no run does. A
+    path into a snapshot keeps leading to that one, even if it went through ``current``. The lease protects a snapshot
+    from removal; close it when done. ``rules`` say which files of a directory are read, and the types of partition
+    columns. UsageError if there is nothing at the path, or no Parquet.
     """
     data, lease = _open_local(path, snapshot, rules or FileRules(), fill)
     try:
@@ -154,7 +153,7 @@ def open_local_dataset(
 
 
 def _with_types(data: LocalDataset, declared: Mapping[str, str], whole: pa.Schema) -> LocalDataset:
-    """Return a dataset with declared types of partition columns, and those of the ``whole`` that it is a part of."""
+    """Set the types of partition columns: as declared, or as in the ``whole`` that this is a part of."""
     index = data.index
     if mixed := declared.keys() & set(index.path_values.column_names):
         reason = "some files have that column inside, and their type counts"
@@ -206,7 +205,7 @@ def _open_local(
 
 
 def heading_of(data: LocalDataset) -> Manifest | None:
-    """Return the manifest, without its files, of a snapshot; None of plain files."""
+    """The manifest of a snapshot, without its files; None for plain files."""
 
     def read() -> Manifest | None:
         return read_heading(data.root / FILES) if data.arrivals or (data.root / FILES).is_file() else None
@@ -215,7 +214,7 @@ def heading_of(data: LocalDataset) -> Manifest | None:
 
 
 def shard_of(path: Path, snapshot: str | None, fill: FillRequest | None) -> str | None:
-    """Return the node whose share the snapshot of a cache is, like ``0/3``, or None for all of the source."""
+    """The node whose share a cache's snapshot holds, like ``0/3``; None: all of the source."""
     data, lease = open_local_dataset(path, snapshot, fill=fill)
     with lease or nullcontext():
         heading = heading_of(data)
@@ -223,7 +222,7 @@ def shard_of(path: Path, snapshot: str | None, fill: FillRequest | None) -> str 
 
 
 def _open_cache(cache: CacheDirectory, snapshot: str | None, fill: FillRequest | None) -> tuple[LocalDataset, Lease]:
-    """Open a snapshot of a cache, published or arriving; on its way from there to here it is looked for again."""
+    """Open a snapshot, published or arriving; look again while it moves from one to the other."""
     looks = 0  # not a time, which may have passed while this process stood still
     while True:
         current = cache.current()
@@ -255,9 +254,9 @@ def _open_published(cache: CacheDirectory, snapshot: str | None) -> tuple[LocalD
 
 
 def _index_of(snapshot: Snapshot) -> Index:
-    """Return the index of a published snapshot; one that has lost rows of a row group raises DamagedError.
+    """The index of a published snapshot; DamagedError if it has lost rows.
 
-    A row group that has none by the index is never opened, and other numbers are compared when a file is.
+    Only rows are checked: a row group with none is never opened, while other numbers are compared with the file's.
     """
     index, rows = snapshot.index(), rows_in_summary(snapshot)
     if rows is not None and rows != (found := int(index.rows.sum())):
@@ -284,7 +283,7 @@ def _open_arriving(
 
 
 def _arriving(cache: CacheDirectory, snapshot: str | None) -> ArrivingSnapshot | None:
-    """Return the arriving snapshot to open: the one named, or any where none is published; else None."""
+    """The arriving snapshot to open: the one named, or any if none is published."""
     if snapshot is None:
         return find_arriving(cache) if cache.current() is None else None
     found = ArrivingSnapshot(cache.path / ARRIVING / snapshot)
@@ -292,7 +291,7 @@ def _arriving(cache: CacheDirectory, snapshot: str | None) -> ArrivingSnapshot |
 
 
 def _may_be_moving(cache: CacheDirectory, snapshot: str | None, arriving: ArrivingSnapshot | None) -> bool:
-    """Return whether a snapshot that could not be opened may be one that is being published."""
+    """Whether a snapshot that could not be opened may be on its way from arriving to published."""
     if arriving is not None:
         return not os.path.isfile(arriving.path / ARRIVED)
     names: set[str] = set()
@@ -303,7 +302,7 @@ def _may_be_moving(cache: CacheDirectory, snapshot: str | None, arriving: Arrivi
 
 
 def _leased_snapshot(root: Path) -> tuple[Snapshot | None, Path, Lease | None]:
-    """Return the snapshot that a path leads to or into, where it leads, and a lease, if it is no mere copy."""
+    """The snapshot that a path leads to or into, where it leads, and a lease unless it is a mere copy."""
     try:
         leased = lease_at(str(root), copies=True)
     except CacheError:
@@ -318,7 +317,7 @@ def _leased_snapshot(root: Path) -> tuple[Snapshot | None, Path, Lease | None]:
 
 
 def _plain_files(root: Path, text: str, rules: FileRules) -> LocalDataset:
-    """Open a directory or one file, which was named as ``text``."""
+    """Open a directory or one file; errors show it as ``text``."""
     if root.is_file():
         if not rules.as_files:
             check_above(str(root))
@@ -336,7 +335,7 @@ def _plain_files(root: Path, text: str, rules: FileRules) -> LocalDataset:
 
 
 def _indexed(root: Path, identities: Mapping[str, FileIdentity]) -> LocalDataset:
-    """Open files by their footers; ``identities`` are those of before they are read."""
+    """Open files by their footers; ``identities`` were taken before these are read."""
     index = with_dictionaries(build_index(root, list(identities), clashes={}, dictionaries=False), root)
     known = tuple(identities[path] for path in index.paths)
     wrong = next((path for path in index.paths if path.encode(errors="replace").decode() != path), None)

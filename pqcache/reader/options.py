@@ -18,20 +18,19 @@ BATCH_SIZE = 4096  # where none is given
 
 
 def check_numbers(**numbers: int | None) -> None:
-    """Raise UsageError, by name, for a number that is neither None nor an integer of at least 1."""
+    """Raise UsageError for a number that is neither None nor an integer of at least 1."""
     for name, value in numbers.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise UsageError(f"{name}={value!r}", "give a whole number of at least 1")
 
 
 def check_seed(seed: int) -> None:
-    """Raise UsageError for a seed that is no integer."""
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise UsageError(f"seed={seed!r}", "give a whole number")
 
 
 def check_rank(num_replicas: int, rank: int, lanes: int | None) -> None:
-    """Raise UsageError where a rank is not one of ``num_replicas``, or these do not divide the lanes (None: any)."""
+    """Raise UsageError for a rank out of range, or if ``num_replicas`` does not divide the lanes (None: any)."""
     if not 0 <= rank < num_replicas:
         raise UsageError(f"rank={rank}", f"with num_replicas={num_replicas!r} it must be from 0 to {num_replicas - 1}")
     if lanes is not None and lanes % num_replicas:

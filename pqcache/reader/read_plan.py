@@ -71,11 +71,11 @@ class ReadPlan:
 
     @property
     def pack(self) -> Pack | None:
-        """How sequences are packed of documents; None where none are."""
+        """How documents are packed into sequences, if they are."""
         return self.packs.spec if self.packs is not None and isinstance(self.packs.spec, Pack) else None
 
     def at_epoch(self, epoch: int, seed: int, constant: bool = False) -> ReadPlan:
-        """Return the plan of one epoch, with rows as often as their weights say; the same one without weights.
+        """The plan of one epoch, with rows as often as their weights say.
 
         With ``constant`` all epochs have the same number of rows; see `RowWeights.at`.
         """
@@ -84,18 +84,18 @@ class ReadPlan:
         return replace(self, selection=self.weights.at(epoch, seed, constant))
 
     def fingerprint_at(self, epoch: int) -> str:
-        """Return a name for the rows that are read in an epoch, and for their weights."""
+        """Names the rows of an epoch, and their weights."""
         if self.weights is None:
             return self.fingerprint
         return hashlib.blake2b((self.fingerprint + self.weights.name(epoch)).encode(), digest_size=8).hexdigest()
 
     def with_dense_lists(self, ragged: Sequence[str] = ()) -> ReadPlan:
-        """The plan with lists that all have one length held as rows of fixed width, but for columns ``ragged``.
+        """Hold lists that all have one length as rows of fixed width, but for columns ``ragged``.
 
         Counts in the index decide it for the whole dataset, so that a column is of one kind in every batch: each row
-        group has to have rows x length values, and none that is missing. The average of few row groups may be whole by
-        chance, so then the first lists need that length too. A list of another length is refused when it is decoded.
-        Lists of one item are not held so, as an empty list or a null counts as one value too.
+        group must have rows x length values, and none missing. In few row groups the average may be integral by
+        chance, so the first lists must have that length too. Decoding refuses a list of another length. Lists of one
+        item are not held so, as an empty list or a null counts as one value too.
         """
         lists = {name: kind.stored for name, kind in self.kinds.items() if kind.is_list and name not in ragged}
         lengths = {n: stored.length if stored else self._values_a_row(n) for n, stored in lists.items()}
@@ -115,7 +115,7 @@ class ReadPlan:
             return next(parts)
 
     def _values_a_row(self, column: str) -> int:
-        """How many values each row of a list column has, if every row group has as many on average; else 0."""
+        """The values of each row of a list column, if every row group has as many on average; else 0."""
         index = self.data.index
         used = index.rows > 0
         rows, values = index.rows[used], index.optional(f"{column}:values")[used]
@@ -123,10 +123,7 @@ class ReadPlan:
         return length if np.array_equal(values, rows * length) else 0
 
     def split(self, piece_rows: int) -> ReadPlan:
-        """Return the plan with row groups of more than ``piece_rows`` rows split into pieces; the same plan for 0.
-
-        That is for row groups that are large beside the memory.
-        """
+        """Split row groups of more than ``piece_rows`` rows, too large for the memory, into pieces; 0: none."""
         if not piece_rows:
             return self
         pieces = -(-self.counts // piece_rows)
@@ -135,7 +132,7 @@ class ReadPlan:
         return replace(self, selection=self.selection.of(number), piece_rows=piece_rows, piece_starts=starts)
 
     def axis(self, column: str) -> int | None:
-        """Return how many rows of a column a sequence has; None where rows are single."""
+        """Rows of a column in a sequence; None if rows are single."""
         return None if self.sequence is None else self.sequence.axis(column)
 
     @cached_property
@@ -147,7 +144,6 @@ class ReadPlan:
 
     @cached_property
     def row_schema(self) -> pa.Schema:
-        """The columns of single rows."""
         return pa.schema([as_list(self.data.index.schema.field(name)) for name in self.columns])
 
     @cached_property
@@ -157,7 +153,7 @@ class ReadPlan:
 
     @cached_property
     def counts(self) -> Ints:
-        """Rows that are read of each row group, or piece of one; of packed rows their sequences."""
+        """Rows that are read of each row group or piece, or the sequences they are packed into."""
         if self.packs is not None:
             return self.packs.counts
         rows = self.selection.counts
@@ -165,7 +161,7 @@ class ReadPlan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A name for the rows that are read, so that a state can say what it belongs to."""
+        """Names the rows in states."""
         digest = hashlib.blake2b(self.row_groups.tobytes(), digest_size=8)
         if not self.selection.is_all:
             digest.update(self.selection.counts.tobytes() + self.selection.name.encode())
@@ -180,16 +176,16 @@ class ReadPlan:
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """How the columns that are in the files are held in memory."""
+        """How columns in the files are held in memory."""
         dense, fields = dict(self.dense), self.row_schema
         names = [name for name in self.columns if name not in self.partitions]
         return {name: kind_of(fields.field(name), self.stored.get(name), dense.get(name, 0)) for name in names}
 
     @cached_property
     def stored_bytes(self) -> Ints:
-        """Bytes in the files of the columns that are read of each row group, of those whose size is known.
+        """Bytes in the files, as far as known, of the columns that are read, by row group.
 
-        Of a piece they are its share of these, also where what comes before it has to be decoded with it.
+        A piece has its share, even if what precedes it has to be decoded too.
         """
         total = self.data.index.stored(self.columns_read)[self.row_groups]
         if self.piece_starts is None:
@@ -199,13 +195,13 @@ class ReadPlan:
 
     @cached_property
     def columns_read(self) -> tuple[str, ...]:
-        """The columns of the files that are read, also those that only the selection looks at."""
+        """The columns read from the files, including those that only the selection looks at."""
         return tuple(dict.fromkeys([*self.kinds, *self.selection.columns]))
 
     def nulls(self, column: str) -> int | None:
-        """Return how many nulls a column has in these row groups, or None where the files do not say.
+        """Nulls of a column in these row groups; None if the files do not say.
 
-        Where only some of the rows are selected, or some not in each epoch, the files say so only if there are none.
+        For a selection of rows, or weights, they only say if there are none.
         """
         index = self.data.index
         if column in self.partitions:
@@ -223,7 +219,7 @@ class ReadPlan:
         return total if not total or (self.selection.is_all and self.weights is None) else None
 
     def bounds(self, path: str) -> Bounds | None:
-        """Return the least and the greatest value of a column, or a field of a struct; None where files do not say."""
+        """The least and greatest value of a column, or a field of a struct; None if the files do not say."""
         index = self.data.index
         if path in self.partitions:
             low = high = pc.take(index.partitions[path], pa.array(self._files)).drop_null()
@@ -244,7 +240,7 @@ class ReadPlan:
 
     @cached_property
     def _files(self) -> Ints:
-        """The files of these row groups, by their numbers."""
+        """The numbers of these row groups' files."""
         read = np.zeros(len(self.data.index.paths), np.bool_)
         read[self.data.index.numbers("file")[self.row_groups]] = True
         return np.flatnonzero(read)
@@ -260,12 +256,11 @@ def make_read_plan(
     choice: RowChoice | None = None,
     pack: Pack | TokenBatches | None = None,
 ) -> ReadPlan:
-    """Return the plan for ``columns`` of the rows that are chosen, or sequences of these.
+    """Plan to read ``columns`` of the chosen rows, or of sequences of these.
 
-    Without ``columns`` all are read, or those that a `Pack` names; `pack_plan` then packs their rows.
-
-    ``rows`` and ``filters`` choose among all rows, and ``choice`` among what they leave. ``counts`` are the counts of
-    rows that are known already, and what is counted is added to it. A column that is not there raises UsageError.
+    Without ``columns``, all are read, or those of a `Pack`; `pack_plan` then packs their rows. ``rows`` and
+    ``filters`` choose among all rows, and ``choice`` among what they leave. ``counts`` are known counts of rows; new
+    ones are added to it. UsageError for a column that is not there.
     """
     names = data.index.schema.names
     if columns is None and isinstance(pack, Pack):
@@ -305,9 +300,9 @@ def make_read_plan(
 
 
 def pack_plan(plan: ReadPlan, pack: Pack | TokenBatches, known: Counts | None = None) -> ReadPlan:
-    """Return the plan with its rows packed; its ``counts`` are then sequences, or batches.
+    """Pack the rows of a plan; its ``counts`` are then sequences, or batches.
 
-    ``known`` are counts, to which what is counted is added. Columns that cannot be packed raise UsageError.
+    ``known`` are counts; new ones are added to it. Columns that cannot be packed raise UsageError.
     """
     check_columns(pack, plan.data.index.schema, plan.data.index.partitions.column_names)
     name = digest_of([plan.fingerprint, pack.fingerprint])
@@ -324,7 +319,7 @@ def pack_plan(plan: ReadPlan, pack: Pack | TokenBatches, known: Counts | None = 
 
 
 def document_lengths(plan: ReadPlan, column: str, group: int, chosen: Chosen) -> Ints:
-    """Return the tokens of each document that is read of a row group."""
+    """The tokens of each document that is read of a row group."""
     kind, path = plan.kinds[column], plan.data.path_of(group)
     kind = kind if kind.held == "fixed" else replace(kind, held="array")
     lengths = [np.zeros(0, np.int64)]
@@ -337,7 +332,7 @@ def document_lengths(plan: ReadPlan, column: str, group: int, chosen: Chosen) ->
 
 
 def _count(plan: ReadPlan, pack: Pack | TokenBatches) -> pa.Table:
-    """Count sequences (or batches) and tokens per row group, from the lengths of its documents."""
+    """Sequences (or batches) and tokens per row group, from the lengths of its documents."""
 
     def count(group: int, chosen: Chosen) -> list[Any]:
         return list(np.unique(document_lengths(plan, pack.column, group, chosen), return_counts=True))
@@ -366,14 +361,14 @@ def _count(plan: ReadPlan, pack: Pack | TokenBatches) -> pa.Table:
 
 
 def _clash_of(data: LocalDataset, clash: TypeClash) -> PqcacheError:
-    """Return the error about a column of plain files whose types do not fit together."""
+    """The error for a column of plain files with incompatible types."""
     others = data.index.schema.names
     advice = f", or leave the column out with columns={others[:8]}" if others else ""
     return TypeClash(clash.subject, clash.reason, clash.advice + advice).within(data.root)
 
 
 def unknown_column(data: LocalDataset, name: str) -> PqcacheError:
-    """Return the error for a column that cannot be read, which says so if it is a field of one."""
+    """The error for a column that cannot be read; it says so if the name is that of a field."""
     names = data.index.schema.names
     for clash in data.index.clashes:
         if name in (clash.column, *clash.names):

@@ -79,11 +79,11 @@ class ReadingStats:
 
     @property
     def waited_share(self) -> float | None:
-        """The share of its time, from 0 to 1, for which the trainer waited; None where that is not known."""
+        """The share of its time, from 0 to 1, that the trainer waited; None if unknown."""
         return None if self.waited_seconds is None or not self.seconds else self.waited_seconds / self.seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers as a dict of JSON values."""
+        """The numbers as JSON values."""
         return asdict(self)
 
 
@@ -130,7 +130,7 @@ class DatasetStats:
     datasets: Mapping[str, DatasetStats] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers as a dict of JSON values."""
+        """The numbers as JSON values."""
         found = asdict(replace(self, datasets={}))
         return found | {"datasets": {name: stats.to_dict() for name, stats in self.datasets.items()}}
 
@@ -171,9 +171,9 @@ def mix_stats(
     parts: Iterable[MeterCounts],
     within_batch: bool = False,
 ) -> DatasetStats:
-    """Return the numbers of a mix: of its ``own`` meter what the trainer does, of its datasets' the rest.
+    """The numbers of a mix: the trainer's from its ``own`` meter, the others from its datasets.
 
-    ``within_batch`` says that the mix makes its batches of those of several datasets, and counts them itself.
+    ``within_batch``: the mix builds its batches from several datasets', and counts them itself.
     """
     total, epoch, peak = dict(own.total), dict(own.of_epoch), 0
     arrow: dict[int, int] = {}  # of each process, whatever it reads

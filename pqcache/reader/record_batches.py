@@ -51,22 +51,22 @@ class RecordBatches(Iterator[pa.RecordBatch]):
         return batch
 
     def close(self) -> None:
-        """Stop reading, and let go of the snapshot."""
+        """Stop reading, and release the snapshot."""
         self._batches.close()
         self._epoch.groups.meter.set_running(False)
 
     def stats(self) -> DatasetStats:
-        """Return what reading has taken so far, and how long batches were waited for; see docs/monitoring.md."""
+        """What reading has taken so far, and how long batches were waited for; see docs/monitoring.md."""
         return dataset_stats(self._epoch.groups.meter.counts(), self._epoch.plan, self._options.memory)
 
 
 def read_record_batches(
     path: str | os.PathLike[str], options: BatchOptions, rules: FileRules | None = None
 ) -> RecordBatches:
-    """Return an iterator over the record batches of an epoch; see ``Cache.batches``.
+    """Iterate over the record batches of an epoch; see ``Cache.batches``.
 
-    ``rules`` say which files are read where ``path`` is a plain directory. The dataset is opened, and its snapshot
-    leased, before this returns.
+    ``rules`` say which files are read if ``path`` is a plain directory. The dataset is opened, and its snapshot leased,
+    before this returns.
     """
     snapshot = options.snapshot or getattr(options.rows, "snapshot", "") or None
     data, lease = open_local_dataset(path, snapshot, rules, options.fill)
@@ -93,7 +93,7 @@ def read_record_batches(
 
 
 def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequence[str] | None) -> pa.Table:
-    """Return ``rows`` in the order of the files; see ``Cache.read``."""
+    """Read ``rows`` in the order of the files; see ``Cache.read``."""
     if not isinstance(rows, SelectedRows):
         raise UsageError(f"rows={rows!r}", "give SelectedRows, as Cache.lookup returns them")
     if len(rows):
@@ -139,7 +139,7 @@ def _record_batches(epoch: Epoch, share: EpochShare) -> Generator[pa.RecordBatch
 
 
 def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of a run with more than 2 GB of a column, in the types that it has in all batches."""
+    """A batch of a run with more than 2 GB of a column, in the types of all batches."""
     arrays = []
     for field, array in zip(schema, batch.columns, strict=True):
         try:

@@ -28,7 +28,7 @@ class Mixing:
 
 
 def mixing(order: Order) -> Mixing:
-    """Return how well ``order`` mixes, from at most 100 of its batches and 200 of its row groups.
+    """How well ``order`` mixes, from at most 100 of its batches and 200 of its row groups.
 
     An order of no rows raises ValueError.
     """
@@ -46,7 +46,7 @@ def mixing(order: Order) -> Mixing:
 
 
 def _spread(order: Order) -> float:
-    """Return the mean spread of row groups, each from where its buckets come; a lane's batches are every C-th."""
+    """The mean spread of row groups, each from where its buckets come; a lane's batches are every C-th."""
     if not order.shuffle:
         return float(order.counts[order.counts > 0].mean() / order.rows)
     found = []

@@ -43,7 +43,7 @@ class Pack:
                    documents of the batch begin among its B x length tokens, padding counted as a document, and where
                    the last one ends. Part of a document that is cut counts as a document.
 
-    Numbers that make no sense raise UsageError here, names and types where it is used.
+    Invalid numbers raise UsageError here, invalid names and types when it is used.
     """
 
     column: str = field(kw_only=False)
@@ -109,7 +109,7 @@ class TokenBatches:
     """Batches of documents by their tokens: ``pack=TokenBatches("tokens", tokens_per_batch=16_384)``.
 
     For models that take padded documents. Documents of a row group are put into buckets by their lengths, and a batch
-    holds documents of one bucket, and what the next shorter ones leave: so many that rows x longest document is at most
+    holds documents of one bucket, and the rest of the next shorter ones, as long as rows x longest document is at most
     ``tokens_per_batch``. So batches differ in their number of rows. Every document comes exactly once per epoch, in
     other batches each epoch; every epoch has the same number of batches.
 
@@ -118,7 +118,7 @@ class TokenBatches:
     ``buckets``           the longest document of each bucket; None: 8 for each doubling of the length
     ``most_rows``         the most rows of a batch; None: any
 
-    Numbers that make no sense raise UsageError here, names and types where it is used.
+    Invalid numbers raise UsageError here, invalid names and types when it is used.
     """
 
     column: str = field(kw_only=False)

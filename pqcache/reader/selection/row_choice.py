@@ -51,7 +51,7 @@ class RowChoice:
         return self.weights is not None or self.balance is not None
 
     def check_sequence(self) -> None:
-        """Raise UsageError for options that do not go with sequences of rows."""
+        """Raise UsageError for options that exclude sequences."""
         if self.has_weights:
             raise UsageError("weights and sequence", "a sequence has no weight", "leave one of them out")
         if self.sample is not None or self.limit is not None:
@@ -62,10 +62,9 @@ class RowChoice:
 def choose_rows(
     data: LocalDataset, rows: SelectedRows | None, filters: Any, choice: RowChoice, known: Counts | None
 ) -> Selection:
-    """Return the rows that an epoch reads, before weights.
+    """The rows that an epoch reads, before weights; warns if none are left.
 
-    ``known`` are counts of rows, to which what is counted is added. What makes no sense raises UsageError; where no row
-    is left, a warning.
+    ``known`` are counts of rows; new counts are added to it. Invalid options raise UsageError.
     """
     found = Selection.of_all(data)
     if rows is not None:
@@ -112,7 +111,7 @@ def _among(found: Selection, rows: SelectedRows) -> Selection:
 
 
 def _sample(found: Selection, share: float, seed: int) -> Selection:
-    """A share of the rows: complete row groups, chosen at random, or if these are fewer than 16, random rows of 16."""
+    """A share of the rows: whole row groups at random, or random rows of 16 if these are fewer."""
     rows = found.counts
     wanted = max(1, round(share * int(rows.sum()))) if rows.sum() else 0
     order = permutation(len(rows), seed, 0, _SAMPLE, 1)
@@ -127,12 +126,12 @@ def _sample(found: Selection, share: float, seed: int) -> Selection:
 
 
 def _first_rows(counts: Ints, most: int) -> Ints:
-    """How many of the first ``most`` rows each row group has."""
+    """How many of the first ``most`` rows are in each row group."""
     return np.asarray(np.clip(most - (np.cumsum(counts) - counts), 0, counts), np.int64)
 
 
 def _first_of(found: Selection, counts: Ints, seed: int | None) -> Selection:
-    """The first ``counts`` rows of each row group, in random order if there is a seed."""
+    """The first ``counts`` rows of each row group; random ones with a seed."""
     groups, among, earlier = found.row_groups, found.counts, found.pick
 
     def pick(group: int) -> Ints:

@@ -44,10 +44,10 @@ class RowFilter:
 
 
 def filter_rows(found: Selection, filters: Any, known: Counts | None) -> Selection:
-    """Those of the rows that satisfy ``filters``.
+    """The rows that satisfy ``filters``.
 
     That is a condition as for ``--where``, a list as pandas and pyarrow take it, or a pyarrow expression;
-    docs/loading.md says what they do with nulls. One that makes no sense raises UsageError.
+    docs/loading.md says how nulls are treated. UsageError if it is invalid.
     """
     index, groups = found.data.index, found.row_groups
     wanted = _parsed(filters, index)
@@ -90,7 +90,7 @@ def _parsed(filters: Any, index: Index) -> RowFilter:
 
 
 def _columns_in(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
-    """Return the columns without which an expression fails, as pyarrow does not say which ones it names."""
+    """The columns without which an expression fails: pyarrow does not list those it names."""
     empty = schema.empty_table()
     if "FieldPath(" in str(expression):
         raise UsageError(f"filters {expression}", "give columns by name, not by number")
@@ -130,7 +130,6 @@ def _truth_of(wanted: RowFilter, index: Index) -> TruthValues:
 
 
 def _test_of(data: LocalDataset, wanted: RowFilter, columns: list[str]) -> Test:
-    """The condition for rows of a part, of which ``columns`` are in the files."""
     index = data.index
     fields = pa.schema([wanted.schema.field(name) for name in columns])
     dense = {name: kind for name, kind in dense_in(index.schema).items() if name in columns}

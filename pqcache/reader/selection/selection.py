@@ -98,54 +98,52 @@ class Selection:
 
     @staticmethod
     def of_all(data: LocalDataset) -> Selection:
-        """All rows of a dataset."""
         groups = np.flatnonzero(data.index.rows > 0)
         return Selection(data=data, row_groups=groups, counts=data.index.rows[groups])
 
     @property
     def is_all(self) -> bool:
-        """Whether it has each row of its row groups, once."""
+        """Whether it has each row of its row groups once."""
         return not self.tests and self.pick is None and self.arrange is None
 
     def takes_all(self, number: int) -> bool:
-        """Whether it has each row of one of its row groups, once."""
+        """Whether it has each row of one of its row groups once."""
         rows = self.data.index.rows[self.row_groups[number]]
         return self.is_all or (self.arrange is None and bool(self.counts[number] == rows))
 
     def testing(self, test: Test, name: str, columns: Sequence[str] = ()) -> Selection:
-        """The rows that pass a test too, found by ``columns``, before they are counted."""
+        """The rows that also pass a test, which looks at ``columns``; not counted yet."""
         return replace(self.looking_at(columns), name=self._name_with(name), tests=(*self.tests, test))
 
     def with_counts(self, counts: Ints, name: str) -> Selection:
-        """Those of the rows that are in row groups with ``counts``, which are all of a row group or none."""
+        """Keep or drop whole row groups; ``counts`` are 0 or all rows."""
         return replace(self, name=self._name_with(name), counts=counts)
 
     def _name_with(self, name: str) -> str:
         return f"{self.name}-{name}" if self.name else name
 
     def looking_at(self, columns: Sequence[str]) -> Selection:
-        """The same, for which more columns are read."""
+        """The same, but more columns are read."""
         return replace(self, columns=tuple(dict.fromkeys([*self.columns, *columns])))
 
     def of(self, some: Any) -> Selection:
-        """The same of some row groups."""
+        """Only some of the row groups."""
         return replace(self, row_groups=self.row_groups[some], counts=self.counts[some])
 
     def without_empty(self) -> Selection:
-        """The same of the row groups with rows; where these are all their rows, nothing has to be tested."""
+        """Only row groups with rows; if all of their rows are left, no test is needed."""
         found = self.of(self.counts > 0)
         if np.array_equal(found.counts, self.data.index.rows[found.row_groups]):
             return Selection(data=self.data, row_groups=found.row_groups, counts=found.counts)
         return found
 
     def positions(self, group: int, parts: Parts) -> Positions:
-        """Find the rows, or sequences, of a row group, of which ``parts`` have the ``columns``."""
+        """Find the rows, or sequences, of a row group; ``parts`` have the ``columns``."""
         if self.arrange is not None:
             return self.arrange(group, self.chosen(group, parts))
         return Positions(np.concatenate([first + rows for first, rows, _ in self.chosen(group, parts)]))
 
     def chosen(self, group: int, parts: Parts) -> Iterator[tuple[int, Ints, pa.Table]]:
-        """Find rows part by part."""
         picked = None if self.pick is None else self.pick(group)
         first = passed = 0
         for part in parts:
@@ -159,7 +157,7 @@ class Selection:
             first += part.num_rows
 
     def look_into(self, files: Files, number: int, use: Callable[[int, Chosen], Found]) -> Found:
-        """Return what ``use`` returns of a row group and the rows that are chosen of it, also if its file moves."""
+        """Call ``use`` with a row group and its chosen rows, even if its file moves meanwhile."""
 
         def used() -> Found:
             group = files.group(number)
@@ -168,7 +166,7 @@ class Selection:
         return self.data.while_moving(used)
 
     def counted(self, groups: Ints, known: Counts | None) -> Ints:
-        """How many rows, or sequences, there are in row groups."""
+        """Rows, or sequences, of row groups."""
 
         def count(group: int, chosen: Chosen) -> list[Any]:
             return [
@@ -186,10 +184,10 @@ class Selection:
         known: Counts | None,
         groups: Ints | None = None,
     ) -> pa.Table:
-        """Return what ``count`` finds in row groups (None: all), once: see `found_once`.
+        """Call ``count`` once for each row group (None: all): see `found_once`.
 
         It returns the values of columns of these ``kinds``; the table has the column ``group`` before them. Row groups
-        are read on all cores, and waited for if they are still arriving.
+        are read on all cores, as they arrive.
         """
         wanted = self.row_groups if groups is None else groups
 
@@ -205,7 +203,7 @@ class Selection:
 
 
 def digest_of(values: Any, *arrays: Ints) -> str:
-    """A name for some values, the same only for equal ones."""
+    """Equal for equal values only."""
     digest = hashlib.blake2b(json.dumps(values, default=int).encode(), digest_size=16)
     for array in arrays:
         digest.update(array.tobytes())
@@ -215,10 +213,9 @@ def digest_of(values: Any, *arrays: Ints) -> str:
 def found_once(
     data: LocalDataset, name: str, groups: Ints, known: Counts | None, find: Callable[[], pa.Table]
 ) -> pa.Table:
-    """Return what ``find`` returns of row groups: as known, as stored beside the snapshot, or found now.
+    """What ``find`` returns for row groups: from ``known``, from beside the snapshot, or found and kept in both.
 
-    ``name`` is a file name, the same only for the same counts. They are stored beside the snapshot, and added to
-    ``known``.
+    ``name`` is a file name, the same only for the same counts.
     """
     known = {} if known is None else known
     key = f"{name}-{hashlib.blake2b(groups.tobytes(), digest_size=8).hexdigest()}"
@@ -235,7 +232,7 @@ def found_once(
 
 
 def map_row_groups(selection: Selection, groups: Ints, use: Callable[[int, Chosen], Found]) -> list[Found]:
-    """Return what ``use`` returns of each row group and the rows that are chosen of it."""
+    """Call ``use`` with each row group and its chosen rows."""
     data, columns, files = selection.data, selection.columns, Files(selection.data)
 
     def call(number: int) -> Found:
@@ -254,7 +251,7 @@ def map_row_groups(selection: Selection, groups: Ints, use: Callable[[int, Chose
 
 
 def _read(path: Path, groups: Ints) -> pa.Table | None:
-    """Return what is stored of these row groups, or None where there is nothing, or nothing valid."""
+    """What is stored for these row groups, if it is there and valid."""
     try:
         table = pa.ipc.open_file(pa.BufferReader(read_regular(path))).read_all()
         about = json.loads((table.schema.metadata or {})[b"pqcache"])
@@ -270,7 +267,7 @@ def _read(path: Path, groups: Ints) -> pa.Table | None:
 
 
 def _write(path: Path, groups: Ints, table: pa.Table) -> None:
-    """Store counts; where that is not possible, as in a cache that others own, they are counted again next time."""
+    """Store counts; if that fails, as in a cache of another user, they are counted again next time."""
     about = {"pqcache": json.dumps({"format": FORMAT, "checksum": _checksum(groups, table)})}
     try:
         path.parent.mkdir(exist_ok=True)
@@ -310,12 +307,12 @@ class ChosenColumn:
         self.columns = () if self.in_paths else self.path[:1]  # to read of the files
 
     def values_of(self, groups: Ints) -> pa.ChunkedArray:
-        """Return the one value that all rows of each row group have, as the paths say it."""
+        """The value in the path of each row group, shared by all its rows."""
         index = self.data.index
         return pc.take(index.partitions[self.path[0]], pa.array(index.numbers("file")[groups]))
 
     def values(self, group: int, part: pa.Table, rows: Ints) -> pa.ChunkedArray:
-        """Return the values of rows of a part, in the type of its file; null where that lacks the column."""
+        """The values of some rows of a part, in the type of its file; null if the file lacks the column."""
         if self.in_paths:
             (value,) = self.values_of(np.array([group]))
             return pa.chunked_array([pa.repeat(value, len(rows))])

@@ -44,9 +44,9 @@ class Sequence:
     ``columns_at``  ``{column: step}`` or ``{column: [step, ...]}``: the steps, from 0 to ``length - 1`` (or from the
                     end, negative), at which a column is wanted; columns that are not named are given for all steps
 
-    A column of shape (B, ...) becomes (B, length, ...); one in ``columns_at`` (B, number of steps, ...), or with a
-    single step (not in a list) (B, ...). Numbers that make no sense raise UsageError here, names and types where it is
-    used.
+    A column of shape (B, ...) becomes (B, length, ...); one in ``columns_at`` (B, number of steps, ...), or with
+    a single step, not in a list, (B, ...). Invalid numbers raise UsageError here, invalid names and types
+    when it is used.
     """
 
     length: int = field(kw_only=False)
@@ -108,14 +108,14 @@ class Sequence:
         return (self.group_by,) if isinstance(self.group_by, str) else self.group_by
 
     def steps(self, column: str) -> tuple[int, ...]:
-        """Return the steps at which a column is given."""
+        """The steps at which a column is given."""
         wanted = (self.columns_at or {}).get(column, range(self.length))
         if isinstance(wanted, int):
             wanted = (wanted,)
         return tuple(step + self.length if isinstance(step, int) and step < 0 else step for step in wanted)
 
     def axis(self, column: str) -> int | None:
-        """Return how long the steps' axis of a column is; None for a column that has none."""
+        """The length of a column's step axis; None if it has none."""
         if isinstance((self.columns_at or {}).get(column), int):
             return None
         return len(self.steps(column))
@@ -128,7 +128,7 @@ def _step_or_steps(steps: Any) -> int | tuple[int, ...]:
 
 
 def sequences_of(found: Selection, sequence: Sequence, known: Counts | None) -> Selection:
-    """Return the sequences in the rows of a selection; where there are none, a warning."""
+    """The sequences in the selected rows; warns if there are none."""
     data = found.data
     index, schema = data.index, as_lists(data.index.schema)
     inside = index.partitions.column_names
@@ -172,7 +172,7 @@ def sequences_of(found: Selection, sequence: Sequence, known: Counts | None) -> 
 
 
 def _in_runs(sequence: Sequence, gap: Any, table: pa.Table, rows: Ints) -> Positions:
-    """The sequences among ``rows`` of a row group; a table has the columns that order and divide them."""
+    """The sequences among ``rows`` of a row group; ``table`` has the columns that order and divide them."""
     complete = np.ones(table.num_rows, np.bool_)
     for column in table.columns:
         if column.null_count or pa.types.is_floating(column.type):
@@ -200,7 +200,7 @@ def _in_runs(sequence: Sequence, gap: Any, table: pa.Table, rows: Ints) -> Posit
 
 
 def _gap_in_unit(sequence: Sequence, kind: pa.DataType) -> Any:
-    """Return ``max_gap`` in the unit of the column's numbers; UsageError where it has none."""
+    """``max_gap`` in the unit of the column's numbers; UsageError if it has none."""
     gap, kind = sequence.max_gap, storage_type(kind)
     if gap is None:
         return None
@@ -221,7 +221,7 @@ def _gap_in_unit(sequence: Sequence, kind: pa.DataType) -> Any:
 
 
 def _sort_keys(column: pa.ChunkedArray) -> Any:
-    """Return a column without nulls as numbers of the same order, and for numbers and times of the same distances."""
+    """A column without nulls as numbers of the same order; numbers and times keep their distances."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
@@ -238,7 +238,7 @@ def _sort_keys(column: pa.ChunkedArray) -> Any:
 
 
 def _increases(key: Any) -> Any:
-    """Return how much larger each number is than the one before; those that are not larger come out as anything."""
+    """How much larger each number is than the one before; anything if it is not larger."""
     if key.dtype.kind == "f":
         with np.errstate(all="ignore"):
             return np.diff(key)
@@ -246,7 +246,7 @@ def _increases(key: Any) -> Any:
 
 
 def _group_codes(table: pa.Table) -> Ints:
-    """Return a number for each row's values, the same for the same values, in the order in which they first come."""
+    """Number distinct rows in the order in which they first come."""
     codes = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
         array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

@@ -41,14 +41,14 @@ _BLOCK = 1 << 13  # values hashed at once: they fit into the processor's cache, 
 class Split:
     """The rows whose key has a hash in an interval: ``ParquetDataset(..., split=Split("user_id", 0.0, 0.9))``.
 
-    The hash of a key, as a number from 0 to 1, depends on nothing but its value and the salt. So a row is in the same
-    part every night, on every node and in every layout of the files, and all rows of a key are in one part. Parts that
-    share no number share no row. docs/splits.md says how values are hashed.
+    The hash of a key, as a number from 0 to 1, depends only on its value and the salt. So a row is in the same part
+    every night, on every node and in every layout of the files, and all rows of a key are in one part. Disjoint
+    intervals share no row. docs/splits.md says how values are hashed.
 
     ``key``         a column, or a field of a struct (``user.id``), of numbers, booleans, text, binary, dates or times.
                     None: each row for itself, by its file and its number in it, which holds for one snapshot
     ``low``, ``high``   the interval, from ``low`` up to, but not including, ``high``; 0 and 1 are the ends
-    ``salt``        text that selects another hash, for a division that has nothing to do with the first
+    ``salt``        text that selects another hash, for a division independent of the first
     ``outside``     take the rows outside of the interval instead
 
     >>> train = Split("user_id", 0.0, 0.9)
@@ -57,7 +57,7 @@ class Split:
     >>> [(fold.low, fold.high) for fold in Split.folds("user_id", 4)]
     [(0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)]
 
-    Numbers that make no sense raise UsageError here, names and types where it is used.
+    Invalid numbers raise UsageError here, invalid names and types when it is used.
     """
 
     key: str | None = field(kw_only=False)
@@ -80,7 +80,7 @@ class Split:
             raise UsageError("split", f"salt={self.salt!r}: give text")
 
     def complement(self) -> Split:
-        """Return the split of all other rows. There are none if the interval is from 0 to 1: UsageError."""
+        """The split of all other rows; UsageError if the interval is all of 0 to 1."""
         if self.outside:
             return replace(self, outside=False)
         if self.low == 0 and self.high == 1:
@@ -93,7 +93,7 @@ class Split:
 
     @staticmethod
     def folds(key: str | None, k: int, salt: str = "") -> list[Split]:
-        """Return ``k`` splits of equal size that share no row; train on ``folds[i].complement()``."""
+        """``k`` splits of equal size that share no row; train on ``folds[i].complement()``."""
         if isinstance(k, bool) or not isinstance(k, int) or k < 2:
             raise UsageError("Split.folds", f"k={k!r}: give a whole number of at least 2")
         return [Split(key, i / k, (i + 1) / k, salt=salt) for i in range(k)]
@@ -105,14 +105,13 @@ class Split:
         return low, high - 1
 
     def chooses(self, hashes: Hashes) -> Bools:
-        """Return which hashes are in this part."""
+        """Which hashes are in this part."""
         first, last = self.bounds
         inside: Bools = (hashes >= np.uint64(first)) & (hashes <= np.uint64(last))
         return ~inside if self.outside else inside
 
 
 def split_rows(found: Selection, split: Split, known: Counts | None) -> Selection:
-    """Those of the rows that are in a part of a `Split`."""
     data, seed = found.data, hash_of(split.salt.encode()) if split.salt else 0
     key = None if split.key is None else ChosenColumn(data, split.key, "split")
     if key is not None:
@@ -136,19 +135,18 @@ def split_rows(found: Selection, split: Split, known: Counts | None) -> Selectio
 
 
 def first_rows_of(data: LocalDataset) -> Ints:
-    """Return, for each row group of the index, the number of its first row in its file."""
+    """For each row group of the index, the number of its first row in its file."""
     files, rows = data.index.numbers("file"), data.index.rows
     before = np.cumsum(rows) - rows
     return np.asarray(before - before[np.searchsorted(files, files)], np.int64)
 
 
 def hash_of(data: bytes, seed: int = 0) -> int:
-    """Return XXH3-64 of some bytes."""
     return int(xxhash.xxh3_64_intdigest(data, seed))
 
 
 def hash_words(words: Hashes, seed: int = 0) -> Hashes:
-    """Return XXH3-64 of the 8 bytes of each number, little-endian; a call for each takes ten times as long."""
+    """XXH3-64 of the 8 bytes of each number, little-endian; much faster than a call for each."""
     seed ^= int.from_bytes((seed & 0xFFFFFFFF).to_bytes(4, "little"), "big") << 32
     secret = np.uint64((_SECRET - seed) & (1 << 64) - 1)
     found = np.empty(len(words), np.uint64)
@@ -177,7 +175,7 @@ def check_key(name: str, kind: pa.DataType) -> None:
 
 
 def key_hashes(column: pa.ChunkedArray | pa.Array, seed: int = 0) -> Hashes:
-    """Return the hash of each value; all nulls have that of no bytes at all."""
+    """The hash of each value; nulls have that of no bytes."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return np.concatenate([np.zeros(0, np.uint64), *(_hashes(chunk, seed) for chunk in chunks)])
 
@@ -207,7 +205,7 @@ def _hashes(values: pa.Array, seed: int) -> Hashes:
 
 
 def _hashes_of_bytes(values: pa.Array, seed: int) -> Hashes:
-    """Return the hashes of texts; those of nulls are anything."""
+    """The hashes of texts; nulls get any."""
     texts = values
     if not pa.types.is_fixed_size_binary(texts.type):
         texts = texts.cast(without_views(texts.type)).cast(pa.large_binary())
@@ -219,7 +217,7 @@ def _hashes_of_bytes(values: pa.Array, seed: int) -> Hashes:
 
 
 def _words(values: pa.Array) -> Hashes:
-    """Return the 8 bytes of each value of a type of fixed width, as a number; those of nulls are anything."""
+    """The 8 bytes of each value of a fixed-width type, as a number; nulls get any."""
     kind = values.type
     if pa.types.is_boolean(kind):
         values = values.cast(pa.int8())
@@ -234,7 +232,7 @@ def _words(values: pa.Array) -> Hashes:
 
 
 def _micros(numbers: npt.NDArray[np.int64], kind: pa.DataType) -> npt.NDArray[np.int64]:
-    """Return times as microseconds, modulo 2^64."""
+    """Times as microseconds, modulo 2^64."""
     if pa.types.is_date32(kind):
         return numbers * _DAY
     unit = "ms" if pa.types.is_date64(kind) else kind.unit
@@ -242,7 +240,7 @@ def _micros(numbers: npt.NDArray[np.int64], kind: pa.DataType) -> npt.NDArray[np
 
 
 def _whole_or_float(numbers: npt.NDArray[np.float64]) -> Hashes:
-    """Return whole numbers as integers, and all others as the bits of a double."""
+    """Integral numbers as integers, others as the bits of a double."""
     found: Hashes = numbers.view(np.uint64).copy()
     found[np.isnan(numbers)] = _NAN
     with np.errstate(invalid="ignore"):

@@ -45,7 +45,7 @@ _MOST_LABELS = 100_000
 
 
 def check_weights(weights: Any, balance: Any) -> None:
-    """Raise UsageError for options that say nothing of weights; names and values are checked where they are used."""
+    """Check what can be checked without the dataset; names and values are checked when used."""
     if weights is not None and balance is not None:
         raise UsageError("weights and balance", "both say how often rows come", "choose one of them")
     if balance is not None and not isinstance(balance, str):
@@ -69,7 +69,6 @@ def _fixed_point(weights: Any) -> Ints:
 
 
 def _check_label(option: str, column: ChosenColumn) -> None:
-    """Raise UsageError where the values of a column are no labels."""
     kind = _plain(column)
     known = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text(kind) or pa.types.is_decimal(kind)
     if not (known or (pa.types.is_temporal(kind) and not pa.types.is_interval(kind))):
@@ -83,7 +82,6 @@ def _check_label_count(column: ChosenColumn, count: int) -> None:
 
 
 def _plain(column: ChosenColumn) -> pa.DataType:
-    """The type of labels, without dictionaries."""
     return without_views(storage_type(column.type))
 
 
@@ -95,11 +93,11 @@ class ColumnWeights:
 
     @property
     def name(self) -> str:
-        """The same only for the same weights."""
+        """Equal for equal weights only."""
         return digest_of(["weights", self.column.path])
 
     def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
-        """Return the weights of rows of a row group, or of one each; ParquetError names the file of an invalid one."""
+        """The weights of rows, all of one row group or one of each; ParquetError names the file of an invalid one."""
         numbers = values.cast(pa.float64()).to_numpy()
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() <= MOST):  # which NaN is not either
             data, row = self.column.data, int(np.flatnonzero(~((numbers >= 0) & (numbers <= MOST)))[0])
@@ -124,12 +122,12 @@ class ValueWeights:
 
     @property
     def name(self) -> str:
-        """The same only for the same weights."""
+        """Equal for equal weights only."""
         pairs = sorted((str(value), weight) for value, weight in zip(self.values, self.weights.tolist(), strict=True))
         return digest_of(["values", self.column.path, pairs, self.others])
 
     def weigh(self, group: int | Ints, values: pa.ChunkedArray) -> Ints:
-        """Return the weights of rows; a value without one raises UsageError."""
+        """The weights of rows; UsageError for a value without one."""
         plain = cast_exactly(values, _plain(self.column))
         codes = pc.index_in(plain, value_set=self.values)
         codes = (pc.fill_null(codes, -1) if codes.null_count else codes).to_numpy()
@@ -190,14 +188,13 @@ class RowWeights:
             self._weigher(0)  # refuses what makes no sense
 
     def name(self, epoch: int) -> str:
-        """Return a name for the weights of an epoch."""
         weigher = self._weigher(epoch)
         return "equal" if weigher is None else weigher.name
 
     def at(self, epoch: int, seed: int, constant: bool = False) -> Selection:
-        """Return the rows of an epoch, each as often as it comes.
+        """The rows of an epoch, each as often as it comes.
 
-        With ``constant`` all epochs have the same number of rows, which changes probabilities by one row in all.
+        With ``constant`` all epochs have the same number of rows; this shifts probabilities by one row in total.
         """
         weigher, found = self._weigher(epoch), self._found
         if weigher is None:
@@ -233,7 +230,7 @@ class RowWeights:
         )
 
     def _weigher(self, epoch: int) -> Weigher | None:
-        """Return what weighs the rows of an epoch; None where all weigh the same."""
+        """None if all rows weigh the same in this epoch."""
         if self._balance is not None:
             return self._balanced
         given = self._weights
@@ -262,7 +259,7 @@ class RowWeights:
         return ValueWeights(column, found["value"].combine_chunks(), _fixed_point(rows.sum() / len(rows) / rows))
 
     def _totals(self, weigher: Weigher) -> tuple[Ints, Any]:
-        """Return for each row group the sum of the whole parts of its weights, and that of the rests."""
+        """For each row group the sum of the integer parts of its weights, and that of the rests."""
         groups, column = self._found.row_groups, weigher.column
         if isinstance(weigher, ValueWeights):
             table = self._values(column)
@@ -284,7 +281,7 @@ class RowWeights:
         return table["whole"].to_numpy().astype(np.int64), table["rests"].to_numpy().astype(np.uint64)
 
     def _values(self, column: ChosenColumn) -> pa.Table:
-        """Return how many rows of each row group have which value of a column."""
+        """How many rows of each row group have each value of a column."""
         _check_label("weights", column)
         groups, kind = self._found.row_groups, _plain(column)
         if column.in_paths:
@@ -329,7 +326,7 @@ def _weighed(weigher: Weigher, group: int, chosen: Chosen) -> tuple[Ints, Ints]:
 
 
 def _start_of_constant(start: int, rest: int) -> int:
-    """Return a start with which a sum whose rest is ``rest`` is always rounded to the same side, the nearer one."""
+    """A start from which a sum with this ``rest`` is always rounded to the same side, the nearer one."""
     if rest <= ONE - rest:
         return start * (ONE - rest) >> 32
     return ONE - rest + (start * rest >> 32)
