@@ -32,12 +32,12 @@ NAMES = (
 )  # of the counters; times are in nanoseconds
 _PROCESS, _PASS, _EPOCH, _SINCE, _READING, _READING_SINCE, _ARROW, _PEAK, _BEGUN = range(9)  # what a row begins with
 _FIRST = _BEGUN + 1
-BATCHES, ROWS, BYTES, ROW_GROUPS, ROW_GROUP_BYTES, DISK_BYTES = range(_FIRST, _FIRST + 6)
-DECODE, DECODE_BLOCKED, GATHER, TENSORS, READ_WAIT, ARRIVAL_WAIT, TRANSFORM, SEND, RECEIVE = range(
-    _FIRST + 6, _FIRST + 15
-)
-TRANSFER, WAITED, SECONDS, TAKEN, BUSY, IDLE, READY, READY_SAMPLES, START = range(_FIRST + 15, _FIRST + 24)
 _PAST = _FIRST + len(NAMES)  # behind the counters what they were when the pass began
+(
+    BATCHES, ROWS, BYTES, ROW_GROUPS, ROW_GROUP_BYTES, DISK_BYTES,
+    DECODE, DECODE_BLOCKED, GATHER, TENSORS, READ_WAIT, ARRIVAL_WAIT, TRANSFORM, SEND, RECEIVE,
+    TRANSFER, WAITED, SECONDS, TAKEN, BUSY, IDLE, READY, READY_SAMPLES, START,
+) = range(_FIRST, _PAST)  # fmt: skip
 _PROCESSES = 127
 SHAPE = (1 + _PROCESSES, _PAST + len(NAMES))  # of a meter's numbers
 _HEADER, _BY_LOADER = 0, _SINCE  # the row of what is the same for all processes: the present pass and epoch

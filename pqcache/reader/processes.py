@@ -34,10 +34,10 @@ _log = logging.getLogger("pqcache.reader")
 
 
 def count_and_number() -> tuple[int, int]:
-    """Return the number of processes that train together and this one's, from torch.distributed or JAX; else 1 and 0.
+    """The number of processes that train together and this one's, from torch.distributed or JAX; else 1 and 0.
 
-    Neither is imported for it, and JAX is only asked where that does not start its devices. Where both know of several
-    processes and disagree, UsageError is raised.
+    Neither is imported for this, and JAX is only asked if that does not start its devices. UsageError if both know of
+    several processes and disagree.
     """
     places = {"torch.distributed": of_torch() or (1, 0), "JAX": _of_jax()}
     found = {name: place for name, place in places.items() if place[0] > 1}
@@ -48,7 +48,7 @@ def count_and_number() -> tuple[int, int]:
 
 
 def of_torch() -> tuple[int, int] | None:
-    """The number of ranks of torch.distributed and this one; None where it is not initialised."""
+    """The number of ranks of torch.distributed and this one; None if it is not initialised."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -56,15 +56,15 @@ def of_torch() -> tuple[int, int] | None:
 
 
 def is_rank() -> bool:
-    """Whether this is one of several ranks of torch.distributed, and not a DataLoader's worker of one."""
+    """Whether this is one of several ranks of torch.distributed, not counting a DataLoader's workers."""
     data: Any = sys.modules.get("torch.utils.data")
     return (of_torch() or (1, 0))[0] > 1 and (data is None or data.get_worker_info() is None)
 
 
 def worker_of_torch() -> tuple[int, int]:
-    """Return the number of workers that share what this worker of a DataLoader reads, and its own; else 1 and 0.
+    """The number of DataLoader workers that share what this one reads, and its own; else 1 and 0.
 
-    Each item of a dataset with items by number is asked of one worker only, which reads all that belongs to it.
+    An item of a dataset with items by number is asked of one worker only, which reads all that belongs to it.
     """
     data: Any = sys.modules.get("torch.utils.data")
     info = None if data is None else data.get_worker_info()
@@ -74,7 +74,7 @@ def worker_of_torch() -> tuple[int, int]:
 
 
 def check_launched(known: int) -> None:
-    """Raise UsageError where a launcher has started more processes than are ``known``: each would read every row.
+    """Raise UsageError if a launcher started more processes than are ``known``: each would read every row.
 
     Launchers say so in the environment: torchrun, Open MPI, MPICH and Intel MPI, MVAPICH, Slurm's srun.
     """
@@ -98,7 +98,7 @@ def check_launched(known: int) -> None:
 
 
 def _of_jax() -> tuple[int, int]:
-    """JAX's processes, if it has been connected or started: to ask before would start it, and end any connecting."""
+    """JAX's processes, if it is connected or started; asking earlier would start it, and rule out connecting."""
     jax: Any = sys.modules.get("jax")
     if not hasattr(jax, "process_count"):
         return 1, 0
@@ -117,10 +117,10 @@ def check_alike(epoch: Mapping[str, tuple[Any, Any]], patience: float) -> None:
     """Raise the same UsageError on every rank of torch.distributed unless all begin the same epoch.
 
     Ranks that begin with other rows or another order would divide different tables: rows would come twice or never.
-    ``epoch`` has, by name, the values that have to be equal, and how they are shown.
+    ``epoch`` has, by name, the values that must be equal, and how to show them.
 
     The ranks meet at the store of their process group. A rank that does not come delays the others by ``patience``
-    seconds and a warning, where a collective operation would wait for it without a word. Epochs that threads begin at
+    seconds and a warning, whereas a collective operation would wait for it without a word. Epochs that threads begin at
     the same time may begin in another order on each rank.
     """
     distributed: Any = sys.modules["torch.distributed"]
@@ -182,7 +182,7 @@ def _difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> tuple[str, An
 
 
 def of_this_process(items: Generator[T], what: str) -> Generator[T]:
-    """Return the same items; UsageError in another process, which is forked and has none of the threads that read."""
+    """Pass items on; UsageError in a forked process, which has none of the threads that read."""
     process = os.getpid()
 
     def read() -> Generator[T]:
@@ -205,7 +205,7 @@ def of_this_process(items: Generator[T], what: str) -> Generator[T]:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Free the rows in pqcache's frames that an error came through: whoever keeps the error would keep them too."""
+    """Free the rows in pqcache's frames that an error passed through; whoever keeps the error would keep them too."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -231,5 +231,5 @@ def _check_process(what: str, process: int) -> None:
 
 
 def leave_to_parent(inherited: object) -> None:
-    """Keep an object of the parent process as long as this one lives: to close it would close what the parent uses."""
+    """Keep an object of the parent as long as this process lives: closing it would close what the parent uses."""
     _of_parents.append(inherited)

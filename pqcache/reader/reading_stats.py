@@ -21,35 +21,35 @@ _FROM_DISK = 0.1  # of the bytes that are decoded
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingStats:
-    """What was read, and what it took; the times of threads and workers are added up, so they may exceed the trainer's.
+    """What was read, and what it took; times add up over threads and workers, so they may exceed the trainer's.
 
     Attributes:
         epoch: the number of the epoch; None for all epochs together.
-        batches: batches that were made, also those that the trainer has not taken yet; 0 where rows are yielded.
-        rows: rows (or sequences) that were made.
+        batches: batches made, including those that the trainer has not taken yet; 0 if rows are yielded.
+        rows: rows (or sequences) made.
         bytes: bytes of their columns in memory.
-        seconds: of the trainer, from the beginning of its iterations to their ends, or to now; None where it is not
-            known, as with workers of a plain DataLoader.
-        waited_seconds: for which the trainer waited for its next batch. Where it makes the batches itself they include
-            the transform. None where ``seconds`` is None.
+        seconds: of the trainer, from the start of its iterations to their ends, or to now; None if unknown, as with
+            workers of a plain DataLoader.
+        waited_seconds: that the trainer waited for its next batch, including the transform if it makes the batches
+            itself. None if ``seconds`` is None.
         start_seconds: of these, until a worker began.
-        read_wait_seconds: for which those that make batches waited for decoded rows.
+        read_wait_seconds: that those who make batches waited for decoded rows.
         arrival_wait_seconds: of these, for bytes of a first copy that had not arrived.
-        decode_seconds: for reading and decoding row groups.
-        decode_blocked_seconds: of these, without computing: waiting for a disk, a core or the interpreter.
-        gather_seconds: for putting rows into their order, and into batches of tensors.
+        decode_seconds: reading and decoding row groups.
+        decode_blocked_seconds: of these, waiting for a disk, a core or the interpreter.
+        gather_seconds: putting rows into their order, and into batches of tensors.
         transform_seconds: in the transform.
-        send_seconds: for packing batches for the trainer, in workers, and for unpacking them there, which makes the
-            tensors if there is no transform.
-        transfer_seconds: for moving batches to the ``device`` of a Loader, or for waiting until a Prefetch has packed
-            them; a copy that runs beside the training is not waited for.
-        worker_seconds: of workers while they were making batches.
-        worker_idle_seconds: of workers while as many batches as they prepare in advance were made.
-        row_groups: row groups (or pieces) that were decoded.
-        row_group_bytes: bytes in files of the columns of these.
-        disk_bytes: bytes that a disk was read for; the others were in the page cache.
-        ready_batches: how many batches were made and not yet used, on average; None where that was not looked at.
-        limited_by: what to make faster first: "trainer" (it hardly waits for data), "start" (of worker processes),
+        send_seconds: packing batches in workers and unpacking them in the trainer, which makes the tensors if there is
+            no transform.
+        transfer_seconds: moving batches to the ``device`` of a Loader, or waiting until a Prefetch has packed them; a
+            copy that runs beside the training is not waited for.
+        worker_seconds: of workers while they made batches.
+        worker_idle_seconds: of workers that had made all the batches they prepare in advance.
+        row_groups: row groups (or pieces) decoded.
+        row_group_bytes: bytes of their columns in the files.
+        disk_bytes: bytes read from a disk; the others were in the page cache.
+        ready_batches: batches made and not yet used, on average; None if that was not sampled.
+        limited_by: what to speed up first: "trainer" (it hardly waits for data), "start" (of worker processes),
             "storage", "decode", "gather", "transform" or "transfer" (from workers, and to a device); None before
             anything was read.
     """
@@ -89,14 +89,14 @@ class ReadingStats:
 
 @dataclass(frozen=True, kw_only=True)
 class ArrivalStats:
-    """What has arrived of a dataset; all 0 for one that was complete when it was opened.
+    """What has arrived of a dataset; all 0 if it was complete when opened.
 
     Attributes:
-        total_bytes: bytes of all its files.
-        arrived_bytes: bytes of them that have arrived.
-        wanted_bytes: bytes of the row groups and columns that are read.
-        wanted_arrived_bytes: bytes of these that have arrived.
-        waited_seconds: how long this process, and workers that it has forked, waited for some that had not.
+        total_bytes: of all its files.
+        arrived_bytes: of these.
+        wanted_bytes: of the row groups and columns that are read.
+        wanted_arrived_bytes: of these.
+        waited_seconds: that this process, and workers it forked, waited for bytes to arrive.
     """
 
     total_bytes: int = 0
@@ -108,13 +108,13 @@ class ArrivalStats:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetStats:
-    """What a dataset, all its threads and workers of this rank, has done; ``dataset.stats()`` returns it.
+    """What a dataset has done, in all threads and workers of this rank; ``dataset.stats()`` returns it.
 
     Attributes:
-        epoch: of the present epoch, or of the latest one.
+        epoch: of the present epoch, or the latest.
         total: of all epochs.
-        memory_bytes: bytes that decoded rows take now, in all living processes, and all else that Arrow has there.
-        memory_peak_bytes: the most that they were, added up over these processes.
+        memory_bytes: that decoded rows, and all else that Arrow holds, take now in all living processes.
+        memory_peak_bytes: the peak of each of these processes, added up.
         memory_limit_bytes: the dataset's ``memory``.
         arrivals: what has arrived of a first copy.
         datasets: of a Mix, the numbers of each of its datasets by name; waiting is the mix's. With ``within_batch``
