@@ -36,7 +36,7 @@ from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_digest import rows_in_summary
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.row_group_index import NO_SCHEMA, Index, build_index, with_dictionaries
-from pqcache.store.snapshot import Lease, Snapshot
+from pqcache.store.snapshot import Lease, Snapshot, closed_on_error
 from pqcache.store.sync.listing import check_one_table, dataset_files, without_links
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.table_format import check_above
@@ -144,12 +144,8 @@ def open_local_dataset(
     columns. UsageError if there is nothing at the path, or no Parquet.
     """
     data, lease = _open_local(path, snapshot, rules or FileRules(), fill)
-    try:
+    with closed_on_error(lease):
         return data if rules is None or not rules.types else _with_types(data, rules.types, NO_SCHEMA), lease
-    except BaseException:
-        if lease is not None:
-            lease.close()
-        raise
 
 
 def _with_types(data: LocalDataset, declared: Mapping[str, str], whole: pa.Schema) -> LocalDataset:
@@ -188,7 +184,7 @@ def _open_local(
             check_source(cache, fill)
         return _open_cache(cache, snapshot, fill)
     whole, place, held = _leased_snapshot(root)
-    try:
+    with closed_on_error(held):
         if whole is not None and place == whole.path:  # CACHE/current, or a snapshot by its own path
             data = LocalDataset(directory=place, index=_index_of(whole), snapshot=whole.id)
         else:
@@ -198,10 +194,6 @@ def _open_local(
         if snapshot is not None and data.snapshot != snapshot:
             raise UsageError(data.root, f"its files are not those of {snapshot}", "they have changed since then")
         return data, held
-    except BaseException:
-        if held is not None:
-            held.close()
-        raise
 
 
 def heading_of(data: LocalDataset) -> Manifest | None:
@@ -245,11 +237,8 @@ def _open_published(cache: CacheDirectory, snapshot: str | None) -> tuple[LocalD
         lease = found.lease()
     else:
         found, lease = cache.lease()
-    try:
+    with closed_on_error(lease):
         data = LocalDataset(directory=found.path, index=_index_of(found), snapshot=found.id, cache=cache.path)
-    except BaseException:
-        lease.close()
-        raise
     return data, lease
 
 
@@ -272,13 +261,10 @@ def _open_arriving(
     cache: CacheDirectory, found: ArrivingSnapshot, fill: FillRequest | None
 ) -> tuple[LocalDataset, Lease]:
     lease = found.lease()
-    try:
+    with closed_on_error(lease):
         index = found.index()
         arrivals = Arrivals(cache.path, found, index, fill)
         data = LocalDataset(directory=found.path, index=index, snapshot=found.id, cache=cache.path, arrivals=arrivals)
-    except BaseException:
-        lease.close()
-        raise
     return data, lease
 
 

@@ -24,6 +24,7 @@ from pqcache.reader.read_plan import make_read_plan, pack_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.window import SMALLER, Group
 from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.snapshot import closed_on_error
 from pqcache.store.tables.data_files import FileRules
 
 _PATIENCE = 60.0  # seconds for other ranks to begin an epoch
@@ -70,12 +71,8 @@ def read_record_batches(
     """
     snapshot = options.snapshot or getattr(options.rows, "snapshot", "") or None
     data, lease = open_local_dataset(path, snapshot, rules, options.fill)
-    try:
+    with closed_on_error(lease):
         epoch, share = _open_epoch(path, data, options)
-    except BaseException:
-        if lease is not None:
-            lease.close()
-        raise
 
     def read() -> Generator[pa.RecordBatch]:
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,6 +140,17 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def closed_on_error(lease: Lease | None) -> Iterator[None]:
+    """Release a lease if the body fails."""
+    try:
+        yield
+    except BaseException:
+        if lease is not None:
+            lease.close()
+        raise
 
 
 def write_checksums(snapshot: Path) -> None:

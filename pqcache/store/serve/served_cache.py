@@ -22,7 +22,7 @@ from pqcache.store.drivers.snapshot_source import identity_of
 from pqcache.store.layout import FILES
 from pqcache.store.manifest import Identity, Manifest
 from pqcache.store.serve.http_messages import RequestRefused
-from pqcache.store.snapshot import Lease, Snapshot
+from pqcache.store.snapshot import Lease, Snapshot, closed_on_error
 from pqcache.system.checksum import checksum_of
 from pqcache.system.disk import open_plain, real_path
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
@@ -140,7 +140,7 @@ class ServedCache:
         if known is not None:
             lease.close()
             return known
-        try:
+        with closed_on_error(lease):
             manifest: Manifest = self._arrow.submit(snapshot.checked_manifest).result()
             path = snapshot.path / FILES
             leased = LeasedSnapshot(
@@ -150,9 +150,6 @@ class ServedCache:
                 files={entry.path: identity_of(entry) for entry in manifest.files},
                 manifest_identity=Identity(path.stat().st_size, 0, checksum_of(path)),
             )
-        except BaseException:
-            lease.close()
-            raise
         self._leased[snapshot.id] = leased
         return leased
 
