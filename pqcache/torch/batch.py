@@ -27,9 +27,9 @@ CU_SEQLENS = "cu_seqlens"
 class Position:
     """Where in the training a batch belongs; ``index`` is global in the epoch; ``source`` a dataset of a Mix.
 
-    ``dataset`` is the number of the dataset that knows its rows; see ``batch_origins``. ``piece`` is 0, or the rows of
-    the pieces in which row groups are read.
-    ``parts`` are the datasets of a batch that has rows of several, with their numbers of rows.
+    ``dataset`` is the token of the dataset that knows its rows; see ``register``. ``piece`` is the number of rows of
+    the pieces in which row groups are read, or 0 if they are read whole. ``parts`` are the datasets of a joined batch,
+    with their numbers of rows.
     """
 
     epoch: int = 0
@@ -45,8 +45,8 @@ class Position:
 class Batch(dict[str, Any]):
     """A dict of column name to tensor, Ragged or dict; ``index`` is its global number in the epoch.
 
-    Tensors have shape (rows,) or (rows, length), and a Ragged has rows items. A worker sends it through
-    shared memory, and ``to`` and ``pin_memory`` move all of its tensors:
+    Tensors have shape (rows,) or (rows, length), and a Ragged has one item for each row. Workers send batches through
+    shared memory. ``to`` and ``pin_memory`` move all tensors:
 
     >>> batch = Batch({"price": torch.ones(4)}, Position(epoch=1, index=7))
     >>> batch.index, batch.epoch, batch.to("cpu", non_blocking=True)["price"].shape
@@ -82,8 +82,8 @@ class Batch(dict[str, Any]):
     def rows(self) -> RowPlaces:
         """Return where each row of the batch lies: file, row group, and position in both; see ``rows_of``.
 
-        They are those of the batch as the dataset made it, before a transform that leaves some out or adds others. A
-        batch whose dataset is gone raises UsageError.
+        These are the rows that the dataset read, whatever a transform left out or added. Raises UsageError if the
+        dataset is gone.
         """
         return _rows_at(self.position)
 
@@ -108,25 +108,25 @@ class Batch(dict[str, Any]):
 
 
 class RowsAt(Protocol):
-    """What can say which rows the batch at a position has; ``token`` is its present number."""
+    """A dataset that can look up the rows of its batches; they know it by its current ``token``."""
 
     token: int
 
     @property
     def meter(self) -> Meter:
-        """What counts for this dataset."""
+        """The meter of this dataset."""
 
     def rows_at(self, position: Position) -> RowPlaces:
-        """Return the rows of a batch of this dataset."""
+        """Where the rows of a batch of this dataset lie."""
 
 
 _known: weakref.WeakValueDictionary[int, RowsAt] = weakref.WeakValueDictionary()
 
 
 def register(dataset: RowsAt, token: int = 0) -> int:
-    """Return a number by which a batch names its dataset; ``token`` is that of the dataset which this is a copy of.
+    """Return the number by which batches refer to their dataset; a copy passes the ``token`` of its original.
 
-    A copy in another process keeps the number, so that batches of a worker find the trainer's dataset.
+    A copy in another process keeps that number, so that a worker's batches find the trainer's dataset.
     """
     if not token or token in _known:
         token = secrets.randbits(63)
@@ -135,13 +135,11 @@ def register(dataset: RowsAt, token: int = 0) -> int:
 
 
 def meter_of(position: Position) -> Meter:
-    """Return what counts for the dataset of the batch at a `Position`; nothing does where it is not known any more."""
     dataset = _known.get(position.dataset)
     return NO_METER if dataset is None else dataset.meter
 
 
 def _rows_at(position: Position) -> RowPlaces:
-    """Return the rows of the batch at a `Position`; UsageError where its dataset is not known any more."""
     dataset = _known.get(position.dataset)
     if dataset is None or dataset.token != position.dataset:
         raise UsageError(
@@ -153,7 +151,6 @@ def _rows_at(position: Position) -> RowPlaces:
 
 
 def _sent(batch: Batch) -> tuple[Any, ...]:
-    """How multiprocessing pickles a batch."""
     with meter_of(batch.position).timed(SEND):
         return _received, (message_of(dict(batch)), batch.position)
 
@@ -171,7 +168,7 @@ def row_count(value: Any) -> int:
 
 
 def take_rows(batch: Batch, rows: Sequence[int], packed: bool = False) -> Batch:
-    """Copy some rows of a batch into a new one; a ``packed`` one has ``cu_seqlens``."""
+    """Copy some rows of a batch into a new one; ``packed`` batches have ``cu_seqlens``."""
     positions = np.array(rows, np.int64)
     taken = {name: _taken(value, positions) for name, value in batch.items() if not packed or name != CU_SEQLENS}
     if packed and CU_SEQLENS in batch:
@@ -194,7 +191,7 @@ def _taken(value: Any, rows: Ints) -> Any:
 
 
 def sequence_ends(cu_seqlens: torch.Tensor, length: int, rows: Sequence[int] | Ints) -> torch.Tensor:
-    """Return ``cu_seqlens`` of some sequences of a packed batch, all of one length."""
+    """The ``cu_seqlens`` of some sequences of a packed batch, all of one ``length``."""
     ends = cu_seqlens.cpu().numpy()
     sequence = ends[:-1] // length
     lengths = [np.diff(ends)[sequence == row] for row in rows]
@@ -203,7 +200,6 @@ def sequence_ends(cu_seqlens: torch.Tensor, length: int, rows: Sequence[int] | I
 
 
 def copied(value: Any) -> Any:
-    """Copy a batch, a column, or the values of a row."""
     if isinstance(value, Batch):
         return Batch({name: copied(inner) for name, inner in value.items()}, value.position)
     if isinstance(value, dict):
@@ -214,10 +210,7 @@ def copied(value: Any) -> Any:
 
 
 def joined(parts: Mapping[str, Any], position: Position) -> Batch:
-    """Return the rows of batches of several datasets in one batch, dataset after dataset.
-
-    Raises UsageError if their columns differ.
-    """
+    """Join batches of several datasets, one after the other; UsageError if their columns differ."""
     for name, part in parts.items():
         if not isinstance(part, dict):
             reason = f"the transform of {name!r} returns {type(part).__name__}"
@@ -258,7 +251,7 @@ def _joined(column: str, parts: Mapping[str, Any]) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Columns can be joined if this is the same for all."""
+    """What columns must have in common to be joined."""
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype)[6:]} {tuple(value.shape[1:])}"
     return f"Ragged of {value.kind}" if isinstance(value, Ragged) else type(value).__name__

@@ -1,10 +1,10 @@
-"""Batches that are made together, and small ones that a worker sends together: a message costs about the same for many.
+"""Batches that are made together, and small ones that a worker sends in one message, which saves its cost for each.
 
-A worker of a Loader does not divide the columns of batches that it sends together and that no transform has seen: the
-trainer does, for which fewer tensors have to be pickled.
+Without a transform, a worker of a Loader leaves it to the trainer to split the columns of such batches, so that fewer
+tensors are pickled.
 
-A message holds few batches where these are large or slow. Workers may send unequally many, which the trainer takes in
-turn. So that it keeps few of one worker while it waits for another, it tells each how many of its batches wait.
+Large or slow batches are sent in smaller messages. Workers may send different numbers of batches; the trainer takes
+them in turn. It tells each worker how many of its batches are waiting, so that a fast one does not run far ahead.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _FIRST = 2  # messages of one batch at the beginning of a pass
 
 @dataclass(eq=False)
 class TensorGroup:
-    """The columns of batches that were made together: batch i is rows ``ends[i]`` up to ``ends[i + 1]``.
+    """The columns of batches made together: batch i is rows ``ends[i]`` up to ``ends[i + 1]``.
 
-    Packed sequences get the columns ``names``, of which ``cu_seqlens`` follows from the others in each batch.
+    ``names`` are the columns of packed sequences, ``cu_seqlens`` included, which each batch computes from the others.
     """
 
     columns: dict[str, Any]
@@ -55,14 +55,13 @@ class TensorGroup:
 
     @staticmethod
     def of(group: Group, plan: ReadPlan, conversion: Conversion, masked: frozenset[str]) -> TensorGroup:
-        """Convert gathered rows, and add masks for the columns that are ``masked``."""
         lengths, rows = dict(plan.dense), group.rows
         columns: dict[str, Any] = {}
         for name in rows.schema.names:
             axis = plan.axis(name)
             columns[name], mask = to_value(rows.column(name), name, conversion, lengths.get(name, 0), axis)
             if name in masked or (conversion.mask and mask is not None):
-                check_mask(name, plan.columns)  # nulls that no footer tells of
+                check_mask(name, plan.columns)  # no footer counted these nulls
                 shape = (rows.num_rows,) if axis is None else (rows.num_rows, axis)
                 columns[mask_name(name)] = torch.ones(shape, dtype=torch.bool) if mask is None else mask
         names = None if plan.pack is None else (*plan.columns, *plan.pack.ids)
@@ -84,7 +83,7 @@ class TensorGroup:
 
 
 class UnmadeBatch(NamedTuple):
-    """Batch ``number`` of a group that is not divided yet."""
+    """Batch ``number`` of a group that is not split yet."""
 
     group: TensorGroup
     number: int
@@ -111,17 +110,15 @@ def _parts(value: Any, ends: Sequence[int]) -> list[Any]:
 
 
 def check_mask(name: str, columns: Container[str]) -> None:
-    """Raise UsageError if the mask of a column has the name of another column."""
     if mask_name(name) in columns:
         reason = f"it would add {mask_name(name)!r}, which is a column already"
         raise UsageError("nulls='mask'", reason, "leave one of the two out with columns=, or fill nulls by column")
 
 
 def _with_ids(batch: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Pick the columns of packed sequences; a document begins wherever its position is 0."""
     if CU_SEQLENS in names:
         positions = batch[POSITIONS]
-        begins = np.flatnonzero(positions.numpy().reshape(-1) == 0)
+        begins = np.flatnonzero(positions.numpy().reshape(-1) == 0)  # of documents
         batch[CU_SEQLENS] = torch.from_numpy(np.append(begins, positions.numel()).astype(np.int32))
     return {name: batch[name] for name in names}
 
@@ -177,26 +174,26 @@ ForkingPickler.register(BatchGroup, _sent)
 
 
 class GroupSizes:
-    """How many batches a worker of a loader sends together: ``most``, and fewer where more than these wait already."""
+    """How many batches a worker sends together: up to ``most``, fewer if the trainer has more than that waiting."""
 
     def __init__(self, most: int, workers: int) -> None:
         self.most, self.seconds = most, MOST_SECONDS
-        self.waiting = WorkerMemory((workers,))  # the batches of each worker that the trainer has, which writes it
+        self.waiting = WorkerMemory((workers,))  # batches by worker; the trainer writes it
 
     def at(self, number: int, worker: int) -> int:
         return 1 if number < _FIRST else max(1, min(self.most, 2 * self.most - int(self.waiting.numbers[worker])))
 
 
 def sizes_in_worker(sizes: GroupSizes | None) -> GroupSizes | None:
-    """Return the sizes of a dataset whose batches this process, a worker, sends in groups; None elsewhere.
+    """The sizes in a worker that sends its batches in groups; None elsewhere.
 
-    What reads the dataset in another thread or process while a loader begins may see the sizes too.
+    Others that read the dataset while a loader begins see its sizes too.
     """
     return None if get_worker_info() is None else sizes
 
 
 def grouped(batches: Generator[Any], sizes: GroupSizes) -> Generator[BatchGroup]:
-    """Yield the batches of this worker in groups; an error comes behind the batches before it."""
+    """Yield the batches of this worker in groups; an error comes after the batches before it."""
     info = get_worker_info()
     assert info is not None
     ended = False
@@ -223,7 +220,7 @@ def grouped(batches: Generator[Any], sizes: GroupSizes) -> Generator[BatchGroup]
 
 
 def ungrouped(groups: Iterator[BatchGroup], sizes: GroupSizes) -> Generator[Any]:
-    """Yield the batches of groups, one of each worker in turn; raise the error of a batch when it is its turn."""
+    """Yield batches from groups, one of each worker in turn; an error is raised in its turn."""
     waiting: list[deque[Any]] = [deque() for _ in sizes.waiting.numbers]
     sizes.waiting.numbers[:] = 0
     for turn in count():

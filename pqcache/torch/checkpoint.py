@@ -1,4 +1,4 @@
-"""What ``state_dict`` holds, and the checks that a dataset or a mix can go on from it."""
+"""The content of ``state_dict``, and the checks that a dataset or a mix can go on from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     divisions: Divisions = ()
 
     def in_state(self, worker: list[int] | None) -> dict[str, Any]:
-        """The place as fields of a state; in the trainer without divisions from which nothing was read yet."""
+        """The fields of a state; a trainer's leaves out divisions from which nothing was read yet."""
         found = [list(division) for division in self.divisions if worker is not None or division.start < self.batch]
         return {**self._asdict(), "divisions": found or None, "worker": worker}
 
@@ -35,10 +35,9 @@ class Place(NamedTuple):
 class SavedPlace:
     """A state: where a training is, and all that its remaining batches depend on. ``batch`` is the next global index.
 
-    ``divisions`` are there where ranks x workers did not divide the lanes, and ``batch`` is a place then; see
-    ``reader/order/epoch_share.py``.
-    ``worker`` is only in the states that torchdata's StatefulDataLoader takes inside each worker: its number,
-    the number of workers, and the batch at which their epoch began.
+    If ranks x workers did not divide the lanes there are ``divisions``, and ``batch`` is a place; see
+    ``reader/order/epoch_share.py``. Only states that torchdata's StatefulDataLoader takes inside a worker have
+    ``worker``: its number, the number of workers, and the batch at which their epoch began.
     """
 
     owner: ClassVar[str]
@@ -51,13 +50,13 @@ class SavedPlace:
     divisions: list[list[int]] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state as a dict of JSON values, with its format number."""
+        """The state as JSON values, with its format number."""
         fields = {"format": FORMAT, **asdict(self)}
         return {name: value for name, value in fields.items() if value is not None or name not in _OPTIONAL}
 
     @classmethod
     def from_dict(cls: type[_S], state: Mapping[str, Any]) -> _S:
-        """Return what ``to_dict`` wrote; anything else raises UsageError."""
+        """Read a ``to_dict``; UsageError for anything else."""
         check_format(state, "state", cls.owner)
         try:
             found = cls(**{key: value for key, value in state.items() if key != "format"})
@@ -67,14 +66,14 @@ class SavedPlace:
         return found
 
     def _check(self) -> None:
-        """Raise TypeError for what no training has."""
+        """Raise TypeError for values that no training has."""
         for name, least in {"lanes": 1, "window": 1, "piece": 0, "epoch": 0, "batch": 0}.items():
             value = getattr(self, name, least)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
                 raise TypeError(f"{name} is {value!r}")
 
     def check_worker(self) -> None:
-        """Raise UsageError where another process loads the state of one worker."""
+        """Raise UsageError if the state is of one worker and this process is not it."""
         info = get_worker_info()
         if self.worker is not None and self.worker[:2] != ([info.id, info.num_workers] if info else [None, 0]):
             raise UsageError(
@@ -84,7 +83,6 @@ class SavedPlace:
             )
 
     def check_options(self, **options: Any) -> None:
-        """Raise UsageError for the first of these options that differs from the state's."""
         for name, value in options.items():
             if value != (saved := getattr(self, name)):
                 raise UsageError(
@@ -95,7 +93,7 @@ class SavedPlace:
 
     @property
     def place(self) -> Place:
-        """The place; UsageError where its divisions are none."""
+        """The place; UsageError for malformed divisions."""
         wrong = UsageError("state", f"its divisions are {self.divisions!r}", "load what state_dict() returned")
         try:
             found = tuple(Division(*map(int, numbers)) for numbers in self.divisions or ())
@@ -123,11 +121,11 @@ class State(SavedPlace):
 
 @dataclass(frozen=True, kw_only=True)
 class MixState(SavedPlace):
-    """Where a training is in a mix: the batches that each dataset gives in an epoch, and each one's state.
+    """Where a training is in a mix: the batches of each dataset in an epoch, and each one's state.
 
-    The datasets' states are without ``epoch`` and ``batch``. ``periods`` is there where the mix was changed: the first
-    epoch of each period, and what its epochs have of each dataset, the last one being ``counts``. ``within_batch`` says
-    that batches have rows of all datasets.
+    The datasets' states have no ``epoch`` and ``batch``. A mix that was changed has ``periods``: the first epoch of
+    each, and the counts of its epochs, the last being ``counts``. With ``within_batch`` batches have rows of all
+    datasets.
     """
 
     owner = "Mix"

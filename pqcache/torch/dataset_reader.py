@@ -1,4 +1,4 @@
-"""Reads the batches of one dataset as tensors: what ParquetDataset and Mix share."""
+"""Reads the batches of one dataset as tensors, for ParquetDataset and Mix."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from pqcache.torch.transforms import BatchOrigin, FailureLog, Item, Transform, T
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """The options of a ``ParquetDataset`` that say which rows are read, and how. ``memory`` is in bytes."""
+    """The options of a ``ParquetDataset`` on which rows are read, and how; ``memory`` is in bytes."""
 
     path: Path
     filters: Any
@@ -67,23 +67,20 @@ class ReadOptions:
 
 
 class DatasetReader:
-    """An open dataset, and how its batches are made; its callers know the ranks and the place in an epoch.
+    """An open dataset that makes batches; its callers know the ranks and the place in an epoch.
 
-    ParquetDataset reads shares of epochs (``read``), and a mix passes (``open_pass``), whose batches it transforms when
-    they are in its own order. A snapshot is leased while the reader exists, also in a process that unpickles it.
+    ParquetDataset reads shares of epochs (``read``). A mix reads passes (``open_pass``) and transforms the batches once
+    they are in its own order. The snapshot is leased while the reader exists, in a process that unpickles it too.
     """
 
     def __init__(self, options: ReadOptions, columns: Sequence[str] | None, share_alone: bool) -> None:
-        """Open the dataset; with ``share_alone`` one node's share is read without the other nodes.
-
-        Columns that no tensor can hold, or that are named but not there, raise UsageError.
-        """
+        """Open the dataset; ``share_alone`` reads one node's share without the other nodes."""
         self.options = options
         self.nodes: NodeShares | None = None
         self.meter = new_meter()
         self.failures = FailureLog() if options.transform.skips else None
         self._share_alone = share_alone
-        self._window: Window | None = None  # of a state that was loaded
+        self._window: Window | None = None  # of a loaded state
         self._open(options.path, options.snapshot or getattr(options.rows, "snapshot", "") or None, columns, {})
         self._masked = _masked_columns(self._plan, options.conversion, options.ragged)
         self.check_nulls()
@@ -93,38 +90,36 @@ class DatasetReader:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns as Arrow has them."""
         return self._plan.schema
 
     @property
     def snapshot(self) -> str:
-        """The name of the snapshot; for a plain directory, of its files' content."""
+        """The name of the snapshot; for a plain directory, a hash of its files."""
         return self.data.snapshot
 
     @property
     def content(self) -> str:
-        """A name that is equal for equal rows, whatever their snapshot is called."""
+        """Equal for equal rows, whatever their snapshot is called."""
         return self.data.content if self.nodes is None else self.nodes.listing
 
     @property
     def rows(self) -> int | None:
-        """The number of rows (or sequences) of an epoch, of this node's share; None where epochs differ."""
+        """The rows (or sequences) of an epoch of this node's share; None if epochs differ."""
         return int(self._plan.counts.sum()) if self._plan.weights is None else None
 
     @property
     def fill(self) -> float | None:
-        """The share of the places in packed sequences that hold tokens; None where rows are not packed."""
+        """The share of the places in packed sequences that hold tokens; None without packing."""
         return None if self._plan.packs is None else self._plan.packs.fill
 
     def stats(self) -> DatasetStats:
-        """Return what reading has taken so far."""
         threads = self.options.transform.threads or 1
         return dataset_stats(self.meter.counts(), self._plan, self.options.memory, threads)
 
     def total(self, epoch: int, ranks: int, start: int, pad: bool) -> int:
-        """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node.
+        """The batches (or rows) of an epoch read from ``start``, over all ranks of this node.
 
-        Without ``pad`` that is what the node's own share has; other nodes may have more.
+        Without ``pad`` only the node's own share counts; other nodes may have more.
         """
         options = self.options
         if self.nodes is not None and pad:
@@ -132,11 +127,10 @@ class DatasetReader:
         return self.batches_at(epoch)
 
     def batches_at(self, epoch: int, of_mix: bool = False) -> int:
-        """Return the number of batches (or rows) of an epoch, or of each pass of a mix."""
         return self._epochs.order(self._epochs.at(epoch, of_mix).plan, epoch).batches(self.options.drop_last)
 
     def check_nulls(self) -> None:
-        """Raise ParquetError before anything is decoded, where the files say that columns hold nulls without a fill."""
+        """Raise ParquetError, before anything is decoded, if the files count nulls in columns without a fill."""
         conversion = self.options.conversion
         filled = {name for name, _ in conversion.fill}
         for name in self._plan.columns:
@@ -144,9 +138,9 @@ class DatasetReader:
                 raise null_error(name, count, "the dataset", conversion)
 
     def read(self, share: EpochShare, indices: range, epoch: int, are_sent: bool = False) -> Generator[tuple[int, Any]]:
-        """Yield (place, transformed batch) for ``indices``, the places of a share; rows without a batch size.
+        """Yield (place, transformed batch), or rows without a batch size, for places of a share.
 
-        Batches that ``are_sent`` to another process as they are come as `UnmadeBatch`, unless there is a transform.
+        Without a transform, batches that ``are_sent`` to another process come as `UnmadeBatch`.
         """
         this, is_plain = self._epochs.begin(epoch, share), self.options.transform.function is None
         batches, total = share.batches(indices), this.order.batches(self.options.drop_last)
@@ -167,7 +161,7 @@ class DatasetReader:
     def open_pass(
         self, reading: DatasetPass, share: EpochShare
     ) -> tuple[TransformRunner, Generator[tuple[Position, Any]]]:
-        """Return the batches that a share of a mix takes of one pass over this dataset, after what transforms them."""
+        """The transforms and the batches that a share of a mix takes of one pass over this dataset."""
         this = self._epochs.begin(reading.number, share, of_mix=True)
         this = replace(this, order=reading.order_of(this.order))
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
@@ -178,7 +172,7 @@ class DatasetReader:
     def _merged(
         self, this: Epoch, indices: list[int], streams: list[int], total: int
     ) -> Generator[tuple[Position, Any]]:
-        """Yield the batches of a pass of a mix, each read by the stream of its lane."""
+        """Yield the batches of a pass, each read by the stream of its lane."""
         of_stream: dict[int, list[int]] = {stream: [] for stream in streams}
         for index, stream in zip(indices, streams, strict=True):
             of_stream[stream].append(index)
@@ -194,13 +188,13 @@ class DatasetReader:
         return TransformRunner(self.options.transform, origin, self.failures, self.options.seed, node, self.meter)
 
     def place_of(self, epoch: int, index: int, lanes: int, ranks: int, of_mix: bool = False) -> Position:
-        """Return the position of a batch; an index that the epoch does not have raises UsageError."""
+        """The position of a batch; UsageError if the epoch has no such index."""
         index = checked_index(index, self.batches_at(epoch, of_mix))
         window, piece_rows = self._epochs.window(lanes, ranks)
         return Position(epoch=epoch, index=index, lanes=lanes, window=window, piece=piece_rows)
 
     def rows_at(self, position: Position, reading: DatasetPass | None = None) -> RowPlaces:
-        """Return the rows of the batch at a position; with ``reading`` it is one of a pass of a mix."""
+        """The rows of the batch at a position, or at one of a pass ``reading`` of a mix."""
         plan = self._epochs.at(position.epoch, reading is not None).plan.split(position.piece)
         order = self._epochs.order(plan, position.epoch, position.lanes, position.window)
         if reading is not None:
@@ -208,7 +202,7 @@ class DatasetReader:
         return rows_of_batch(plan, order, position.index % order.batches(self.options.drop_last))
 
     def state(self, place: Place, ranks: int, worker: list[int] | None = None) -> State:
-        """Return the state of a training that goes on at a place; a mix keeps its own."""
+        """The state of a training that goes on at a place."""
         window, piece_rows = self._epochs.window(place.lanes, ranks)
         return State(
             snapshot=self._listing,
@@ -223,9 +217,9 @@ class DatasetReader:
         )
 
     def load_state(self, state: State) -> None:
-        """Take over a state's snapshot and window; the caller takes over lanes and place.
+        """Restore a state's snapshot and window; the caller restores lanes and place.
 
-        Options that differ raise UsageError; a snapshot that is no longer kept raises CacheError.
+        Raises UsageError if options differ, CacheError if the snapshot is no longer kept.
         """
         options = {name: getattr(self.options, name) for name in ("seed", "batch_size", "shuffle")}
         chosen = self._epochs.set_window
@@ -253,7 +247,6 @@ class DatasetReader:
         self._window = self._epochs.set_window = Window(state.window, state.piece)
 
     def _snapshot_in(self, state: State) -> str:
-        """Return the name of the snapshot here that a state belongs to."""
         if self.data.cache is None:
             raise UsageError(
                 self.options.path,
@@ -271,7 +264,7 @@ class DatasetReader:
     def _batches(
         self, this: Epoch, indices: Sequence[int], total: int, are_sent: bool = False
     ) -> Generator[tuple[Position, Any]]:
-        """Yield batches, or rows without a batch size, and their positions."""
+        """Yield positions and batches, or rows without a batch size."""
         order, piece = this.order, this.plan.piece_rows
 
         def make(group: Group) -> TensorGroup:
@@ -297,16 +290,14 @@ class DatasetReader:
                 yield at, unmade if are_sent else Batch(group.batches[number], at)
 
     def window(self, lanes: int, ranks: int) -> Window:
-        """How many row groups, or pieces of them, each lane mixes at a time."""
         return self._epochs.window(lanes, ranks)
 
     @property
     def _listing(self) -> str:
-        """The name of the snapshot that is read, over all nodes."""
         return self.data.snapshot if self.nodes is None else self.nodes.listing
 
     def _row_groups_at(self, epoch: int) -> str:
-        """Return the name of the rows that are read in an epoch, over all nodes."""
+        """A hash of the rows that all nodes read in an epoch."""
         return self._plan.fingerprint_at(epoch) if self.nodes is None else self.nodes.row_groups
 
     def _gather_shares(self) -> None:
@@ -319,7 +310,7 @@ class DatasetReader:
     def _open(
         self, path: str | os.PathLike[str], snapshot: str | None, columns: Sequence[str] | None, counts: Counts
     ) -> None:
-        """Open a snapshot (None: the current one), and lease it."""
+        """Open and lease a snapshot, by default the current one."""
         self.data, lease = open_local_dataset(path, snapshot, self.options.rules, self.options.fill)
         self._hold(lease)
         self._set_plan(columns, counts)
@@ -333,7 +324,7 @@ class DatasetReader:
         plan = make_read_plan(
             self.data, columns, options.filters, options.rows, counts, options.sequence, options.choice, pack
         )
-        filled = [name for name in plan.columns if options.conversion.fills_inside(name)]  # which dense lists cannot be
+        filled = [name for name in plan.columns if options.conversion.fills_inside(name)]  # not possible in dense lists
         if not isinstance(pack, Pack):
             plan = plan.with_dense_lists((*options.ragged, *filled, *(pack.columns if pack else ())))
         plan = replace(plan, fill=fills_when_decoded(options.conversion, plan.kinds))
@@ -371,7 +362,7 @@ class DatasetReader:
 
 
 def _masked_columns(plan: ReadPlan, conversion: Conversion, ragged: tuple[str, ...]) -> frozenset[str]:
-    """Return the columns that get a mask; UsageError where options name others or types have no tensor form."""
+    """The columns that get a mask; UsageError for unknown columns in options and types without a tensor form."""
     names = set(plan.columns)
     for field in plan.row_schema:
         check_type(field.name, field.type, conversion.decimals, plan.bounds)

@@ -32,7 +32,7 @@ from pqcache.store.shard import Shard, parse_shard
 class RankShare:
     """A rank's report to the others: the share that it reads, and its largest row groups when decoded.
 
-    ``largest`` holds for each of them the bytes of what is selected, of all that is decoded for it, and its rows.
+    Each of ``largest`` is the bytes selected, the bytes decoded for that, and the rows.
     """
 
     shard: Shard
@@ -46,8 +46,8 @@ class RankShare:
 class NodeShares:
     """The shares of all nodes: the ``rows`` of each, and this rank's place among the ``ranks`` of its node.
 
-    ``row_groups`` names what all nodes read together. ``largest`` are the sizes of their largest row groups, from which
-    all get the same window.
+    ``row_groups`` is a hash of what all nodes read together. All nodes get the same window from the sizes of their
+    ``largest`` row groups.
     """
 
     node: int
@@ -61,12 +61,11 @@ class NodeShares:
 
     @property
     def sizes(self) -> RowGroupSizes:
-        """The sizes of the largest row groups of all nodes."""
         selected, decoded, rows = np.array(self.largest, np.int64).reshape(-1, 3).T
         return RowGroupSizes(selected, decoded, rows, complete=False)
 
     def check(self, ranks: tuple[int, int]) -> None:
-        """Raise UsageError where ``ranks``, the number of all and this one's, are not those that opened the shares."""
+        """Raise UsageError unless ``ranks``, their number and this one's, are those that opened the shares."""
         if ranks != self.of_all:
             (count, rank), (count_then, rank_then) = ranks, self.of_all
             raise UsageError(
@@ -76,10 +75,9 @@ class NodeShares:
             )
 
     def total(self, batch_size: int, start: int, ranks: int, drop_last: bool) -> int:
-        """Return where an epoch that goes on at a node's batch ``start`` ends: the same for all nodes.
+        """The batch at which an epoch that goes on at a node's batch ``start`` ends, the same for all nodes.
 
-        With ``drop_last`` that is where the smallest share ends, else where the largest does; the others repeat
-        their epoch from its start.
+        With ``drop_last`` the smallest share decides, else the largest: the others repeat their epoch from its start.
         """
         batches = [rows // batch_size if drop_last else -(-rows // batch_size) for rows in self.rows]
         left = [max(0, count - start) for count in batches]
@@ -88,9 +86,9 @@ class NodeShares:
 
 
 def gather_shares(data: LocalDataset, groups: RowGroups) -> NodeShares | None:
-    """Gather the shares of all nodes; None where the dataset is not a node's share.
+    """Gather the shares of all nodes; None if the dataset is not a node's share.
 
-    Every rank has to call this. Shares that do not make up one dataset raise the same UsageError everywhere.
+    Every rank has to call this. Raises the same UsageError on all of them if the shares don't make up one dataset.
     """
     heading = heading_of(data)
     if heading is None or heading.shard is None or heading.listing is None:
@@ -122,7 +120,7 @@ def gather_shares(data: LocalDataset, groups: RowGroups) -> NodeShares | None:
 
 
 def combine_shares(shares: Sequence[RankShare], rank: int) -> NodeShares:
-    """Combine the reports of all ranks, in their order, for rank ``rank``."""
+    """Combine the reports of all ranks, in their order, for one ``rank``."""
     _check_sources(shares)
     _check_rows(shares)
     shard = shares[rank].shard
@@ -141,7 +139,6 @@ def combine_shares(shares: Sequence[RankShare], rank: int) -> NodeShares:
 
 
 def _check_sources(shares: Sequence[RankShare]) -> None:
-    """Raise UsageError unless the shares are of one number of nodes and one listing of their source."""
     numbers = sorted({share.shard.nodes for share in shares})
     if len(numbers) > 1:
         reason = f"some nodes hold shares of {numbers[0]} nodes, others of {numbers[1]}"
@@ -158,7 +155,7 @@ def _check_sources(shares: Sequence[RankShare]) -> None:
 
 
 def _check_rows(shares: Sequence[RankShare]) -> None:
-    """Raise UsageError unless each share has rows and as many ranks as the others, which see the same of it."""
+    """Raise UsageError unless each share has rows and equally many ranks, which see the same rows of it."""
     nodes = shares[0].shard.nodes
     ranks = Counter(share.shard.node for share in shares)
     for node in range(nodes):
@@ -194,7 +191,7 @@ def _check_rows(shares: Sequence[RankShare]) -> None:
 
 
 def snapshot_of(cache: Path, listing: str) -> str:
-    """Return the newest snapshot of a cache that holds its share of ``listing``; UsageError where none is kept."""
+    """The newest snapshot of a cache that holds its share of ``listing``; UsageError if none is kept."""
     for snapshot in reversed(CacheDirectory(cache).snapshots()):
         heading = read_heading(snapshot.path / FILES)
         if f"listing-{heading.listing}" == listing:

@@ -1,12 +1,11 @@
-"""What other libraries do with datasets and Loaders: misuse is refused, and Accelerate is shown the last batch.
+"""Other libraries' use of datasets and Loaders: refuses misuse, and shows Accelerate the last batch.
 
-A dataset divides its rows among ranks and yields whole batches. A wrapper that divides them again would leave rows out,
-and a DataLoader that batches them again would yield batches of batches, both without a word. Such callers are known by
-the names of their modules and classes, as neither says what it does to the dataset.
+A dataset divides its rows among ranks and yields whole batches. A wrapper that divides them again would silently leave
+rows out, and a DataLoader that batches them again would silently yield batches of batches. Neither says what it does to
+the dataset, so such callers are known by the names of their modules and classes.
 
 Accelerate's ``accumulate`` makes a step of the optimizer at an epoch's last batch, so it has to know which one that is.
-``gather_for_metrics`` joins what all processes have, which takes tensors of one size, and cuts off what was added to
-make the last ones so.
+``gather_for_metrics`` joins tensors of one size from all processes, and cuts off the rows that filled up the last ones.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ _TRAINER = "with transformers, write 'from pqcache.torch.trainer import Trainer'
 
 
 def check_batching() -> None:
-    """Raise UsageError where the caller's caller is a DataLoader that makes batches of what it gets.
+    """Raise UsageError if the caller's caller is a DataLoader that makes batches of batches.
 
-    Called by the ``__iter__`` and ``__len__`` of a dataset that yields batches. Frameworks ask for the length first,
-    and some follow an error of ``__iter__`` with one of their own.
+    Called by ``__iter__`` and ``__len__`` of datasets that yield batches: frameworks ask for the length first, and some
+    replace an error of ``__iter__`` by their own.
     """
     caller = sys._getframe(2)
     loader = caller.f_locals.get("self") if caller.f_code is DataLoader.__len__.__code__ else None
@@ -61,9 +60,9 @@ def check_batching() -> None:
 
 
 def check_dividing(ranks: int) -> None:
-    """Raise UsageError where a caller divides what a dataset divides among ``ranks`` itself.
+    """Raise UsageError if a caller divides batches that the dataset has divided among ``ranks`` itself.
 
-    Called where a dataset is iterated and where its epoch is set; Accelerate's loaders do the latter on every rank.
+    Called when a dataset is iterated or its epoch is set, as Accelerate's loaders do on every rank.
     """
     if ranks > 1 and any(_place_of(frame) in _DIVIDES for frame in outward(sys._getframe(2))):
         raise UsageError(
@@ -76,18 +75,18 @@ def check_dividing(ranks: int) -> None:
 
 
 def reads_ahead() -> bool:
-    """Whether a caller holds one batch back, as it asks for the next one before it yields the last.
+    """Whether a caller requests the next batch before it yields the last; called when an iteration begins.
 
-    Called where an iteration begins. With a StatefulDataLoader, Accelerate takes states before it asks.
+    With a StatefulDataLoader, Accelerate takes states before that request.
     """
     callers = (frame for frame in outward(sys._getframe(2)) if _place_of(frame) in _READS_AHEAD)
     return any(not getattr(frame.f_locals["self"], "use_stateful_dataloader", False) for frame in callers)
 
 
 def check_skipping() -> None:
-    """Raise UsageError where Accelerate's ``skip_first_batches`` takes a Loader apart.
+    """Raise UsageError if Accelerate's ``skip_first_batches`` takes a Loader apart.
 
-    It would make a plain DataLoader of its dataset, read what it skips, and know nothing of its epoch and place.
+    It would make a plain DataLoader of the dataset, read the skipped batches, and ignore the Loader's epoch and place.
     """
     caller = sys._getframe(2)
     if (caller.f_globals.get("__name__"), caller.f_code.co_name) == ("accelerate.data_loader", "skip_first_batches"):
@@ -99,9 +98,9 @@ def check_skipping() -> None:
 
 
 def lightning_fit() -> Any:
-    """Return the loop of Lightning's ``Trainer.fit`` that sets the epoch of a sampler; None for other callers.
+    """The loop of Lightning's ``Trainer.fit`` that sets the epoch of a sampler; None for other callers.
 
-    It has restored the places of its loaders, also where their length was asked for before the checkpoint was read.
+    Makes it restore the places of its loaders, if their length was needed before the checkpoint was read.
     """
     for frame in islice(outward(sys._getframe(2)), 2):  # there is a function of Lightning's between
         if frame.f_globals.get("__name__") in _FITS and frame.f_code.co_name == "on_advance_start":
@@ -112,14 +111,14 @@ def lightning_fit() -> Any:
 
 
 def has_one_loader(fit: Any) -> bool:
-    """Whether ``Trainer.fit`` reads a single loader; of several some may be in later epochs."""
+    """Whether ``Trainer.fit`` reads a single loader; some of several may be in later epochs."""
     return len(fit._combined_loader.flattened) == 1
 
 
 def check_fit(fit: Any, loader: Any) -> None:
-    """Raise UsageError where ``Trainer.fit`` begins an epoch at another batch than a Loader.
+    """Raise UsageError if ``Trainer.fit`` begins an epoch at another batch than the Loader.
 
-    It counts the batches of its process, and would leave out as many as it takes for read.
+    It counts the batches of its process, and would skip as many as it believes to be read.
     """
     if fit.trainer.overfit_batches and loader.dataset.is_shuffled:
         reason = "each epoch has another order, so that these would be other batches each time"
@@ -144,16 +143,16 @@ def check_fit(fit: Any, loader: Any) -> None:
 
 
 def outward(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame, and those that it was called from, the nearest first."""
+    """Yield a frame and its callers, the nearest first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def _place_of(frame: FrameType) -> tuple[str, str]:
-    """Return the module and the class of the method that runs in a frame, if the module is one of those above.
+    """The module of a frame, and the class of its method if the module is one of ``_MODULES``.
 
-    The locals of other frames are not looked at: that keeps them alive.
+    Does not look at the locals of other frames, which would keep these alive.
     """
     module = frame.f_globals.get("__name__", "")
     return module, type(frame.f_locals.get("self")).__name__ if module in _MODULES else ""
@@ -161,9 +160,9 @@ def _place_of(frame: FrameType) -> tuple[str, str]:
 
 @contextmanager
 def shown_to_accelerate(loader: Any) -> Iterator[bool]:
-    """Tell Accelerate that ``loader`` is being iterated, and return whether this process uses it.
+    """Register ``loader`` with Accelerate while it is iterated; yields whether this process uses Accelerate.
 
-    Accelerate then reads the loader's ``end_of_dataloader`` and ``remainder``, as those of its own loaders.
+    Accelerate then reads its ``end_of_dataloader`` and ``remainder``, as it does with its own loaders.
     """
     loader.end_of_dataloader, loader.remainder = False, -1
     kind = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
@@ -179,10 +178,10 @@ def shown_to_accelerate(loader: Any) -> Iterator[bool]:
 
 
 def rows_of_last_round(share: EpochShare, rows: int, rows_of_last: int) -> int:
-    """Return how many rows of the ranks' last batches, joined in order of the ranks, come before the repeated ones.
+    """How many rows of the ranks' last batches, joined in order of the ranks, come before the repeated ones.
 
-    Batches have ``rows`` rows, the epoch's last one ``rows_of_last``. Returns -1, which is Accelerate's "unknown",
-    after a resume from another number of ranks, where the repeated ones may come first.
+    Batches have ``rows`` rows, the epoch's last one ``rows_of_last``. Returns -1, Accelerate's "unknown", after a
+    resume from another number of ranks: repeated rows may then come first.
     """
     if share.start % share.ranks:
         return -1
@@ -192,12 +191,12 @@ def rows_of_last_round(share: EpochShare, rows: int, rows_of_last: int) -> int:
 
 
 def is_last(share: EpochShare) -> bool:
-    """Return whether the last batch that this rank yields is the last one of the epoch, which may be short."""
+    """Whether the last batch that this rank yields is the last one of the epoch, which may be short."""
     return (share.indices()[-1] + 1) % share.total == 0
 
 
 def filled(value: Any, rows: int, size: int) -> Any:
-    """Return a batch in which what has ``rows`` rows has ``size``: its own rows again and again."""
+    """Repeat the rows of a batch until whatever has ``rows`` rows has ``size``."""
 
     def has_rows(inner: Any) -> bool:
         if isinstance(inner, torch.Tensor | np.ndarray):

@@ -34,22 +34,22 @@ T = TypeVar("T")
 
 
 def new_meter() -> Meter:
-    """Return a meter that a trainer shares with its workers, also spawned ones.
+    """A meter that a trainer shares with its workers, spawned ones too.
 
-    Ranks that are forked or spawned, and copies, begin at 0 and share nothing with the original.
+    Copies, and ranks that are forked or spawned, begin at 0 and share nothing with the original.
     """
     return Meter(WorkerMemory(SHAPE, kept=False))
 
 
 class IterationMeter:
-    """Counts the waits of one iteration, batch by batch; those of single rows, and of no meter, are not looked at."""
+    """Counts the waits of one iteration, batch by batch; it leaves iterations over single rows alone."""
 
     def __init__(self, meter: Meter, watch: StallWatch | None = None, by_batch: bool = False, by_workers: bool = False):
         self._meter, self._watch, self._by_batch, self._by_workers = meter, watch, by_batch, by_workers
-        self.is_complete = False  # the epoch, as of the last item
+        self.is_complete = False  # whether the last item ended the epoch
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
-        """Iterate over items, counting how long each takes and how long until the next is asked for."""
+        """Iterate, counting how long each item takes and how long until the next is requested."""
         return self._timed(iter(items)) if self._by_batch else iter(items)
 
     def _timed(self, items: Iterator[T]) -> Generator[T]:
@@ -90,10 +90,9 @@ class IterationMeter:
 def measured(
     dataset: Any, epoch: int, number: int, workers: int = 0, by_loader: bool = False
 ) -> Iterator[IterationMeter]:
-    """Measure an iteration of a trainer with so many ``workers``, or of one who reads a pass of this ``number`` itself.
+    """Measure an iteration of a ResumableDataset by a trainer with ``workers``, or by a process that reads itself.
 
-    ``dataset`` is a ResumableDataset. At the end one line about the epoch is logged if it is complete then, by the
-    trainer if it uses a Loader.
+    ``number`` identifies the pass. A complete epoch is logged in one line, with a Loader by the trainer alone.
     """
     meter, info, process = dataset.meter, get_worker_info(), os.getpid()
     for one in dataset.meters:
@@ -121,14 +120,14 @@ def measured(
 
 
 def _own_waits(meter: Meter) -> int:
-    """How long a process that reads single rows has waited for them and for their transform."""
+    # of a process that reads single rows: its waits for them and for their transform
     return meter.own(READ_WAIT) + meter.own(TRANSFORM)
 
 
 def summary(stats: ReadingStats) -> str:
     info = get_worker_info()
     seconds = stats.seconds
-    if seconds is None:  # of a plain DataLoader: what the workers took, one beside the other
+    if seconds is None:  # with a plain DataLoader: the workers' time, divided among them
         seconds = (stats.worker_seconds + stats.worker_idle_seconds) / (info.num_workers if info else 1)
     who = f"epoch {stats.epoch}" if info is None else f"epoch {stats.epoch}, {info.num_workers} workers together"
     text = f"{who}: {stats.rows:,} rows in {seconds:.1f} s"
@@ -140,9 +139,9 @@ def summary(stats: ReadingStats) -> str:
 
 
 def describe_reading(readers: Iterable[Any], only: int | None = None) -> list[str]:
-    """Return a line for each process of the present pass on what it reads now; or of ``only`` one process.
+    """What each process of the current pass, or ``only`` one of them, reads now: a line each.
 
-    ``readers`` are the DatasetReaders of a dataset or a mix.
+    ``readers`` are DatasetReaders.
     """
     lines = []
     for reader in readers:

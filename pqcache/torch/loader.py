@@ -1,4 +1,4 @@
-"""Loader: a DataLoader that keeps its place and needs no help to read each epoch in another order."""
+"""Loader: a DataLoader that keeps its place and reads each epoch in another order by itself."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from pqcache.torch.iteration_meter import measured
 from pqcache.torch.ragged import to_device
 from pqcache.torch.resumable import LoaderIteration, ResumableDataset
 
-Timed = Callable[[], AbstractContextManager[Any]]
-ChangedBatches = Callable[[Iterator[Any], Timed], Iterator[Any]]  # called with what measures the time of copies
+Timed = Callable[[], AbstractContextManager[Any]]  # measures the time of copies
+ChangedBatches = Callable[[Iterator[Any], Timed], Iterator[Any]]
 
 PREFETCH = 4  # messages of each worker: torch's 2 leave workers idle where batches are small
 
@@ -51,7 +51,7 @@ _AGAIN = (
 )
 _BY_DATASET = "say it to the dataset, which makes the batches"
 _BY_FILTERS = "the dataset has an order of its own; filters= and rows= choose rows"
-_REFUSED: dict[str, tuple[Any, str]] = {  # DataLoader's arguments: the value that does nothing, and what to do
+_REFUSED: dict[str, tuple[Any, str]] = {  # DataLoader's arguments: the harmless value, and advice
     "batch_size": (None, _BY_DATASET),
     "shuffle": (None, _BY_DATASET),
     "drop_last": (False, _BY_DATASET),
@@ -170,7 +170,7 @@ class Loader(DataLoader[Any]):
         return f"<Loader with num_workers={self.num_workers} of {self.dataset!r}>"
 
     def __len__(self) -> int:
-        """Return the number of batches of this iteration; where none runs, of the next one."""
+        """Return the number of batches of this iteration, or of the next if none is running."""
         if not self._dataset.epochs_differ:
             return super().__len__()
         iteration = self._iteration
@@ -179,13 +179,13 @@ class Loader(DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration; see ``ParquetDataset.set_epoch``.
 
-        One that was resumed, and has been read from since, begins at its first batch.
+        A resumed epoch that has been read from since begins at its first batch.
         """
         self._dataset.progress.set_epoch(epoch, anew=self._is_read)
 
     @property
     def _is_read(self) -> bool:
-        """Whether the next iteration reads the epoch after the dataset's, which was read here, or all of it elsewhere.
+        """Whether this loader has begun the dataset's epoch, or any has finished it: the next iteration reads the next.
 
         So a new Loader for each epoch reads one epoch after the other.
         """
@@ -194,9 +194,9 @@ class Loader(DataLoader[Any]):
         return is_begun or (latest is not None and latest.record.generation == generation and latest.is_all)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place after the last batch that was yielded, the same on every rank, as a dict of JSON values."""
+        """Return the place after the last yielded batch, the same on every rank, as a dict of JSON values."""
         if get_worker_info() is not None:
-            return self._dataset.state_dict()  # which knows what the other workers read
+            return self._dataset.state_dict()  # it knows what the other workers read
         if self._iteration is not None and self._is_at(self._iteration):
             return self._dataset.state_dict(after=self._iteration.place)
         share, epoch = self._dataset.begin_pass(self.num_workers, self._is_read)
@@ -205,12 +205,12 @@ class Loader(DataLoader[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, also with another number of workers or ranks that divides its lanes.
 
-        States of the dataset's own ``state_dict`` are taken as well. Raises as ``ParquetDataset.load_state_dict``.
+        Accepts states of the dataset's own ``state_dict`` too. Raises as ``ParquetDataset.load_state_dict``.
         """
         self._dataset.load_state_dict(state)
 
     def _is_at(self, iteration: LoaderIteration) -> bool:
-        """Whether the place is in an iteration: an epoch that was set meanwhile begins when this one ends."""
+        """Whether the place is in this iteration; an epoch that was set meanwhile begins when it ends."""
         record = self._dataset.progress.record
         if record.generation == iteration.record.generation:
             return True
@@ -221,11 +221,11 @@ class Loader(DataLoader[Any]):
         return of_this_process(self._iterate(held_back=int(reads_ahead())), "Loader")
 
     def iterate_through(self, change: ChangedBatches) -> Iterator[Any]:
-        """Return an iteration whose batches go through ``change`` before they count as given to the trainer."""
+        """Iterate, passing batches through ``change`` before they count as given to the trainer."""
         return of_this_process(self._iterate(int(reads_ahead()), change), "Loader")
 
     def _iterate(self, held_back: int, change: ChangedBatches | None = None) -> Generator[Any]:
-        """Yield the batches of the next epoch; nothing begins before the first is asked for."""
+        """Yield the batches of the next epoch; nothing begins before the first is requested."""
         dataset, progress = self._dataset, self._dataset.progress
         if self._is_read:
             progress.set_epoch(progress.record.epoch + 1)
@@ -267,13 +267,12 @@ class Loader(DataLoader[Any]):
         this.given, this.held_back = share.rounds(), 0  # with pad=False another rank may have had one batch more
 
     def _begins_again(self) -> bool:
-        """Whether another Loader has left the epoch, after more than a look at its first batch."""
+        """Whether another Loader has left the epoch after more than its first batch."""
         latest, generation = self._dataset.loader_iteration, self._dataset.progress.record.generation
         is_left = latest is not None and latest.record.generation == generation and latest.given > 1
         return is_left and self._dataset.is_shuffled and torch.is_grad_enabled()
 
     def _received(self, iteration: LoaderIteration) -> Iterator[Any]:
-        """Return the batches of an iteration that begins, from the workers if there are any."""
         check = partial(self._check_current, iteration)
         if self._groups is None:
             return _without_spans(super().__iter__(), check)
@@ -285,7 +284,7 @@ class Loader(DataLoader[Any]):
         return ungrouped(groups, self._groups)
 
     def _last(self, batch: Any, share: EpochShare) -> Any:
-        """The last batch for Accelerate, filled up to the size of the other ranks; ``remainder`` says how much is real.
+        """The last batch for Accelerate, filled up to the size of other ranks'; ``remainder`` counts its real rows.
 
         Without ``pad`` it stays as it is, as every row should come once.
         """
@@ -297,7 +296,7 @@ class Loader(DataLoader[Any]):
         return filled(batch, last, size) if share.ranks > 1 and last < size and is_last(share) else batch
 
     def _check_current(self, iteration: LoaderIteration) -> None:
-        """Raise UsageError where another iteration has begun after this one, or a state was loaded."""
+        """Raise UsageError if another iteration has begun since, or a state was loaded."""
         if self._iteration is not iteration:
             reason = "another iteration of it has begun, which has taken the workers of this one"
             raise UsageError("Loader", reason, "make a second Loader of a second dataset")
@@ -305,7 +304,7 @@ class Loader(DataLoader[Any]):
 
 
 class _EpochSampler(Sampler[None]):
-    """The sampler of a Loader: it draws nothing, and passes ``set_epoch`` on to its loader."""
+    """A sampler that draws nothing, and passes ``set_epoch`` on to its loader."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = weakref.ref(loader)  # a circle would keep the loader's workers alive
@@ -320,8 +319,8 @@ class _EpochSampler(Sampler[None]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the loader's next iteration, unless that is a later one.
 
-        Frameworks count from 0 again in a process that goes on with a state. Lightning's Trainer counts right, for one
-        loader.
+        Frameworks count from 0 again in a process that resumes. Only Lightning's Trainer, with a single loader, may go
+        back.
         """
         loader = self._loader()
         if loader is None:
@@ -335,7 +334,6 @@ class _EpochSampler(Sampler[None]):
 
 
 def _check(dataset: object, refused: Mapping[str, Any]) -> None:
-    """Raise UsageError unless a loader can be made of the dataset and the other options."""
     if not isinstance(dataset, ResumableDataset):
         raise UsageError(f"Loader({type(dataset).__name__})", "it loads a ParquetDataset or a Mix", "give it one")
     for name, value in refused.items():
@@ -349,14 +347,14 @@ def _check(dataset: object, refused: Mapping[str, Any]) -> None:
 
 
 def unchanged(batch: Any) -> Any:
-    """Return a batch as it is, where DataLoader would convert it."""
+    """A collate_fn that keeps DataLoader from converting batches."""
     return batch
 
 
 def _without_spans(batches: Any, check: Callable[[], None]) -> Iterator[Any]:
-    """Yield what an iterator of torch's does, without the span for its profiler around each one unless that is active.
+    """Iterate over torch's iterator without its profiler's span around each batch, unless the profiler is active.
 
-    Small batches take hardly longer than such a span. ``check`` is called before each one is taken.
+    A span costs about as much as a small batch. ``check`` is called before each batch.
     """
     while True:
         check()
@@ -369,7 +367,7 @@ def _without_spans(batches: Any, check: Callable[[], None]) -> Iterator[Any]:
 
 
 def _moved(batch: Any, device: torch.device, pinned: bool) -> Any:
-    """Return a batch, or what a transform made of one, on another device."""
+    """Move a batch, or a transform's result, to another device."""
     known = isinstance(batch, (torch.Tensor, Mapping, list, tuple)) or dataclasses.is_dataclass(batch)
     if not known and not hasattr(batch, "to"):
         raise UsageError(

@@ -173,7 +173,7 @@ class Mix(ResumableDataset):
         return super()._parts_of_layout(lanes), self._history.periods
 
     def _continued(self, periods: tuple[MixPeriod, ...], state: MixState) -> tuple[MixPeriod, ...]:
-        """Return the periods of a state, and after them that of this mix."""
+        """The periods of a state, followed by that of this mix."""
         counts = self.counts
         if list(counts.items()) == list(periods[-1].counts.items()):
             return periods
@@ -194,7 +194,7 @@ class Mix(ResumableDataset):
         self.__dict__.update(state, token=register(self, state["token"]))
 
     def rows_at(self, position: Position) -> RowPlaces:
-        """Return the rows of the batch at a position; it is one of the dataset ``position.source``."""
+        """The rows of the batch at a position, of the dataset ``position.source``."""
         return self._rows_of(position.epoch, position.index % self._history.total, position.lanes, 0, position)
 
     def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int, position: Position | None = None) -> RowPlaces:
@@ -204,8 +204,8 @@ class Mix(ResumableDataset):
                 "with within_batch=True the rows of a batch are in several datasets",
                 "keep a column that names the row",
             )
-        history, wanted = replace(self._history, lanes=lanes), np.array([checked_index(index, self._history.total)])
-        passes = {name: history.passes(name, size, epoch, wanted) for name, size in self._sizes.items()}
+        history, indices = replace(self._history, lanes=lanes), np.array([checked_index(index, self._history.total)])
+        passes = {name: history.passes(name, size, epoch, indices) for name, size in self._sizes.items()}
         ((name, (reading,)),) = ((name, found) for name, found in passes.items() if found)
         reader = self._readers[name]
         batch = int(reading.batches[0])
@@ -243,11 +243,11 @@ class Mix(ResumableDataset):
                 yield index, next(found)
 
     def _drawn(self, share: EpochShare, epoch: int, indices: list[int], numbers: list[int]) -> Generator[Any]:
-        """Yield the batches ``indices`` of an epoch, transformed; the trainer knows them by ``numbers``."""
-        history, wanted = replace(self._history, lanes=share.lanes), np.array(indices, np.int64)
+        """Yield transformed batches by their ``indices`` in an epoch, under the ``numbers`` that the trainer sees."""
+        history, drawn = replace(self._history, lanes=share.lanes), np.array(indices, np.int64)
         draws: list[list[tuple[str, DatasetPass, int]]] = [[] for _ in indices]
         for name, size in self._sizes.items():
-            for reading in history.passes(name, size, epoch, wanted):
+            for reading in history.passes(name, size, epoch, drawn):
                 for place, batch in zip(reading.positions.tolist(), reading.batches.tolist(), strict=True):
                     draws[place].append((name, reading, batch))
         passes: dict[tuple[str, int], tuple[TransformRunner, Generator[tuple[Position, Any]]]] = {}
@@ -281,7 +281,7 @@ class Mix(ResumableDataset):
                 yield self._made(coming.popleft())
 
     def _made(self, parts: dict[str, tuple[Position, Result]]) -> Any:
-        """Return a batch, once the transforms of its parts have returned."""
+        """Wait for the transforms of a batch's parts, and make the batch."""
         if not self.within_batch:
             ((_, result),) = parts.values()
             return result()
@@ -293,7 +293,7 @@ class Mix(ResumableDataset):
         return batch
 
     def _count(self) -> None:
-        """Set how many batches a pass over each dataset has, and how many of them an epoch takes."""
+        """Count the batches of a pass over each dataset, and how many of them an epoch takes."""
         self._sizes = {name: reader.batches_at(0, of_mix=True) for name, reader in self._readers.items()}
         if self.within_batch:
             counts = dict.fromkeys(self._sizes, batches_of_all(self._sizes, self.epoch_length))
@@ -311,7 +311,7 @@ def _reader_of(name: str, dataset: ParquetDataset) -> DatasetReader:
 
 
 def _periods_of(state: MixState) -> tuple[MixPeriod, ...]:
-    """Return the periods of a state; a mix that was never changed has one."""
+    """The periods of a state: one if the mix was never changed."""
     try:
         found = tuple(MixPeriod(int(since), dict(counts)) for since, counts in state.periods or [[0, state.counts]])
     except (TypeError, ValueError) as error:

@@ -119,7 +119,7 @@ class Prefetch:
         self.loader.set_epoch(epoch)
 
     def _of_other_loader(self) -> Generator[Any]:
-        """Keep the state after each batch of a loader that does not count what the trainer was given."""
+        """Keep the state after each batch of a loader that does not count the batches given to the trainer."""
         self._state = None
         batches, keeps_place = iter(self.loader), hasattr(self.loader, "state_dict")
         if not keeps_place:
@@ -138,7 +138,7 @@ class Prefetch:
         self._state = None
 
     def _ahead(self, batches: Iterator[Any], timed: Timed) -> Generator[Any]:
-        """Yield the batches, each after the copy of the next one has begun; the time of copies is ``timed``."""
+        """Yield each batch after the copy of the next one has begun; copies are ``timed``."""
         if self._copier is None and (stream := copy_stream(self.device)) is not None:
             self._copier = DeviceCopier(stream, self.memory)
         if self._copier is not None:
@@ -160,10 +160,10 @@ def _state_or_error(loader: Any) -> Mapping[str, Any] | Exception:
 
 
 def _copied_ahead(batches: Iterator[Any], copier: DeviceCopier, timed: Timed) -> Generator[Any]:
-    """Yield the batches that a copier makes, each while a thread begins with the next one; an error comes in its turn.
+    """Yield the batches of a copier, each while a thread begins with the next one; an error is raised in its turn.
 
-    A batch has been packed when the loader is asked for the next one, as a loader may write that into the same memory.
-    The thread is given a batch last: it needs the interpreter's lock, for which the trainer would wait here.
+    A batch is packed before the loader is asked for the next one, which it may write into the same memory. The thread
+    gets its batch last: it needs the interpreter's lock, and the trainer would wait for that here.
     """
     process, failure = os.getpid(), None
     begun: Future[tuple[Any, DeviceBlock | None]] | None = None
@@ -200,18 +200,18 @@ def _copied_ahead(batches: Iterator[Any], copier: DeviceCopier, timed: Timed) ->
 def _packing() -> Iterator[ThreadPoolExecutor]:
     """A thread that packs batches and begins their copies, one after the other.
 
-    In the trainer's thread that would be time in which the device has nothing to do, as soon as a program waits for a
-    result: what another process made is not in the cache of this processor, and takes longer to pack than to copy.
+    On the trainer's thread the device would be idle meanwhile whenever the program waits for results: data that another
+    process made is not in this processor's cache, and takes longer to pack than to copy.
     """
     thread = ThreadPoolExecutor(1, _THREAD)
     try:
         yield thread
-    finally:  # where the thread itself collects an iteration that nobody refers to, it cannot wait for its end
+    finally:  # the thread may itself collect an abandoned iteration, and cannot wait for its own end
         thread.shutdown(wait=not threading.current_thread().name.startswith(_THREAD))
 
 
 def copy_stream(device: torch.device) -> DeviceStream | None:
-    """Return a stream for copies beside the device's work; None if they aren't known to be safe there."""
+    """A stream for copies beside the device's work; None if these aren't known to be safe there."""
     return DeviceStream(device) if device.type == "cuda" else None
 
 
@@ -234,7 +234,7 @@ def _found(device: torch.device | str) -> torch.device:
 
 @dataclass(frozen=True)
 class DeviceBlock:
-    """Memory of a device that is being copied to, with an event after the copy."""
+    """Device memory that is being copied to, with an event after the copy."""
 
     bytes: torch.Tensor
     copied: Any
@@ -250,7 +250,7 @@ class DeviceStream:
         self._stream = self._api.Stream(device=self._device)
 
     def pinned(self, size: int) -> torch.Tensor:
-        with self._api.device(self._device):  # or it would be set up on another one
+        with self._api.device(self._device):  # or it would be pinned for another one
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, pieces: Sequence[torch.Tensor], size: int) -> DeviceBlock:
@@ -290,7 +290,7 @@ class PinnedSlot:
         return sum(map(len, self._pieces))
 
     def copy(self, arrays: Sequence[Bytes], begins: Sequence[int], size: int) -> DeviceBlock | None:
-        """Begin to copy arrays to where they begin in a new block; None if they don't fit."""
+        """Begin to copy arrays to their places in a new block; None if they don't fit."""
         if not self._holds(size):
             return None
         if self._copied is not None:
@@ -340,8 +340,8 @@ class DeviceCopier:
     def begin(self, batch: Any) -> tuple[Any, DeviceBlock | None]:
         """Begin to copy a batch; return it with its tensors on the device, for ``finish``.
 
-        What cannot be packed is left where it is: tensors that are sparse, have a gradient or are on a device, and
-        objects that move themselves. So is a whole batch that does not fit into pinned memory.
+        Leaves in place whatever cannot be packed: tensors that are sparse, have a gradient or are on a device, objects
+        that move themselves, and a whole batch that does not fit into pinned memory.
         """
         tensors: list[torch.Tensor] = []
 
@@ -367,7 +367,7 @@ class DeviceCopier:
         return _change_plain(batch, lambda tensor: _like(*next(pairs), block.bytes)), block
 
     def finish(self, batch: Any, block: DeviceBlock | None) -> Any:
-        """Make a batch that was begun usable on the device's current stream."""
+        """Make a batch from ``begin`` usable on the device's current stream."""
         if block is not None:
             self._stream.wait_on_device(block)
         return self._stream.move(batch)
@@ -384,7 +384,7 @@ class DeviceCopier:
 
 
 def _change_plain(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply ``change`` to the plain tensors in host memory, in a fixed order."""
+    """Apply ``change`` to the plain tensors in host memory, always in the same order."""
 
     def applied(inner: Any) -> Any:
         if type(inner) is Ragged:
@@ -406,7 +406,7 @@ def _bytes_of(tensor: torch.Tensor) -> Bytes:
 
 
 def _like(tensor: torch.Tensor, begin: int, block: torch.Tensor) -> torch.Tensor:
-    """Make a tensor like another over a block, not as a view, so that each may be changed."""
+    """Make a tensor like another over a block; not a view, so that each may be changed."""
     made = torch.empty(0, dtype=tensor.dtype, device=block.device)
     return made.set_(block.untyped_storage(), begin // tensor.element_size(), tensor.shape)  # type: ignore[call-overload, no-any-return]
 

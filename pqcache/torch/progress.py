@@ -1,9 +1,8 @@
-"""Where the next iteration of a dataset begins: a record that its trainer writes and its workers read.
+"""Where the next iteration of a dataset begins: a record that the trainer writes and its workers read.
 
-The record is in shared memory, so it reaches persistent workers too. The first worker of a pass copies the record, and
-the others go by the copy: all of them read one epoch, also where another one is set while they begin. Two workers that
-begin in the very moment in which an epoch is set may both take themselves for the first; one of them raises an error at
-its next batch.
+The record is in shared memory, so it reaches persistent workers too. The first worker of a pass copies it and the
+others follow the copy, so all read the same epoch even if another one is set while they begin. Two workers that begin
+at the very moment an epoch is set may both take themselves for the first; one then raises an error at its next batch.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _TRAINER = 1  # the key of its passes
 class Record(NamedTuple):
     """Where an iteration begins: at batch ``start`` of an ``epoch``.
 
-    ``generation`` counts the epochs that were set and the states that were loaded. ``since`` is the one that epoch and
-    start are of, and ``loaded`` that of the latest state. ``is_named`` says that ``set_epoch`` chose the epoch. After a
-    state from the end of the epoch before this one, ``ended`` is the batch at which that ended. ``layout`` is a
-    fingerprint of what else the batches after a state depend on, 0 without one.
+    Each ``set_epoch`` and each loaded state begins a new ``generation``. ``since`` is the generation in which the place
+    (epoch and start) last changed, ``loaded`` the one of the latest state. ``is_named`` says that ``set_epoch`` chose
+    the epoch. If the state was taken at the end of the epoch before this one, ``ended`` is its batch. ``layout`` is a
+    fingerprint of whatever else the batches after a state depend on; 0 without a state.
     """
 
     generation: int = 0
@@ -43,25 +42,24 @@ class Record(NamedTuple):
     divisions: Divisions = ()
 
     def place(self, lanes: int) -> Place:
-        """The place at which the epoch begins."""
         return Place(self.epoch, self.start, lanes, self.divisions)
 
 
 class Progress:
-    """The record of a dataset, and whether the iterations that go by it have begun and ended.
+    """The record of a dataset, and whether its iterations have begun and ended.
 
-    Ranks that are forked or spawned, and copies, share nothing with the original.
+    Copies, and ranks that are forked or spawned, share nothing with the original.
     """
 
     def __init__(self) -> None:
         self._memory = WorkerMemory((4, _NUMBERS + 3 * MOST_DIVISIONS))
         self._passes = 0  # of this worker
-        self.pass_key = _TRAINER  # of the latest one: a number that all its workers have, and no other pass
-        self._generation = 0  # that it reads here
+        self.pass_key = _TRAINER  # of the latest pass: the same in all its workers, and unique to it
+        self._generation = 0  # that this process reads
 
     @property
     def record(self) -> Record:
-        """Where the next iteration begins, unless its epoch ``is_finished``."""
+        """The place that was set last; where the next iteration begins unless that epoch ``is_finished``."""
         return self._read(_FIRST_RECORD + int(self._memory.seen[_HEADER, _LATEST]) % 2)
 
     @property
@@ -72,12 +70,12 @@ class Progress:
 
     @property
     def workers(self) -> int:
-        """The number of workers of the latest iteration; 0 for none."""
+        """The number of workers of the latest iteration; 0 without workers."""
         return int(self._memory.seen[_HEADER, _WORKERS])
 
     @property
     def is_own(self) -> bool:
-        """Whether no other process reads the record of this one, or writes it."""
+        """Whether this process made its record itself, unlike a worker that shares its trainer's."""
         return self._memory.is_own
 
     @property
@@ -88,11 +86,11 @@ class Progress:
 
     @property
     def is_lost(self) -> bool:
-        """Whether workers have begun to read since the latest state was loaded: their place is not known here."""
+        """Whether workers have read since the latest state was loaded, so that the place is unknown here."""
         return self.workers > 0 and int(self._memory.seen[_PASS, 0]) >= self.record.loaded
 
     def set_epoch(self, epoch: int, anew: bool = False) -> None:
-        """Set the epoch; one that was resumed still begins at its state, unless it was finished or is read ``anew``."""
+        """Set the epoch; a resumed one still begins at its state, unless it is finished or read ``anew``."""
         if epoch < 0:
             raise UsageError(f"set_epoch({epoch})", "epochs count from 0")
         record = self.record
@@ -103,22 +101,20 @@ class Progress:
             self._publish(record._replace(generation=record.generation + 1, is_named=True, ended=0))
 
     def move(self, place: Place, **changes: Any) -> None:
-        """Let the next iteration begin at a place, with other ``changes`` of the record."""
         record, generation = self.record, self.record.generation + 1
         moved = record._replace(epoch=place.epoch, start=place.batch, divisions=place.divisions)
         self._publish(moved._replace(generation=generation, since=generation, **changes))
 
     def load(self, place: Place, layout: int, ended: int = 0) -> None:
-        """Go on at the place of a state; after one from the end of an epoch, ``ended`` is the batch of that end."""
+        """Go on at the place of a state; ``ended`` is the batch of a state from the end of an epoch, else 0."""
         self.move(place, loaded=self.record.generation + 1, is_named=False, layout=layout, ended=ended)
 
     def begin(self) -> Record:
-        """Begin an iteration, and return what it reads."""
         numbers = self._memory.numbers
         worker = None if self._memory.is_own else get_worker_info()
         self._passes += 1
         self.pass_key = _TRAINER
-        if worker is not None:  # workers are started one after the other; their seed may be that of others before
+        if worker is not None:  # started one after the other; torch's seed may be that of earlier workers
             self.pass_key = 2 + hash((self._memory.started - worker.id, self._passes)) % (1 << 62)
         numbers[_HEADER, _WORKERS] = 0 if worker is None else worker.num_workers
         if worker is not None and int(numbers[_HEADER, _KEY]) == self.pass_key:
@@ -126,12 +122,12 @@ class Progress:
         else:
             record = self.next
             self._write(_PASS, record)
-            numbers[_HEADER, _KEY] = self.pass_key  # at last, as it is what other workers look at first
+            numbers[_HEADER, _KEY] = self.pass_key  # last, as other workers look at it first
         self._generation = record.generation
         return record
 
     def check(self, record: Record) -> None:
-        """Raise UsageError in an iteration that reads another record than the other workers, or an outdated one."""
+        """Raise UsageError if this iteration reads another record than the other workers, or an outdated one."""
         numbers = self._memory.numbers
         is_of_workers = int(numbers[_HEADER, _KEY]) == self.pass_key != _TRAINER
         if is_of_workers and int(numbers[_PASS, 0]) != self._generation:
@@ -148,16 +144,14 @@ class Progress:
             )
 
     def finish(self, record: Record) -> None:
-        """Note that the epoch is read to its end."""
         header = self._memory.numbers[_HEADER]
         header[_FINISHED] = max(int(header[_FINISHED]), record.generation + 1)
 
     def is_finished(self, record: Record) -> bool:
-        """Whether an epoch was read to its end, from the start that it has in a record."""
         return int(self._memory.seen[_HEADER, _FINISHED]) > record.since
 
     def repeats(self) -> bool:
-        """Return, once, whether an iteration that begins now reads an epoch that was read, and not set since."""
+        """Whether an iteration that begins now reads an epoch again that was not set since; true only once."""
         header = self._memory.numbers[_HEADER]
         if int(header[_FINISHED]) != int(header[_LATEST]) + 1 or header[_WARNED]:
             return False
@@ -166,7 +160,7 @@ class Progress:
 
     def _publish(self, record: Record) -> None:
         self._write(_FIRST_RECORD + record.generation % 2, record)
-        self._memory.numbers[_HEADER, _LATEST] = record.generation  # at last, as it is what workers look at first
+        self._memory.numbers[_HEADER, _LATEST] = record.generation  # last, as workers look at it first
 
     def _write(self, at: int, record: Record) -> None:
         *found, divisions = record

@@ -1,7 +1,7 @@
-"""Rows of different lengths in two tensors, and what is done to values of a batch wherever they are in it.
+"""Rows of different lengths in two tensors, and changes to values of a batch wherever they are in it.
 
-Copies in host memory are made by numpy. torch divides larger ones among its threads and waits for all of them, which
-takes many times as long where other processes use the cores, as workers do.
+numpy makes the copies in host memory. torch divides large ones among its threads and waits for all of them, which takes
+many times as long while other processes, such as workers, use the cores.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Ragged:
     """A sequence of lists, strings or bytes: item i is ``values[offsets[i]:offsets[i + 1]]``.
 
     ``values`` is a tensor, or for nested columns a Ragged or a dict of columns; ``offsets`` is an int64 tensor
-    (rows + 1,) that begins with 0. ``kind`` says what an item is: "list" (a view of ``values``), "str" or
-    "bytes" (made when asked for, from uint8 ``values``). Slices are Ragged and share memory.
+    (rows + 1,) that begins with 0. ``kind`` is the type of an item: "list" (a view of ``values``), "str" or "bytes"
+    (made on access, from uint8 ``values``). Slices are Ragged and share memory.
 
     >>> lists = Ragged(torch.tensor([1, 2, 3, 4, 5, 6]), torch.tensor([0, 2, 2, 6]))
     >>> len(lists), lists.lengths().tolist(), lists[2]
@@ -36,7 +36,7 @@ class Ragged:
     >>> lists[1:].to_list()
     [[], [3, 4, 5, 6]]
 
-    An item that is not there raises IndexError; what needs a plain tensor of values raises TypeError without one.
+    Raises IndexError for a missing item, and TypeError from methods that need ``values`` to be a tensor if it is not.
     """
 
     __slots__ = ("_ends", "kind", "offsets", "values")
@@ -137,21 +137,20 @@ class Ragged:
 
 
 def part(value: Any, start: int, stop: int) -> Any:
-    """Return rows ``start`` to ``stop`` of a column, sharing memory."""
+    """Rows ``start`` to ``stop`` of a column, sharing memory."""
     if isinstance(value, dict):
         return {name: part(inner, start, stop) for name, inner in value.items()}
     return value[start:stop]
 
 
 def item(value: Any, row: int) -> Any:
-    """Return one row of a column."""
     if isinstance(value, dict):
         return {name: item(inner, row) for name, inner in value.items()}
     return value[row]
 
 
 def in_sequences(value: Any, length: int) -> Any:
-    """Return rows in sequences of ``length``: a tensor with one axis more, Ragged items in a Ragged."""
+    """Rows in sequences of ``length``: a tensor with one more axis, or a Ragged of Ragged items."""
     if isinstance(value, dict):
         return {name: in_sequences(inner, length) for name, inner in value.items()}
     if isinstance(value, Ragged):
@@ -160,7 +159,7 @@ def in_sequences(value: Any, length: int) -> Any:
 
 
 def to_rows(value: Any) -> list[Any]:
-    """Return a column as a plain list; rows of a struct are dicts."""
+    """A column as a plain list; rows of a struct are dicts."""
     if isinstance(value, dict):
         columns = {name: to_rows(inner) for name, inner in value.items()}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -168,9 +167,9 @@ def to_rows(value: Any) -> list[Any]:
 
 
 def to_device(value: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
-    """Return a value with its tensors on another device, also those inside of lists, tuples, dicts and dataclasses.
+    """Move all tensors, also those inside lists, tuples, dicts and dataclasses, to another device.
 
-    Objects of other classes move themselves where they have ``to``, and are returned as they are where not.
+    Objects of other classes move themselves if they have ``to``, and are returned as they are if not.
     """
 
     def moved(inner: Any) -> Any:
@@ -189,9 +188,9 @@ def _has(value: Any, method: str) -> bool:
 
 
 def change_inside(value: Any, applies: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """Return a value with ``change`` made to all inside of it that it ``applies`` to; containers keep their type.
+    """Make a ``change`` to everything inside a value that it ``applies`` to; containers keep their type.
 
-    Containers are mappings, lists, tuples and dataclasses; where it applies to one, that is not looked into.
+    Containers are mappings, lists, tuples and dataclasses. One that is changed itself is not searched.
     """
     if applies(value):
         return change(value)
@@ -224,7 +223,7 @@ def _like(value: Any, content: Any) -> Any:
 
 
 def _array_of(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
-    """Return an array over a tensor's memory, or None if it has a gradient, is elsewhere, or numpy lacks its type."""
+    """An array over a tensor's memory; None if it has a gradient, is on a device, or numpy lacks its type."""
     if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or tensor.requires_grad:
         return None
     try:
@@ -246,7 +245,6 @@ def concatenated(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _padded(values: torch.Tensor, offsets: torch.Tensor, length: int | None, value: float) -> torch.Tensor:
-    """Return a tensor (items, length, ...) of the items of ``values`` between ``offsets``."""
     array, ends = _array_of(values), _array_of(offsets)
     if array is None or ends is None:
         return _padded_by_torch(values, offsets.to(values.device), length, value)

@@ -42,7 +42,6 @@ _REPEATS = (
 
 
 def count_or_none(value: Count | None) -> int | None:
-    """Return a number that may be given as text; UsageError for other text."""
     return None if value is None else parse_count(value)
 
 
@@ -57,21 +56,20 @@ def _other_epoch(named: int, of_state: int) -> UsageError:
 
 @dataclass
 class LoaderIteration:
-    """An iteration of a Loader: a ``share`` of the epoch of a ``record``, of which the trainer was ``given`` batches.
+    """An iteration of a Loader over a ``share`` of an epoch; the trainer was ``given`` so many batches.
 
-    The caller holds some of them back, until the end.
+    A caller that reads ahead holds back ``held_back`` of them until the end.
     """
 
     record: Record
     share: EpochShare
-    count: int  # of the batches of the share
+    count: int  # batches in the share
     held_back: int
     given: int = 0
     goes_on: bool = True
 
     @property
     def is_all(self) -> bool:
-        """Whether the trainer was given all batches."""
         return self.given >= self.count
 
     @property
@@ -83,7 +81,7 @@ class LoaderIteration:
 
 @dataclass
 class _Iteration:
-    """An iteration of this process over a ``share`` of an epoch. It goes on at the place ``following`` its last batch.
+    """An iteration of this process over a ``share`` of an epoch, which goes on at the place ``following``.
 
     In a worker that is the place of its own next batch. With ``reads_ahead`` the caller holds a batch back.
     """
@@ -105,8 +103,8 @@ class ResumableDataset(IterableDataset[Batch]):
     readers: Sequence[DatasetReader]  # of a mix several
     meter: Meter  # counts the trainer's waits
     yields_batches = True  # else rows
-    is_shuffled = True  # so that epochs differ in their order
-    epochs_differ = False  # in their number of batches
+    is_shuffled = True  # epochs differ in their order
+    epochs_differ = False  # epochs differ in their number of batches
     _can_divide = True  # among any number of ranks x workers, whatever the lanes
 
     def __init__(
@@ -134,12 +132,12 @@ class ResumableDataset(IterableDataset[Batch]):
         if (ranks is None) != (this_rank is None):
             raise UsageError("num_replicas and rank", "give both or neither")
         self._chosen_ranks = None if ranks is None or this_rank is None else (ranks, this_rank)
-        self._ranks_of_trainer: tuple[int, int] | None = None  # in a pickle
+        self._ranks_of_trainer: tuple[int, int] | None = None  # set by unpickling
         self.progress = Progress()  # a Loader looks at it too
         self._iteration: _Iteration | None = None  # the latest one of this process
-        self._restored: _Iteration | None = None  # what torchdata's StatefulDataLoader has restored in this worker
-        self.has_loader = False  # a Loader, which counts epochs
-        self.in_loader = False  # one iterates, or it has started this worker
+        self._restored: _Iteration | None = None  # by torchdata's StatefulDataLoader in this worker
+        self.has_loader = False  # there is a Loader, which counts epochs
+        self.in_loader = False  # a Loader is iterating, or has started this worker
         self.loader_iteration: LoaderIteration | None = None  # the latest one
         self.groups: GroupSizes | None = None  # in workers of a Loader that takes several batches together
 
@@ -149,10 +147,10 @@ class ResumableDataset(IterableDataset[Batch]):
         return self.progress.record.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, persistent workers included; it selects the order of the batches.
+        """Set the epoch of the next iteration, in persistent workers too; it selects the order of the batches.
 
-        After ``load_state_dict`` the state's own epoch goes on where it was; any other begins at its first batch. An
-        epoch below 0 raises UsageError.
+        After ``load_state_dict`` the state's own epoch goes on where it was; any other begins at its first batch.
+        Raises UsageError for an epoch below 0.
         """
         check_dividing(self._ranks()[0])
         self.progress.set_epoch(epoch)
@@ -165,7 +163,7 @@ class ResumableDataset(IterableDataset[Batch]):
         return self.batches_of(self.epoch)
 
     def __getitem__(self, index: Any) -> Any:
-        """Raise UsageError: `random_split` and `Subset` take what an iterable dataset has in an order of its own."""
+        """Raise UsageError: `random_split` and `Subset` need a dataset without an order of its own."""
         reason = "it is iterated, and has no item by number, which random_split and Subset ask for"
         advice = "for a part of its rows pass split=Split(KEY, 0.0, 0.8), or limit=; for certain rows rows="
         raise UsageError(f"{type(self).__name__}[{index!r}]", reason, advice)
@@ -188,7 +186,7 @@ class ResumableDataset(IterableDataset[Batch]):
             check_batching()
         for reader in self.readers:
             reader.check_nulls()
-        trains = torch.is_grad_enabled()  # to evaluate on the same order each time is as it should be
+        trains = torch.is_grad_enabled()  # evaluations may use the same order each time
         if worker == 0 and trains and self.is_shuffled and self._restored is None and self.progress.repeats():
             warnings.warn(_REPEATS, UserWarning, stacklevel=2)
         record, lanes = self.progress.begin(), self._lanes or ranks * workers
@@ -216,7 +214,7 @@ class ResumableDataset(IterableDataset[Batch]):
                     self.progress.check(record)
                     iteration.following = index + indices.step if in_worker else share.after(index)
                     iteration.goes_on = index != indices[-1]
-                    if not iteration.goes_on:  # a trainer that counts steps does not ask for more
+                    if not iteration.goes_on:  # here already, as a trainer that counts steps does not ask for more
                         if (share.has_last or self.progress.is_own) and not self.in_loader:
                             self.progress.finish(record)
                         meter.is_complete = not in_worker or self._is_made(share)
@@ -230,7 +228,7 @@ class ResumableDataset(IterableDataset[Batch]):
             iteration.following = share.end
 
     def _is_made(self, share: EpochShare) -> bool:
-        """Whether all workers together have made what they read of this epoch."""
+        """Whether all workers together have made all of this epoch."""
         counts = self.stats().epoch
         return (counts.batches if self.yields_batches else counts.rows) >= share.count()
 
@@ -243,12 +241,11 @@ class ResumableDataset(IterableDataset[Batch]):
         return measured(self, epoch, number, by_loader=self.in_loader)
 
     def describe_reading(self) -> list[str]:
-        """Lines on what each process of this pass reads now; in a worker only on itself."""
+        """What each process of this pass reads now, a line each; in a worker only its own."""
         return describe_reading(self.readers, only=None if get_worker_info() is None else os.getpid())
 
     @property
     def meters(self) -> list[Meter]:
-        """All that count for this dataset."""
         return list({id(meter): meter for meter in (self.meter, *(reader.meter for reader in self.readers))}.values())
 
     @abstractmethod
@@ -259,8 +256,8 @@ class ResumableDataset(IterableDataset[Batch]):
         """Return the state after the batch ``after``, as a small dict of JSON values.
 
         ``after`` is the last batch the trainer has consumed, or its global ``index``; None means the last one yielded.
-        The state is the same on every rank: it counts all ranks' batches of that step as consumed. What the workers of
-        a DataLoader have yielded, only the loader knows: UsageError, but in a ``Loader``.
+        The state is the same on every rank: it counts all ranks' batches of that step as consumed. Raises UsageError if
+        a DataLoader's workers have read the dataset, as only the loader knows what they yielded; use a ``Loader``.
         """
         info, iteration = get_worker_info(), self._iteration
         worker = [info.id, info.num_workers, iteration.share.start if iteration else 0] if info else None
@@ -275,18 +272,18 @@ class ResumableDataset(IterableDataset[Batch]):
 
     @abstractmethod
     def _total(self, epoch: int, ranks: int, start: int) -> int:
-        """Return the number of batches (or rows) of an epoch that begins at ``start``, over all these ranks."""
+        """The batches (or rows) of an epoch that begins at ``start``, over all these ranks."""
 
     @abstractmethod
     def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int) -> RowPlaces:
-        """Return the rows of a batch of an epoch that is read on these lanes and ranks."""
+        """The rows of a batch, in an epoch read on so many lanes and ranks."""
 
     @abstractmethod
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
         """Yield (place, batch) for the ``indices`` of ``share``."""
 
     def _place(self, after: Batch | int | Place | None) -> Place:
-        """Return the place to go on from when ``after``, a batch or its index, was consumed on every rank."""
+        """The place to go on from once every rank has consumed ``after``, a batch or its index."""
         if isinstance(after, Place):
             return after
         worker, record, iteration = get_worker_info(), self.progress.record, self._iteration
@@ -325,7 +322,7 @@ class ResumableDataset(IterableDataset[Batch]):
         return Place(epoch, share.after(share.place_of(index)), lanes, share.divisions)
 
     def _layout(self, lanes: int) -> int:
-        """Return a fingerprint of all that a state may change and the batches depend on."""
+        """A fingerprint of everything that batches depend on and a state may change."""
         parts = repr(self._parts_of_layout(lanes)).encode()
         return int.from_bytes(hashlib.blake2b(parts, digest_size=7).digest(), "big") + 1
 
@@ -333,7 +330,7 @@ class ResumableDataset(IterableDataset[Batch]):
         return lanes, [(reader.snapshot, reader.window(lanes, self._ranks()[0])) for reader in self.readers]
 
     def _resume(self, state: SavedPlace) -> None:
-        """Set the epoch and the first batch from ``state``; the caller has checked the rest."""
+        """Set the epoch and the first batch from a checked ``state``."""
         place, record = state.place, self.progress.record
         if state.worker is not None:
             self._restore(place, state.worker, record)
@@ -343,15 +340,15 @@ class ResumableDataset(IterableDataset[Batch]):
         if record.is_named and not self.has_loader and not self.progress.has_begun:
             if record.epoch not in (place.epoch, following.epoch):
                 raise _other_epoch(record.epoch, state.epoch)
-            if record.epoch == place.epoch:  # which has no batch left where it ended
+            if record.epoch == place.epoch:  # it may have ended without a batch left
                 following = place
         self._iteration = None
         self.progress.load(following, self._layout(state.lanes), ended=state.batch if following != place else 0)
 
     def _restore(self, place: Place, saved: list[int], record: Record) -> None:
-        """Go on in a worker of torchdata's StatefulDataLoader, where it is given the state that it had there.
+        """Go on in a worker of torchdata's StatefulDataLoader with the state that this worker had.
 
-        That comes after ``set_epoch``. Where the epoch had ended, the loader starts other workers, without a state.
+        This is called after ``set_epoch``. If the epoch had ended, the loader starts new workers without a state.
         """
         worker, workers, start = saved
         share = self._share(place._replace(batch=start), worker=worker, workers=workers)
@@ -369,9 +366,9 @@ class ResumableDataset(IterableDataset[Batch]):
             self.progress.move(Place(place.epoch, 0, 0))
 
     def begin_pass(self, workers: int, is_read: bool = False) -> tuple[EpochShare, int]:
-        """Return the share of this rank (in a worker, its own) of the next pass, and its epoch.
+        """The share of this rank (in a worker, its own) of the next pass, and its epoch.
 
-        If the present epoch ``is_read``, that is the epoch after it.
+        If the current epoch ``is_read``, the next pass is of the epoch after it.
         """
         self._check_started()
         info, record = get_worker_info(), self.progress.next
@@ -384,37 +381,37 @@ class ResumableDataset(IterableDataset[Batch]):
         return self._share(begin, readers=readers), begin.epoch
 
     def check_ranks(self, share: EpochShare, epoch: int) -> None:
-        """Raise UsageError, the same on all ranks, unless each of them begins this epoch in the same way."""
+        """Raise the same UsageError on all ranks unless each begins this epoch in the same way."""
         if self._chosen_ranks is not None or not is_rank():
             return
         state = self.state_dict(after=Place(epoch, share.start, share.lanes, share.divisions))
         contents = {reader.snapshot: reader.content for reader in self.readers}
         begun = _compared({**state, "drop_last": self.drop_last, "pad": self.pad}, contents)
-        if not self.is_shuffled:  # rows come in the order of the files, whatever these are
+        if not self.is_shuffled:  # these only decide the order
             begun = {name: value for name, value in begun.items() if name not in MIXING}
         check_alike(begun, self.stall_timeout or STALL_TIMEOUT)
 
     def rows_of(self, epoch: int, index: int) -> RowPlaces:
         """Return where each row of a batch lies: its file, row group, and position in both.
 
-        ``index`` counts the batches (or rows) of the epoch over all ranks, as ``batch.index`` does. It is arithmetic:
-        nothing is read, but with ``filters``, ``split`` and the like the columns that these look at, of the batch's row
-        groups only. Where ``lanes`` was left out, they are those of the latest iteration, so set it, or
-        call ``batch.rows()``. A batch that the epoch does not have raises UsageError.
+        ``index`` counts the batches (or rows) of the epoch over all ranks, as ``batch.index`` does. This is arithmetic
+        and reads nothing, except with ``filters``, ``split`` and the like: then their columns, in the row groups of the
+        batch. If you left out ``lanes``, those of the latest iteration count; set ``lanes``, or call ``batch.rows()``.
+        Raises UsageError if the epoch has no such batch.
         """
         ranks, _ = self._ranks()
         return self._rows_of(epoch, index, self._lanes or ranks * max(1, self.progress.workers), ranks)
 
     def rows_of_batches(self) -> tuple[int, int] | None:
-        """Return the rows of a batch and of the epoch's last one; None where that is not all there is to say."""
+        """The rows of a batch and of the epoch's last one; None if other batches differ in size."""
         return None
 
     def batches_of(self, epoch: int) -> int:
-        """Return the number of batches (or rows) of a complete epoch on this rank; weights make epochs differ."""
+        """The batches (or rows) of a complete epoch on this rank; with weights they differ between epochs."""
         return self._share(Place(epoch, 0, self._ranks()[0])).count()
 
     def _share(self, begin: Place, *, worker: int = 0, workers: int = 1, readers: int | None = None) -> EpochShare:
-        """Return the share of this rank, which has some ``readers``, or of one worker of it, from a place on."""
+        """The share of this rank, with its number of ``readers``, or of one of its workers, from a place on."""
         ranks, rank = self._ranks()
         epoch, start, lanes, divisions = begin
         if self._can_divide:
@@ -434,11 +431,11 @@ class ResumableDataset(IterableDataset[Batch]):
         )
 
     def _ranks(self) -> tuple[int, int]:
-        """Return the number of ranks that share the batches and this one."""
+        """The number of ranks that share the batches, and this one."""
         return self._ranks_of_all()
 
     def _ranks_of_all(self) -> tuple[int, int]:
-        """Return the number of ranks and this one: chosen, of the trainer of this worker, or of torch.distributed."""
+        """The number of all ranks and this one: chosen, of this worker's trainer, or of torch.distributed."""
         if self._chosen_ranks is not None:
             return self._chosen_ranks
         if get_worker_info() is not None and self._ranks_of_trainer is not None:
@@ -446,12 +443,12 @@ class ResumableDataset(IterableDataset[Batch]):
         return of_torch() or (1, 0)
 
     def _check_started(self) -> None:
-        """Raise UsageError in one of several processes of a launcher that would each read all rows."""
+        """Raise UsageError if a launcher started several processes that would each read all rows."""
         if self._chosen_ranks is None:
             check_launched(self._ranks_of_all()[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Keep the ranks of this process for its workers only.
+        """Pass the ranks of this process on to its workers.
 
         Other processes ask again: a rank that a framework spawns is not the process that made the dataset.
         """
@@ -459,7 +456,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
 
 def _compared(state: Mapping[str, Any], contents: Mapping[str, str], within: str = "") -> dict[str, tuple[Any, Any]]:
-    """The values that all ranks need alike, and how to show them. Snapshots are compared by their content."""
+    """The values that all ranks must share, and how to show them. Snapshots are compared by content."""
     found: dict[str, tuple[Any, Any]] = {}
     for name, value in state.items():
         if name == "columns":  # a rank may read more of the same rows

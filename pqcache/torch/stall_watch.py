@@ -1,4 +1,4 @@
-"""Says what is going on where no batch comes for long: the stacks of the threads that read, and their files."""
+"""Logs what is going on when no batch arrives for long: the stacks of the reading threads, and their files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 
 log = logging.getLogger("pqcache.torch")
 
-_FRAMES = 16  # of a stack that are shown, the innermost ones
+_FRAMES = 16  # the innermost ones of a stack
 _FORKED = (
     "  This process was forked: a library with threads, as polars is, hangs here if the process before has used it.",
     "  Pass multiprocessing_context='forkserver' to the Loader.",
@@ -22,10 +22,10 @@ _is_forked = False
 
 
 class StallWatch:
-    """Logs a warning, once for a batch, when it has been asked for more than ``seconds`` ago, and when it comes.
+    """Logs a warning, once for a batch, if it does not arrive within ``seconds``, and another when it does.
 
-    Its thread neither keeps the iteration alive nor uses Arrow; in a forked child there is none. ``describe`` returns
-    lines on what is read, and ``waits_since`` since when the batch is waited for where ``since`` is not set.
+    Its thread neither keeps the iteration alive nor uses Arrow, and does not exist in a forked child. ``describe``
+    returns lines on what is being read; ``waits_since`` is asked for the beginning of the wait if ``since`` is not set.
     """
 
     def __init__(
@@ -37,21 +37,19 @@ class StallWatch:
     ) -> None:
         self._seconds, self._what, self._describe, self._waits_since = seconds, what, describe, waits_since
         self._thread = threading.get_ident()
-        self.since: int | None = None  # of the batch that is asked for; by time.monotonic_ns, as all times here
-        self.warned_of: int | None = None  # the same, of the batch that a warning was logged about
+        self.since: int | None = None  # when the batch was requested; all times are time.monotonic_ns
+        self.warned_of: int | None = None  # the same, of the batch in the latest warning
         self._ended = threading.Event()
         watcher = threading.Thread(target=self._watch, name="pqcache-stall-watch", daemon=True)
         watcher.start()
         self._end = weakref.finalize(self, _end, self._ended, watcher, os.getpid())  # at exit too
 
     def goes_on(self) -> None:
-        """Log that the batch that a warning was logged about is there."""
         since, self.warned_of = self.warned_of, None
         if since is not None:
             log.warning("%s: it goes on after %.1f s", self._what, (time.monotonic_ns() - since) / 1e9)
 
     def close(self) -> None:
-        """End the thread."""
         self._end()
 
     def _watch(self) -> None:
@@ -82,17 +80,17 @@ if hasattr(os, "register_at_fork"):
 def _end(ended: threading.Event, watcher: threading.Thread, process: int) -> None:
     """End the thread before the iteration ends, and at the latest before the interpreter does.
 
-    It refers to the dataset, whose shared tensors the last thread to let go frees. torch releases the GIL for that, and
-    a thread that asks for it back while the interpreter ends aborts the process.
+    The thread refers to the dataset, so it may be the one to free its shared tensors. torch releases the GIL for that,
+    and a thread that wants it back while the interpreter exits aborts the process.
     """
-    if process == os.getpid():  # a child has no thread, and may have the lock as the thread held it
+    if process == os.getpid():  # a child has no such thread, and may have copied a lock that it held
         ended.set()
         if watcher is not threading.current_thread():
             watcher.join(1.0)
 
 
 def stacks(consumer: int) -> list[str]:
-    """Return the stacks of this process's threads that read, and of the one that uses what is read, as lines."""
+    """The stacks of this process's reading threads and of the ``consumer``'s thread, as lines."""
     frames, lines = sys._current_frames(), []
     for thread in threading.enumerate():
         if thread.ident == consumer or (thread.name.startswith("pqcache") and thread is not threading.current_thread()):
@@ -102,7 +100,7 @@ def stacks(consumer: int) -> list[str]:
 
 
 def _lines(frame: FrameType | None) -> list[str]:
-    """Return the innermost calls of a stack, the last one first; no source is read, which may be what hangs."""
+    """The innermost calls of a stack, latest first. Reads no source, as the file system may be what hangs."""
     found: list[str] = []
     while frame is not None and len(found) < _FRAMES:
         found.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")

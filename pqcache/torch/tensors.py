@@ -47,7 +47,7 @@ from pqcache.reader.rows import Bools, Fill, fixed_values, validity_of
 from pqcache.torch.ragged import Ragged, in_sequences
 
 Value = torch.Tensor | Ragged | dict[str, Any]
-_EXACT_DIGITS = 15  # that each double holds
+_EXACT_DIGITS = 15  # held by every double
 _INT64_DIGITS = 18
 DECIMALS = ("float64", "unscaled", "text")
 
@@ -56,9 +56,9 @@ DECIMALS = ("float64", "unscaled", "text")
 class Conversion:
     """How values become tensors: nulls raise (default), get a mask beside the column, or a value per column.
 
-    ``fill`` maps columns, and paths inside of them, to values. ``inherited`` is the value of the column that holds
-    this one, which its fields and items get that have none of their own. ``inside`` marks a part of a column, which
-    has no mask. ``decimals`` is one of DECIMALS; with None their digits decide.
+    ``fill`` maps columns, and paths inside them, to values. ``inherited`` is the value of the enclosing column, for
+    fields and items without their own. ``inside`` marks a part of a column, which has no mask. ``decimals`` is one of
+    DECIMALS; with None the digits decide.
     """
 
     mask: bool = False
@@ -69,7 +69,7 @@ class Conversion:
 
     @staticmethod
     def of(nulls: str | Mapping[str, Any], decimals: str | None = None) -> Conversion:
-        """Read the arguments ``nulls`` ("error", "mask" or a mapping) and ``decimals``; others raise UsageError."""
+        """Check the options ``nulls`` and ``decimals``."""
         if decimals is not None and decimals not in DECIMALS:
             raise UsageError(f"decimals={decimals!r}", f"choose {', '.join(map(repr, DECIMALS))} or None")
         if isinstance(nulls, Mapping):
@@ -79,7 +79,6 @@ class Conversion:
         return Conversion(mask=nulls == "mask", decimals=decimals)
 
     def fill_of(self, path: str) -> Any:
-        """Return the fill of a column, or of a path inside of one, or None."""
         return dict(self.fill).get(path, self.inherited)
 
     def fills_inside(self, path: str) -> bool:
@@ -87,15 +86,15 @@ class Conversion:
 
 
 def mask_name(column: str) -> str:
-    """Return the name under which a batch holds a column's mask (True where there is a value)."""
+    """The name of a column's mask, which is True where there is a value."""
     return f"{column}_mask"
 
 
 def null_error(name: str, count: int, where: str, nulls: Conversion, fields: Sequence[str] = ()) -> ParquetError:
-    """Return the error for ``count`` nulls in a column that ``nulls`` neither fills nor masks.
+    """The error for ``count`` nulls in a column that ``nulls`` neither fills nor masks.
 
-    ``fields`` are the paths of a struct's fields, which are filled in its place. A mask is recommended where it helps:
-    a part of a column has none, and one column cannot have a mask where others are filled.
+    ``fields`` are the paths of a struct's fields, to be filled in its place. Advises a mask only where one is possible:
+    not for a part of a column, and not while other columns are filled.
     """
     values = ", ".join(f"{path!r}: VALUE" for path in fields or [name])
     mask = "" if nulls.inside or nulls.fill else "nulls='mask', or "
@@ -107,10 +106,10 @@ def null_error(name: str, count: int, where: str, nulls: Conversion, fields: Seq
 
 
 def fills_when_decoded(nulls: Conversion, kinds: Mapping[str, Kind]) -> dict[str, Fill]:
-    """Return what columns of numbers and texts are filled with when they are decoded: once for all of their batches.
+    """The fills of columns of numbers and texts that are made at decoding, once for all batches.
 
-    Other columns are filled batch by batch. So is one with a value that it cannot have, which a batch with a null
-    refuses.
+    Other columns are filled batch by batch. So are those with an invalid fill, which is an error only if there is a
+    null.
     """
     found: dict[str, Fill] = {}
     values = dict(nulls.fill)
@@ -129,14 +128,14 @@ def fills_when_decoded(nulls: Conversion, kinds: Mapping[str, Kind]) -> dict[str
 
 
 def paths_in(name: str, kind: pa.DataType) -> Iterator[str]:
-    """Yield the paths at which nulls of a column of type ``kind`` are filled: its own name, then what is inside."""
+    """The paths at which nulls of a column can be filled: its own name, then those inside."""
     yield name
     for path, inner in _parts(name, kind):
         yield from paths_in(path, inner)
 
 
 def _parts(name: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
-    """Return the paths and types of a type's fields or items, if it has any."""
+    """The paths and types of fields or items, if there are any."""
     bare = storage_type(kind)
     if pa.types.is_struct(bare):
         return [(f"{name}.{field.name}", field.type) for field in bare.fields]
@@ -148,10 +147,7 @@ def _parts(name: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
 
 
 def check_type(name: str, kind: pa.DataType, decimals: str | None, bounds: Callable[[str], Bounds | None]) -> None:
-    """Raise UsageError, naming the column, if a type has no tensor form.
-
-    ``bounds`` returns the least and the greatest value at a path, as far as they are known.
-    """
+    """Raise UsageError if a type has no tensor form; ``bounds`` returns the known extremes at a path."""
     bare = kind_of(pa.field(name, kind)).bare
     if pa.types.is_struct(bare):
         for field in bare.fields:
@@ -177,14 +173,13 @@ def check_type(name: str, kind: pa.DataType, decimals: str | None, bounds: Calla
 
 
 def _decimal_form(kind: pa.DataType, decimals: str | None) -> str:
-    """Return the form of decimals in a batch: float64, int64 (unscaled) or text."""
     if decimals is None:
         return "float64" if kind.precision <= _EXACT_DIGITS else "int64"
     return "int64" if decimals == "unscaled" else decimals
 
 
 def _check_int64(name: str, kind: pa.DataType, decimals: str | None, bounds: Callable[[str], Bounds | None]) -> None:
-    """Raise UsageError unless an int64 holds all values of a column and means the same number."""
+    """Raise UsageError unless an int64 holds all values of a column, as the same numbers."""
     others = "decimals='float64' (rounded) or 'text' (exact)"
     if decimals is None and kind.scale != 0:
         short = kind.precision <= _INT64_DIGITS
@@ -205,12 +200,10 @@ def _check_int64(name: str, kind: pa.DataType, decimals: str | None, bounds: Cal
 def to_value(
     array: pa.Array, name: str, nulls: Conversion, length: int = 0, axis: int | None = None
 ) -> tuple[Value, torch.Tensor | None]:
-    """A column as a tensor, Ragged or dict, and a bool mask (rows,) where some rows are null.
+    """A column as a tensor, Ragged or dict, and a bool mask (rows,) if some rows are null.
 
-    Lists become rows of ``length`` if that is not 0. Rows of sequences are lists of ``axis`` values.
-
-    Raises:
-        ParquetError: there are nulls that ``nulls`` neither fills nor masks.
+    Lists become rows of ``length`` if that is not 0. Rows of sequences are lists of ``axis`` values. Raises
+    ParquetError for nulls that ``nulls`` neither fills nor masks.
     """
     if axis is not None:
         value, mask = to_value(array.flatten(), name, nulls, length)
@@ -239,11 +232,10 @@ def to_value(
 
 
 def _flat(array: pa.Array, valid: Bools | None, name: str, fill: Any, decimals: str | None) -> torch.Tensor:
-    """Convert values of one width that aren't lists."""
     kind, values = array.type, fixed_values(array)
     assert values is not None
     values = np.ascontiguousarray(values)
-    if valid is not None:  # what stands in place of nulls is no value
+    if valid is not None:  # the bytes behind nulls are arbitrary
         values = values.copy()
         values[~valid] = np.zeros(1, values.dtype)
     elif not values.flags.writeable:
@@ -263,7 +255,7 @@ def _flat(array: pa.Array, valid: Bools | None, name: str, fill: Any, decimals: 
 
 
 def _number_of(fill: Any, dtype: torch.dtype, name: str) -> Any:
-    """Return a fill value, or a list of them, as numbers of ``dtype``; UsageError if they don't fit."""
+    """A fill value, or a list of them, as numbers of ``dtype``; UsageError if they don't fit."""
     try:
         value = torch.as_tensor(fill, dtype=dtype).numpy()
         if dtype.is_floating_point or np.array_equal(value, np.asarray(fill)):
@@ -278,11 +270,11 @@ def _no_fill(name: str, fill: Any, kind: object) -> UsageError:
 
 
 def _unscaled(data: Any, kind: pa.DataType, name: str) -> Any:
-    """Return decimals as unscaled int64; ParquetError if one does not fit."""
+    """Decimals as unscaled int64; ParquetError if one does not fit."""
     if kind.bit_width == 32:
         return data.view(np.int32).astype(np.int64)
     words = data.view(np.int64).reshape(-1, kind.bit_width // 64)
-    if (words[:, 1:] != words[:, :1] >> 63).any():  # not only the sign
+    if (words[:, 1:] != words[:, :1] >> 63).any():  # more than the sign
         advice = "pass decimals='float64' or 'text', or write the file again"
         raise ParquetError(f"column {name!r}", f"it is {kind} and holds values that no int64 does", advice)
     return words[:, 0].copy()
@@ -333,7 +325,7 @@ def _text(array: pa.Array, name: str, fill: Any) -> Ragged:
 
 
 def _nested(array: pa.Array, kind: pa.DataType, name: str, nulls: Conversion, fill: Any) -> Value:
-    """Convert a struct, map or list; nulls inside it without a fill raise."""
+    """Convert a struct, map or list; raises for nulls inside it without a fill."""
     bare = storage_type(kind)
     inside = replace(nulls, mask=False, inherited=fill, inside=True)
     parts = [path for path, _ in _parts(name, bare)]
@@ -379,7 +371,7 @@ def _value(array: pa.Array, name: str, nulls: Conversion) -> Value:
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Return whether texts of a type are bytes to users, not str."""
+    """Whether texts of a type are bytes to users, not str."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 

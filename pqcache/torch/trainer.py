@@ -121,7 +121,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
 
 class _TrainerLoader(DataLoader[Any]):
-    """A Loader as the Trainer takes loaders apart: one whose dataset counts rows, and can be skipped into for free."""
+    """A Loader in the form that the Trainer takes apart: its dataset counts rows, and skips batches for free."""
 
     _is_accelerate_prepared = True
 
@@ -176,7 +176,7 @@ class _KeepPlace(transformers.TrainerCallback):  # type: ignore[misc]
 def _resume(loader: Loader, checkpoint: Path, accumulated: int) -> int:
     """Set a loader to the place in a checkpoint, and return how many batches of the epoch the Trainer will skip.
 
-    The Trainer counts steps of the present number of processes; where it comes to another place, UsageError.
+    Raises UsageError if the Trainer, which counts steps of the current number of processes, comes to another place.
     """
     if not (checkpoint / PLACE).is_file():
         reason = f"it has no {PLACE}, the place in the dataset: another Trainer wrote it, or it is not complete"
@@ -199,7 +199,7 @@ def _resume(loader: Loader, checkpoint: Path, accumulated: int) -> int:
 
 
 def _check_arguments(trainer: Any, dataset: ResumableDataset, batch_size: str) -> None:
-    """Raise UsageError for arguments of a Trainer that its dataset decides."""
+    """Raise UsageError for arguments of a Trainer that conflict with its dataset."""
     for name, (fine, reason, advice) in _REFUSED.items():
         value = trainer.args
         for part in name.split("."):

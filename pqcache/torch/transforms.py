@@ -1,4 +1,4 @@
-"""Calls the transform: seeded, on threads if wanted, and with other rows in place of those for which it fails."""
+"""Calls the transform: seeded, on threads if wanted, and replacing rows for which it fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OnError = Literal["raise", "skip"]
 MAX_ERRORS = 100
 _MOST_TRIES = 32  # batches without a good row, one after the other
 _AHEAD = 2  # batches for each thread
-_MEASURED = 16  # of so many single rows the time of one is measured, after as many first ones
+_MEASURED = 16  # single rows: the first 16 are timed, then one in 16
 _MOST_LISTED = 20  # row groups of an error
 _MOST_TEXT = 500  # characters of an error that are kept
 _PREFIX, _SUFFIX = "pqcache-errors-", ".jsonl"
@@ -71,7 +71,7 @@ class Transform:
 
     @property
     def skips(self) -> bool:
-        """True if other rows take the place of those for which it fails."""
+        """Whether rows for which it fails are replaced by others."""
         return self.function is not None and self.on_error == "skip"
 
 
@@ -89,8 +89,8 @@ def _takes_two(function: Callable[..., Any]) -> bool:
 class Item:
     """A batch, or a row, to be transformed.
 
-    ``position`` is where it is in the training, ``place`` where it is in the order of its dataset. Of ``numbers`` its
-    seed is made: the epoch, or the pass of a mix, and the index in it.
+    ``position`` is its position in the training, ``place`` its index in the order of its dataset. It is seeded by
+    ``numbers``: the epoch, or the pass of a mix, and the index in it.
     """
 
     value: Any
@@ -101,7 +101,7 @@ class Item:
 
 @dataclass(frozen=True)
 class BatchOrigin:
-    """Where the rows of a dataset's batches lie: those of ``order`` are of the row groups of ``plan``."""
+    """Where the rows of a dataset's batches lie: ``order`` counts the row groups of ``plan``."""
 
     dataset: str
     plan: ReadPlan
@@ -109,9 +109,9 @@ class BatchOrigin:
     in_batches: bool = True
 
     def places(self, index: int) -> list[tuple[str, int, int]]:
-        """Return the file, the row group and the row in it of each row of a batch; a selection counts its own rows.
+        """The file, row group and row of each row of a batch; a selection counts its own rows.
 
-        Of sequences, and of packed ones, a row is a sequence; of batches of whole documents it is a document.
+        A row is a sequence if there are sequences, packed or not; in batches of whole documents it is a document.
         """
         plan = self.plan
         groups, rows = self.order.batch(index)
@@ -124,7 +124,7 @@ class BatchOrigin:
         return [(table.paths[file], row_group, row) for file, row_group, row in places]
 
     def lines(self, index: int) -> list[str]:
-        """Describe a batch: a line for each of its row groups."""
+        """Describe a batch, with a line for each row group."""
         plan, rows = self.plan, defaultdict[tuple[str, int], list[int]](list)
         for path, row_group, row in self.places(index):
             rows[path, row_group].append(row)
@@ -140,7 +140,7 @@ class BatchOrigin:
 
 
 class InTransform(Exception):
-    """The cause that an error of a transform is given on Python 3.10, which has no notes."""
+    """Added as the cause of a transform's error on Python 3.10, which has no notes."""
 
 
 def _add_note(error: Exception, text: str) -> None:
@@ -157,9 +157,9 @@ def _add_note(error: Exception, text: str) -> None:
 class FailedRow:
     """A row for which the transform raised ``error``, in batch (or row) ``index`` of ``epoch``.
 
-    ``row`` is its position in row group ``row_group`` of ``file``; with a filter it counts the rows that meet it, with
-    weights each as often as it comes, and of packed documents it is the sequence. It is -1 where no row failed by
-    itself, but all of the batch together; then file and row group are those of its first row.
+    ``row`` is its position in row group ``row_group`` of ``file``. With a filter only rows that meet it count, with
+    weights each row counts as often as it comes, and with packed documents the sequences count. It is -1 if the batch
+    failed only as a whole; file and row group are then those of its first row.
     """
 
     epoch: int
@@ -175,9 +175,9 @@ class FailedRow:
 
 
 class FailureLog:
-    """Failed rows in a temporary file, to which the workers append; it is removed with the dataset that made it.
+    """Failed rows in a temporary file to which the workers append; it goes with the dataset that made it.
 
-    The file is locked while that dataset exists. Those of killed processes are removed when the next one is made.
+    The dataset holds a lock on it. Files without one, of killed processes, are removed when the next one is made.
     """
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class FailureLog:
         weakref.finalize(self, _remove, self.path, os.getpid(), descriptor)
 
     def append(self, rows: Sequence[FailedRow]) -> None:
-        """Add rows, in one write, so that those of several processes don't mix."""
+        """Add rows in one write, so that several processes don't interleave theirs."""
         text = "".join(f"{json.dumps(asdict(row))}\n" for row in rows)
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -203,7 +203,7 @@ class FailureLog:
     def read(self) -> list[FailedRow]:
         try:
             lines = self.path.read_text().splitlines()
-        except FileNotFoundError:  # of the process that made it, which has ended
+        except FileNotFoundError:  # the process that made it has ended
             return []
         return [FailedRow(**json.loads(line)) for line in lines]
 
@@ -215,7 +215,6 @@ def _remove(path: Path, process: int, descriptor: int) -> None:
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Remove files whose processes ended without doing so."""
     now = time.time()
     for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
         with suppress(OSError):
@@ -232,13 +231,13 @@ def _remove_abandoned(directory: Path) -> None:
 
 @dataclass
 class _Failed:
-    """The result for a batch without any good row, with the last error."""
+    """The result for a batch without a good row, with the last error."""
 
     error: Exception
 
 
 class TransformRunner:
-    """Transforms the batches, or rows, of a dataset: those of one pass of one worker."""
+    """Transforms the batches, or rows, that one worker reads of one pass over a dataset."""
 
     def __init__(
         self,
@@ -256,16 +255,16 @@ class TransformRunner:
     def run(
         self, items: Iterator[Item], indices: Sequence[int], lanes: int, total: int, read: Callable[[int], Any]
     ) -> Generator[Any]:
-        """Yield what the transform makes of each item, in order.
+        """Yield the result for each item, in order.
 
-        ``indices`` are their global indices. ``read`` returns a batch by its index, of an epoch of ``total``, in place
-        of one that has no good row, where no later item is of its lane.
+        ``indices`` are the global indices of the items, in an epoch of ``total``. ``read`` fetches the batch that
+        replaces one without a good row if it is not among the coming items.
         """
         coming: deque[Item] = deque()  # items that are read and not yet yielded
         results: deque[Callable[[], Any]] = deque()  # of the first of them
 
         def value_of(index: int, after: Item) -> Any:
-            """Return another batch: one that this worker reads later, or else one read for this."""
+            """Another batch: one that this worker reads later anyway, or one read for this."""
             if index < after.position.index or index not in indices:
                 return read(index)
             while all(item.position.index != index for item in coming):
@@ -285,7 +284,7 @@ class TransformRunner:
                 )
 
     def one(self, item: Item) -> Any:
-        """Transform one batch; raise the error if it has no good row."""
+        """Transform one batch; raises the error if it has no good row."""
         result = self._result(item)
         if isinstance(result, _Failed):
             raise result.error
@@ -293,12 +292,12 @@ class TransformRunner:
 
     @property
     def ahead(self) -> int:
-        """How many batches may be in the transform or wait for their turn."""
+        """How many batches may be in the transform or waiting for their turn."""
         return 1 if self._transform.threads is None else _AHEAD * self._transform.threads
 
     @contextmanager
     def threads(self) -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
-        """Yield a function that begins a call and returns how to get its result."""
+        """Yield a function that begins a call and returns a getter of its result."""
         if self._transform.threads is None or self._transform.function is None:
             yield lambda call: call
             return
@@ -310,7 +309,7 @@ class TransformRunner:
 
     @contextmanager
     def _located(self, item: Item) -> Iterator[None]:
-        """Add to an error which batch it is about; it stays the same error with its own traceback."""
+        """Note in an error which batch it is about, keeping its type and traceback."""
         try:
             yield
         except Exception as error:
@@ -321,7 +320,7 @@ class TransformRunner:
             raise
 
     def _result(self, item: Item, noted: bool = True) -> Any:
-        """Transform a batch, with other rows in place of bad ones; `_Failed` if it has no good row."""
+        """Transform a batch, replacing bad rows; `_Failed` if it has no good row."""
         if not self._transform.skips:
             with self._located(item):
                 return self._call(item, item.value)
@@ -341,7 +340,6 @@ class TransformRunner:
         return self._noted(item, {-1: repaired.error}, noted, repaired) if isinstance(repaired, _Failed) else repaired
 
     def _call(self, item: Item, value: Any) -> Any:
-        """Call the transform with generators seeded for the item."""
         function, threads = self._transform.function, self._transform.threads
         if function is None:
             return value
@@ -366,10 +364,7 @@ class TransformRunner:
             return _Failed(error)
 
     def _bad_rows(self, item: Item, rows: Sequence[int]) -> dict[int, Exception]:
-        """Return the rows for which the transform fails, by halves; none where it fails only for several together.
-
-        It has failed for all of ``rows``.
-        """
+        """Bisect ``rows``, for all of which the transform fails, to the bad ones; none if it fails only for several."""
         if len(rows) == 1:
             found = self._tried(item, self._rows(item.value, rows))
             return {rows[0]: found.error} if isinstance(found, _Failed) else {}
@@ -387,7 +382,7 @@ class TransformRunner:
         return take_rows(batch, rows, self._origin.plan.pack is not None)
 
     def _noted(self, item: Item, errors: dict[int, Exception], noted: bool, result: _Failed) -> _Failed:
-        """Log failed rows, by number in the batch (-1: the batch as a whole), and return ``result``."""
+        """Log failed rows, by number in the batch (-1: all of it), and return ``result``."""
         if not noted:
             return result
         places, rows = self._origin.places(item.place), []
@@ -410,9 +405,9 @@ class TransformRunner:
     def _from_another(
         self, item: Item, failed: _Failed, lanes: int, total: int, value_of: Callable[[int, Item], Any]
     ) -> Any:
-        """Return the result for a batch without a good row: of the next batch of its lane, or of one before.
+        """Replace a batch without a good row by the next batch of its lane, or an earlier one.
 
-        That depends on the lane only, so it is the same in any topology, and after a resume.
+        The lane alone decides, so the result is the same in any topology and after a resume.
         """
         inside = item.position.index % total
         others = chain(range(inside + lanes, total, lanes), range(inside - lanes, -1, -lanes))

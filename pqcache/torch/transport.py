@@ -1,13 +1,13 @@
 """Messages from a worker to the trainer: a pickle, and the bytes of its tensors in a slot of shared memory.
 
-A worker writes the tensors of a message end to end into a slot that it has chosen, and sends the pickle, with the name
-of the slot, through DataLoader's pipe. The trainer maps a slot once and makes tensors over it. When the last of them
-is gone it marks the slot as free, and the worker uses it again: no new pages and no descriptors to pass after the first
-few batches. Little messages carry their bytes with them, and so do all where the system has no such memory (other than
-Linux) or no descriptors are left because many batches are kept.
+A worker writes the tensors of a message end to end into a free slot, and sends the pickle and a reference to the slot
+through DataLoader's pipe. The trainer maps each slot once and makes tensors over it. When the last of them is gone it
+marks the slot as free, and the worker uses it again, so that after a few batches there are no new pages and no
+descriptors to pass. Small messages go through the pipe whole. So do all others on systems without memfd (anything but
+Linux), and when all slots are in use because the trainer keeps many batches.
 
-A child that is forked while the trainer has tensors over a slot maps it too, and nobody knows for how long. So such a
-slot is retired: it is never used again, and its memory is freed when the last process has unmapped it.
+A child that is forked while the trainer has tensors over a slot maps it too, for an unknown time. Such a slot is
+retired: it is never used again, and its memory is freed when the last process has unmapped it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HEADER = max(4096, mmap.PAGESIZE)  # a page, so that what follows begins at one
 _TOKEN = slice(0, 16)
 _STATE = 16
 _FREE, _SENT, _RETIRED = 0, 1, 2
-_ENDING = 5.0  # seconds that a process may take from closing its descriptors to its end
+_ENDING = 5.0  # seconds to wait at most for the end of a process that has closed its descriptors
 _NUMPY_TYPES = frozenset(
     getattr(torch, name)
     for name in (
@@ -54,7 +54,7 @@ _NUMPY_TYPES = frozenset(
 
 
 class SlotReference(NamedTuple):
-    """How the receiver of a message finds its slot; the token tells it from others that have had this descriptor."""
+    """How the receiver finds a slot; ``token`` tells it from earlier slots with the same descriptor."""
 
     process: int
     descriptor: int
@@ -63,7 +63,7 @@ class SlotReference(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A pickle, the size of each buffer that it refers to, and where their bytes are, each aligned."""
+    """A pickle, the sizes of the buffers that it refers to, and their bytes, each buffer aligned."""
 
     pickled: bytes
     sizes: Sequence[int]
@@ -71,7 +71,7 @@ class Message(NamedTuple):
 
 
 class _Pickler(ForkingPickler):
-    """Leaves the bytes of tensors and arrays to the caller, who sends them apart; all else is as torch pickles it."""
+    """Keeps the bytes of tensors and arrays out of the pickle; the rest is as torch pickles it."""
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not torch.Tensor:
@@ -93,7 +93,7 @@ def _tensor(array: Any, dtype: torch.dtype | None = None, shape: tuple[int, ...]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """True if a tensor is nothing but values in host memory with a type, a shape and strides."""
+    """Whether a tensor is only values in host memory with a type, a shape and strides."""
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided
@@ -122,7 +122,7 @@ def message_of(value: Any) -> Message:
 
 
 def value_of(message: Message) -> Any:
-    """Read a message, once: its tensors lie in the sender's memory, and none is a view of another."""
+    """Read a message, once. Its tensors lie in the sender's memory, and none is a view of another."""
     content = message.content
     place = _received(content) if isinstance(content, SlotReference) else np.frombuffer(bytearray(content), np.uint8)
     at, buffers = 0, []
@@ -154,7 +154,7 @@ class Slot:
         self.touched = max(self.touched, size)
 
     def empty(self) -> None:
-        """Give its memory back to the system until it is written to again."""
+        """Give the memory back to the system until the slot is written to again."""
         try:
             self._map.madvise(mmap.MADV_REMOVE, _HEADER, self.size)
             self.touched = 0
@@ -162,12 +162,12 @@ class Slot:
             log.debug("this system takes no part of shared memory back (%s)", error)
 
     def close(self) -> None:
-        """Close the descriptor; the memory is freed with the last array over it, in any process."""
+        """Close the descriptor. The memory is freed with the last array over it, in any process."""
         os.close(self.reference.descriptor)
 
 
 class Slots:
-    """The slots of this process. All together take hardly more memory than was in use at one time."""
+    """The slots of this process. Idle ones are emptied once all take much more memory than was ever in use at once."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -176,19 +176,19 @@ class Slots:
         self._lock = threading.Lock()  # a queue pickles on a thread of its own
 
     def take(self, size: int) -> Slot | None:
-        """Choose a free slot for a message of ``size`` bytes; None where there can be no more.
+        """Choose a free slot for a message of ``size`` bytes; None if there can be no more.
 
-        Sizes are powers of two, so that there are few. One of twice that is accepted, as messages may be a little below
-        and above a power of two.
+        Slots have powers of two as sizes, so that there are few of them. One of twice the size will do, as the sizes of
+        messages may vary around a power of two.
         """
-        wanted = 1 << (size - 1).bit_length()
+        capacity = 1 << (size - 1).bit_length()
         with self._lock:
             for slot in [slot for slot in self.all if slot.state == _RETIRED]:
                 self.all.remove(slot)
                 slot.close()
             free = [slot for slot in self.all if slot.state == _FREE]
-            fitting = [slot for slot in free if slot.size in (wanted, 2 * wanted)]
-            chosen = min(fitting, key=lambda slot: (not slot.touched, slot.size), default=None) or self._new(wanted)
+            fitting = [slot for slot in free if slot.size in (capacity, 2 * capacity)]
+            chosen = min(fitting, key=lambda slot: (not slot.touched, slot.size), default=None) or self._new(capacity)
             if chosen is not None:
                 chosen.take(size)
                 self._empty([slot for slot in free if slot is not chosen])
@@ -210,7 +210,6 @@ class Slots:
         return slot
 
     def _empty(self, idle: Sequence[Slot]) -> None:
-        """Empty idle slots while all of them take much more memory than was ever in use at once."""
         total = sum(slot.touched for slot in self.all)
         self._most = max(self._most, total - sum(slot.touched for slot in idle))
         for slot in sorted(idle, key=lambda slot: slot.touched):
@@ -221,7 +220,7 @@ class Slots:
 
 
 class _Lease:
-    """Kept alive by the tensors over a received slot; when it goes, the sender may use the slot again."""
+    """Kept alive by the tensors over a received slot; when the last is gone, the sender may use the slot again."""
 
     _slot: mmap.mmap | None = None  # until it is made: an interrupt may come first
 
@@ -233,7 +232,6 @@ class _Lease:
         _leases[id(self)] = self
 
     def retire(self) -> None:
-        """Never let the sender use the slot again; it opens another one."""
         if self._slot is not None:
             self._slot[_STATE] = _RETIRED
             _mapped.pop(self._slot[_TOKEN], None)
@@ -244,7 +242,6 @@ class _Lease:
 
 
 def _received(sent: SlotReference) -> Buffer:
-    """Return the bytes of a slot, mapped when it is first seen."""
     known = _mapped.get(sent.token)
     if known is None:
         for token, (process, _) in list(_mapped.items()):  # at once, as other threads receive too
@@ -269,9 +266,9 @@ def _map(sent: SlotReference) -> mmap.mmap:
 
 
 def _gone(process: int) -> RuntimeError:
-    """Return the error for a worker whose memory is gone, once it ended: DataLoader, which looks next, names it then.
+    """Wait for the end of a worker whose memory is gone: DataLoader, which looks next, then names it in its error.
 
-    A worker closes its descriptors some time before its end: wait for that, at most ``_ENDING`` seconds.
+    A worker closes its descriptors some time before it ends.
     """
     deadline = time.monotonic() + _ENDING
     while not has_ended(process) and time.monotonic() < deadline:
@@ -287,7 +284,6 @@ def _slots() -> Slots:
 
 
 def _retire_leased() -> None:
-    """Retire every slot that a child about to be forked will share with this process."""
     for reference in _leases.valuerefs():
         if (lease := reference()) is not None:
             lease.retire()
@@ -302,12 +298,12 @@ os.register_at_fork(before=_retire_leased)
 def begin_worker() -> None:
     """Prepare this process, a worker of a DataLoader.
 
-    Python's garbage collector leaves alone what the trainer had made before the fork: it would write to all of it, so
-    that the worker would have a copy of its memory.
+    Python's garbage collector is told to leave the trainer's objects alone: it would write to all of them, and so copy
+    the memory that the worker shares with the trainer since the fork.
 
-    And the worker ends once its trainer was killed. torch only asks whose child a worker is: one of a fork server stays
-    that server's. And a worker that ends waits for the thread that writes batches to the trainer's pipe, for ever: it
-    holds the pipe's reading end too, so that thread gets no error where nobody else does.
+    The worker also ends when its trainer is killed. torch only compares the parent's id, which does not change for the
+    child of a fork server. And a worker that ends waits for ever for the thread that writes batches to the trainer's
+    pipe: it holds the reading end of the pipe too, so that this thread gets no error when nobody reads.
     """
     global _begun
     if _begun != os.getpid():

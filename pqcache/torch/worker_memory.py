@@ -1,9 +1,9 @@
-"""Numbers that a trainer shares with its workers, and not with other trainers that are forked or spawned from it.
+"""Numbers that a trainer shares with its workers, but not with other trainers that are forked or spawned from it.
 
-A process that is started with a dataset, by a fork or with a pickle of it, may become a DataLoader's worker or a
-trainer itself: a rank that Lightning's ``ddp_fork`` or ``torch.multiprocessing`` starts. ``get_worker_info()`` tells
-which it is once the dataset is used. A trainer goes on with memory of its own, which begins as the numbers were when
-its process was started. It has to have done so before it starts workers.
+A process that gets a dataset by a fork or a pickle may become a DataLoader's worker, or a trainer itself: a rank that
+Lightning's ``ddp_fork`` or ``torch.multiprocessing`` starts. ``get_worker_info()`` tells which, once the dataset is
+used. A trainer then takes memory of its own, with the numbers as they were when its process started; it has to do so
+before it starts workers.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Numbers = npt.NDArray[np.int64]
 
 
 class WorkerMemory:
-    """Integers in shared memory. A copy, also one that was pickled, shares them with its own workers alone.
+    """Integers in shared memory. A copy, pickled or not, shares them only with its own workers.
 
-    Copies and other trainers begin with the same numbers; with 0 unless they are ``kept``.
+    Copies and other trainers begin with the same numbers if they are ``kept``, else with 0.
     """
 
     def __init__(self, shape: tuple[int, ...], kept: bool = True) -> None:
@@ -42,17 +42,16 @@ class WorkerMemory:
         _all[id(self)] = self
 
     def _first(self, numbers: Numbers) -> Numbers:
-        """The numbers that another trainer begins with."""
         return numbers.copy() if self._kept else np.zeros_like(numbers)
 
     @property
     def is_own(self) -> bool:
-        """Whether this process made the memory, as a trainer does, or a worker that makes a dataset by itself."""
+        """Whether this process made the memory: a trainer, or a worker that makes its own dataset."""
         return self._made_by == os.getpid()
 
     @property
     def seen(self) -> Numbers:
-        """The numbers, to be read; unlike ``numbers`` also before torch tells a worker that it is one."""
+        """The numbers, to be read only. Works before torch has told a worker that it is one, too."""
         return self._begin if self._is_inherited and get_worker_info() is None else self._numbers
 
     @property
@@ -66,12 +65,11 @@ class WorkerMemory:
         return self._numbers
 
     def bequeath(self) -> None:
-        """Keep what a process begins with that is about to be forked, if it is a trainer."""
+        """Keep the numbers that a process about to be forked begins with if it is a trainer."""
         self._begin = self._first(self.numbers)
         self.started += 1
 
     def inherit(self) -> None:
-        """Note that this process was forked."""
         self._is_inherited = True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,10 +87,9 @@ class WorkerMemory:
 
 
 def _shared_copy(values: Numbers) -> torch.Tensor:
-    """Return a copy in shared memory, whatever device and mode torch is set to.
+    """Copy into shared memory, whatever device and mode torch is set to.
 
-    It is copied by numpy: ``share_memory_`` copies on threads, which hangs in a forked process where its parent had
-    some.
+    numpy copies: ``share_memory_`` uses threads, and hangs in a forked process whose parent had some.
     """
     with torch.inference_mode(False):
         storage = torch.UntypedStorage._new_shared(values.nbytes)  # type: ignore[no-untyped-call]
