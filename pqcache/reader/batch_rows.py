@@ -65,8 +65,11 @@ class RowPlaces:
     @cached_property
     def selected(self) -> SelectedRows:
         """The rows for ``Cache.read`` and ``ParquetDataset(rows=...)``: in the order of the files, each once."""
-        groups = np.repeat(self.groups, self.rows.size // max(1, len(self)))
-        return SelectedRows.of(groups, self.rows.ravel(), self.snapshot)
+        return SelectedRows.of(self._groups_of_rows, self.rows.ravel(), self.snapshot)
+
+    @property
+    def _groups_of_rows(self) -> Ints:
+        return np.repeat(self.groups, self.rows.size // max(1, len(self)))
 
     def table(self) -> pa.Table:
         """A table with file, row_group, row and row_in_file; of sequences, the latter two are lists."""
@@ -81,8 +84,7 @@ class RowPlaces:
     def read(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
         """Read the batch's rows from the cache or directory that they are in; of sequences, all rows."""
         found = read_rows(path, self.selected, columns)
-        groups = np.repeat(self.groups, self.rows.size // max(1, len(self)))
-        _, position = np.unique(np.stack([groups, self.rows.ravel()]), axis=1, return_inverse=True)
+        _, position = np.unique(np.stack([self._groups_of_rows, self.rows.ravel()]), axis=1, return_inverse=True)
         return found.take(pa.array(position.ravel()))
 
 
@@ -164,7 +166,7 @@ def rows(
     balance: str | None = None,
     pack: Pack | TokenBatches | None = None,
 ) -> RowPlaces:
-    """Return which rows a batch of a training has, by a state that was saved in the same training.
+    """Find the rows of a batch of a training, by a state saved in the same training.
 
     ``target``   the cache or directory that the training reads
     ``state``    what ``state_dict()`` returned, at whatever batch, or a JSON file of it
@@ -179,7 +181,7 @@ def rows(
     >>> found.table().column_names, len(found)
     (['file', 'row_group', 'row', 'row_in_file'], 4)
 
-    What does not fit together raises UsageError.
+    UsageError if state, options and data do not fit together.
     """
     known = _checked_state(state)
     choice = RowChoice(split=split, sample=sample, limit=limit, weights=weights, balance=balance, seed=known["seed"])

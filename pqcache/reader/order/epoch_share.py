@@ -1,10 +1,10 @@
 """Which batches of an epoch each worker of each rank yields: a pure function of a few numbers.
 
 Each lane has a window of its own, so a worker should read few of them. If ranks x workers divide the lanes, each worker
-takes complete lanes, and the sequence of batches is the same for every such number. Otherwise the batches that are left
-are laid in a line, lane after lane, and the line is divided into as many equal parts as there are workers. So a worker
-reads few lanes, some of them from or to somewhere in the middle, and interleaves them evenly. Each batch has the rows
-that it has anyway; which batches come in the same step is different.
+takes complete lanes, and the sequence of batches is the same for every such number. Otherwise the remaining batches are
+laid in a line, lane after lane, and each worker gets an equal part of the line. So a worker reads few lanes, some of
+them only in part, and interleaves them evenly. The rows of a batch stay the same; only which batches come in the same
+step differs.
 
 A place is a number in the order in which batches are consumed: rank r has those with ``place % ranks == r``. The batch
 at a place follows from the divisions of the epoch: one for each resume with another number of ranks or workers.
@@ -93,11 +93,11 @@ def _interleaved(batches: Ints, lanes: int) -> Ints:
 class EpochShare:
     """The batches that one worker of one rank yields, from batch ``start`` of the epoch to its end.
 
-    ``total`` is the epoch's number of batches (``Order.batches``). All ranks get the same number: the last
-    round is filled up by repeating the epoch's first batches, as torch's DistributedSampler does with rows,
-    or left out with ``drop_last``. Without ``pad`` it is given as it is, so that some ranks get one less.
-    ``start`` is the first place that no rank has consumed. The batch at a place has the same number, unless there are
-    ``divisions``: then ranks x workers need not divide the lanes. They need not for ``shuffled=False`` either.
+    ``total`` is the epoch's number of batches (``Order.batches``). All ranks get the same number: the last round is
+    filled up with the epoch's first batches, as torch's DistributedSampler does with rows, or left out with
+    ``drop_last``. Without ``pad`` it stays as it is, so some ranks get one less. ``start`` is the first place that no
+    rank has consumed. Place and number of a batch are equal unless there are ``divisions``: then ranks x workers need
+    not divide the lanes, nor if ``shuffled`` is False.
     """
 
     total: int

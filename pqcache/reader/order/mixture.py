@@ -4,17 +4,17 @@ In an epoch of a mix each dataset gives a fixed number of batches. They are inte
 (``interleave``), which needs no randomness and no memory of the batches before: a tree of two-way splits, each of
 which rounds exactly. With two datasets, neither is ever more than half a batch away from its share.
 
-A mix has lanes as a dataset has: batch i belongs to lane ``i % lanes``, and what a lane reads of a dataset comes from
-that dataset's lane of the same number. So that no lane (and no rank, as ranks own lanes) always gets the same dataset,
+A mix has lanes like a dataset: batch i belongs to lane ``i % lanes``, and a lane reads each dataset through that
+dataset's lane of the same number. So that no lane (and no rank, as ranks own lanes) always gets the same dataset,
 each round of ``lanes`` batches is rotated by a number of its own. That moves a batch within its round only.
 
-A dataset is read pass after pass, without an end: an epoch's first batch of it follows the last one of the epoch
-before. A pass is divided among the lanes as they read, so each of its batches comes exactly once.
+A dataset is read in endless passes: an epoch continues where the one before stopped. A pass is divided among the lanes
+as they read, so each of its batches comes exactly once.
 
 Proportions and datasets may change between epochs, and a pass goes on across a change. Its rows are divided among the
-lanes as the epochs would have drawn them in which it began, so that what was read before the change and what is read
-after it make up the pass. After the change lanes draw other numbers of batches than are left in each; then those that
-have too many leave their last ones to those that have too few.
+lanes as the epochs in which it began would have drawn them, so that what is read before and after the change makes up
+the pass. After the change lanes draw other numbers of batches than are left in each; lanes with too many then give
+their last ones to lanes with too few.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _ROTATION = 3  # the purpose of a random stream; the order uses the numbers befo
 def batches_per_epoch(
     sizes: Mapping[str, int], weights: Mapping[str, float] | None, length: str | int = "first_exhausted"
 ) -> tuple[int, ...]:
-    """Return how many batches each dataset gives to an epoch of the mix.
+    """Batches that each dataset gives to an epoch of the mix.
 
     ``sizes`` are batches of one pass; ``weights`` of None are the sizes. ``length`` is "first_exhausted" (the
     epoch ends when one dataset has been read once, and no other more often), "all_exhausted" (when each has been read
-    at least once), or a number of batches. Options that make no sense raise UsageError.
+    at least once), or a number of batches. Invalid options raise UsageError.
     """
     for name, size in sizes.items():
         if not size:
