@@ -238,13 +238,14 @@ def _limit_of(stats: ReadingStats, seconds: Mapping[str, float], transform_threa
     if not stats.rows:
         return None
     share, working = stats.waited_share, seconds["busy"] + seconds["idle"]
+    much = _MOST * (stats.waited_seconds or float("inf"))
     if share is not None and share < _FEW:
         return "trainer"
     if share is None and seconds["idle"] > _IDLE * working:
         return "trainer"
-    if stats.start_seconds > _MOST * (stats.waited_seconds or float("inf")):
+    if stats.start_seconds > much:
         return "start"
-    if seconds["receive"] + seconds["transfer"] > _MOST * (stats.waited_seconds or float("inf")):
+    if seconds["receive"] + seconds["transfer"] > much:
         return "transfer"
     waits: dict[Limit, float] = {
         "storage": seconds["arrival_wait"],

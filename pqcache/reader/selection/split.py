@@ -25,7 +25,7 @@ from pqcache.reader.kinds import storage_type
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.selection.selection import Bools, ChosenColumn, Counts, Selection, digest_of
 from pqcache.store.selected_rows import Ints
-from pqcache.units import is_number
+from pqcache.units import is_number, is_whole
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -94,7 +94,7 @@ class Split:
     @staticmethod
     def folds(key: str | None, k: int, salt: str = "") -> list[Split]:
         """``k`` splits of equal size that share no row; train on ``folds[i].complement()``."""
-        if isinstance(k, bool) or not isinstance(k, int) or k < 2:
+        if not is_whole(k) or k < 2:
             raise UsageError("Split.folds", f"k={k!r}: give a whole number of at least 2")
         return [Split(key, i / k, (i + 1) / k, salt=salt) for i in range(k)]
 
