@@ -85,7 +85,14 @@ class Batch(dict[str, Any]):
         These are the rows that the dataset read, whatever a transform left out or added. Raises UsageError if the
         dataset is gone.
         """
-        return _rows_at(self.position)
+        dataset = _known.get(self.position.dataset)
+        if dataset is None or dataset.token != self.position.dataset:
+            raise UsageError(
+                "batch.rows()",
+                "the dataset that it was read from is gone, or has loaded another snapshot since",
+                "keep the dataset, or call rows_of(batch.epoch, batch.index) of one that is made alike",
+            )
+        return dataset.rows_at(self.position)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch with its tensors on another device."""
@@ -139,28 +146,17 @@ def meter_of(position: Position) -> Meter:
     return NO_METER if dataset is None else dataset.meter
 
 
-def _rows_at(position: Position) -> RowPlaces:
-    dataset = _known.get(position.dataset)
-    if dataset is None or dataset.token != position.dataset:
-        raise UsageError(
-            "batch.rows()",
-            "the dataset that it was read from is gone, or has loaded another snapshot since",
-            "keep the dataset, or call rows_of(batch.epoch, batch.index) of one that is made alike",
-        )
-    return dataset.rows_at(position)
-
-
-def _sent(batch: Batch) -> tuple[Any, ...]:
+def _reduced(batch: Batch) -> tuple[Any, ...]:
     with meter_of(batch.position).timed(SEND):
-        return _received, (message_of(dict(batch)), batch.position)
+        return _rebuilt, (message_of(dict(batch)), batch.position)
 
 
-def _received(message: Message, position: Position) -> Batch:
+def _rebuilt(message: Message, position: Position) -> Batch:
     with meter_of(position).timed(RECEIVE):
         return Batch(value_of(message), position)
 
 
-ForkingPickler.register(Batch, _sent)
+ForkingPickler.register(Batch, _reduced)
 
 
 def row_count(value: Any) -> int:

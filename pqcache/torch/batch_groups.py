@@ -92,11 +92,11 @@ class UnmadeBatch(NamedTuple):
 
 def divided(columns: dict[str, Any], ends: Sequence[int]) -> list[dict[str, Any]]:
     """Rows ``ends[i]`` up to ``ends[i + 1]`` of columns, for each i."""
-    parts = {name: _parts(value, ends) for name, value in columns.items()}
-    return [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
+    split = {name: _split(value, ends) for name, value in columns.items()}
+    return [dict(zip(split, values, strict=True)) for values in zip(*split.values(), strict=True)]
 
 
-def _parts(value: Any, ends: Sequence[int]) -> list[Any]:
+def _split(value: Any, ends: Sequence[int]) -> list[Any]:
     if isinstance(value, dict):
         return divided(value, ends)
     if isinstance(value, Ragged):
@@ -104,7 +104,7 @@ def _parts(value: Any, ends: Sequence[int]) -> list[Any]:
         inside = offsets[ends].tolist()
         bounds = zip(ends[:-1], ends[1:], inside[:-1], strict=True)
         of_rows = [torch.from_numpy(offsets[low : high + 1] - first) for low, high, first in bounds]
-        return [Ragged(v, o, value.kind) for v, o in zip(_parts(value.values, inside), of_rows, strict=True)]
+        return [Ragged(v, o, value.kind) for v, o in zip(_split(value.values, inside), of_rows, strict=True)]
     array = value.numpy()  # parts of a tensor would be views of it, which autograd does not let change in place
     return [torch.from_numpy(array[low:high]) for low, high in pairwise(ends)]
 
@@ -141,15 +141,14 @@ def bytes_of(value: Any) -> int:
 
 
 class BatchGroup(list[Any]):
-    """Batches of a ``worker``, which are sent together; behind them perhaps the error of the next one, as torch's."""
+    """Batches of a ``worker`` sent together, perhaps followed by the error of the next one in torch's wrapper."""
 
     def __init__(self, items: Iterable[Any] = (), worker: int = 0) -> None:
         super().__init__(items)
         self.worker = worker
 
 
-def _sent(group: BatchGroup) -> tuple[Any, ...]:
-    """How multiprocessing pickles a group: as one message."""
+def _reduced(group: BatchGroup) -> tuple[Any, ...]:
     positions = [item.position if type(item) in (Batch, UnmadeBatch) else None for item in group]
     with meter_of(positions[0] or Position()).timed(SEND):
         content: list[Any] = []
@@ -157,20 +156,21 @@ def _sent(group: BatchGroup) -> tuple[Any, ...]:
             if whole is None:
                 content += [dict(item) if type(item) is Batch else item for item in items]
             else:
-                numbers = [item.number for item in items]  # which follow one another
+                numbers = [item.number for item in items]  # consecutive
                 content.append(whole.part(numbers[0], numbers[-1] + 1))
-        return _received, (message_of(content), positions, group.worker)
+        return _rebuilt, (message_of(content), positions, group.worker)
 
 
-def _received(message: Message, positions: list[Position | None], worker: int) -> BatchGroup:
+def _rebuilt(message: Message, positions: list[Position | None], worker: int) -> BatchGroup:
     with meter_of(positions[0] or Position()).timed(RECEIVE):
-        parts = [part.batches if isinstance(part, TensorGroup) else [part] for part in value_of(message)]
-        values = [value for part in parts for value in part]
+        values: list[Any] = []
+        for value in value_of(message):
+            values += value.batches if isinstance(value, TensorGroup) else [value]
         batches = [value if at is None else Batch(value, at) for value, at in zip(values, positions, strict=True)]
         return BatchGroup(batches, worker)
 
 
-ForkingPickler.register(BatchGroup, _sent)
+ForkingPickler.register(BatchGroup, _reduced)
 
 
 class GroupSizes:

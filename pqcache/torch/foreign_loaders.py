@@ -64,7 +64,7 @@ def check_dividing(ranks: int) -> None:
 
     Called when a dataset is iterated or its epoch is set, as Accelerate's loaders do on every rank.
     """
-    if ranks > 1 and any(_place_of(frame) in _DIVIDES for frame in outward(sys._getframe(2))):
+    if ranks > 1 and any(_place_of(frame) in _DIVIDES for frame in _outward(sys._getframe(2))):
         raise UsageError(
             "Accelerate's loader",
             f"it divides the batches among the processes, as the dataset does for its {ranks} ranks: "
@@ -79,7 +79,7 @@ def reads_ahead() -> bool:
 
     With a StatefulDataLoader, Accelerate takes states before that request.
     """
-    callers = (frame for frame in outward(sys._getframe(2)) if _place_of(frame) in _READS_AHEAD)
+    callers = (frame for frame in _outward(sys._getframe(2)) if _place_of(frame) in _READS_AHEAD)
     return any(not getattr(frame.f_locals["self"], "use_stateful_dataloader", False) for frame in callers)
 
 
@@ -102,7 +102,7 @@ def lightning_fit() -> Any:
 
     Makes it restore the places of its loaders, if their length was needed before the checkpoint was read.
     """
-    for frame in islice(outward(sys._getframe(2)), 2):  # there is a function of Lightning's between
+    for frame in islice(_outward(sys._getframe(2)), 2):  # there is a function of Lightning's between
         if frame.f_globals.get("__name__") in _FITS and frame.f_code.co_name == "on_advance_start":
             fit = frame.f_locals["self"]
             fit._load_combined_loader_states()
@@ -142,7 +142,7 @@ def check_fit(fit: Any, loader: Any) -> None:
         )
 
 
-def outward(frame: FrameType | None) -> Iterator[FrameType]:
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield a frame and its callers, the nearest first."""
     while frame is not None:
         yield frame

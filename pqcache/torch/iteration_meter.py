@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 from torch.utils.data import get_worker_info
@@ -103,7 +104,8 @@ def measured(
     watch = None
     if dataset.stall_timeout is not None:
         what = f"epoch {epoch}" if info is None else f"epoch {epoch}, worker {info.id} (pid {process})"
-        watch = StallWatch(dataset.stall_timeout, what, dataset.describe_reading, lambda: meter.waits_since)
+        describe = partial(_describe_reading, dataset.readers, only=None if info is None else process)
+        watch = StallWatch(dataset.stall_timeout, what, describe, lambda: meter.waits_since)
     iteration = IterationMeter(meter, watch, dataset.yields_batches, workers > 0)
     try:
         yield iteration
@@ -138,7 +140,7 @@ def summary(stats: ReadingStats) -> str:
     return text if stats.limited_by is None else f"{text}; limited by {stats.limited_by}"
 
 
-def describe_reading(readers: Iterable[Any], only: int | None = None) -> list[str]:
+def _describe_reading(readers: Iterable[Any], only: int | None) -> list[str]:
     """What each process of the current pass, or ``only`` one of them, reads now: a line each.
 
     ``readers`` are DatasetReaders.

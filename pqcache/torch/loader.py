@@ -248,7 +248,7 @@ class Loader(DataLoader[Any]):
         try:
             metered = measured(dataset, epoch, time.monotonic_ns(), self.num_workers, by_loader=True)
             with metered as meter, shown_to_accelerate(self) as is_shown:
-                batches = self._received(this)
+                batches = self._batches(this)
                 if change is not None:
                     batches = change(batches, meter.transferring)
                 for batch in meter.over(batches):
@@ -272,7 +272,7 @@ class Loader(DataLoader[Any]):
         is_left = latest is not None and latest.record.generation == generation and latest.given > 1
         return is_left and self._dataset.is_shuffled and torch.is_grad_enabled()
 
-    def _received(self, iteration: LoaderIteration) -> Iterator[Any]:
+    def _batches(self, iteration: LoaderIteration) -> Iterator[Any]:
         check = partial(self._check_current, iteration)
         if self._groups is None:
             return _without_spans(super().__iter__(), check)

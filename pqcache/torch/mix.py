@@ -107,9 +107,9 @@ class Mix(ResumableDataset):
 
     def stats(self) -> DatasetStats:
         """Return what reading has taken, of all datasets together and of each in ``datasets``."""
-        parts = [reader.meter.counts() for reader in self._readers.values()]
-        datasets = {name: d.stats() for name, d in self._readers.items()}
-        return mix_stats(self.meter.counts(), datasets, parts, within_batch=self.within_batch)
+        counts = [reader.meter.counts() for reader in self.readers]
+        datasets = {name: reader.stats() for name, reader in self._readers.items()}
+        return mix_stats(self.meter.counts(), datasets, counts, within_batch=self.within_batch)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -169,8 +169,8 @@ class Mix(ResumableDataset):
         later = replace(loaded, epoch=begun, batch=0, divisions=None) if begun > loaded.epoch else loaded
         self._resume(later)
 
-    def _parts_of_layout(self, lanes: int) -> Any:
-        return super()._parts_of_layout(lanes), self._history.periods
+    def _layout_values(self, lanes: int) -> Any:
+        return super()._layout_values(lanes), self._history.periods
 
     def _continued(self, periods: tuple[MixPeriod, ...], state: MixState) -> tuple[MixPeriod, ...]:
         """The periods of a state, followed by that of this mix."""

@@ -25,7 +25,7 @@ _TRAINER = 1  # the key of its passes
 class Record(NamedTuple):
     """Where an iteration begins: at batch ``start`` of an ``epoch``.
 
-    Each ``set_epoch`` and each loaded state begins a new ``generation``. ``since`` is the generation in which the place
+    Each ``set_epoch`` and each loaded state begins a new ``generation``. ``moved`` is the generation in which the place
     (epoch and start) last changed, ``loaded`` the one of the latest state. ``is_named`` says that ``set_epoch`` chose
     the epoch. If the state was taken at the end of the epoch before this one, ``ended`` is its batch. ``layout`` is a
     fingerprint of whatever else the batches after a state depend on; 0 without a state.
@@ -34,7 +34,7 @@ class Record(NamedTuple):
     generation: int = 0
     epoch: int = 0
     start: int = 0
-    since: int = 0
+    moved: int = 0
     loaded: int = 0
     is_named: int = False
     ended: int = 0
@@ -102,8 +102,8 @@ class Progress:
 
     def move(self, place: Place, **changes: Any) -> None:
         record, generation = self.record, self.record.generation + 1
-        moved = record._replace(epoch=place.epoch, start=place.batch, divisions=place.divisions)
-        self._publish(moved._replace(generation=generation, since=generation, **changes))
+        at = record._replace(epoch=place.epoch, start=place.batch, divisions=place.divisions)
+        self._publish(at._replace(generation=generation, moved=generation, **changes))
 
     def load(self, place: Place, layout: int, ended: int = 0) -> None:
         """Go on at the place of a state; ``ended`` is the batch of a state from the end of an epoch, else 0."""
@@ -148,7 +148,7 @@ class Progress:
         header[_FINISHED] = max(int(header[_FINISHED]), record.generation + 1)
 
     def is_finished(self, record: Record) -> bool:
-        return int(self._memory.seen[_HEADER, _FINISHED]) > record.since
+        return int(self._memory.seen[_HEADER, _FINISHED]) > record.moved
 
     def repeats(self) -> bool:
         """Whether an iteration that begins now reads an epoch again that was not set since; true only once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 import warnings
 from abc import abstractmethod
@@ -27,7 +26,7 @@ from pqcache.torch.batch_groups import GroupSizes, grouped, sizes_in_worker
 from pqcache.torch.checkpoint import Place, SavedPlace
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_ahead
-from pqcache.torch.iteration_meter import IterationMeter, describe_reading, measured
+from pqcache.torch.iteration_meter import IterationMeter, measured
 from pqcache.torch.progress import Progress, Record
 from pqcache.torch.transport import begin_worker
 from pqcache.units import parse_count, parse_duration
@@ -240,10 +239,6 @@ class ResumableDataset(IterableDataset[Batch]):
         number = self.progress.pass_key if in_worker else time.monotonic_ns()
         return measured(self, epoch, number, by_loader=self.in_loader)
 
-    def describe_reading(self) -> list[str]:
-        """What each process of this pass reads now, a line each; in a worker only its own."""
-        return describe_reading(self.readers, only=None if get_worker_info() is None else os.getpid())
-
     @property
     def meters(self) -> list[Meter]:
         return list({id(meter): meter for meter in (self.meter, *(reader.meter for reader in self.readers))}.values())
@@ -296,7 +291,7 @@ class ResumableDataset(IterableDataset[Batch]):
         readers = worker.num_workers if worker else 1
         lanes = self._lanes or self._ranks()[0] * readers
         if after is None:
-            if iteration is None or not (worker or iteration.goes_on or iteration.record.generation >= record.since):
+            if iteration is None or not (worker or iteration.goes_on or iteration.record.generation >= record.moved):
                 share = self._share(self.progress.next.place(lanes), readers=readers)
                 return Place(record.epoch, share.start, lanes, share.divisions)
             if iteration.reads_ahead:
@@ -323,10 +318,10 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def _layout(self, lanes: int) -> int:
         """A fingerprint of everything that batches depend on and a state may change."""
-        parts = repr(self._parts_of_layout(lanes)).encode()
-        return int.from_bytes(hashlib.blake2b(parts, digest_size=7).digest(), "big") + 1
+        text = repr(self._layout_values(lanes)).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big") + 1
 
-    def _parts_of_layout(self, lanes: int) -> Any:
+    def _layout_values(self, lanes: int) -> Any:
         return lanes, [(reader.snapshot, reader.window(lanes, self._ranks()[0])) for reader in self.readers]
 
     def _resume(self, state: SavedPlace) -> None:

@@ -33,7 +33,7 @@ class StallWatch:
         seconds: float,
         what: str,
         describe: Callable[[], Sequence[str]],
-        waits_since: Callable[[], int | None] = lambda: None,
+        waits_since: Callable[[], int | None],
     ) -> None:
         self._seconds, self._what, self._describe, self._waits_since = seconds, what, describe, waits_since
         self._thread = threading.get_ident()
@@ -42,15 +42,12 @@ class StallWatch:
         self._ended = threading.Event()
         watcher = threading.Thread(target=self._watch, name="pqcache-stall-watch", daemon=True)
         watcher.start()
-        self._end = weakref.finalize(self, _end, self._ended, watcher, os.getpid())  # at exit too
+        self.close = weakref.finalize(self, _end, self._ended, watcher, os.getpid())  # called at exit too
 
     def goes_on(self) -> None:
         since, self.warned_of = self.warned_of, None
         if since is not None:
             log.warning("%s: it goes on after %.1f s", self._what, (time.monotonic_ns() - since) / 1e9)
-
-    def close(self) -> None:
-        self._end()
 
     def _watch(self) -> None:
         wait = self._seconds / 4
@@ -64,7 +61,7 @@ class StallWatch:
                 wait = min(self._seconds / 4, self._seconds - seconds)
             else:
                 self.warned_of = since
-                lines = [*self._describe(), *stacks(self._thread), *(_FORKED if _is_forked else ())]
+                lines = [*self._describe(), *_stacks(self._thread), *(_FORKED if _is_forked else ())]
                 log.warning("%s: no batch for %.1f s\n%s", self._what, seconds, "\n".join(lines))
 
 
@@ -89,7 +86,7 @@ def _end(ended: threading.Event, watcher: threading.Thread, process: int) -> Non
             watcher.join(1.0)
 
 
-def stacks(consumer: int) -> list[str]:
+def _stacks(consumer: int) -> list[str]:
     """The stacks of this process's reading threads and of the ``consumer``'s thread, as lines."""
     frames, lines = sys._current_frames(), []
     for thread in threading.enumerate():

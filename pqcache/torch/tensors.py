@@ -130,11 +130,11 @@ def fills_when_decoded(nulls: Conversion, kinds: Mapping[str, Kind]) -> dict[str
 def paths_in(name: str, kind: pa.DataType) -> Iterator[str]:
     """The paths at which nulls of a column can be filled: its own name, then those inside."""
     yield name
-    for path, inner in _parts(name, kind):
+    for path, inner in _children(name, kind):
         yield from paths_in(path, inner)
 
 
-def _parts(name: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
+def _children(name: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
     """The paths and types of fields or items, if there are any."""
     bare = storage_type(kind)
     if pa.types.is_struct(bare):
@@ -215,7 +215,7 @@ def to_value(
     valid = validity_of(array) if array.null_count else None
     is_filled_inside = pa.types.is_struct(bare) and nulls.fills_inside(name)
     if valid is not None and fill is None and not nulls.mask and not is_filled_inside:
-        fields = [path for path, _ in _parts(name, bare)] if pa.types.is_struct(bare) else ()
+        fields = [path for path, _ in _children(name, bare)] if pa.types.is_struct(bare) else ()
         raise null_error(name, int((~valid).sum()), "one batch", nulls, fields)
     mask = None if valid is None else torch.from_numpy(valid)
     if pa.types.is_decimal(bare) and _decimal_form(bare, nulls.decimals) == "text":
@@ -328,10 +328,10 @@ def _nested(array: pa.Array, kind: pa.DataType, name: str, nulls: Conversion, fi
     """Convert a struct, map or list; raises for nulls inside it without a fill."""
     bare = storage_type(kind)
     inside = replace(nulls, mask=False, inherited=fill, inside=True)
-    parts = [path for path, _ in _parts(name, bare)]
+    paths = [path for path, _ in _children(name, bare)]
     if pa.types.is_struct(bare):
         children = {}
-        for field, path, column in zip(bare.fields, parts, array.flatten(), strict=True):
+        for field, path, column in zip(bare.fields, paths, array.flatten(), strict=True):
             # the fields of a null struct are null, and the struct's own mask says so
             masked = nulls.mask and array.null_count > 0 and column.null_count == array.null_count
             children[field.name] = _value(column, path, replace(inside, mask=masked))
@@ -341,10 +341,10 @@ def _nested(array: pa.Array, kind: pa.DataType, name: str, nulls: Conversion, fi
         first, last = int(offsets[0]), int(offsets[-1])
         both = (array.keys, array.items)
         key, value = (
-            _value(part.slice(first, last - first), path, inside) for part, path in zip(both, parts, strict=True)
+            _value(items.slice(first, last - first), path, inside) for items, path in zip(both, paths, strict=True)
         )
         return Ragged({"key": key, "value": value}, torch.from_numpy(offsets - first))
-    values = _value(array.flatten(), parts[0], inside)
+    values = _value(array.flatten(), paths[0], inside)
     if pa.types.is_fixed_size_list(bare):
         if isinstance(values, torch.Tensor):
             return _of_fixed_size(array, kind, values, 0 if fill is None else _number_of(fill, values.dtype, name))

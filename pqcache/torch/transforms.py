@@ -25,7 +25,7 @@ from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import documents_of
-from pqcache.reader.meter import NO_METER, TRANSFORM, Meter
+from pqcache.reader.meter import TRANSFORM, Meter
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
@@ -245,11 +245,11 @@ class TransformRunner:
         origin: BatchOrigin,
         failures: FailureLog | None,
         seed: int,
-        node: Sequence[int] = (),
-        meter: Meter = NO_METER,
+        node: tuple[int, ...],
+        meter: Meter,
     ) -> None:
         self._transform, self._origin, self._failures = transform, origin, failures
-        self._seed, self._node, self._meter = seed & (2**64 - 1), tuple(node), meter
+        self._seed, self._node, self._meter = seed & (2**64 - 1), node, meter
         self._count = self._calls = 0  # of failed rows, and of calls for single rows
 
     def run(

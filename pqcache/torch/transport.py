@@ -109,22 +109,22 @@ def message_of(value: Any) -> Message:
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     _Pickler(file, 5, True, buffers.append).dump(value)
-    parts = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
-    sizes = [len(part) for part in parts]
+    arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    sizes = list(map(len, arrays))
     total = sum(map(aligned, sizes))
     slot = _slots().take(total) if total > _INLINE else None
     place = np.empty(total, np.uint8) if slot is None else slot.bytes[_HEADER:]
     at = 0
-    for part in parts:
-        place[at : at + len(part)] = part
-        at += aligned(len(part))
+    for array in arrays:
+        place[at : at + len(array)] = array
+        at += aligned(len(array))
     return Message(file.getvalue(), sizes, place.tobytes() if slot is None else slot.reference)
 
 
 def value_of(message: Message) -> Any:
     """Read a message, once. Its tensors lie in the sender's memory, and none is a view of another."""
     content = message.content
-    place = _received(content) if isinstance(content, SlotReference) else np.frombuffer(bytearray(content), np.uint8)
+    place = _bytes_of(content) if isinstance(content, SlotReference) else np.frombuffer(bytearray(content), np.uint8)
     at, buffers = 0, []
     for size in message.sizes:
         buffers.append(place[at : at + size])
@@ -241,27 +241,27 @@ class _Lease:
             self._slot[_STATE] = _FREE
 
 
-def _received(sent: SlotReference) -> Buffer:
-    known = _mapped.get(sent.token)
+def _bytes_of(slot: SlotReference) -> Buffer:
+    known = _mapped.get(slot.token)
     if known is None:
         for token, (process, _) in list(_mapped.items()):  # at once, as other threads receive too
             if not Path(f"/proc/{process}").exists():  # workers come and go with epochs
                 _mapped.pop(token, None)
-        known = _mapped[sent.token] = sent.process, _map(sent)
+        known = _mapped[slot.token] = slot.process, _map(slot)
     return np.asarray(_Lease(known[1]))
 
 
-def _map(sent: SlotReference) -> mmap.mmap:
+def _map(slot: SlotReference) -> mmap.mmap:
     try:
-        descriptor = os.open(f"/proc/{sent.process}/fd/{sent.descriptor}", os.O_RDWR)
+        descriptor = os.open(f"/proc/{slot.process}/fd/{slot.descriptor}", os.O_RDWR)
     except OSError as error:
-        raise _gone(sent.process) from error
+        raise _gone(slot.process) from error
     try:
-        mapped = mmap.mmap(descriptor, _HEADER + sent.size)
+        mapped = mmap.mmap(descriptor, _HEADER + slot.size)
     finally:
         os.close(descriptor)
-    if mapped[_TOKEN] != sent.token:
-        raise _gone(sent.process)
+    if mapped[_TOKEN] != slot.token:
+        raise _gone(slot.process)
     return mapped
 
 

@@ -186,7 +186,7 @@ def _receive_again_and_again(slots: list[Slot]) -> None:
     for _ in range(150):
         for slot in slots:
             slot.take(4096)
-            assert len(transport._received(slot.reference)) == 4096
+            assert len(transport._bytes_of(slot.reference)) == 4096
         for slot in slots:
             transport._mapped.pop(slot.reference.token, None)
 
