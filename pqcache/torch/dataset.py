@@ -37,73 +37,73 @@ class ParquetDataset(ResumableDataset):
     """Shuffled batches of a cache or a directory of Parquet, for ``Loader(dataset)``.
 
     Every row comes exactly once per epoch, whatever the number of workers and ranks. A Loader reads each epoch in
-    another order; for ``DataLoader(dataset, batch_size=None)`` call ``set_epoch`` before each. docs/gpus.md has a
+    another order; with ``DataLoader(dataset, batch_size=None)`` call ``set_epoch`` before each. docs/gpus.md shows
     training on a GPU, with workers and copies that run ahead.
 
-    A batch is a ``Batch``: a dict of column name to tensor (rows, ...) or Ragged, which
-    knows its global ``index``. ``pqcache.torch.tensors`` lists the dtype and shape of each type of column.
+    A ``Batch`` is a dict of column name to tensor (rows, ...) or Ragged that knows its global ``index``.
+    ``pqcache.torch.tensors`` lists the dtype and shape of each type of column.
 
     Numbers may be text (``batch_size="256"``), and ``memory`` is a number of bytes or a text like "2GB".
 
     ``path``          a cache, a snapshot, a directory or a file
     ``columns``       names; None for all. Partition columns are columns.
     ``filters``       a condition on any columns: SQL text, a list as pandas takes it, like
-                      ``[("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])]``, or a pyarrow expression. What the
-                      index does not decide is counted here, by reading the condition's columns, and
+                      ``[("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])]``, or a pyarrow expression. If the index
+                      does not decide it, the condition's columns are read now to count the rows, and the counts are
                       stored with the snapshot. On nulls see docs/loading.md.
     ``batch_size``    rows of a batch; None yields single rows, for DataLoader's batching and collate
     ``shuffle``       False gives the rows in the order of the files
     ``drop_last``     False: the last batch may be short, and ranks are made equal by repeating the epoch's
                       first batches. True: the remainder is dropped.
     ``pad``           False: nothing is repeated, so every row comes once over all ranks, and some ranks have one batch
-                      less (``batches_per_rank``). For evaluation: see docs/loading.md before a training on ranks.
-    ``memory``        bytes that decoded row groups of this rank, all its workers together, may take
-    ``window``        row groups mixed at a time by each lane; None: what ``memory`` allows, at most 16, or
-                      64 where it holds all rows
+                      less (``batches_per_rank``). For evaluation: see docs/loading.md before training on ranks.
+    ``memory``        bytes for the decoded row groups of this rank, all its workers together
+    ``window``        row groups that each lane mixes at a time; None: as many as ``memory`` allows, at most 16, or 64
+                      if it holds all rows
     ``lanes``         independent streams of batches; None: one for each worker of each rank. Fix it to a
                       common multiple to get the same batches whatever the number of ranks and workers.
-    ``num_replicas``, ``rank``   default to those of torch.distributed where it is initialised, else 1 and 0
-    ``transform``     called in the worker on each batch (or row); what it returns is what the loader yields. numpy's,
-                      random's and torch's generators are seeded for it from (seed, epoch, batch index).
-    ``transform_workers``   threads of this process (or worker) on which the transform is called: then as
-                      ``transform(batch, generator)``, with a ``numpy.random.Generator`` seeded in the same way, because
+    ``num_replicas``, ``rank``   default to those of torch.distributed if it is initialised, else 1 and 0
+    ``transform``     called in the worker on each batch (or row); the loader yields its result. Generators of numpy,
+                      random and torch are seeded for it from (seed, epoch, batch index).
+    ``transform_workers``   threads of this process (or worker) that call the transform, then as
+                      ``transform(batch, generator)`` with a ``numpy.random.Generator`` seeded in the same way, because
                       threads share the global ones. None: no threads
     ``on_error``      "raise", or "skip": a row for which the transform raises an error is replaced by the next good one
-                      of its batch, so that batches keep their number and size; ``errors()`` has all. See
+                      of its batch, so that batches keep their number and size; ``errors()`` lists them all. See
                       docs/transforms.md
-    ``max_errors``    with "skip", how many rows may fail in an epoch, of each worker; None: any number
+    ``max_errors``    with "skip", how many rows may fail in an epoch in each worker; None: any number
     ``nulls``         "error", "mask" (adds a bool ``NAME_mask``, True where there is a value, for each column that is
                       nullable in ``schema``) or ``{column: fill}``; nulls inside a column by path, like
                       ``{"user.age": 0, "tags.element": ""}``
     ``decimals``      None: float64 up to 15 digits, and int64 for whole numbers that fit; others raise UsageError.
-                      "float64" (rounded), "unscaled" (int64 at the scale in ``schema``) or "text": all decimals so
-    ``ragged``        list columns to keep Ragged although all their lists are of one length
-    ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
-                      those of them that meet it
-    ``split``         a ``Split``: the part of these rows whose key has a hash in an interval. A row is in the same part
-                      every night and in every layout
-    ``sample``        a share of these rows, chosen by ``seed``, for a quick look: complete row groups, or rows of 16
-    ``limit``         only the first so many of these rows, in the order of the files
+                      "float64" (rounded), "unscaled" (int64 at the scale in ``schema``) or "text" for all decimals
+    ``ragged``        list columns to keep Ragged even if all their lists have one length
+    ``rows``          only these rows, of the snapshot in which they were looked up (None: all); ``filters`` choose
+                      among them
+    ``split``         a ``Split``: the rows whose key hashes into an interval. A row is in the same part every night and
+                      in every layout
+    ``sample``        a share of the rows, chosen by ``seed``, for a quick look: complete row groups, or rows of 16
+    ``limit``         only the first so many rows, in the order of the files
     ``weights``       how often a row comes in an epoch: a column of numbers, or weights by value, like
                       ``{"label": {0: 1.0, 1: 5.0}}``, or a function of the epoch that returns one of these (None: all
-                      rows once). A row of weight 2.3 comes twice, and in three of ten epochs once more
-    ``balance``       a column of labels: all come equally often, in an epoch of about as many rows as there are
-    ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
-                      ``batch_size`` then counts sequences, and columns have an axis more
+                      rows once). A row of weight 2.3 comes twice, and once more in three of ten epochs
+    ``balance``       a column of labels that come equally often, in an epoch of about as many rows as there are
+    ``sequence``      a ``Sequence``: samples of several consecutive rows instead of single rows. ``batch_size`` then
+                      counts sequences, and columns have one more axis
     ``pack``          a ``Pack``: documents of different lengths in sequences of one length, which ``batch_size`` then
-                      counts. Of the columns only those that it names are read. Or ``TokenBatches``: batches of whole
-                      documents by their tokens, without a batch_size
+                      counts; only the columns that it names are read. Or ``TokenBatches``: batches of whole documents
+                      by their tokens, without a batch_size
     ``snapshot``      the snapshot of a cache to read, by its ID, its number or the name of its pin (None: the current)
-    ``as_files``, ``all_files``   of a directory: which of its files are read, as for ``pqcache.sync``
+    ``as_files``, ``all_files``   which files of a directory are read, as for ``pqcache.sync``
     ``partition_types``   types of partition columns, like ``{"hour": "int"}``, as for ``pqcache.sync``. None: those of
-                      the cache; of a directory, whole numbers if all values are written so, else text
-    ``source``        the URL of the dataset that ``path`` is to be a cache of. While that has no snapshot, a run that
-                      fetches the first one is started, or one that does is waited for, and batches come as their
-                      row groups arrive. With a snapshot there nothing is done. See docs/loading.md.
+                      the cache; for a directory, whole numbers if all values are written so, else text
+    ``source``        the URL of the dataset that ``path`` caches. While the cache has no snapshot, a run that fetches
+                      the first one is started, or joined if there is one, and batches come as their row groups arrive.
+                      Ignored once there is a snapshot. See docs/loading.md.
     ``source_options``   options of the source's store, such as ``{"endpoint": "http://..."}``
-    ``keep_filling``  False: that run ends with this process. The next one goes on.
-    ``stall_timeout``   seconds, or text like "5m": where no batch comes for so long, a warning is logged with the
-                      stacks of the threads that read and with their files, and one when it goes on; None: never
+    ``keep_filling``  False: that run ends with this process, and the next one continues it
+    ``stall_timeout``   seconds, or text like "5m": if no batch comes for so long, a warning is logged with the stacks
+                      and files of the reading threads, and another when it goes on; None: never
 
     >>> dataset = ParquetDataset("cache/shop", columns=["id", "price", "tokens", "dt"], batch_size=256, seed=1)
     >>> len(dataset)
@@ -121,9 +121,9 @@ class ParquetDataset(ResumableDataset):
     ``init_process_group()``: ranks then belong to their node, and all nodes have the same number of batches. With
     ``num_replicas`` and ``rank`` it is read by itself.
 
-    Options that make no sense, and columns that no tensor can hold, raise UsageError here, and nulls without ``nulls``
-    ParquetError, if the files count them. Files that are gone or damaged, and nulls that no file counts, raise
-    ParquetError by name while iterating.
+    Raises UsageError for invalid options and for columns that no tensor can hold, and ParquetError for nulls without
+    ``nulls`` if the files count them. Missing or damaged files, and nulls that no file counts, raise ParquetError with
+    their name while iterating.
     """
 
     def __init__(
@@ -226,40 +226,40 @@ class ParquetDataset(ResumableDataset):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns as Arrow has them: units and zones of timestamps, scales of decimals."""
+        """The Arrow schema, with units and zones of timestamps and scales of decimals."""
         return self._reader.schema
 
     @property
     def snapshot(self) -> str:
-        """The name of the snapshot that is read; for a plain directory, of its files' content."""
+        """The name of the snapshot that is read; for a plain directory, a hash of its files."""
         return self._reader.snapshot
 
     @property
     def fill(self) -> float | None:
-        """With ``pack``, the share of the places in sequences, or batches, that hold tokens; else None."""
+        """With ``pack``, the share of places in sequences, or batches, that hold tokens; else None."""
         return self._reader.fill
 
     def stats(self) -> DatasetStats:
-        """Return what reading has taken: of the present epoch and of all, over all threads and workers of this rank.
+        """Return the cost of reading in the current epoch and in all, over all threads and workers of this rank.
 
-        It also says how long the trainer waited, what limits it, what memory is used, and what has arrived of a first
-        copy. See docs/monitoring.md.
+        Includes how long the trainer waited and what limits it, the memory used, and how much of a first copy has
+        arrived. See docs/monitoring.md.
         """
         return self._reader.stats()
 
     def errors(self) -> list[FailedRow]:
-        """Return the rows for which the transform failed, of all workers of this rank, with ``on_error="skip"``."""
+        """Return the rows for which the transform failed in all workers of this rank, with ``on_error="skip"``."""
         return [] if self._reader.failures is None else self._reader.failures.read()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
 
-        The numbers of ranks and workers may be others. Where their product does not divide the lanes of the state, the
-        batches that are left come in another sequence; see docs/loading.md.
+        The numbers of ranks and workers may differ. If their product does not divide the lanes of the state, the
+        remaining batches come in another sequence; see docs/loading.md.
 
-        A state from the end of an epoch goes on with the next one. Lanes and window that were not chosen here are the
-        state's. A snapshot that is no longer the current one is opened if it is still kept. What does not fit raises
-        UsageError, or CacheError for a snapshot that is gone, and says why.
+        A state from the end of an epoch goes on with the next one. Lanes and window come from the state unless you
+        chose them here. An older snapshot is opened if it is still kept. Raises UsageError if the state does not fit,
+        and CacheError if its snapshot is gone.
         """
         loaded = State.from_dict(state)
         loaded.check_worker()
@@ -273,7 +273,7 @@ class ParquetDataset(ResumableDataset):
         self._resume(loaded)
 
     def reader_for_mix(self) -> DatasetReader:
-        """Return the reader, for a mix; options that only the mix can decide raise UsageError."""
+        """The reader, for a mix; UsageError for options that only the mix can decide."""
         if self.options.batch_size is None:
             raise UsageError("batch_size=None", "a mix draws complete batches", "give it a batch_size")
         if self._reader.nodes is not None:

@@ -65,28 +65,28 @@ _REFUSED: dict[str, tuple[Any, str]] = {  # DataLoader's arguments: the harmless
 class Loader(DataLoader[Any]):
     """The batches of a ParquetDataset or a Mix, epoch after epoch, with a place that can be saved.
 
-    It is a ``DataLoader``, so that training frameworks take it as one. What it does beyond that:
+    It is a ``DataLoader``, so training frameworks accept it. Beyond that:
 
-    - Each iteration reads the next epoch, also that of a new Loader of the dataset. ``set_epoch`` names another one for
-      the next iteration; it may also be called between ``iter()`` and the first batch. On ``loader.sampler``, where
-      frameworks look for it, it goes back only for a Lightning ``fit`` of one loader.
-    - ``state_dict()`` is the place after the last batch that the trainer was given, workers or not, and
-      ``load_state_dict`` goes on there, as in torchdata's StatefulDataLoader. After the last batch of an epoch it is
-      the next epoch. An iteration that is going on while a state is loaded raises UsageError at its next batch: begin
-      a new one.
-    - Accelerate's ``prepare`` leaves it as it is: the dataset divides its rows among the ranks itself. Accelerate
+    - Each iteration reads the next epoch, even in a new Loader of the dataset. ``set_epoch`` chooses another epoch for
+      the next iteration, at the latest between ``iter()`` and the first batch. On ``loader.sampler``, where frameworks
+      look for it, it goes back only for a Lightning ``fit`` of one loader.
+    - ``state_dict()`` is the place after the last batch that the trainer was given, with or without workers, and
+      ``load_state_dict`` goes on there, as in torchdata's StatefulDataLoader. After the last batch of an epoch the
+      place is the next epoch. If a state is loaded during an iteration, its next batch raises UsageError: begin a new
+      iteration.
+    - Accelerate's ``prepare`` returns it unchanged, as the dataset divides its rows among the ranks itself. Accelerate
       learns from it which batch is the last, for ``accumulate`` and ``gather_for_metrics``; with several processes the
-      last batch is then filled up with rows that the latter cuts off.
+      last batch is then filled up with rows that ``gather_for_metrics`` cuts off.
 
     ``dataset``         a ParquetDataset with a batch_size, or a Mix
     ``num_workers``     processes that read; they live as long as the loader (``persistent_workers``)
-    ``prefetch_factor`` batches that each worker prepares in advance, at most; None: 4, or of small ones 32 MB
-    ``device``          where batches are moved to, with all tensors in containers, before the trainer's work on them;
-                        None leaves them as they are. `Prefetch` copies them to a GPU in advance
+    ``prefetch_factor`` the most batches that each worker prepares in advance; None: 4, or 32 MB of small ones
+    ``device``          move batches there, with all tensors in containers, before the trainer gets them; None leaves
+                        them where they are. `Prefetch` copies them to a GPU in advance
     ``pin_memory``      put batches into pinned memory first, so that the trainer does not wait for copies to end
 
     ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` and ``collate_fn`` (called on each batch) are
-    DataLoader's. Its batch_size, shuffle, sampler and drop_last raise UsageError: they are options of the dataset.
+    DataLoader's. Its batch_size, shuffle, sampler and drop_last raise UsageError: they belong to the dataset.
 
     >>> from pqcache.torch import ParquetDataset
     >>> loader = Loader(ParquetDataset("cache/shop", columns=["id", "price"], batch_size=256, seed=1))

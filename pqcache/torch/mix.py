@@ -33,18 +33,18 @@ _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its ow
 class Mix(ResumableDataset):
     """Batches of several datasets in fixed proportions, for ``Loader(mix)``.
 
-    Each batch comes from one dataset, whose name is ``batch.source``; so their columns may differ. Which one is not
-    drawn at random: after any number of batches each dataset has given its share of them, to within one or two.
-    The sequence of batches is the same for every number of ranks and workers whose product divides ``lanes``.
+    Each batch comes from one dataset, named by ``batch.source``, so their columns may differ. The choice is not random:
+    after any number of batches each dataset has given its share of them, to within one or two. The sequence of batches
+    is the same for every number of ranks and workers whose product divides ``lanes``.
 
     A dataset is read pass after pass: one that an epoch does not exhaust goes on where it stopped in the next epoch,
-    and one that is exhausted within an epoch begins its next pass, in another order. So of each pass every row
-    comes exactly once, and epoch ``e`` can be had without reading those before it.
+    and one that is exhausted within an epoch begins its next pass, in another order. So every row comes exactly once
+    in each pass, and epoch ``e`` can be read without those before it.
 
-    ``datasets``      ParquetDatasets by name, without ``lanes`` and ranks of their own. Their other options hold,
+    ``datasets``      ParquetDatasets by name, without ``lanes`` and ranks of their own. Their other options apply,
                       ``transform`` and ``batch_size`` too; each one's ``memory`` is in addition to the others'.
     ``weights``       each dataset's share of the batches, by name, in any unit; None: in proportion to their sizes, so
-                      that an epoch is each row of each dataset exactly once
+                      that an epoch has each row of each dataset exactly once
     ``epoch_length``  "first_exhausted": an epoch ends when one dataset has been read once, and no other more often.
                       "all_exhausted": when each has been read at least once. Or a number of batches, of all ranks.
     ``within_batch``  True: each batch has rows of every dataset, as many as that dataset's ``batch_size``: these are
@@ -55,7 +55,7 @@ class Mix(ResumableDataset):
                       epoch is dropped.
     ``pad``, ``lanes``, ``num_replicas``, ``rank``, ``stall_timeout``   as in ParquetDataset
 
-    Options that make no sense raise UsageError.
+    Raises UsageError for invalid options.
     """
 
     _history: MixHistory
@@ -106,7 +106,7 @@ class Mix(ResumableDataset):
         return f"<Mix of {', '.join(f'{name!r}: {dataset!r}' for name, dataset in self.datasets.items())}>"
 
     def stats(self) -> DatasetStats:
-        """Return what reading has taken, of all datasets together and of each in ``datasets``."""
+        """Return the cost of reading, of all datasets together and of each in ``datasets``."""
         counts = [reader.meter.counts() for reader in self.readers]
         datasets = {name: reader.stats() for name, reader in self._readers.items()}
         return mix_stats(self.meter.counts(), datasets, counts, within_batch=self.within_batch)
@@ -119,7 +119,7 @@ class Mix(ResumableDataset):
     def drawn(self, after: Batch | int | Place | None = None) -> dict[str, float]:
         """Return how often each dataset was read until ``after``, a place as for ``state_dict``.
 
-        1.5 is one pass and a half. It counts all ranks' batches, of all epochs since the dataset is in the mix.
+        1.5 is one and a half passes. Counts the batches of all ranks, in all epochs since the dataset is in the mix.
         """
         place = self._place(after)
         history, total = replace(self._history, lanes=place.lanes), self._history.total
@@ -131,14 +131,14 @@ class Mix(ResumableDataset):
     def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
 
-        The numbers of ranks and workers may be others; see ``ParquetDataset.load_state_dict``.
+        The numbers of ranks and workers may differ; see ``ParquetDataset.load_state_dict``.
 
-        With ``changed`` this mix may have other weights, another epoch_length, and other datasets than the one whose
-        state it is; that holds from the next epoch on. Datasets of both go on in their passes where they stopped. The
-        state has to be from the end of an epoch, or from before its first batch, else UsageError.
+        With ``changed`` this mix may have other weights, another epoch_length and other datasets than the mix of the
+        state, from the next epoch on. Datasets that are in both go on where they stopped. The state has to be from the
+        end of an epoch, or from before its first batch.
 
-        Each dataset's snapshot is opened if it is still kept. What does not fit raises UsageError, or CacheError for a
-        snapshot that is gone, and says why.
+        Each dataset's snapshot is opened if it is still kept. Raises UsageError if the state does not fit, and
+        CacheError if a snapshot is gone.
         """
         loaded = MixState.from_dict(state)
         loaded.check_worker()

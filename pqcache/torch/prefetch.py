@@ -42,8 +42,8 @@ class Prefetch:
 
     A batch is packed into pinned memory, which is reused, and copied on a stream of its own with one call. When the
     trainer asks for a batch, the next one is fetched from the loader, and the trainer gets the one that was copied
-    meanwhile; a thread packs the next one while the trainer works. The device has up to three batches then. A loader
-    may write into the memory of a batch once it is asked for the next one; nobody else may while the loop runs.
+    meanwhile; a thread packs the next one while the trainer works. The device then holds up to three batches. A loader
+    may reuse the memory of a batch once it is asked for the next one; nobody else may write to it while the loop runs.
 
     >>> from pqcache.torch import Loader, ParquetDataset, Prefetch
     >>> device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,15 +57,15 @@ class Prefetch:
     those of the loader, also their classes: tensors are moved wherever they are in a Batch, a Ragged, dicts, lists,
     tuples and dataclasses. Other objects are moved by their own ``to``, where they have it, while the trainer waits.
 
-    ``device``  where batches are moved to; for "cpu" they are passed on as they are. Devices other than those of CUDA
-                and ROCm have no copies in advance: batches are moved when they are asked for
-    ``memory``  the most that is pinned, taken as batches need it, for two batches. A larger one is copied without it,
+    ``device``  where batches are moved to; "cpu" passes them on as they are. Only CUDA and ROCm devices have copies in
+                advance; for others batches are moved on request
+    ``memory``  the most that is pinned, for two batches, taken as they need it. Larger batches are copied without it,
                 with a warning. Leave out ``pin_memory=True`` of the loader, whose memory would come on top
 
-    ``state_dict`` and ``load_state_dict`` are the loader's, of the place after the last batch that the trainer was
-    given. So call them here: those of a loader other than pqcache's own count the batch ahead. So is
-    everything else, like ``epoch`` and ``dataset``. An error of the loader is raised in its place, after the
-    batches before it. A device that torch does not find, and a Loader with a ``device`` of its own, raise UsageError.
+    ``state_dict`` and ``load_state_dict`` go to the loader, for the place after the last batch that the trainer was
+    given. Call them here: those of loaders other than pqcache's count the batch ahead. All other attributes, like
+    ``epoch`` and ``dataset``, are the loader's. An error of the loader is raised after the batches before it. Raises
+    UsageError if torch does not find the device, and for a Loader with a ``device`` of its own.
     """
 
     def __init__(self, loader: Any, device: torch.device | str, *, memory: int | str = "1GB") -> None:
