@@ -23,7 +23,6 @@ from pqcache.parquet.dense_columns import Dense, as_lists, common_dense, dense_i
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.doubtful import check_read_right, doubtful_columns
 from pqcache.parquet.footer.source_footer import (
-    LazySequence,
     SourceFooter,
     has_int96,
     one_of_each_schema,
@@ -40,7 +39,6 @@ from pqcache.parquet.rewrite.file_writer import (
     arrow_schema,
     elements_of,
 )
-from pqcache.parquet.rewrite.joined_files import FileJoiner
 from pqcache.parquet.rewrite.long_values import LongColumns, long_columns_of
 from pqcache.parquet.rewrite.options import DEFAULT_CODEC, RewriteOptions
 from pqcache.parquet.rewrite.prefetch import ReadTask, join_small_batches, prefetch
@@ -216,7 +214,7 @@ def _write_rest(job: _Rewrite, report: Callable[[int], None]) -> RewriteResult:
         schema = output_schema.described or output_schema.working
         long_columns = None
         if stored is None and options.shuffle is None:
-            long_columns = long_columns_of(LazySequence(lambda source: (source.metadata, source.schema), rest), schema)
+            long_columns = long_columns_of([(source.metadata, source.schema) for source in rest], schema)
         ahead = prefetch(_read_tasks(rest, schema, batch_bytes, first, stored, long_columns), first, _DECODERS)
         stack.callback(ahead.close)
         if options.shuffle is not None:
@@ -246,7 +244,7 @@ def _read_tasks(
 ) -> list[ReadTask]:
     """Return what decodes ``sources``, in parts that are worth opening a file for and small enough to be held."""
     found: list[list[RowGroupRange]] = [[]]
-    size, joiner = 0, FileJoiner()
+    size = 0
     for span in row_group_ranges(sources, batch_bytes):
         if found[-1] and size + span.size > held // _TASKS:
             found.append([])
@@ -255,7 +253,7 @@ def _read_tasks(
         size += span.size
 
     def task(some: list[RowGroupRange]) -> Iterator[RowBatch]:
-        return join_small_batches(read_batches(some, schema, batch_bytes, stored, long_columns, joiner), batch_bytes)
+        return join_small_batches(read_batches(some, schema, batch_bytes, stored, long_columns), batch_bytes)
 
     return [partial(task, some) for some in found]
 
@@ -295,7 +293,7 @@ def _prefix(
     """Return how many files can be linked although the rest is rewritten."""
     if not len(declared):  # without columns there is nothing to rewrite, and pyarrow reads no rows
         return len(opened)
-    found = count_unchanged_files(LazySequence(lambda source: source.metadata, opened), options, made_alike)
+    found = count_unchanged_files([source.metadata for source in opened], options, made_alike)
     same = opened[0].schema.equals(declared)
     dense = dense_in(declared)
     if found and any(dense_in(source.schema) != dense for source in one_of_each_schema(opened[:found])):
@@ -350,8 +348,10 @@ def _codec_of(sources: list[SourceFooter], schema: pa.Schema, options: RewriteOp
     if codec != "keep":
         return lambda leaf: codec
     known: dict[tuple[str, int], str] = {}  # by column and leaf in it: a file may lack columns
+    seen: set[int] = set()
     for source in sources:
-        if source.template is None and source.metadata.num_row_groups:  # others have the codecs of theirs
+        if id(source.schema) not in seen and source.metadata.num_row_groups:
+            seen.add(id(source.schema))
             group = source.metadata.row_group(0)
             for number, place in enumerate(_leaf_places(source.schema)):
                 known.setdefault(place, codec_name(group.column(number).compression))

@@ -91,19 +91,12 @@ class Encoder:
         self.encoded += found.size
         return found
 
-    def encode(
-        self,
-        batches: Sequence[RowBatch],
-        columns: Sequence[int],
-        halves: bool = False,
-        encodings: Encodings | None = None,
-    ) -> Encoded:
-        """Return ``columns`` of ``batches``, encoded on as many threads as help, each part with its leaf columns.
+    def encode(self, batches: Sequence[RowBatch], columns: Sequence[int], halves: bool = False) -> Encoded:
+        """Encode columns of batches on as many threads as help; return each part with its leaf columns.
 
-        With ``halves`` a column may come in two parts, the one with the first rows first. ``encodings`` are
-        others than its own.
+        With ``halves`` a column may come in two parts, the one with the first rows first.
         """
-        how = encodings or self.encodings
+        how = self.encodings
         if not columns:
             return []
         table = pa.concat_tables([batch.table.select(list(columns)) for batch in batches])
@@ -118,10 +111,10 @@ class Encoder:
         leaves = [self.leaves([columns[n] for n in share]) for _, share in tasks]
         return list(zip(leaves, parts, strict=True))
 
-    def note_dictionaries(self, table: pa.Table, names: Sequence[str] | None = None) -> None:
-        """Remember how large the dictionaries of ``table`` are, or of its columns ``names``."""
+    def note_dictionaries(self, table: pa.Table) -> None:
+        """Remember how large the dictionaries of a table are."""
         for name, column in zip(table.schema.names, table.columns, strict=True):
-            if pt.is_dictionary(column.type) and column.num_chunks and (names is None or name in names):
+            if pt.is_dictionary(column.type) and column.num_chunks:
                 self.dictionaries[name] = max(self.dictionaries.get(name, 0), len(column.chunk(0).dictionary))
 
     def leaves(self, columns: Sequence[int]) -> list[int]:

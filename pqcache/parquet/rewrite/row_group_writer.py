@@ -10,7 +10,7 @@ chunk. Rows that turn out too many go back to the queue. One footer goes at the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +37,6 @@ from pqcache.parquet.rewrite.row_queue import RowQueue
 from pqcache.parquet.rewrite.size_estimate import SizeEstimate, estimate_from_sample
 from pqcache.parquet.rewrite.source_reader import RowBatch
 from pqcache.parquet.rewrite.split_work import THREADS
-from pqcache.parquet.rewrite.top_up import top_up
 from pqcache.units import format_size
 
 MIN_FILL = 0.95
@@ -183,12 +182,8 @@ class _Writer:
                     self.probe(anew=True)  # it may not be worth a dictionary any more
                     group = replace(self.begun(), probed=True)
                 continue
-            most = (1 - _SPARE) * limit
-            coded, added = top_up(group, coded, self.encoder, self.queue, self.estimate.factors, most, self.max_bytes)
-            size += sum(part.size for part in added)
             if self.wants_more(group, size, dictionary_bytes):
-                self.encoder.again += dictionary_bytes + sum(part.size for part in added)
-                self.queue.put_back([batch for part in added for batch in part.batches])
+                self.encoder.again += dictionary_bytes
                 group.wanting, group.most, group.failed = True, None, 0
                 if group.tries >= _MAX_ESTIMATES and group.over is not None:
                     self.take_back(group, True)
@@ -197,7 +192,7 @@ class _Writer:
                     self.warn_single(size, int(group.parts[0].batches[0].numbers[0]))
                 elif size < MIN_FILL * limit and self.queue.rows and self.full(group):
                     self.warn_capped(size)
-                return self.put_together(group, coded, added)
+                return self.put_together(group, coded)
 
     def begun(self) -> OpenRowGroup:
         """Return an empty row group: which of its columns are appendable follows from their encodings."""
@@ -331,12 +326,12 @@ class _Writer:
         """Return whether as much is in ``group`` as may be held at once."""
         return group.held + self.queue.bytes > self.max_bytes or group.rows + self.queue.rows > MAX_ROWS
 
-    def put_together(self, group: OpenRowGroup, coded: Encoded, added: Sequence[RowGroupPart]) -> RowGroup:
+    def put_together(self, group: OpenRowGroup, coded: Encoded) -> RowGroup:
         """Return ``group`` as it is to be written."""
         found: list[list[Chunk]] = [[] for _ in self.footer_schema.paths]
         counts: list[list[int]] = [[] for _ in self.footer_schema.paths]
-        parts, more = ([pair for part in some for pair in part.encoded] for some in (group.parts, added))
-        for leaves, part in [*parts, *coded, *more]:
+        parts = [pair for part in group.parts for pair in part.encoded]
+        for leaves, part in [*parts, *coded]:
             for leaf, chunk in zip(leaves, part.chunks, strict=True):
                 found[leaf].append(chunk)
                 counts[leaf].append(part.rows)

@@ -25,7 +25,6 @@ from pqcache.parquet.arrow_sizes import Floats, Widths, arrow_bytes, least_width
 from pqcache.parquet.dense_columns import DenseChange, change_dense, dense_changes
 from pqcache.parquet.footer import footer
 from pqcache.parquet.footer.source_footer import SourceFooter, one_of_each_schema, open_parquet
-from pqcache.parquet.rewrite.joined_files import FileJoiner
 from pqcache.parquet.rewrite.long_values import LongColumns, TakeRows
 from pqcache.parquet.schema_merge import cast_to_schema
 from pqcache.system.disk import open_regular
@@ -102,13 +101,12 @@ def read_batches(
     target: int,
     stored: pa.Schema | None = None,
     long_columns: LongColumns | None = None,
-    joiner: FileJoiner | None = None,
 ) -> Iterator[RowBatch]:
     """Yield the rows of ``some`` in order, under ``schema``, in batches of about ``target`` Arrow bytes.
 
     ``stored`` is the schema that they are relabelled with in the end, as for time stamps that are written as
-    plain numbers. Columns that are ``long_columns`` come as views. Tiny files are decoded together, by ``joiner``, or
-    their tables joined before they are weighed, so that a file costs hardly more than its decoding.
+    plain numbers. Columns that are ``long_columns`` come as views. The tables of tiny files are joined before
+    they are weighed, so that a file costs hardly more than its decoding.
 
     Raises:
         ParquetError: a file is damaged, or a value does not fit ``schema``; names the file.
@@ -117,7 +115,7 @@ def read_batches(
     waiting: list[_DecodedRows] = []
     size = 0
     how = _Decoding(schema=schema, target=target, stored=stored, long_columns=long_columns)
-    for rows in _decoded_rows(some, how, joiner or FileJoiner()):
+    for rows in _decoded_rows(some, how):
         nbytes = rows.table.get_total_buffer_size() if rows.tiny else target
         if waiting and size + nbytes > target:
             yield _as_batch(waiting, widths)
@@ -193,69 +191,15 @@ def _kind_of(source: SourceFooter, schema: pa.Schema) -> _SourceKind:
     )
 
 
-def _decoded_rows(some: Sequence[RowGroupRange], how: _Decoding, joiner: FileJoiner) -> Iterator[_DecodedRows]:
+def _decoded_rows(some: Sequence[RowGroupRange], how: _Decoding) -> Iterator[_DecodedRows]:
     """Yield the rows of ``some`` in tables of at most about ``how.target`` Arrow bytes."""
-    for alike in _alike(some):
-        kind = _kind_of(alike[0].source, how.schema)
-        ratios = None  # tiny neighbours share their weights, as they will share a batch
-        for spans in _together(alike, kind, how):
-            if len(spans) > 1 and (rows := _rows_of_many(spans, how, kind, joiner)) is not None:
+    for _, alike in itertools.groupby(some, lambda span: id(span.source.schema)):
+        kind = ratios = None  # tiny neighbours share their weights, as they will share a batch
+        for source, spans in itertools.groupby(alike, lambda span: span.source):
+            kind = kind or _kind_of(source, how.schema)
+            for rows in _rows_of_file(source, spans, how, kind, ratios):
+                ratios = rows.ratios
                 yield rows
-                continue
-            for source, own in itertools.groupby(spans, lambda span: span.source):
-                for rows in _rows_of_file(source, own, how, kind, ratios):
-                    ratios = rows.ratios
-                    yield rows
-
-
-def _alike(some: Sequence[RowGroupRange]) -> Iterator[list[RowGroupRange]]:
-    """Yield ``some`` by the schemas of the sources."""
-    for _, spans in itertools.groupby(some, lambda span: id(span.source.schema)):
-        yield list(spans)
-
-
-def _together(spans: Sequence[RowGroupRange], kind: _SourceKind, how: _Decoding) -> Iterator[list[RowGroupRange]]:
-    """Yield ``spans`` one by one, but tiny neighbours as many as make a table."""
-    may_join = how.long_columns is None and not any(map(_nested_dictionary, spans[0].source.schema.types))
-    waiting: list[RowGroupRange] = []
-    size = 0.0
-    for span in spans:
-        cost = kind.cost(span)
-        tiny = may_join and cost <= how.target / _TINY
-        if waiting and (not tiny or size + cost > how.target):
-            yield waiting
-            waiting, size = [], 0.0
-        if not tiny:
-            yield [span]
-            continue
-        waiting.append(span)
-        size += cost
-    if waiting:
-        yield waiting
-
-
-def _rows_of_many(
-    spans: Sequence[RowGroupRange], how: _Decoding, kind: _SourceKind, joiner: FileJoiner
-) -> _DecodedRows | None:
-    """Return the rows of tiny files as one table; None where they have to be read file by file."""
-    first, last = spans[0], spans[-1]
-    joined = joiner.read([(span.source, span.groups) for span in spans])
-    if joined is None:
-        return None
-    try:
-        table = how.converted(joined.table, kind, str(first.source.path), first.first)
-    except (ParquetError, pa.ArrowException) as error:
-        log.debug("files from %s on are decoded one by one (%s)", first.source.path, first_line(error))
-        return None
-    if any(column.num_chunks > 1 for column in table.columns):
-        table = table.unify_dictionaries().combine_chunks()
-    return _DecodedRows(
-        table=table,
-        ratios=_ratios(joined.compressed.sum(axis=0), joined.uncompressed.sum(axis=0), first.source, kind, how.schema),
-        number=first.before[0] + first.first,
-        done=_done(last, last.rows),
-        tiny=sum(map(kind.cost, spans)) <= how.target / _TINY,
-    )
 
 
 def _rows_of_file(

