@@ -179,10 +179,10 @@ def fit(
     split: dict[int, int] = {}  # pieces of that row group, by how many pieces are mixed
     for mixed in _WINDOWS_OF_PIECES if shuffle else (1,):
         held = (mixed // 2 + 1 + _DECODING) * lanes if shuffle else _IN_FILE_ORDER
-        usable = max(1, memory * 3 // 4 if shuffle else memory)  # allocators keep much of what pieces leave free
-        split[mixed] = max(1, -(-sizes.largest * held // usable))
+        split[mixed] = max(1, -(-sizes.largest * held // max(1, memory)))
     for mixed, number in split.items() if shuffle and pieces else ():
         if window < mixed and number <= _MOST_PIECES and sizes.largest >= _LEAST_PIECE * number:
+            number = _with_spare(number)
             log.debug("%s: row groups are read in %d pieces or more, of which %d are mixed", name, number, mixed)
             return Window(mixed, -(-rows // number))
     if window:
@@ -195,6 +195,7 @@ def fit(
         mixed, number = min(split.items())
         if number > min(rows, _MOST_PIECES):
             raise UsageError(name, reason, enough)
+        number = _with_spare(number) if shuffle else number
         log.debug("%s: row groups are read in %d pieces: %s", name, number, reason)
         return Window(mixed, -(-rows // number))
     advice = f"run 'pqcache repartition', which writes smaller ones that can be read in pieces, {enough}"
@@ -202,6 +203,11 @@ def fit(
         raise UsageError(name, reason, advice)
     warnings.warn(f"{name}: {reason}: one is read at a time in each lane, which may take more; {advice}", stacklevel=2)
     return Window(1)
+
+
+def _with_spare(pieces: int) -> int:
+    """A third more pieces than memory asks for: allocators keep much of what pieces leave free."""
+    return max(pieces, min(_MOST_PIECES, -(-4 * pieces // 3)))
 
 
 def largest_window(sizes: RowGroupSizes, memory: int, lanes: int, all_lanes: int | None = None) -> int:

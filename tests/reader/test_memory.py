@@ -142,8 +142,8 @@ def test_row_groups_with_pages_of_their_own_are_read_in_pieces_to_mix_more(recwa
     assert window(128, 2_000) == Window(16)
     assert window(128, 1_000, by_pages=False) == Window(5)
     assert window(128, 1_000) == Window(16, piece_rows=334)
-    assert window(128, 2_000, 8) == Window(16, piece_rows=112)  # nine pieces of 14 MB
-    assert window(128, 400, 8) == Window(8, piece_rows=33), "pieces for a larger window would be tiny"
+    assert window(128, 2_000, 8) == Window(16, piece_rows=100)  # ten pieces of 13 MB
+    assert window(128, 400, 8) == Window(8, piece_rows=32), "pieces for a larger window would be tiny"
     assert window(128, 200, 8) == Window(4, piece_rows=21)
     assert window(4, 24) == Window(2), "as these would be"
     assert not recwarn.list
