@@ -8,13 +8,8 @@ are too small (PARQUET-816).
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 _PAGE_VALUES_BITS = 31  # of a page's number of values
 _PAGE_HEADER = 16  # bytes, at least
-
-Ints = npt.NDArray[np.int64]
 
 
 class FooterCounts:
@@ -57,25 +52,3 @@ class FooterCounts:
         """Compare the row groups with the number of rows of the file."""
         if rows != self._rows:
             raise ValueError(f"the file has {rows:,} rows, its row groups {self._rows:,}")
-
-
-def counts_agree(
-    file_rows: Ints, rows: Ints, chunks: Ints, flat: npt.NDArray[np.bool_], sizes: Ints
-) -> npt.NDArray[np.bool_]:
-    """Return for each of many files whether `FooterCounts` accepts it and every column chunk has values.
-
-    Args:
-        file_rows: the rows of each file.
-        rows: of each file and row group.
-        chunks: of each file, row group and column the values, the bytes (not compressed, and compressed), and where the
-            data and the dictionary begin.
-        flat: the columns that have no lists.
-        sizes: the bytes of each file.
-    """
-    values, _, compressed, data, dictionary = np.moveaxis(chunks, -1, 0)
-    ends = compressed + np.where((dictionary > 0) & (dictionary < data), dictionary, data)
-    of_rows = np.where(flat, values == rows[..., None], values >= rows[..., None])
-    sound = of_rows & (values > 0) & (ends <= sizes[:, None, None])
-    sound &= values >> _PAGE_VALUES_BITS <= compressed // _PAGE_HEADER
-    found: npt.NDArray[np.bool_] = sound.all(axis=(1, 2)) & (rows > 0).all(axis=1) & (file_rows == rows.sum(axis=1))
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +23,6 @@ from pqcache.parquet.footer.doubtful import (
 )
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.system.disk import check_regular
-
-log = logging.getLogger("pqcache.parquet")
 
 _READ_BUFFER = 64 << 10  # per column; without one, pyarrow reads a column chunk whole
 _FOOTERS_AT_ONCE, _FOOTERS_IN_TURN = 4, 8
@@ -118,7 +115,7 @@ def _source(
     known: dict[bytes, list[thrift.Struct]],
     before: SourceFooter | None,
 ) -> SourceFooter:
-    """What a source has in common with the one before it is the same object, so that both are alike."""
+    """Parse one footer; a schema equal to that of the source before is shared with it."""
     elements = footer.elements_in(data, str(path), known)
     with _opened(path, data, unit) as file:
         check_footer(data, str(path), size)

@@ -348,13 +348,10 @@ def _codec_of(sources: list[SourceFooter], schema: pa.Schema, options: RewriteOp
     if codec != "keep":
         return lambda leaf: codec
     known: dict[tuple[str, int], str] = {}  # by column and leaf in it: a file may lack columns
-    seen: set[int] = set()
-    for source in sources:
-        if id(source.schema) not in seen and source.metadata.num_row_groups:
-            seen.add(id(source.schema))
-            group = source.metadata.row_group(0)
-            for number, place in enumerate(_leaf_places(source.schema)):
-                known.setdefault(place, codec_name(group.column(number).compression))
+    for source in one_of_each_schema([source for source in sources if source.metadata.num_row_groups]):
+        group = source.metadata.row_group(0)
+        for number, place in enumerate(_leaf_places(source.schema)):
+            known.setdefault(place, codec_name(group.column(number).compression))
     codecs = [known.get(place, DEFAULT_CODEC) for place in _leaf_places(schema)]
     return lambda leaf: codecs[leaf]
 

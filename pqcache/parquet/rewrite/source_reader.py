@@ -6,7 +6,6 @@ Memory is bounded by the size of a batch, not by the sources' row groups: those 
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -28,8 +27,6 @@ from pqcache.parquet.footer.source_footer import SourceFooter, one_of_each_schem
 from pqcache.parquet.rewrite.long_values import LongColumns, TakeRows
 from pqcache.parquet.schema_merge import cast_to_schema
 from pqcache.system.disk import open_regular
-
-log = logging.getLogger("pqcache.parquet")
 
 Numbers = range | npt.NDArray[np.int64]
 
