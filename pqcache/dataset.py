@@ -86,7 +86,7 @@ class Cache(CacheDirectory):
                           incomplete last round are dropped.
         ``memory``        what decoded row groups of this rank may take: bytes, or text like "2GB"
         ``window``        row groups mixed at a time by each lane; None: as many as fit into ``memory``, at most 16, or
-                          64 where it holds all rows
+                          32 where it holds all rows
         ``lanes``         independent streams of batches; None: one for each rank
         ``num_replicas``, ``rank``   into how many equal parts the epoch is divided, and which one this is: batches
                           number ``rank``, ``rank + num_replicas`` and so on of the epoch. Default to those of

@@ -40,7 +40,7 @@ class Files:
         return RowGroup(self.data, number)
 
     def file(self, group: RowGroup) -> RowGroupFile:
-        """The file of a row group; ParquetError if its row groups are not those of the index."""
+        """Open the file of a row group; ParquetError if file and index disagree about its row groups."""
         found = self._open.get(group.file)
         if found is None or found.path != group.path:  # which changes when an arriving snapshot is published
             if len(self._open) >= _FILES:

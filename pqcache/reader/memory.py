@@ -206,7 +206,7 @@ def fit(
 
 
 def _with_spare(pieces: int) -> int:
-    """A third more pieces than memory asks for: allocators keep much of what pieces leave free."""
+    """A third more pieces than just fit: the allocator keeps memory that earlier pieces have freed."""
     return max(pieces, min(_MOST_PIECES, -(-4 * pieces // 3)))
 
 

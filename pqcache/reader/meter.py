@@ -92,7 +92,7 @@ class Meter:
 
     @contextmanager
     def timed(self, counter: int, times: int = 1) -> Iterator[None]:
-        """Add the body's duration to a counter; ``times`` it if the body stands for calls that aren't measured."""
+        """Add the body's duration to a counter, ``times`` over if it stands for calls that aren't measured."""
         begun = time.monotonic_ns()
         try:
             with span(_SPANS.get(counter)):

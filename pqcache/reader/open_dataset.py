@@ -109,7 +109,7 @@ class LocalDataset:
         return self.root / self.index.paths[int(self.index.numbers("file")[row_group])]
 
     def describe(self, row_group: int) -> str:
-        """Which row group of which file one of the index is."""
+        """A row group of the index by its file and its number there, for messages."""
         return f"row group {int(self.index.numbers('row_group')[row_group])} of {self.path_of(row_group)}"
 
     def wait(self, row_groups: Ints, columns: Sequence[str]) -> None:
@@ -288,7 +288,7 @@ def _may_be_moving(cache: CacheDirectory, snapshot: str | None, arriving: Arrivi
 
 
 def _leased_snapshot(root: Path) -> tuple[Snapshot | None, Path, Lease | None]:
-    """The snapshot that a path leads to or into, where it leads, and a lease unless it is a mere copy."""
+    """The snapshot that ``root`` is or lies in, the path in it, and a lease, which plain copies do not have."""
     try:
         leased = lease_at(str(root), copies=True)
     except CacheError:

@@ -84,7 +84,7 @@ class ReadPlan:
         return replace(self, selection=self.weights.at(epoch, seed, constant))
 
     def fingerprint_at(self, epoch: int) -> str:
-        """Names the rows of an epoch, and their weights."""
+        """A hash of the rows of an epoch and their weights."""
         if self.weights is None:
             return self.fingerprint
         return hashlib.blake2b((self.fingerprint + self.weights.name(epoch)).encode(), digest_size=8).hexdigest()
@@ -368,7 +368,7 @@ def _clash_of(data: LocalDataset, clash: TypeClash) -> PqcacheError:
 
 
 def unknown_column(data: LocalDataset, name: str) -> PqcacheError:
-    """The error for a column that cannot be read; it says so if the name is that of a field."""
+    """The error for a column that cannot be read, with advice if it is a field of a struct."""
     names = data.index.schema.names
     for clash in data.index.clashes:
         if name in (clash.column, *clash.names):

@@ -58,7 +58,7 @@ class ParquetDataset(ResumableDataset):
     ``pad``           False: nothing is repeated, so every row comes once over all ranks, and some ranks have one batch
                       less (``batches_per_rank``). For evaluation: see docs/loading.md before training on ranks.
     ``memory``        bytes for the decoded row groups of this rank, all its workers together
-    ``window``        row groups that each lane mixes at a time; None: as many as ``memory`` allows, at most 16, or 64
+    ``window``        row groups that each lane mixes at a time; None: as many as ``memory`` allows, at most 16, or 32
                       if it holds all rows
     ``lanes``         independent streams of batches; None: one for each worker of each rank. Fix it to a
                       common multiple to get the same batches whatever the number of ranks and workers.

@@ -173,7 +173,7 @@ class Mix(ResumableDataset):
         return super()._layout_values(lanes), self._history.periods
 
     def _continued(self, periods: tuple[MixPeriod, ...], state: MixState) -> tuple[MixPeriod, ...]:
-        """The periods of a state, followed by that of this mix."""
+        """The periods of a state, and one more if the counts of this mix differ."""
         counts = self.counts
         if list(counts.items()) == list(periods[-1].counts.items()):
             return periods

@@ -114,7 +114,7 @@ class Progress:
         worker = None if self._memory.is_own else get_worker_info()
         self._passes += 1
         self.pass_key = _TRAINER
-        if worker is not None:  # started one after the other; torch's seed may be that of earlier workers
+        if worker is not None:  # a key that all workers of one start share; torch's seed may be that of earlier ones
             self.pass_key = 2 + hash((self._memory.started - worker.id, self._passes)) % (1 << 62)
         numbers[_HEADER, _WORKERS] = 0 if worker is None else worker.num_workers
         if worker is not None and int(numbers[_HEADER, _KEY]) == self.pass_key:

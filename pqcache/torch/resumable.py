@@ -55,7 +55,7 @@ def _other_epoch(named: int, of_state: int) -> UsageError:
 
 @dataclass
 class LoaderIteration:
-    """An iteration of a Loader over a ``share`` of an epoch; the trainer was ``given`` so many batches.
+    """An iteration of a Loader over a ``share`` of an epoch, with the number of batches ``given`` to the trainer.
 
     A caller that reads ahead holds back ``held_back`` of them until the end.
     """
@@ -271,7 +271,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
     @abstractmethod
     def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int) -> RowPlaces:
-        """The rows of a batch, in an epoch read on so many lanes and ranks."""
+        """The rows of a batch of an epoch that is read on these lanes and ranks."""
 
     @abstractmethod
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:

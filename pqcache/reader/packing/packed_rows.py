@@ -44,7 +44,7 @@ class Pieces(NamedTuple):
 
     @staticmethod
     def of(start: Ints, tokens: Ints, sequence: Ints, length: int) -> Pieces:
-        """Pad sequences to ``length`` tokens; ``sequence`` is that of each part of a document, ascending."""
+        """Pad sequences to ``length`` tokens; ``sequence`` has the sequence of each part of a document, ascending."""
         pads = length - np.bincount(sequence, tokens).astype(np.int64)
         short = np.flatnonzero(pads)
         behind = np.searchsorted(sequence, short, "right")

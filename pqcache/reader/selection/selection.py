@@ -203,7 +203,7 @@ class Selection:
 
 
 def digest_of(values: Any, *arrays: Ints) -> str:
-    """Equal for equal values only."""
+    """A hash of JSON values and arrays."""
     digest = hashlib.blake2b(json.dumps(values, default=int).encode(), digest_size=16)
     for array in arrays:
         digest.update(array.tobytes())

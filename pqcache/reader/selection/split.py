@@ -175,7 +175,7 @@ def check_key(name: str, kind: pa.DataType) -> None:
 
 
 def key_hashes(column: pa.ChunkedArray | pa.Array, seed: int = 0) -> Hashes:
-    """The hash of each value; nulls have that of no bytes."""
+    """Hash each value; a null hashes like an empty string."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return np.concatenate([np.zeros(0, np.uint64), *(_hashes(chunk, seed) for chunk in chunks)])
 

@@ -259,7 +259,7 @@ class RowWeights:
         return ValueWeights(column, found["value"].combine_chunks(), _fixed_point(rows.sum() / len(rows) / rows))
 
     def _totals(self, weigher: Weigher) -> tuple[Ints, Any]:
-        """For each row group the sum of the integer parts of its weights, and that of the rests."""
+        """The sums of the integer parts and of the fractions of the weights in each row group."""
         groups, column = self._found.row_groups, weigher.column
         if isinstance(weigher, ValueWeights):
             table = self._values(column)
