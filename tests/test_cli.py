@@ -329,6 +329,7 @@ NEVER = (
     "rich",
     "pydantic",
     "fsspec",
+    "aiohttp",
     "pqcache.parquet.rewrite.rewrite_directory",
     "pqcache.store.keys.build",
 )

@@ -49,4 +49,4 @@ def checked_token(text: str, where: str) -> str:
 
 def is_same_token(given: str, token: str) -> bool:
     """Return whether two tokens are equal, in a time that does not depend on where they differ."""
-    return hmac.compare_digest(given.encode(), token.encode())
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.store.access_token import TOKEN, read_token
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.drivers.registry import installed
 from pqcache.store.drivers.served_snapshot import PORT, SCHEME
-from pqcache.store.serve.answers import Answers, is_loopback
-from pqcache.store.serve.connections import CONNECTIONS, Connections, Counts, ServeLimits
-from pqcache.store.serve.served_cache import ServedCache
+from pqcache.store.serve.served_cache import ServedCache, is_loopback
 from pqcache.units import parse_count
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from pqcache.store.serve.http_server import Counts
+
 LOOPBACK = "127.0.0.1"
-_WAITING = 128  # connections that are not accepted yet
+CONNECTIONS = 256
 
 
 def serve(
@@ -58,10 +59,10 @@ def serve(
     >>> report.added, report.rows
     (6, 600)
 
-    Raises UsageError, CacheError, or PqcacheError where the address cannot be listened on.
+    Needs the extra ``serve``. Raises UsageError, CacheError, or PqcacheError where the address cannot be listened on.
     """
-    limits = ServeLimits(connections=parse_count(connections))
-    return CacheServer(caches, (bind, parse_count(port)), read_token(token_file), limits)
+    token, limit = read_token(token_file), parse_count(connections)
+    return CacheServer(caches, (bind, parse_count(port)), token, connections=limit)
 
 
 class CacheServer:
@@ -79,33 +80,46 @@ class CacheServer:
         caches: Sequence[str | os.PathLike[str]],
         address: tuple[str, int],
         token: str,
-        limits: ServeLimits,
+        *,
+        connections: int = CONNECTIONS,
+        idle_seconds: float = 60.0,
+        stall_seconds: float = 30.0,
+        lease_seconds: float = 600.0,
     ) -> None:
-        if limits.connections < 1:
-            raise UsageError(f"--connections {limits.connections}", "at least one is needed")
+        with installed("pqcache serve", "aiohttp", "serve"):
+            from pqcache.store.serve.http_server import HttpServer
+        if connections < 1:
+            raise UsageError(f"--connections {connections}", "at least one is needed")
         self.has_token = bool(token)
         listening = _resolve(address)
         if not token and not is_loopback(listening[1][0]):
             reason = "other machines can connect to this address, which takes a token"
             raise UsageError(f"--bind {address[0]}", reason, f"name a file with one: --token-file FILE, or set {TOKEN}")
-        self._caches = _served(caches, only_public=not token, lease_seconds=limits.lease_seconds)
+        self._caches = _served(caches, only_public=not token, lease_seconds=lease_seconds)
         try:
             for cache in self._caches.values():
                 cache.check()
-            listener = _listen(*listening)
+            self._listener = _listen(*listening)
         except BaseException:
             self._close_caches()
             raise
-        self.address: tuple[str, int] = listener.getsockname()[:2]
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
         place = f"{_host_of(self.address[0])}:{self.address[1]}"
         self.urls = {name: f"{SCHEME}://{place}/{name}" for name in self._caches}
         self._began = time.monotonic()
         _all.add(self)
-        self._connections = Connections(listener, Answers(self._caches, token), limits, self._tick)
+        self._http = HttpServer(
+            self._listener,
+            self._caches,
+            token,
+            connections=connections,
+            idle_seconds=idle_seconds,
+            stall_seconds=stall_seconds,
+        )
 
     @property
     def counts(self) -> Counts:
-        return self._connections.counts
+        return self._http.counts
 
     @property
     def seconds(self) -> float:
@@ -114,21 +128,18 @@ class CacheServer:
 
     def wait(self) -> None:
         """Return when another thread has closed the server; raise what ended it otherwise."""
-        self._connections.wait()
+        self._http.wait()
 
     def close(self) -> None:
         """End all connections and leases, within a few seconds."""
-        self._connections.close()
+        self._http.close()
         self._close_caches()
 
-    def close_leases(self) -> None:
-        """Close the leases of this process; a parent's remain."""
+    def close_in_child(self) -> None:
+        """Close a forked child's copies: clients would wait for a listener that nobody accepts from."""
+        self._listener.close()
         for cache in self._caches.values():
             cache.close_leases()
-
-    def _tick(self) -> None:
-        for cache in self._caches.values():
-            cache.end_leases(time.monotonic())
 
     def _close_caches(self) -> None:
         for cache in self._caches.values():
@@ -181,7 +192,7 @@ def _listen(family: int, address: tuple[str, int]) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_WAITING)
+        listener.listen()
     except OSError as error:
         listener.close()
         advice = "choose another with --port, or an address of this machine with --bind"
@@ -201,7 +212,7 @@ _all: weakref.WeakSet[CacheServer] = weakref.WeakSet()
 
 def _in_child() -> None:
     for server in list(_all):
-        server.close_leases()
+        server.close_in_child()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -6,6 +6,7 @@ nothing for long. What a client may ask for is what the snapshot's manifest name
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import stat
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from pqcache.errors import CacheError, CacheLocked
 from pqcache.store.access_token import TOKEN
@@ -21,11 +23,18 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.snapshot_source import identity_of
 from pqcache.store.layout import FILES
 from pqcache.store.manifest import Identity, Manifest
-from pqcache.store.serve.http_messages import RequestRefused
 from pqcache.store.snapshot import Lease, Snapshot, closed_on_error
 from pqcache.system.checksum import checksum_of
 from pqcache.system.disk import open_plain, real_path
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
+
+
+class RequestRefused(Exception):
+    """A request is answered with an error of this status, and a reason."""
+
+    def __init__(self, status: int, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.headers = status, reason, headers
 
 
 @dataclass(kw_only=True)
@@ -73,12 +82,12 @@ class ServedCache:
                 found.users -= 1
                 found.last_used = time.monotonic()
 
-    def open_file(self, leased: LeasedSnapshot, path: str) -> int:
-        """Return a descriptor of a snapshot's file; RequestRefused where it is not as the manifest has it, or private.
+    def open_file(self, leased: LeasedSnapshot, path: str, size: int) -> BinaryIO:
+        """Open a snapshot's file; RequestRefused where it is not as the manifest has it, or private.
 
         Nothing but a regular file at this very place is opened, whatever links there are on the way.
         """
-        name, size = _name_of(leased, path), _identity_of(leased, path).size
+        name = _name_of(leased, path)
         try:
             descriptor = open_plain(Path(name), os.O_RDONLY)
         except OSError as error:
@@ -93,7 +102,7 @@ class ServedCache:
         except BaseException:
             os.close(descriptor)
             raise
-        return descriptor
+        return open(descriptor, "rb", buffering=0)
 
     def check(self) -> None:
         """Raise CacheError where a file of the current snapshot, if there is one, would not be served without token."""
@@ -176,6 +185,14 @@ class ServedCache:
         return 503, f"{path} cannot be read ({error.strerror})"
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host, by address or name, is this machine itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 def check_public(name: str, status: os.stat_result) -> None:
     """Raise RequestRefused where not every user of this machine could read the file ``name`` without a server."""
     if not status.st_mode & stat.S_IROTH:
@@ -189,7 +206,3 @@ def check_public(name: str, status: os.stat_result) -> None:
 
 def _name_of(leased: LeasedSnapshot, path: str) -> str:
     return f"{leased.snapshot.path}/{path}"
-
-
-def _identity_of(leased: LeasedSnapshot, path: str) -> Identity:
-    return leased.manifest_identity if path == FILES else leased.files[path]

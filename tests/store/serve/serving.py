@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from pqcache.store.serve.command import CacheServer
-from pqcache.store.serve.connections import ServeLimits
 
 TOKEN = "f00dfeed" * 4
 
@@ -21,7 +20,7 @@ TOKEN = "f00dfeed" * 4
 @contextmanager
 def served(*caches: Path, token: str = TOKEN, port: int = 0, **limits: Any) -> Iterator[CacheServer]:
     """Serve caches, on a free port if none is given."""
-    with CacheServer(caches, ("127.0.0.1", port), token, ServeLimits(**limits)) as server:
+    with CacheServer(caches, ("127.0.0.1", port), token, **limits) as server:
         yield server
 
 

@@ -1,0 +1,301 @@
+"""Answers requests about caches over HTTP; docs/serve.md describes the requests.
+
+aiohttp reads the requests on one thread. Each is answered on another, which waits for the disk and, in `sendfile`, for
+the client: so files cost the interpreter a few calls each, and no client waits for another. A request names a cache, a
+snapshot and a file of its manifest, so no path of a request ever becomes a path of the file system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import BinaryIO
+from urllib.parse import unquote, urlsplit
+
+from aiohttp import web
+
+from pqcache.errors import CacheLocked, PqcacheError
+from pqcache.store.access_token import is_same_token
+from pqcache.store.drivers.served_snapshot import PROTOCOL
+from pqcache.store.drivers.time_limits import SpeedFloor
+from pqcache.store.layout import FILES
+from pqcache.store.manifest import Identity
+from pqcache.store.serve.served_cache import LeasedSnapshot, RequestRefused, ServedCache, is_loopback
+from pqcache.versions import __version__
+
+_LONGEST_LINE = 64 << 10  # bytes: a path of MAX_PATH characters, percent-encoded, fits
+_AT_ONCE = 1 << 24  # bytes that one call sends at most, so that the server can end in between
+_STRANGERS = 64  # connections beside those that have shown the token
+_BACKLOG = 128  # connections that are not accepted yet
+_TICK = 1.0  # seconds between looks at the leases
+_END_SECONDS = 2.0  # for requests in progress
+
+log = logging.getLogger("pqcache.serve")
+
+
+@dataclass
+class Counts:
+    """How many requests were answered, and the bytes of their bodies."""
+
+    requests: int = 0
+    bytes: int = 0
+
+
+class HttpServer:
+    """Serves caches, by their names, on a listening socket until ``close``; with a ``token``, to those who send it.
+
+    A client that is sent something may take nothing, or fewer than 1,000 bytes a second, for ``stall_seconds``, and
+    ask for nothing for ``idle_seconds``.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        caches: Mapping[str, ServedCache],
+        token: str,
+        *,
+        connections: int,
+        idle_seconds: float,
+        stall_seconds: float,
+    ) -> None:
+        self.counts, self.idle_seconds, self.stall_seconds = Counts(), idle_seconds, stall_seconds
+        self._listener, self._caches, self._token, self._limit = listener, caches, token, connections
+        self._connections: dict[_Connection, bool] = {}  # the oldest first, and whether they have shown the token
+        self._loop = asyncio.SelectorEventLoop()
+        self._loop.set_default_executor(ThreadPoolExecutor(connections + 1, "pqcache-serve"))  # one looks at leases
+        self._closing, self._ended = asyncio.Event(), threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="pqcache-serve", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when ``close`` was called; raise what ended the server otherwise."""
+        self._ended.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """End all connections; a second call does nothing."""
+        with suppress(RuntimeError):  # of a loop that is closed
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(2 * _END_SECONDS)
+
+    def admit(self, connection: _Connection) -> None:
+        """Let a client connect; of too many, the oldest that has not shown the token yet has to go."""
+        self._connections[connection] = False
+        if len(self._connections) > self._limit + _STRANGERS:
+            stranger = next(each for each, is_known in self._connections.items() if not is_known)
+            self.forget(stranger)
+            stranger.end()
+
+    def forget(self, connection: _Connection) -> None:
+        self._connections.pop(connection, None)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        except BaseException as error:  # noqa: BLE001  wait() raises it
+            self._failure = error
+        finally:
+            self._loop.close()
+            self._ended.set()
+
+    async def _serve(self) -> None:
+        http = web.Server(self._answer)
+        server = await self._loop.create_server(
+            lambda: _Connection(http, self, self._loop), sock=self._listener, backlog=_BACKLOG
+        )
+        while not self._closing.is_set():
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), _TICK)
+            for cache in self._caches.values():
+                await asyncio.to_thread(cache.end_leases, time.monotonic())
+        server.close()
+        for connection in list(self._connections):
+            connection.end()
+        await http.shutdown(_END_SECONDS)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        target = f"{request.remote}: {request.method} {request.raw_path}"
+        try:
+            self._check_client(request)
+            response = await asyncio.to_thread(self._find, request)
+        except RequestRefused as refused:
+            response = _refusal(refused)
+        except OSError as error:
+            log.debug("%s: ended by %s", target, error)
+            raise ConnectionResetError from error  # with which aiohttp ends the connection
+        size = 0 if request.method == "HEAD" else response.content_length or 0
+        self.counts.requests += 1
+        self.counts.bytes += size
+        log.debug("%s: %d, %d bytes", target, response.status, size)
+        return response
+
+    def _check_client(self, request: web.BaseRequest) -> None:
+        """Raise RequestRefused unless the client may ask: it has the token, or names this machine."""
+        if self._token:
+            kind, _, given = request.headers.get("Authorization", "").partition(" ")
+            if kind.lower() != "bearer" or not is_same_token(given.strip(), self._token):
+                raise RequestRefused(401, "the token is missing or wrong", {"WWW-Authenticate": "Bearer"})
+        elif not is_loopback(_hostname(request.host)):  # a page in a browser that names this machine so
+            raise RequestRefused(403, "without a token the host of a URL has to be 127.0.0.1, [::1] or localhost")
+        if self._connections.get(request.protocol) is False:  # type: ignore[call-overload]
+            if sum(self._connections.values()) >= self._limit:
+                raise RequestRefused(503, "there are too many connections, try again", {"Retry-After": "5"})
+            self._connections[request.protocol] = True  # type: ignore[index]
+        if request.method not in ("GET", "HEAD"):
+            raise RequestRefused(405, "only reading is possible", {"Allow": "GET, HEAD"})
+
+    def _find(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Return the response to a request; a file is sent already."""
+        name, *rest = (unquote(segment) for segment in request.rel_url.raw_path[1:].split("/"))
+        cache = self._caches.get(name)
+        if cache is None:
+            raise RequestRefused(404, f"no cache of this name is served, but {', '.join(self._caches)}")
+        try:
+            if rest == ["current"]:
+                with cache.lease(None) as leased:
+                    about = {"protocol": PROTOCOL, "pqcache": __version__}
+                    return web.json_response({**about, "snapshot": leased.snapshot.id, "created": leased.created})
+            if len(rest) >= 3 and rest[0] == "snapshots":
+                with cache.lease(rest[1]) as leased:
+                    path = "/".join(rest[3:])
+                    if rest[2:] == ["manifest"]:
+                        return self._send_file(request, cache, leased, FILES, leased.manifest_identity)
+                    if rest[2] == "files" and path in leased.files:
+                        return self._send_file(request, cache, leased, path, leased.files[path])
+        except PqcacheError as error:
+            raise RequestRefused(503 if isinstance(error, CacheLocked) else 500, error.reason) from None
+        raise RequestRefused(404, "there is no such file")
+
+    def _send_file(
+        self, request: web.BaseRequest, cache: ServedCache, leased: LeasedSnapshot, path: str, identity: Identity
+    ) -> web.StreamResponse:
+        """Send a file, or the range of it that is asked for."""
+        tag, size = f'"{identity.tag}"', identity.size
+        if request.headers.get("If-Match", "*") not in ("*", tag):
+            raise RequestRefused(412, "the file has another version", {"ETag": tag})
+        headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes", "ETag": tag}
+        try:
+            first, end, _ = request.http_range.indices(size)
+        except ValueError:
+            first = end = size
+        if is_part := "Range" in request.headers:
+            if first >= end:
+                raise RequestRefused(416, "the file has no such bytes", {"Content-Range": f"bytes */{size}"})
+            headers["Content-Range"] = f"bytes {first}-{end - 1}/{size}"
+        response = web.StreamResponse(status=206 if is_part else 200, headers=headers)
+        response.content_length = end - first
+        with (
+            cache.open_file(leased, path, size) as file,
+            asyncio.run_coroutine_threadsafe(_send_head(request, response), self._loop).result() as client,
+        ):
+            if request.method != "HEAD":
+                _send_range(client, file, first, end, self.stall_seconds)
+        return response
+
+
+class _Connection(web.RequestHandler):
+    """A connection that ends if its client stalls; files are sent beside it, once nothing is left in its buffer."""
+
+    def __init__(self, http: web.Server, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(
+            http,
+            loop=loop,
+            logger=log,
+            access_log=None,  # type: ignore[arg-type]
+            keepalive_timeout=server.idle_seconds,
+            lingering_time=0,
+            max_line_size=_LONGEST_LINE,
+        )
+        self._server = server
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._client = transport
+        transport.set_write_buffer_limits(0)  # so that writing is paused whenever something is left
+        self._server.admit(self)
+        super().connection_made(transport)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled = self._loop.call_later(self._server.stall_seconds, self.end)
+
+    def resume_writing(self) -> None:
+        self._stop_timer()
+        super().resume_writing()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._server.forget(self)
+        self._stop_timer()
+        with suppress(OSError):  # forked children have copies of the socket, and threads that send files
+            self._client.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        super().connection_lost(exc)
+
+    def end(self) -> None:
+        self._client.abort()
+
+    def _stop_timer(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        log.debug("%s: %d %s", request.remote, status, message, exc_info=exc)
+        if request.writer.output_size:
+            raise ConnectionResetError
+        return _refusal(RequestRefused(status, message or "the server failed"))
+
+
+def _hostname(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _refusal(refused: RequestRefused) -> web.Response:
+    response = web.json_response({"error": refused.reason}, status=refused.status, headers=refused.headers)
+    response.force_close()
+    return response
+
+
+async def _send_head(request: web.BaseRequest, response: web.StreamResponse) -> socket.socket:
+    """Return a copy of the client's socket, which is valid whatever becomes of the connection."""
+    await response.prepare(request)
+    await request.writer.drain()
+    if request.transport is None:
+        raise ConnectionResetError("the client is gone")
+    client: socket.socket = request.transport.get_extra_info("socket").dup()
+    return client
+
+
+def _send_range(client: socket.socket, file: BinaryIO, offset: int, end: int, stall_seconds: float) -> None:
+    poll, floor, waited = select.poll(), SpeedFloor(stall_seconds), 0.0
+    poll.register(client, select.POLLOUT)
+    while offset < end:
+        try:
+            sent = os.sendfile(client.fileno(), file.fileno(), offset, min(end - offset, _AT_ONCE))
+        except BlockingIOError:
+            began = time.monotonic()
+            if not poll.poll(stall_seconds * 1000):
+                raise TimeoutError("the client takes nothing") from None
+            waited += time.monotonic() - began
+            continue
+        if not sent:
+            raise OSError("the file is shorter now")
+        offset += sent
+        floor.count(sent, waited)
+        waited = 0.0
