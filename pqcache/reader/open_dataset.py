@@ -28,7 +28,6 @@ from pqcache.store.arriving.start_run import (
     is_locked,
 )
 from pqcache.store.cache_directory import CacheDirectory, lease_at, snapshot_at
-from pqcache.store.drivers.base import second_names
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.hive import parent, partition_schema
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, PUBLISHING, ROW_GROUPS
@@ -312,7 +311,7 @@ def _plain_files(root: Path, text: str, rules: FileRules) -> LocalDataset:
         raise UsageError(text, "no such file or directory", "name a cache, a directory of Parquet or a file")
     source = LocalSource(str(root), {})
     files = dataset_files(source, list(source.list()), rules, _warn)
-    files = without_links(source, files, second_names(source, [file.path for file in files]), _warn)
+    files = without_links(source, files, source.second_names([file.path for file in files]), _warn)
     if not files:
         raise UsageError(text, "no Parquet files in it", f"fill it with 'pqcache sync SOURCE {quoted(text)}'")
     if not rules.as_files:

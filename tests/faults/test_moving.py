@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pqcache
 from pqcache.events import Event, Fetched, Listed
 from pqcache.store import tmp_directory as workdir
 from pqcache.store.drivers import local
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.sync import command as sync_module
 from tests.datasets import write_day
@@ -41,7 +43,10 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.source, name)
-        return self._filling if name == "read_into" else found  # only where the source can do that
+        if name != "read_into":
+            return found
+        by_read = type(self.source).read_into is Source.read_into
+        return partial(Source.read_into, self) if by_read else self._filling
 
     def _filling(self, buffer: memoryview, path: str, offset: int, length: int, *more: str) -> Iterator[int]:
         self.at(path, offset)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from pqcache.errors import PqcacheError, SourceError, SourceUnavailable, UsageError
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, DirectoryLimit
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, Capabilities, DirectoryLimit, Source
 from pqcache.store.drivers.fsspec_errors import fsspec_error
 from pqcache.store.drivers.fsspec_identity import identity_of
 from pqcache.store.drivers.fsspec_systems import open_file_system
@@ -38,10 +38,10 @@ _SAFE = "/!$&'()*+,;=:@~"  # not encoded in a path of HTTP
 _DATA_SUFFIXES = (".parquet", ".parq", ".pq")
 
 
-class FsspecSource:
+class FsspecSource(Source):
     """A Source over fsspec; see ``pqcache.store.drivers.base.Source``."""
 
-    may_give_only_sizes = True  # then a time is 0, and there is no tag
+    capabilities = Capabilities(may_give_only_sizes=True)
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         self.url = redact(url).rstrip("/")

@@ -31,11 +31,9 @@ from pqcache.errors import (
 )
 from pqcache.store.drivers.base import (
     FIRST_ANSWER_TIMEOUT,
-    HIDDEN,
-    STAGING,
     TIMEOUT,
     DirectoryLimit,
-    StagedFile,
+    Source,
     path_below,
     read_range,
     root_of,
@@ -43,6 +41,7 @@ from pqcache.store.drivers.base import (
 from pqcache.store.drivers.hadoop_site import site_configuration
 from pqcache.store.drivers.hdfs_user import act_as
 from pqcache.store.drivers.network_errors import known_cause
+from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile
 from pqcache.store.drivers.time_limits import Stalled, with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
@@ -55,7 +54,7 @@ _PACKETS = 16  # that a read passes between threads at once,
 _PASS_ON_AFTER = 0.05  # seconds, or fewer of them: a connection that stalls must not hold them back
 
 
-class HdfsSource:
+class HdfsSource(Source):
     """A Source over hdfs-native; see ``pqcache.store.drivers.base.Source``.
 
     It is built in the process that uses it: hdfs-native hangs in a child that is forked after a client was built.

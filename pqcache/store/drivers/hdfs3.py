@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
-from pqcache.store.drivers.base import TIMEOUT, DirectoryLimit, path_below, root_of
+from pqcache.store.drivers.base import TIMEOUT, DirectoryLimit, Source, path_below, root_of
 from pqcache.store.drivers.hdfs3_config import login, name_node, settings
 from pqcache.store.drivers.network_errors import known_cause
 from pqcache.store.manifest import Identity, SourceFile
@@ -34,7 +34,7 @@ _DIRECTORY = ord("D")
 _importing = threading.Lock()
 
 
-class Hdfs3Source:
+class Hdfs3Source(Source):
     """A Source over libhdfs3; see ``pqcache.store.drivers.base.Source``.
 
     It belongs to the process that built it: after a fork, libhdfs3 mixes up the answers of both processes.

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from pqcache.errors import (
     CacheLocked,
-    PqcacheError,
     SourceDenied,
     SourceError,
     SourceNotFound,
@@ -23,7 +22,8 @@ from pqcache.errors import (
     open_error,
 )
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.drivers.base import HIDDEN, STAGING, DirectoryLimit, StagedFile, check_options
+from pqcache.store.drivers.base import DirectoryLimit, LocalModes, Source, check_options
+from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile
 from pqcache.store.hive import is_hidden, is_hidden_directory, parent, partition_values
 from pqcache.store.layout import ARRIVED, CONFIG
 from pqcache.store.manifest import Identity, SourceFile, local_tag
@@ -47,18 +47,13 @@ _CHUNK = 4 << 20
 _EVERYONE = stat_module.S_IROTH | stat_module.S_IRGRP
 
 
-class LocalSource:
+class LocalSource(Source):
     """A Source over ``os``; see ``pqcache.store.drivers.base.Source``.
 
     Links are followed, each directory under one name: where a link and a directory of the source are the same, the link
     is left out, and of two links to a directory elsewhere the second by its path. Files are listed under all names, and
     `second_names` says which of them are the same.
-
-    Attributes:
-        odd: gets what cannot be listed (see ``base.collect_odd``); None raises it.
     """
-
-    odd: dict[str, PqcacheError] | None = None
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
         check_options("a local path", options, {})
@@ -121,7 +116,6 @@ class LocalSource:
                 self._note_odd(f"{directory}/", self._error(directory, error), error)
 
     def second_names(self, paths: Sequence[str]) -> dict[str, str]:
-        """Return the links in the last listing, as ``base.second_names`` does."""
         return self._links.second_names(paths)
 
     def _is_odd_link(self, path: str, entry: os.DirEntry[str]) -> bool:
@@ -163,6 +157,10 @@ class LocalSource:
                     yield chunk
         except OSError as error:
             raise self._error(path, error) from error
+
+    @property
+    def local_modes(self) -> LocalModes:
+        return self
 
     def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
         """Return the bits for reading that a copy of ``path`` may have if it is of ``group``: who can read it here.
@@ -207,6 +205,9 @@ class LocalSource:
                 continue
             if ~status.st_mode & _EVERYONE:
                 self._private[path] = status.st_mode, status.st_gid
+
+    def local_places(self) -> Mapping[str, Sequence[str]]:
+        return {}
 
     def _above(self, path: str) -> Sequence[str]:
         """Return the directories above a file, from the source's root on."""

@@ -32,7 +32,7 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, Capabilities, Source
 from pqcache.store.drivers.network_errors import known_cause
 from pqcache.store.drivers.object_store_config import BucketConfig, place_of
 from pqcache.store.drivers.time_limits import Stalled, with_time_limit
@@ -45,10 +45,10 @@ _ERRORS = (BaseError, OSError, ValueError, Stalled)
 _process = {"used": False, "forked": False}
 
 
-class ObjectStoreSource:
+class ObjectStoreSource(Source):
     """A Source over obstore; see ``pqcache.store.drivers.base.Source``."""
 
-    reads_versions = True
+    capabilities = Capabilities(reads_versions=True)
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         self.url = redact(url).rstrip("/")

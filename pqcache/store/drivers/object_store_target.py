@@ -12,8 +12,9 @@ from typing import TypeVar
 import obstore
 
 from pqcache.errors import SourceError, SourceNotFound, SourceUnavailable, UsageError
-from pqcache.store.drivers.base import HIDDEN, STAGING, TIMEOUT, StagedFile, read_range
+from pqcache.store.drivers.base import TIMEOUT, read_range
 from pqcache.store.drivers.object_store import ObjectStoreSource, new_store
+from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile
 from pqcache.store.drivers.time_limits import with_time_limit
 from pqcache.store.manifest import SourceFile
 

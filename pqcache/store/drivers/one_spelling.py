@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 from urllib.parse import unquote
 
 from pqcache.errors import SourceError
-from pqcache.store.drivers.base import Source
-from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.drivers.base import LocalModes, Source
+from pqcache.store.manifest import Identity, SourceFile, TableVersion
 
 
-class OneSpelling:
+class OneSpelling(Source):
     """A Source over another one, which it asks for files by their own paths.
 
-    Keys have the spelling in which they are ``known``, or else that of the first path. Whatever else the other source
-    can do it does with paths in both directions.
+    Keys have the spelling in which they are ``known``, or else that of the first path. The other source is a directory:
+    a table whose log names its files spells them itself.
     """
 
     def __init__(self, source: Source, known: Iterable[str]) -> None:
         self.url = source.url
+        self.capabilities = source.capabilities
         self._source = source
         self._keys = {key.lower(): key for key in known}
         self._place: dict[str, str] = {}  # of paths that are other ones at the source
@@ -30,6 +31,7 @@ class OneSpelling:
 
     def list(self) -> Iterator[SourceFile]:
         places: dict[str, str] = {}
+        self._source.odd = self.odd
         for file in sorted(self._source.list(), key=lambda file: file.path):
             path = self._spelled(file.path)
             if (other := places.setdefault(path, file.path)) != file.path:
@@ -41,28 +43,57 @@ class OneSpelling:
         self._is_listed = True
 
     def stat(self, path: str) -> Identity:
-        return self._source.stat(_mapped(path, self._places()))
+        return self._source.stat(self._place_of(path))
 
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
-        yield from self._source.read(_mapped(path, self._places()), offset, length, tag)
+        yield from self._source.read(self._place_of(path), offset, length, tag)
 
     def close(self) -> None:
         self._source.close()
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._source, name)
-        if not callable(found):
-            return found
-        return lambda *args, **more: _mapped(found(*(_mapped(arg, self._places()) for arg in args), **more), self._path)
+    def read_into(self, buffer: memoryview, path: str, offset: int, length: int, tag: str = "") -> Iterator[int]:
+        yield from self._source.read_into(buffer, self._place_of(path), offset, length, tag)
 
-    def _places(self) -> dict[str, str]:
+    def url_of(self, path: str) -> str:
+        return self._source.url_of(self._place_of(path))
+
+    @property
+    def local_modes(self) -> LocalModes | None:
+        return None if self._source.local_modes is None else self
+
+    def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
+        return self._modes.copy_mode(self._place_of(path), group, known)
+
+    def private_modes(self, paths: Sequence[str], group: int) -> Mapping[str, int]:
+        found = self._modes.private_modes([self._place_of(path) for path in paths], group)
+        return {self._path.get(place, place): mode for place, mode in found.items()}
+
+    def note_modes(self, paths: Sequence[str]) -> None:
+        self._modes.note_modes([self._place_of(path) for path in paths])
+
+    def local_places(self) -> Mapping[str, Sequence[str]]:
+        return {}
+
+    def second_names(self, paths: Sequence[str]) -> dict[str, str]:
+        found = self._source.second_names([self._place_of(path) for path in paths])
+        return {self._path.get(link, link): self._path.get(place, place) for link, place in found.items()}
+
+    @property
+    def table_version(self) -> TableVersion | None:
+        return self._source.table_version
+
+    def pinned_url(self, url: str) -> str:
+        return self._source.pinned_url(url)
+
+    @property
+    def _modes(self) -> LocalModes:
+        assert self._source.local_modes is not None
+        return self._source.local_modes
+
+    def _place_of(self, path: str) -> str:
         if not self._is_listed:  # a repair lists nothing
             deque(self.list(), maxlen=0)
-        return self._place
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        own = name.startswith("_") or name == "url"
-        object.__setattr__(self if own else self._source, name, value)
+        return self._place.get(path, path)
 
     def _spelled(self, path: str) -> str:
         directory, slash, name = path.rpartition("/")
@@ -74,14 +105,3 @@ class OneSpelling:
                 segment = f"{key if unquote(known) == unquote(key) else known}={value}"
             segments.append(segment)
         return f"{'/'.join(segments)}{slash}{name}"
-
-
-def _mapped(value: Any, paths: dict[str, str]) -> Any:
-    """Return a path, or paths in a list or as keys or values, under the other names that they have."""
-    if isinstance(value, str):
-        return paths.get(value, value)
-    if isinstance(value, list | tuple):
-        return [_mapped(item, paths) for item in value]
-    if isinstance(value, dict):
-        return {_mapped(key, paths): _mapped(item, paths) for key, item in value.items()}
-    return value

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from pqcache.errors import UsageError
-from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE, TIMEOUT, Source, Target
+from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE, TIMEOUT, Source
+from pqcache.store.drivers.target import Target
 from pqcache.store.urls import check_url, local_path, redact, url_scheme, with_usual_scheme
 
 _OBJECT_STORES = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}  # scheme -> extra

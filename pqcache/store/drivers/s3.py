@@ -27,10 +27,11 @@ from pqcache.errors import (
     SourceUnavailable,
     UsageError,
 )
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, HIDDEN, TIMEOUT, StagedFile, check_options, read_range
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, Capabilities, Source, check_options, read_range
 from pqcache.store.drivers.s3_client import ERRORS, OPTIONS, is_true, new_client, new_session, source_error
 from pqcache.store.drivers.s3_get import Body, RangeReader
 from pqcache.store.drivers.s3_list import identity, list_bucket, take_entries
+from pqcache.store.drivers.target import HIDDEN, StagedFile
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact
 
@@ -41,10 +42,10 @@ _CHUNK = 256 << 10  # bytes; a larger one would be fresh memory each time, with 
 _UPLOADS = f"{HIDDEN}/uploads"  # a record for each multipart upload that is neither completed nor aborted
 
 
-class S3Source:
+class S3Source(Source):
     """A Source over botocore; see ``pqcache.store.drivers.base.Source``."""
 
-    reads_versions = True
+    capabilities = Capabilities(reads_versions=True)
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         check_options("s3://", options, OPTIONS)

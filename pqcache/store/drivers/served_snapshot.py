@@ -32,7 +32,7 @@ from pqcache.errors import (
     first_line,
 )
 from pqcache.store.access_token import TOKEN, checked_token, read_token
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, check_options
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, Capabilities, Source, check_options
 from pqcache.store.drivers.http_connections import HttpConnections
 from pqcache.store.drivers.http_speed_floor import MAX_ANSWER, response_class
 from pqcache.store.drivers.network_errors import known_cause
@@ -64,11 +64,10 @@ class _Pinned:
     table: TableVersion | None
 
 
-class ServedSource:
+class ServedSource(Source):
     """A Source over HTTP; see ``pqcache.store.drivers.base.Source``."""
 
-    lists_only_data_files = True  # those of the manifest
-    reads_versions = True
+    capabilities = Capabilities(reads_versions=True, lists_only_data_files=True, lists_one_version=True)
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         check_options(f"{SCHEME}://", options, OPTIONS)
@@ -129,8 +128,7 @@ class ServedSource:
     def close(self) -> None:
         self._connections.close()
 
-    def pinned_url(self) -> str:
-        """Return the URL of the snapshot that this source lists, which another source of this URL lists too."""
+    def pinned_url(self, url: str) -> str:
         root = self.url.partition("://")[0] + "://" + self.url.partition("://")[2].partition("/")[0]
         return "/".join(filter(None, [root, self._name, "snapshots", self._snapshot().id, self._below]))
 

@@ -17,7 +17,7 @@ from hashlib import blake2b
 
 from pqcache.errors import SourceNotFound
 from pqcache.store.cache_directory import lease_at
-from pqcache.store.drivers.base import check_options
+from pqcache.store.drivers.base import Capabilities, LocalModes, Source, check_options
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.hive import parent, partition_values
 from pqcache.store.manifest import DIRECTORY, FileEntry, Identity, Manifest, SourceFile, TableVersion
@@ -25,10 +25,10 @@ from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path
 
 
-class SnapshotSource:
+class SnapshotSource(Source):
     """A Source over a leased snapshot; see ``pqcache.store.drivers.base.Source``."""
 
-    lists_only_data_files = True  # those of the manifest
+    capabilities = Capabilities(lists_only_data_files=True, lists_one_version=True)
 
     def __init__(self, url: str, snapshot: Snapshot, below: str, lease: Lease) -> None:
         self.url = os.path.abspath(os.path.expanduser(local_path(url)))
@@ -53,6 +53,10 @@ class SnapshotSource:
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         yield from self._files.read(path, offset, length)
 
+    @property
+    def local_modes(self) -> LocalModes:
+        return self
+
     def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
         """Return the bits for reading that a copy of ``path`` may have; see ``LocalSource``."""
         return self._files.copy_mode(path, group, known)
@@ -65,6 +69,12 @@ class SnapshotSource:
             with suppress(SourceNotFound):  # it is gone, which the next sync notices
                 modes[path] = self._files.copy_mode(path, group, known)
         return modes if any(mode != 0o444 for mode in modes.values()) else {}
+
+    def note_modes(self, paths: Sequence[str]) -> None:
+        """Do nothing: `private_modes` looks at them itself."""
+
+    def local_places(self) -> Mapping[str, Sequence[str]]:
+        return {}
 
     def close(self) -> None:
         self._files.close()

@@ -10,7 +10,15 @@ import requests
 from fsspec.implementations.webhdfs import WebHDFS
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, DirectoryLimit, check_options, path_below, root_of
+from pqcache.store.drivers.base import (
+    FIRST_ANSWER_TIMEOUT,
+    TIMEOUT,
+    DirectoryLimit,
+    Source,
+    check_options,
+    path_below,
+    root_of,
+)
 from pqcache.store.drivers.network_errors import known_cause
 from pqcache.store.drivers.webhdfs_http import NameNodeSession, origin_of, shown
 from pqcache.store.manifest import Identity, SourceFile
@@ -27,7 +35,7 @@ _CHUNK = 1 << 20
 _ERRORS = (OSError, ValueError, RuntimeError, KeyError)
 
 
-class WebHdfsSource:
+class WebHdfsSource(Source):
     """A Source over fsspec's WebHDFS; see ``pqcache.store.drivers.base.Source``."""
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:

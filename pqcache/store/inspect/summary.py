@@ -21,7 +21,7 @@ from pqcache.parquet.nested import top_level_names
 from pqcache.parquet.row_group_stats import read_footer
 from pqcache.store.cache_directory import CacheDirectory, cache_at
 from pqcache.store.config import read_config
-from pqcache.store.drivers.base import Source, version_of
+from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent
 from pqcache.store.inspect.arriving_progress import ArrivalProgress, leased_snapshot
 from pqcache.store.keys.lookup import columns_indexed
@@ -152,7 +152,7 @@ def inspect(
     source = open_table(text, OpenOptions(store=options or {}, as_files=as_files))
     try:
         listing = list_source(source, on_event, ListingRules(files=FileRules(as_files=as_files, all_files=all_files)))
-        table = version_of(source)
+        table = source.table_version
         files = sorted(listing.files, key=lambda file: file.path)
         index = read_remote_index(source, files, parse_count(jobs), on_event)
         encodings = encodings_of([read_remote_footer(source, file) for file in files[:1]])
@@ -230,7 +230,7 @@ def _version(table: TableVersion | None) -> str | None:
 
 def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on_event: OnEvent) -> Index:
     """Build the index of a source's files from their footers, ``jobs`` at a time."""
-    table = schema_of_table(version_of(source))
+    table = schema_of_table(source.table_version)
     builder = IndexBuilder(NO_SCHEMA if table is None else table, clashes={})
     on_event(Started("read", len(files), "files"))
     with ThreadPoolExecutor(jobs) as pool:

@@ -18,9 +18,10 @@ from pqcache.errors import SourceIncomplete, SourceNotFound, UsageError
 from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite_directory import KnownOfSources
-from pqcache.store.drivers.base import Source, StagedFile, Target, file_url
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_target
 from pqcache.store.drivers.retries import FEW_TRIES, with_retries
+from pqcache.store.drivers.target import StagedFile, Target
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.repartition.endpoints import Endpoints
 from pqcache.store.repartition.spool import Spool, open_spool
@@ -158,7 +159,7 @@ def _rewrite(job: PartitionJob, context: JobContext, scratch: Path) -> tuple[Dir
         ),
         use_page_cache=context.target.scratch is None,  # it is sent from here
         root=root,
-        name=file_url(context.source, job.files[0].path).rpartition("/")[0],
+        name=context.source.url_of(job.files[0].path).rpartition("/")[0],
     )
     with context.encoding:
         result = rewrite_files(task, lambda amount: context.on_event(Advanced("rewrite", amount)))

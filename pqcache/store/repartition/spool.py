@@ -14,7 +14,7 @@ from pathlib import Path
 from shutil import disk_usage
 
 from pqcache.errors import PqcacheError, disk_errors
-from pqcache.store.drivers.base import Target
+from pqcache.store.drivers.target import Target
 from pqcache.system.disk import remove_tree, tree_size
 from pqcache.system.locks import try_lock
 from pqcache.units import format_size

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from pqcache.errors import MALFORMED, CacheLocked, SourceNotFound, UsageError
-from pqcache.store.drivers.base import HIDDEN, Target
+from pqcache.store.drivers.target import HIDDEN, Target
 from pqcache.store.urls import printable
 
 RECORDS = f"{HIDDEN}/records"

@@ -16,9 +16,10 @@ from typing import Any
 from pqcache.events import Advanced, Rewrote, Started, Warned
 from pqcache.parquet.dense_columns import parse_dense
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.store.drivers.base import Source, Target, pinned_url, version_of
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_target
 from pqcache.store.drivers.retries import Patience, with_retries
+from pqcache.store.drivers.target import Target
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.manifest_file import schema_of_table
@@ -196,12 +197,12 @@ def _jobs(
         root = local_root(endpoints.source) if dense.reads_files else Path()
         stored = dense.resolve([root / file.path for file in files])
         rewrite = replace(rewrite, dense=tuple((name, parse_dense(kind)) for name, kind in sorted(stored.items())))
-    table = read_table_schema(source, files, options.on_event, of_table=schema_of_table(version_of(source)))
+    table = read_table_schema(source, files, options.on_event, of_table=schema_of_table(source.table_version))
     if rewrite.dense is None:
         rewrite = replace(rewrite, dense=table.dense)
-    version = version_of(source)
+    version = source.table_version
     rule = endpoints.rule if version is None or not version.version else VersionRule(version=version.version)
-    endpoints = replace(endpoints, source=pinned_url(source, endpoints.source), rule=rule)  # one for all workers
+    endpoints = replace(endpoints, source=source.pinned_url(endpoints.source), rule=rule)  # one for all workers
     return _jobs_for(source.url, endpoints, rewrite, files, table)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from pqcache.errors import DamagedError, ParquetError, disk_errors
 from pqcache.events import Published, Started, Warned
 from pqcache.parquet.time_units import changed_units
-from pqcache.store.drivers.base import reads_versions
 from pqcache.store.hive import parent
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile
@@ -215,7 +214,7 @@ def _downloader(job: SnapshotJob, stopped: Callable[[], bool]) -> Downloader:
         subset=subset,
         patience=job.run.options.patience,
         checksum=job.run.config.checksum,
-        confirm=not (reads_versions(source) and subset.is_all),
+        confirm=source is None or not (source.capabilities.reads_versions and subset.is_all),
         stopped=stopped,
         on_event=job.on_event,
     )

@@ -13,7 +13,7 @@ from pqcache.events import Listed, OnEvent, Warned, ignore
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.cache_directory import CacheDirectory, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
-from pqcache.store.drivers.base import TIMEOUT, Source, may_give_only_sizes, version_of
+from pqcache.store.drivers.base import TIMEOUT, Source
 from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, patience_of_run
 from pqcache.store.hive import parent, parse_types
 from pqcache.store.manifest import TableVersion
@@ -369,7 +369,7 @@ def _open(request: _Request, state: _CacheState) -> Source:
             keys=known_keys(state.current) if config.ignore_case else None,
         ),
     )
-    if isinstance(source, TableSource) and source.reads_versions and (config.marker or config.settle):
+    if isinstance(source, TableSource) and source.capabilities.lists_one_version and (config.marker or config.settle):
         source.close()
         given, none = ("--marker", "''") if config.marker else ("--settle", "0")
         reason = "is a table, whose files are complete when they are committed"
@@ -393,7 +393,7 @@ def _lister(request: _Request, state: _CacheState, source: Source, memory: Conte
         last = listed = list_source(source, on_event, rules, patience, memory, last)
         patience = request.run.patience
         wanted = only_newest(listed, rule)
-        if not _is_typed(held, wanted, version_of(source), state.config):
+        if not _is_typed(held, wanted, source.table_version, state.config):
             misfits = misfits_of(source, listed, rules)
             wanted = without_misfits(only_newest(listed, rule, misfits), misfits, rules, wait_rules(state.config))
         return wanted
@@ -430,14 +430,14 @@ def _known_result(run: CacheRun, state: _CacheState, source: Source) -> RunResul
 def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> RunResult:
     """Publish a new snapshot if anything has changed."""
     recipe = recipe_for(run.config, listing.subset.recipe)
-    if run.options.compare == IDENTITY and may_give_only_sizes(source):
+    if run.options.compare == IDENTITY and source.capabilities.may_give_only_sizes:
         check_identities(listing.files, source.url)
     summary = None
     if run.current is not None and run.options.compare == IDENTITY and not run.changes_index:
-        table = table_digest(listing.typed(version_of(source), run.config))
+        table = table_digest(listing.typed(source.table_version, run.config))
         summary = _unchanged(run.current, listing.sources, recipe, run.config.shard, table)
     if summary is not None and not (listing.odd or listing.misfits):
-        result = _nothing_to_do(summary, recipe, version_of(source), listing.newest)
+        result = _nothing_to_do(summary, recipe, source.table_version, listing.newest)
         return replace(result, passed_over=listing.passed_over)
     from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above
 

@@ -13,7 +13,7 @@ from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import FileEntry, SourceFile
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import ByteCounter, RunOptions
-from pqcache.store.sync.download.download_file import MD5, in_chunks, md5_of
+from pqcache.store.sync.download.download_file import MD5, md5_of, read_chunks
 from pqcache.system.checksum import checksum_of, checksum_text, new_checksum
 from pqcache.system.parallel import in_parallel
 
@@ -70,7 +70,7 @@ def _checksum_at(source: Source, file: SourceFile, counter: ByteCounter) -> str:
     """Return the checksum of a source file's bytes; empty for one that is gone or another by now."""
     seen = new_checksum()
     try:
-        for chunk in in_chunks(source.read(file.path, 0, file.identity.size, file.identity.tag)):
+        for chunk in read_chunks(source, file, 0, file.identity.size):
             seen.update(chunk)
             counter.keep_within_limit(len(chunk))
     except (SourceChanged, SourceNotFound):

@@ -26,7 +26,7 @@ from pqcache.parquet.schema_merge import spelling_of
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.cached_paths import SUFFIX
 from pqcache.store.config import write_config
-from pqcache.store.drivers.base import Source, lists_one_version, lists_only_data_files, version_of
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import parent, partition_keys
 from pqcache.store.layout import SUMMARY
@@ -148,7 +148,7 @@ class _Attempt:
         )
 
         def confirm(entries: Sequence[FileEntry]) -> None:
-            if not lists_one_version(self.source):
+            if not self.source.capabilities.lists_one_version:
                 downloaded = {file.path: file for entry in entries for file in entry.sources}
                 self.check_unchanged(manifest, [downloaded.get(file.path, file) for file in files])
             if manifest is not None and guarded:
@@ -211,7 +211,7 @@ class _Attempt:
 
     def _table(self) -> TableVersion | None:
         """Return what the snapshot records as its table: of a directory, the types of its partition columns."""
-        config, listing, of_source = self.run.config, self.listing, version_of(self.source)
+        config, listing, of_source = self.run.config, self.listing, self.source.table_version
         declared = config.partition_types or {}
         if of_source is not None and not declared:
             return of_source
@@ -231,7 +231,7 @@ class _Attempt:
         url, limit, found = self.source.url, self.run.config.max_delete, self.listing.found
         uncompared = self._uncompared(plan, manifest)
         check_rows(entries, manifest.files, uncompared, url, limit)
-        if lists_one_version(self.source) or hasattr(self.source, "pinned_url"):
+        if self.source.capabilities.lists_one_version:
             return
         compared = [entry for entry in entries if parent(entry.path) not in uncompared]
         waiting = shrunk_partitions(compared, manifest.files, found, url, limit, self.rules)
@@ -376,7 +376,7 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
     """
     manifest, intact = _read_current(run.current, run.options.on_event)
     _check_still_table(run, source, manifest)
-    if not (run.config.as_files or lists_only_data_files(source)):
+    if not (run.config.as_files or source.capabilities.lists_only_data_files):
         held = () if manifest is None else manifest.files
         paths = (file.path for entry in held for file in entry.sources)
         check_one_table(source, listing.files, paths, run.options.patience)
@@ -395,7 +395,7 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
         try:
             try:
                 done, listed = attempt.publish_good(), attempt.listing
-                table, passed = version_of(source), replace(listed.passed_over, waiting=attempt.count_waiting())
+                table, passed = source.table_version, replace(listed.passed_over, waiting=attempt.count_waiting())
                 return replace(done, newest=listed.newest, table=table, passed_over=passed)
             except (Vanished, SourceChanged, SourceNotFound, ParquetError) as error:
                 attempt.check_unchanged_after(error)
@@ -416,7 +416,7 @@ def _check_still_table(run: CacheRun, source: Source, manifest: Manifest | None)
     Without its log, rows that the table has deleted or written again would be among those of its files.
     """
     held = None if manifest is None else manifest.table
-    if manifest is None or held is None or not held.version or version_of(source) is not None:
+    if manifest is None or held is None or not held.version or source.table_version is not None:
         return
     if run.config.as_files or run.previous_source is not None:
         return

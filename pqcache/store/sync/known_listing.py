@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from pqcache.errors import MALFORMED
 from pqcache.store.config import Config
-from pqcache.store.drivers.base import Source, state_of, version_of
+from pqcache.store.drivers.base import Source
 from pqcache.store.layout import LISTED
 from pqcache.store.manifest import TableVersion
 from pqcache.store.manifest_digest import table_digest
@@ -87,7 +86,7 @@ def listing_key(source: Source, config: Config) -> str | None:
     It does where the free space, or the files of other nodes, decide on what is taken, and where the source is no
     table with a log.
     """
-    state = state_of(source)
+    state = source.state
     if state is None or config.shard is not None or (config.newest or "").strip().lower() == FREE:
         return None
     values = {item.name: getattr(config, item.name) for item in fields(config)}
@@ -120,7 +119,7 @@ def remember_listing(cache: Path, key: str | None, source: Source, listing: List
     if key is None:
         (cache / LISTED).unlink(missing_ok=True)
         return
-    table, newest = version_of(source), listing.newest
+    table, newest = source.table_version, listing.newest
     found = KnownListing(
         key=key,
         files=len(listing.files),
@@ -130,11 +129,7 @@ def remember_listing(cache: Path, key: str | None, source: Source, listing: List
         schema=table_digest(table),
         version=None if table is None else (table.format, table.version, table.time),
         newest=None if newest is None else (newest.taken, newest.listed),
-        places=_local_places(source),
+        places={} if source.local_modes is None else source.local_modes.local_places(),
     )
     text = json.dumps({"format": _FORMAT, **vars(found)})
     write_durably(cache / LISTED, f"{text}\n".encode(), cache / "tmp", file_mode())
-
-
-def _local_places(source: Any) -> Mapping[str, Sequence[str]]:
-    return source.local_places() if hasattr(source, "local_places") else {}

@@ -23,10 +23,6 @@ from pqcache.events import Advanced, Listed, OnEvent, Started, Warned, ignore
 from pqcache.store.config import Config
 from pqcache.store.drivers.base import (
     Source,
-    collect_odd,
-    lists_only_data_files,
-    narrow,
-    second_names,
 )
 from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, with_retries
 from pqcache.store.hive import parent, partition_keys, partition_values
@@ -197,10 +193,11 @@ def list_source(
     three times. Where a directory has the files that it had ``before``, when it was listed by the same rules, that
     listing is returned, which was checked.
     """
-    narrow(source, rules.where)
-    plain = not lists_only_data_files(source)
+    source.narrow(rules.where)
+    plain = not source.capabilities.lists_only_data_files
     for number in range(_TRIES):
-        odd = {} if rules.skip_bad is None else collect_odd(source)
+        odd: dict[str, PqcacheError] = {}
+        source.odd = None if rules.skip_bad is None else odd
         found = _all_files(source, on_event, patience)
         if plain and before is not None and found == before.found and not (odd or before.odd):
             if not rules.files.as_files:
@@ -223,7 +220,7 @@ def list_source(
     if not files:
         others = f" among its {len(found):,} files" if found else ""
         raise SourceIncomplete(source.url, f"no Parquet file{others}", "check the URL and what wrote it")
-    links = second_names(source, [file.path for file in files])
+    links = source.second_names([file.path for file in files])
     files = without_links(source, files, links, on_event)
     partition_keys(file.path for file in files)  # raises
     if plain and rules.skip_bad is None and not rules.files.as_files:  # a sync does so where something has changed

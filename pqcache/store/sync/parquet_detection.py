@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pqcache.errors import MALFORMED, PqcacheError, SourceChanged, SourceDenied, SourceIncomplete, SourceNotFound
 from pqcache.events import OnEvent
-from pqcache.store.drivers.base import Source, file_url, read_range
+from pqcache.store.drivers.base import Source, read_range
 from pqcache.store.drivers.retries import Patience, with_retries
 from pqcache.store.layout import CONTENT
 from pqcache.store.manifest import SourceFile
@@ -123,7 +123,7 @@ def _has_magic(source: Source, file: SourceFile, patience: Patience, on_event: O
 
 
 def _moved(source: Source, file: SourceFile) -> FileMoved:
-    return FileMoved(file_url(source, file.path), "changed while it was listed", "nothing was published, sync again")
+    return FileMoved(source.url_of(file.path), "changed while it was listed", "nothing was published, sync again")
 
 
 def _key(url: str, file: SourceFile) -> str:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import and_
 from pathlib import Path
-from typing import cast
 
 from pqcache.store.cached_paths import cached_paths
-from pqcache.store.drivers.base import LocalFiles, Source
+from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent
 from pqcache.store.layout import LEASE
 from pqcache.store.manifest import SourceFile
@@ -43,9 +42,9 @@ def limit_to_source(snapshot: Path, source: Source, files: Sequence[SourceFile])
     and a rewritten file has rows of all files of its directory: they are readable by those who can read all these.
     Nothing is done where everyone can read the source.
     """
-    if not hasattr(source, "private_modes"):
+    if (local := source.local_modes) is None:
         return ""
-    local, paths, by_group = cast(LocalFiles, source), [file.path for file in files], dict[int, _Allowed]()
+    paths, by_group = [file.path for file in files], dict[int, _Allowed]()
     if not local.private_modes(paths, os.stat(snapshot).st_gid):
         return ""
     refused: list[str] = []

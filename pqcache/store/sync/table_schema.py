@@ -23,7 +23,7 @@ from pqcache.parquet.arrow_sizes import least_width
 from pqcache.parquet.dense_columns import Dense, as_lists, common_dense, dense_in, is_alike, with_dense_columns
 from pqcache.parquet.footer.doubtful import Int96Values, int96_leaves, int96_unit, int96_values, stored_bytes_metadata
 from pqcache.parquet.schema_merge import merge_schemas, with_time_zones
-from pqcache.store.drivers.base import Source, file_url, read_range
+from pqcache.store.drivers.base import Source, read_range
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.drivers.retries import FEW_TRIES, with_retries
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
@@ -94,13 +94,13 @@ def read_table_schema(
     unit = None
     if leaves:
         values = of_each(lambda file: _int96_values(source, file, leaves[file]), list(leaves))
-        unit = int96_unit([(file_url(source, file.path), some) for file, some in zip(leaves, values, strict=True)])
+        unit = int96_unit([(source.url_of(file.path), some) for file, some in zip(leaves, values, strict=True)])
     if unit == "ns":
         found = of_each(lambda file: _schema_of(source, file, "ns"), files)
     found = [(with_time_zones(schema, zones), int96, size) for schema, int96, size in found]
     schemas = SchemaSet()
     for file, (schema, _, _) in zip(files, found, strict=True):
-        schemas.add(file_url(source, file.path), schema)
+        schemas.add(source.url_of(file.path), schema)
     distinct = [schema for _, schema in schemas.distinct.values()]
     dense = tuple(sorted(common_dense(distinct).items())) if any(map(dense_in, distinct)) else None
     stored = with_dense_columns(schemas.schema, dict(dense or ()))
@@ -174,7 +174,7 @@ def _schema_of(source: Source, file: SourceFile, unit: str) -> tuple[pa.Schema, 
 
 
 def _int96_values(source: Source, file: SourceFile, leaves: Sequence[int]) -> Int96Values:
-    name = file_url(source, file.path)
+    name = source.url_of(file.path)
     try:
         remote = _RemoteFile(source, file)
         metadata = stored_bytes_metadata(read_remote_tail(source, file).footer, leaves, name)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pqcache.errors import MALFORMED, PqcacheError, SourceError, SourceNotFound, UsageError, disk_errors, first_line
-from pqcache.store.drivers.base import file_url, read_range
+from pqcache.store.drivers.base import read_range
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile, TableVersion
 from pqcache.store.tables.delta_deletions import descriptors
@@ -146,7 +146,7 @@ class _Delta:
                 elif ".checkpoint." in file.path and file.identity.size <= _MAX_LOOKED_INTO:
                     pq.read_table(pa.BufferReader(read_range(source, file.path, 0, file.identity.size)))
             except (pa.ArrowException, OSError, ValueError, RecursionError):
-                return type(error)(file_url(source, file.path), error.reason, error.advice)
+                return type(error)(source.url_of(file.path), error.reason, error.advice)
             except PqcacheError:
                 break
         return error
@@ -210,7 +210,7 @@ class _Delta:
             time = info.get("inCommitTimestamp")
             return None if time is None else int(time) * 1_000_000
         except MALFORMED as error:
-            raise SourceError(file_url(source, file.path), f"is no commit ({first_line(error)})", _CHECK) from error
+            raise SourceError(source.url_of(file.path), f"is no commit ({first_line(error)})", _CHECK) from error
 
     def _read_vector(self, path: str, offset: int, length: int) -> bytes:
         """Return bytes of a file with deletion vectors; ``path`` is that in the log."""

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from pqcache.errors import SourceError, UsageError
-from pqcache.store.drivers.file_shape import FileShape
+from pqcache.store.drivers.base import FileShape
 from pqcache.store.manifest import Identity, committed_tag
 from pqcache.store.tables.delta_deletions import DeletionVector, ReadBytes
 from pqcache.store.tables.delta_schema import DeltaSchema

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from pqcache.errors import ParquetError, SourceUnavailable, first_line
 from pqcache.events import OnEvent
-from pqcache.store.drivers.base import Source, file_url
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import Patience, with_retries
 from pqcache.store.manifest import SourceFile
 from pqcache.store.tables.delta_log import LOG, SIDECARS, DeltaLog
@@ -28,7 +28,7 @@ def copy_log(
     target = directory / LOG
 
     def copy(file: SourceFile) -> None:
-        with_retries(lambda: _copy(source, file, target / file.path), file_url(source, file.path), patience, on_event)
+        with_retries(lambda: _copy(source, file, target / file.path), source.url_of(file.path), patience, on_event)
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="pqcache-log") as threads:
         (target / SIDECARS).mkdir(parents=True)
@@ -53,7 +53,7 @@ def _copy(source: Source, file: SourceFile, target: Path) -> None:
             written += out.write(data)
     if written != file.identity.size:
         reason = f"{written:,} of {file.identity.size:,} bytes came"
-        raise SourceUnavailable(file_url(source, file.path), reason)
+        raise SourceUnavailable(source.url_of(file.path), reason)
 
 
 def _sidecars(checkpoint: Path) -> list[str]:

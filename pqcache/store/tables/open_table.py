@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from pqcache.errors import SourceError, SourceNotFound, UsageError
-from pqcache.store.drivers.base import Source, lists_only_data_files
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.one_spelling import OneSpelling
 from pqcache.store.drivers.registry import installed
 from pqcache.store.drivers.retries import with_retries
@@ -66,7 +66,7 @@ def open_table(url: str, options: OpenOptions) -> Source:
     if url.lower().endswith(_ICEBERG_METADATA) and not options.as_files:
         return _iceberg_file(url, options)
     source = options.open_files(url, url)
-    if not (options.as_files or lists_only_data_files(source) or url.lower().endswith(_NEVER_TABLES)):
+    if not (options.as_files or source.capabilities.lists_only_data_files or url.lower().endswith(_NEVER_TABLES)):
         try:
             table = _table_at(url, source, options)
         except BaseException:
@@ -80,7 +80,7 @@ def open_table(url: str, options: OpenOptions) -> Source:
 
 def _with_version(source: Source, url: str, options: OpenOptions) -> Source:
     """Return ``source``; raises UsageError where a version or another place is asked for, and it has none."""
-    if isinstance(source, TableSource) and source.reads_versions:
+    if isinstance(source, TableSource) and source.capabilities.lists_one_version:
         return source
     if MOVED in options.store:
         source.close()

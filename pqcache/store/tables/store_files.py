@@ -53,9 +53,9 @@ class StoreFiles:
         url = usual_url(url)
         if url_scheme(url) == "s3":  # whose clients take long to make
             root, path = _root_and_path(url)
-            below: Callable[[str], Source] | None = getattr(self._root(root), "below", None)
-            if below is not None and path.strip("/"):
-                return below(path.strip("/"))
+            found = self._root(root).below(path.strip("/")) if path.strip("/") else None
+            if found is not None:
+                return found
         return self._open(url)
 
     def _root(self, url: str) -> Source:

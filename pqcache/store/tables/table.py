@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Protocol
 from urllib.parse import quote
 
-from pqcache.store.drivers.file_shape import FileShape
+from pqcache.store.drivers.base import FileShape
 from pqcache.store.hive import NULL, is_hidden
 from pqcache.store.manifest import Identity, TableVersion
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
-from typing import Any
 
 from pqcache.errors import SourceError, SourceNotFound
-from pqcache.store.drivers.base import Source, file_url
-from pqcache.store.drivers.file_shape import FileShape
+from pqcache.store.drivers.base import Capabilities, FileShape, LocalModes, Source
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
 from pqcache.store.tables.store_files import StoreFiles
 from pqcache.store.tables.table import Table, TableFile, TableListing, VersionRule
 from pqcache.store.urls import url_scheme
 
 
-class TableSource:
+class TableSource(Source):
     """A Source over a table; see ``pqcache.store.drivers.base.Source``.
 
     A version of a table is one state of it, so it is read once and listed again as it was, until ``take_newer``. A
@@ -26,9 +24,8 @@ class TableSource:
 
     def __init__(self, table: Table, files: StoreFiles, rule: VersionRule, state: str | None = None) -> None:
         self.url = table.url
-        self.reads_versions = table.has_versions  # what was read is what the table says
-        self.lists_only_data_files = table.has_versions  # those that the table names
-        self.lists_one_version = table.has_versions  # until `take_newer`
+        if table.has_versions:  # one version until `take_newer`
+            self.capabilities = Capabilities(reads_versions=True, lists_only_data_files=True, lists_one_version=True)
         self._table, self._files, self._rule, self._state = table, files, rule, state
         self._listing: TableListing | None = None
         self._lock = Lock()
@@ -46,7 +43,7 @@ class TableSource:
 
     def list(self) -> Iterator[SourceFile]:
         with self._lock:
-            if self._listing is None or not self.reads_versions:
+            if self._listing is None or not self._table.has_versions:
                 self._listing = self._table.read()
             listing = self._listing
         for file in listing.files.values():
@@ -64,11 +61,11 @@ class TableSource:
         file = self._file(path)
         source, place = self._files.locate(file.url)
         now = source.stat(place)
-        if not self.reads_versions:
+        if not self._table.has_versions:
             return now
         if now.size != file.identity.size:
             reason = f"has {now.size:,} bytes, and {file.identity.size:,} in the log of its table"
-            raise SourceError(file_url(source, place), reason, "check the table with the engine that wrote it")
+            raise SourceError(source.url_of(place), reason, "check the table with the engine that wrote it")
         return file.identity
 
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
@@ -76,23 +73,13 @@ class TableSource:
         yield from source.read(place, offset, length, tag)
 
     def read_into(self, buffer: memoryview, path: str, offset: int, length: int, tag: str = "") -> Iterator[int]:
-        """Fill ``buffer`` again and again; see ``ReadIntoSource``."""
         source, place, tag = self._located(path, tag)
-        if hasattr(source, "read_into"):
-            yield from source.read_into(buffer, place, offset, length, tag)
-            return
-        for chunk in source.read(place, offset, length, tag):
-            for start in range(0, len(chunk), len(buffer)):
-                part = chunk[start : start + len(buffer)]
-                buffer[: len(part)] = part
-                yield len(part)
+        yield from source.read_into(buffer, place, offset, length, tag)
 
     def shape_of(self, path: str) -> FileShape | None:
-        """Return what the table makes of a file's columns and rows."""
         return self._file(path).shape
 
     def url_of(self, path: str) -> str:
-        """Return where a file is; its path in the cache may be another one."""
         return self._file(path).url
 
     def close(self) -> None:
@@ -114,42 +101,46 @@ class TableSource:
     def _located(self, path: str, tag: str) -> tuple[Source, str, str]:
         """Return the source of a file, its path there, and the tag that it has there."""
         source, place = self._files.locate(self._file(path).url)
-        return source, place, "" if self.reads_versions else tag
+        return source, place, "" if self._table.has_versions else tag
 
 
 class LocalTableSource(TableSource):
-    """A table whose files are on this machine, where modes say who can read them; see ``LocalFiles``."""
+    """A table whose files are on this machine, where modes say who can read them; see `LocalModes`."""
+
+    @property
+    def local_modes(self) -> LocalModes:
+        return self
+
+    def note_modes(self, paths: Sequence[str]) -> None:
+        """Do nothing: `private_modes` has the stores look at them."""
 
     def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
-        """Return the bits for reading that a copy of a file may have; ``known`` is not used."""
         source, place = self._files.locate(self._file(path).url)
-        local: Any = source
-        return int(local.copy_mode(place, group)) if hasattr(source, "copy_mode") else 0o444
+        modes = source.local_modes
+        return 0o444 if modes is None else modes.copy_mode(place, group)
 
     def private_modes(self, paths: Sequence[str], group: int) -> Mapping[str, int]:
-        """Return what `copy_mode` does for each of ``paths``; empty if everyone can read."""
         files = self._known().files
-        by_source: dict[int, tuple[Any, dict[str, str]]] = {}
+        by_source: dict[int, tuple[LocalModes, dict[str, str]]] = {}
         for path in paths:
             if path not in files:  # a newer version has been read since
                 continue
             source, place = self._files.locate(files[path].url)
-            by_source.setdefault(id(source), (source, {}))[1][place] = path
+            if source.local_modes is not None:
+                by_source.setdefault(id(source), (source.local_modes, {}))[1][place] = path
         modes: dict[str, int] = {}
-        for source, found in by_source.values():
-            if hasattr(source, "note_modes"):
-                places = list(found)
-                source.note_modes(places)
-                known = source.private_modes(places, group)
-                modes |= {found[place]: known.get(place, 0o444) for place in places} if known else {}
+        for local, found in by_source.values():
+            places = list(found)
+            local.note_modes(places)
+            known = local.private_modes(places, group)
+            modes |= {found[place]: known.get(place, 0o444) for place in places} if known else {}
         return {path: modes.get(path, 0o444) for path in paths} if modes else {}
 
     def local_places(self) -> Mapping[str, Sequence[str]]:
-        """Return the local directories that have files of the table, each with the paths of these below it."""
         found: dict[str, list[str]] = {}
         for file in self._known().files.values():
             source, place = self._files.locate(file.url)
-            if hasattr(source, "note_modes"):
+            if source.local_modes is not None:
                 found.setdefault(source.url, []).append(place)
         return found
 

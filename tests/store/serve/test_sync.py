@@ -106,7 +106,7 @@ def test_parts_and_other_commands(shop: Path, tmp_path: Path) -> None:
                 read_range(source, path, 0, 4, "xxh3:0")
             with pytest.raises(SourceNotFound):
                 read_range(source, "nothing", 0, 4)
-            fixed = source.pinned_url()  # type: ignore[attr-defined]
+            fixed = source.pinned_url(url)
         with closing(open_source(fixed)) as source:
             assert len(list(source.list())) == 6
         with closing(open_source(f"{fixed}/dt=2026-11-02")) as source:

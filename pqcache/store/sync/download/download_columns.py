@@ -32,8 +32,7 @@ from pqcache.parquet.mapped_footer import as_in_table, in_spelling
 from pqcache.parquet.projection import ByteRange, Projection, number_of, project, top_elements
 from pqcache.parquet.rewrite.file_writer import write_errors
 from pqcache.parquet.row_group_stats import columns_table, footer_in, row_group_columns
-from pqcache.store.drivers.base import Source, file_url
-from pqcache.store.drivers.file_shape import FileShape, shape_of
+from pqcache.store.drivers.base import FileShape, Source
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.sync.download.filter_rows import MatchingRows, condition_schema, write_matching
@@ -107,7 +106,7 @@ def download_columns(
         return _received(source, file, offset, length, on_bytes, stopped)
 
     partitions = subset.partitions.get(parent(file.path), {})
-    shape = shape_of(source, file.path) or FileShape()
+    shape = source.shape_of(file.path) or FileShape()
     end, wanted = _read_wanted(source, file, subset, read)
     present = set(map(str.lower, end.columns))
     nulls = {name: pa.scalar(None, kind) for name, kind in subset.types.items() if name.lower() not in present}
@@ -181,7 +180,7 @@ def _read_wanted(
     source: Source, file: SourceFile, subset: Subset, read: Callable[[int, int], Iterator[bytes]]
 ) -> tuple[FileEnd, list[bool]]:
     """Return the end of a file, as its table sees it, and which of its columns are wanted."""
-    end, shape = read_end(file_url(source, file.path), file.identity.size, read), shape_of(source, file.path)
+    end, shape = read_end(source.url_of(file.path), file.identity.size, read), source.shape_of(file.path)
     if shape is not None and shape.columns is not None:
         end = _as_in_table(end, shape.columns)
     if subset.ignore_case:
@@ -279,7 +278,7 @@ def _received(
             raise KeyboardInterrupt
     if left:
         raise SourceUnavailable(
-            file_url(source, file.path),
+            source.url_of(file.path),
             f"the connection ended after {length - left:,} of {length:,} bytes from {offset:,}",
         )
 

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pqcache.errors import (
     DISK_FULL,
@@ -34,8 +34,7 @@ from pqcache.errors import (
     disk_error,
 )
 from pqcache.events import Advanced, OnEvent, ignore
-from pqcache.store.drivers.base import LocalFiles, ReadIntoSource, Source, file_url
-from pqcache.store.drivers.file_shape import shape_of
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import FEW_TRIES, Patience, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.sync.download.subset import EVERYTHING, Subset
@@ -184,8 +183,8 @@ def _mode_of(transfer: _Transfer) -> int:
 def copy_mode(source: Source, file: SourceFile, status: os.stat_result) -> int:
     """Return the bits for reading that the copy of a file with this ``status`` may have."""
     mode = status.st_mode & 0o444  # what the umask leaves
-    if hasattr(source, "copy_mode"):  # isinstance of a protocol is slow, and this is asked for each file
-        mode &= cast(LocalFiles, source).copy_mode(file.path, status.st_gid)
+    if (modes := source.local_modes) is not None:
+        mode &= modes.copy_mode(file.path, status.st_gid)
     return mode
 
 
@@ -194,7 +193,7 @@ def _download_version(transfer: _Transfer) -> Downloaded:
     file, options = transfer.file, transfer.options
 
     def receive() -> tuple[str, bytes]:
-        if not options.subset.is_all or shape_of(transfer.source, file.path) is not None:
+        if not options.subset.is_all or transfer.source.shape_of(file.path) is not None:
             _download_subset(transfer)
             return checksum_of(transfer.part), b""
         received = _download_rest(transfer)
@@ -204,7 +203,7 @@ def _download_version(transfer: _Transfer) -> Downloaded:
             transfer.part.unlink()
             transfer.advance(-file.identity.size)
             raise SourceError(
-                file_url(transfer.source, file.path),
+                transfer.source.url_of(file.path),
                 "is not what the manifest of its cache says: it is damaged there",
                 "nothing was published, run 'pqcache verify --repair' on the cache that it comes from",
             )
@@ -283,7 +282,7 @@ def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
                     durable = written
             if written < size:
                 raise SourceUnavailable(
-                    file_url(source, file.path), f"the connection ended after {written:,} of {size:,} bytes"
+                    source.url_of(file.path), f"the connection ended after {written:,} of {size:,} bytes"
                 )
             os.fsync(descriptor)
         finally:
@@ -296,39 +295,14 @@ def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
 
 
 def read_chunks(source: Source, file: SourceFile, offset: int, length: int) -> Iterator[memoryview]:
-    """Yield a range of a source's file, as ``in_chunks`` does."""
-    if length <= 0:
-        return
-    if hasattr(source, "read_into"):  # isinstance of a protocol is slow, and this is asked for each file
-        buffer = _buffer()
-        for count in cast(ReadIntoSource, source).read_into(buffer, file.path, offset, length, file.identity.tag):
-            yield buffer[:count]
-    else:
-        yield from in_chunks(source.read(file.path, offset, length, file.identity.tag))
-
-
-def in_chunks(stream: Iterator[bytes]) -> Iterator[memoryview]:
-    """Yield the bytes of ``stream`` in chunks of 1 MiB, each valid until the next is asked for.
+    """Yield a range of a source's file in chunks of 1 MiB, each valid until the next is asked for.
 
     What was received before an error is yielded before the error is raised, so that every try gets further.
     """
-    buffer, filled = _buffer(), 0
-    try:
-        for data in stream:
-            rest = memoryview(data)
-            while rest:
-                count = min(CHUNK - filled, len(rest))
-                buffer[filled : filled + count] = rest[:count]
-                filled, rest = filled + count, rest[count:]
-                if filled == CHUNK:
-                    yield buffer
-                    filled = 0
-    except SourceError:
-        if filled:
-            yield buffer[:filled]
-        raise
-    if filled:
-        yield buffer[:filled]
+    if length > 0:
+        buffer = _buffer()
+        for count in source.read_into(buffer, file.path, offset, length, file.identity.tag):
+            yield buffer[:count]
 
 
 def _buffer() -> memoryview:
@@ -347,9 +321,7 @@ def _check_md5(transfer: _Transfer) -> None:
     if md5_of(transfer.part) != file.identity.tag:
         transfer.part.unlink()
         transfer.advance(-file.identity.size)
-        raise SourceUnavailable(
-            file_url(transfer.source, file.path), "was damaged on its way: its MD5 is not the store's"
-        )
+        raise SourceUnavailable(transfer.source.url_of(file.path), "was damaged on its way: its MD5 is not the store's")
 
 
 def md5_of(path: Path) -> str:
@@ -367,7 +339,7 @@ def _footer(transfer: _Transfer, tail: bytes) -> tuple[pq.FileMetaData, pa.Schem
     from pqcache.parquet.row_group_stats import footer_in
 
     complete = len(tail) >= 12 and int.from_bytes(tail[-8:-4], "little") + 12 <= len(tail)
-    url = file_url(transfer.source, transfer.file.path)
+    url = transfer.source.url_of(transfer.file.path)
     try:
         if complete:
             return footer_in(tail, url, size=transfer.file.identity.size)

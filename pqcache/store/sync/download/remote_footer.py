@@ -8,14 +8,13 @@ import pyarrow.parquet as pq
 from pqcache.parquet.footer import thrift
 from pqcache.parquet.footer.footer import Tail, footer_and_magic, read_tail
 from pqcache.parquet.row_group_stats import footer_in
-from pqcache.store.drivers.base import Source, file_url, read_range
-from pqcache.store.drivers.file_shape import shape_of
+from pqcache.store.drivers.base import Source, read_range
 from pqcache.store.manifest import SourceFile
 
 
 def read_remote_footer(source: Source, file: SourceFile, int96: str = "ns") -> tuple[pq.FileMetaData, pa.Schema]:
     """Return a file's footer and Arrow schema, with ``int96`` as INT96's unit; only the end of the file is read."""
-    url, size = file_url(source, file.path), file.identity.size
+    url, size = source.url_of(file.path), file.identity.size
     return footer_in(read_remote_tail(source, file).data, url, int96, size=size)
 
 
@@ -25,8 +24,8 @@ def read_remote_tail(source: Source, file: SourceFile) -> Tail:
     def read(offset: int, length: int) -> bytes:
         return read_range(source, file.path, offset, length)
 
-    url = file_url(source, file.path)
-    tail, shape = read_tail(read, file.identity.size, url), shape_of(source, file.path)
+    url = source.url_of(file.path)
+    tail, shape = read_tail(read, file.identity.size, url), source.shape_of(file.path)
     if shape is None or shape.columns is None:
         return tail
     from pqcache.parquet.mapped_footer import as_in_table  # and what rewrites files, which few tables need

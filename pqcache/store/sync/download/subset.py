@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pqcache.errors import ParquetError, PqcacheError, SourceDenied, SourceError, UsageError
 from pqcache.events import ignore
 from pqcache.parquet.rewrite.options import canonical_json
-from pqcache.store.drivers.base import Source, version_of
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import FEW_TRIES, with_retries
 from pqcache.store.hive import parent, partition_schema, partition_table, partition_values, with_hints
 from pqcache.store.manifest import DIRECTORY, SourceFile, TableVersion, declared_types
@@ -77,7 +77,7 @@ def types_of_source(
     """Return what `partition_schema` does of the partitions of a source, which may be a table."""
     from pqcache.store.manifest_file import schema_of_table  # as below
 
-    return partition_schema(directories, declared, schema_of_table(version_of(source)), known)
+    return partition_schema(directories, declared, schema_of_table(source.table_version), known)
 
 
 def select_subset(
@@ -123,7 +123,7 @@ def select_subset(
     types = _types(source, files, wanted, in_files, inside.schema, ignore_case)
     if where:
         known_columns = condition_schema_of(pa.schema([*types.items(), *inside.schema]))
-        version = version_of(source)
+        version = source.table_version
         declarable = version is None or version.format == DIRECTORY
         condition = parse_condition(where, with_hints(known_columns, inside, declarable))
 
@@ -177,7 +177,7 @@ def _schemas(source: Source, files: Sequence[SourceFile], every: bool = False) -
     from pqcache.store.sync.download.remote_footer import read_remote_footer  # a plain sync need not wait for it
     from pqcache.system.parallel import in_parallel
 
-    version = version_of(source)
+    version = source.table_version
     of_table = schema_of_table(version)
     if version is not None and version.has_all_columns and of_table is not None:  # which all files are read as
         yield of_table

@@ -24,7 +24,7 @@ from pqcache.errors import (
 from pqcache.events import Advanced, Awaited, Fetched, Warned
 from pqcache.store.arriving.arrival_map import FileState
 from pqcache.store.arriving.wanted import WantedLists
-from pqcache.store.drivers.base import Source, file_url, reads_versions
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import FEW_TRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.row_group_index import unfit_in_file
@@ -169,10 +169,10 @@ class Fetch:
             for count in self._received(piece, position, gate):
                 position += count
             if position < piece.end:
-                url, length = file_url(self._source, file.path), piece.end - piece.start
+                url, length = self._source.url_of(file.path), piece.end - piece.start
                 reason = f"the connection ended after {position - piece.start:,} of {length:,} bytes"
                 raise SourceUnavailable(url, f"{reason} from {piece.start:,}")
-            if not (reads_versions(self._source) and file.identity.tag):
+            if not (self._source.capabilities.reads_versions and file.identity.tag):
                 self._check_identity(file, self._source.stat(file.path))
 
         few = options.patience._replace(retries=min(options.patience.retries, FEW_TRIES.retries))
@@ -264,10 +264,10 @@ class Fetch:
     def _check_identity(self, file: SourceFile, now: Identity) -> None:
         """Raise SourceChanged where a file is another one ``now``."""
         if not file.identity.is_still(now):
-            raise SourceChanged(file_url(self._source, file.path), "changed while it was copied", _OPEN_AGAIN)
+            raise SourceChanged(self._source.url_of(file.path), "changed while it was copied", _OPEN_AGAIN)
 
     def _vanished(self, file: SourceFile) -> SourceChanged:
-        return SourceChanged(file_url(self._source, file.path), "vanished while it was copied", _OPEN_AGAIN)
+        return SourceChanged(self._source.url_of(file.path), "vanished while it was copied", _OPEN_AGAIN)
 
     def _give_up(self, file: int, error: SourceChanged) -> None:
         with self._changed:
@@ -329,7 +329,7 @@ class Fetch:
 
     def _fetch_again(self, file: int) -> None:
         source_file = self._sources[file]
-        url = file_url(self._source, source_file.path)
+        url = self._source.url_of(source_file.path)
         if is_checksum(source_file.identity.tag):
             reason = "is not what the manifest of its cache says: it is damaged there"
             advice = "nothing was published, run 'pqcache verify --repair' on the cache that it comes from"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pqcache.errors import ParquetError
 from pqcache.store.drivers.base import Source
-from pqcache.store.drivers.file_shape import shape_of
 from pqcache.store.sync.listing import Listing
 
 
@@ -14,7 +13,7 @@ def obstacle(source: Source, listing: Listing) -> str:
         return "columns get one spelling while they are fetched"
     if listing.subset.where is not None:
         return "rows are filtered while they are fetched"
-    shapes = (shape_of(source, file.path) for file in listing.files)
+    shapes = (source.shape_of(file.path) for file in listing.files)
     if any(shape is not None and shape.deleted_rows is not None for shape in shapes):
         return "its table deletes rows of files"
     return ""

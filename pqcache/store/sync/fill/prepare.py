@@ -27,8 +27,7 @@ from pqcache.parquet.projection import number_of
 from pqcache.parquet.row_group_stats import footer_in, read_footer
 from pqcache.store.arriving.arrival_map import ArrivalMap
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
-from pqcache.store.drivers.base import Source, file_url, read_range
-from pqcache.store.drivers.file_shape import shape_of
+from pqcache.store.drivers.base import Source, read_range
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import parent
 from pqcache.store.layout import ARRIVED, FILES, LEASE, ROW_GROUPS, RUN, WANTED
@@ -178,7 +177,7 @@ def _fetch_end(
     """Make a file of the size that it will have, and fetch its end."""
     origin = job.origin
     assert origin is not None
-    as_it_is = origin.subset.is_all and shape_of(source, file.path) is None
+    as_it_is = origin.subset.is_all and source.shape_of(file.path) is None
     make = partial(_copied, lengths=lengths) if as_it_is else partial(_projected, subset=origin.subset)
     options, received = job.run.options, 0
 
@@ -213,7 +212,7 @@ def _read_all(source: Source, file: SourceFile, offset: int, length: int) -> byt
     data = read_range(source, file.path, offset, length, file.identity.tag)
     if len(data) < length:
         reason = f"the connection ended after {len(data):,} of {length:,} bytes"
-        raise SourceUnavailable(file_url(source, file.path), reason)
+        raise SourceUnavailable(source.url_of(file.path), reason)
     return data
 
 
@@ -221,7 +220,7 @@ def _copied(
     source: Source, file: SourceFile, read: Callable[[int, int], bytes], lengths: _FooterLengths
 ) -> tuple[_PreparedFile, list[Part]]:
     """Return a file as it is at the source, and what is known of it; a small one is read completely."""
-    url, size = file_url(source, file.path), file.identity.size
+    url, size = source.url_of(file.path), file.identity.size
     if size > _WHOLE:
         tail = read_tail(read, size, url, lengths.expected())
         lengths.add(size - tail.limit)

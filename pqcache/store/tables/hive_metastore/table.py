@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound, SourceUnavailable
 from pqcache.events import Warned
-from pqcache.store.drivers.base import Source, file_url
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import NULL, is_hidden_directory, partition_table
@@ -66,7 +66,6 @@ class HiveSource(LocalTableSource):
         self._hive = table
 
     def narrow(self, where: str | None) -> None:
-        """Have the next listing leave out the locations of partitions that ``where`` excludes by their values."""
         self._hive.where = where
 
 
@@ -237,7 +236,7 @@ class HiveTable:
             source.close()
         if len(listed) == _MAX_FILES:
             raise SourceError(source.url, f"has {_MAX_FILES:,} files or more", "divide it into partitions")
-        is_file = [file_url(source, file.path) for file in listed] == [source.url]
+        is_file = [source.url_of(file.path) for file in listed] == [source.url]
         return {location if is_file else f"{location}/{file.path}": file.identity for file in listed}
 
     def _report(self, wanted: Sequence[_Partition], filled: set[str], foreign: Sequence[str]) -> None:

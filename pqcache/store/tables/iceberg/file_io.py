@@ -13,7 +13,7 @@ from pyiceberg.avro.decoder import StreamingBinaryDecoder
 from pyiceberg.io import FileIO, InputFile, OutputFile
 
 from pqcache.errors import SourceError, SourceNotFound, SourceUnavailable, UsageError
-from pqcache.store.drivers.base import file_url, read_range
+from pqcache.store.drivers.base import read_range
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.tables.iceberg.avro import check_avro
 from pqcache.store.tables.store_files import StoreFiles, usual_url
@@ -65,7 +65,7 @@ class TableAccess:
             data = read_range(source, place, offset, length)
             if len(data) != length:
                 reason = f"the connection ended after {len(data):,} of {length:,} bytes from {offset:,}"
-                raise SourceUnavailable(file_url(source, place), reason)
+                raise SourceUnavailable(source.url_of(place), reason)
             return data
 
         return self._tried(uri, received) if length else b""

@@ -13,7 +13,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from pqcache.errors import SourceNotFound, UsageError
-from pqcache.store.drivers.file_shape import FileShape
+from pqcache.store.drivers.base import FileShape
 from pqcache.store.manifest import Identity, TableVersion, committed_tag
 from pqcache.store.tables.iceberg.columns import arrow_schema, check_defaults, table_columns
 from pqcache.store.tables.iceberg.deletes import Deletes

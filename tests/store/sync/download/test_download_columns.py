@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, SourceUnavailable, UsageError
 from pqcache.parquet.footer import footer, thrift
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.sync.download.download_columns import download_columns
@@ -35,7 +36,7 @@ from tests.filters.test_pruning import conditions, tables
 SLACK = 64 << 10  # the tail that is read for the footer
 
 
-class Counting:
+class Counting(Source):
     """A local source that counts, and that may be cut short or changed on its way."""
 
     def __init__(self, root: Path) -> None:
@@ -50,7 +51,7 @@ class Counting:
     def stat(self, path: str) -> Identity:
         return self.inner.stat(path)
 
-    def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         assert length > 0
         assert offset + length <= self.stat(path).size
         self.ranges.append((offset, length))

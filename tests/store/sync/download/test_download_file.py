@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import SourceUnavailable
+from pqcache.store.drivers.base import Source
+from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.sync.download import download_file as download
-from pqcache.store.sync.download.download_file import CHUNK, in_chunks
+from pqcache.store.sync.download.download_file import CHUNK, read_chunks
 from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
 from tests.datasets import rows_of, write_shop
 
@@ -29,9 +31,34 @@ def parts(lengths: Sequence[int], error: Exception | None = None) -> Iterator[by
         raise error
 
 
+class Parts(Source):
+    """A source whose client gives every file in the same parts."""
+
+    url = "parts"
+
+    def __init__(self, given: Iterator[bytes]) -> None:
+        self._given = given
+
+    def list(self) -> Iterator[SourceFile]:
+        raise NotImplementedError
+
+    def stat(self, path: str) -> Identity:
+        raise NotImplementedError
+
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
+        yield from self._given
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+def chunks_of(given: Iterator[bytes]) -> Iterator[memoryview]:
+    return read_chunks(Parts(given), SourceFile("a", Identity(1, 0)), 0, 1)
+
+
 @given(LENGTHS)
 def test_chunks_are_full_but_for_the_last(lengths: list[int]) -> None:
-    got = [bytes(chunk) for chunk in in_chunks(parts(lengths))]
+    got = [bytes(chunk) for chunk in chunks_of(parts(lengths))]
     assert b"".join(got) == b"".join(parts(lengths))
     assert all(len(chunk) == CHUNK for chunk in got[:-1])
     assert all(got)
@@ -40,7 +67,7 @@ def test_chunks_are_full_but_for_the_last(lengths: list[int]) -> None:
 @given(LENGTHS)
 def test_what_was_received_before_an_error_is_kept(lengths: list[int]) -> None:
     got: list[bytes] = []
-    received = map(bytes, in_chunks(parts(lengths, SourceUnavailable("", "gone"))))
+    received = map(bytes, chunks_of(parts(lengths, SourceUnavailable("", "gone"))))
     with pytest.raises(SourceUnavailable, match="gone"):
         got.extend(received)
     assert b"".join(got) == b"".join(parts(lengths))
@@ -62,7 +89,7 @@ def written(path: Path, data: bytes, refuse: bool, monkeypatch: pytest.MonkeyPat
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     on = enable_direct_io(descriptor)
     offset = 0
-    for chunk in in_chunks(iter([data])):
+    for chunk in chunks_of(iter([data])):
         write_at(descriptor, chunk, offset, on)
         offset += len(chunk)
     os.close(descriptor)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
 from pqcache.parquet.column_mapping import TableColumn
-from pqcache.store.drivers.file_shape import FileShape
+from pqcache.store.drivers.base import FileShape
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.manifest import SourceFile
 from pqcache.store.sync.download.download_columns import download_columns
