@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -42,34 +40,19 @@ from pqcache.system.disk import check_regular, fsync_path, link_or_copy, remove_
 
 JOBS = 4  # threads, at most, as each takes up to 150 MB
 _BATCH = 1 << 18  # rows decoded at once
-_TASK = 1 << 20  # rows decoded ahead by a thread; row groups of more are decoded while they are sorted
-_BLOCK = 1 << 15  # words handled at once, so that they are still in the processor's cache
-_FOOTERS = 64  # kept for the next row groups of the same file
 _MIN_ROWS = ROWS // 2  # a run of fewer rows is made again with new rows, so that short runs do not add up
 
 log = logging.getLogger("pqcache.keys")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowRange:
-    """Rows to be indexed: ``rows`` of a row group from ``first`` on."""
-
-    path: str
-    row_group: int
-    group: int
-    first: int
-    rows: int
-    complete: bool
 
 
 def build_key_index(
     snapshot: Path, index: Index, column: str, directory: Path, on_event: OnEvent, jobs: int | None = None
 ) -> None:
     """Build the key index of ``column`` into ``directory``, durably; raises UsageError or ParquetError."""
-    field = field_of(index, column)
-    ranges = _ranges(index, np.zeros(len(index), np.bool_))
-    runs, spans = _make_runs(snapshot, ranges, field, directory, on_event, jobs)
-    write_key_index(directory, field, runs, pa.table(spans, SPANS), {})
+    field, groups = field_of(index, column), np.flatnonzero(index.rows)
+    rows = np.stack([groups, np.zeros_like(groups), index.rows[groups]])
+    runs, spans = _make_runs(snapshot, index, rows, field, directory, on_event, jobs)
+    write_key_index(directory, field, runs, spans, {})
 
 
 def refresh_key_indexes(
@@ -109,39 +92,37 @@ def refresh_key_indexes(
 
 def _refresh(known: KeyIndex, moved: Ints, root: Path, index: Index, target: Path, on_event: OnEvent) -> None:
     """Build a key index with the runs of ``known`` whose rows still exist; ``moved`` has their new row groups."""
-    source = known.directory
     groups = np.append(moved, -1)[known.numbers("group")]  # the last one is for row groups that were removed before
     keep = _kept(known, groups)
     here = keep[known.numbers("run")]
-    indexed = np.zeros(len(index), np.bool_)
-    indexed[groups[groups >= 0]] = True
-    ranges = _ranges(index, indexed)
     again = ~here & (groups >= 0)
-    ranges += [
-        _range(index, int(group), int(first), int(rows))
-        for group, first, rows in zip(
-            groups[again], known.numbers("first")[again], known.numbers("length")[again], strict=True
-        )
-    ]
-    ranges.sort(key=lambda part: (part.group, part.first))
+    new = np.setdiff1d(np.flatnonzero(index.rows), groups)
+    rows = np.concatenate(
+        [
+            np.stack([new, np.zeros_like(new), index.rows[new]]),
+            np.stack([groups, known.numbers("first"), known.numbers("length")])[:, again],
+        ],
+        axis=1,
+    )
     kept = [run for run, is_kept in zip(known.runs, keep, strict=True) if is_kept]
     for run in kept:
         if run.keys:
-            link_or_copy(source / run.file, target / run.file)
-    runs, spans = _make_runs(root, ranges, known.field, target, on_event, None, len(kept))
+            link_or_copy(known.directory / run.file, target / run.file)
+    rows = rows[:, np.lexsort((rows[1], rows[0]))]
+    runs, spans = _make_runs(root, index, rows, known.field, target, on_event, None, len(kept))
     number = np.cumsum(keep) - 1
     old = known.spans.filter(pa.array(here))
     old = old.set_column(0, SPANS.field("run"), pa.array(number[known.numbers("run")[here]], pa.int32()))
     old = old.set_column(3, SPANS.field("group"), pa.array(groups[here]))
-    both = pa.concat_tables([old, pa.table(spans, SPANS)])
-    write_key_index(target, known.field, [*kept, *runs], both, read_checksums(source))
+    write_key_index(
+        target, known.field, [*kept, *runs], pa.concat_tables([old, spans]), read_checksums(known.directory)
+    )
 
 
 def _kept(known: KeyIndex, groups: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return which runs are taken over: those with enough rows of which at least half still exist."""
-    count = len(known.runs)
     rows = np.array([run.rows for run in known.runs], np.int64)
-    live = np.bincount(known.numbers("run"), known.numbers("length") * (groups >= 0), count)
+    live = np.bincount(known.numbers("run"), known.numbers("length") * (groups >= 0), len(rows))
     return np.asarray((rows >= _MIN_ROWS) & (2 * live >= rows))
 
 
@@ -154,115 +135,62 @@ def _moved(before: Index, after: Index, old: Sequence[FileEntry], new: Sequence[
     return np.where(of_file < 0, -1, of_file + before.numbers("row_group"))
 
 
-def _range(index: Index, group: int, first: int, rows: int) -> RowRange:
-    path = index.paths[index.table["file"][group].as_py()]
-    return RowRange(
-        path=path,
-        row_group=index.table["row_group"][group].as_py(),
-        group=group,
-        first=first,
-        rows=rows,
-        complete=rows == index.rows[group],
-    )
-
-
-def _ranges(index: Index, indexed: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[RowRange]:
-    """Return the row groups that are not indexed yet."""
-    files, numbers, rows = index.numbers("file"), index.numbers("row_group"), index.rows
-    wanted = np.flatnonzero(~indexed & (rows > 0)).tolist()
-    return [
-        RowRange(
-            path=index.paths[files[i]], row_group=int(numbers[i]), group=i, first=0, rows=int(rows[i]), complete=True
-        )
-        for i in wanted
-    ]
-
-
 def _make_runs(
     root: Path,
-    ranges: Sequence[RowRange],
+    index: Index,
+    rows: Ints,
     field: pa.Field,
     directory: Path,
     on_event: OnEvent,
     jobs: int | None,
     number: int = 0,
-) -> tuple[list[KeyRun], dict[str, list[int]]]:
-    """Write the runs of some rows into ``directory``, durably; return them, from ``number`` on, and their spans."""
-    spans: dict[str, list[int]] = {name: [] for name in SPANS.names}
-    writing: deque[Future[KeyRun]] = deque()
-    durable: list[Future[None]] = []
-    runs: list[KeyRun] = []
-    jobs = jobs or min(JOBS, os.cpu_count() or 1)
-    on_event(Started("index", sum(part.rows for part in ranges), "rows"))
-    with ThreadPoolExecutor(jobs) as pool, ThreadPoolExecutor(1) as disk:
+) -> tuple[list[KeyRun], pa.Table]:
+    """Write runs, durably; return them, counted from ``number`` on, and their spans.
 
-        def write() -> None:
-            writing.append(pool.submit(_write_run, directory, buffer))
-            while len(writing) > jobs:
-                wrote(writing.popleft().result())
-
-        def wrote(run: KeyRun) -> None:
+    ``rows`` has a column for each range of rows: its row group, its first row in that, and how many they are.
+    """
+    groups, firsts, lengths = rows
+    begins, total = np.cumsum(lengths) - lengths, int(lengths.sum())
+    starts = np.union1d(begins, np.arange(0, total, ROWS))  # cut where a run ends
+    source = np.searchsorted(begins, starts, "right") - 1
+    run_of = starts // ROWS
+    spans = pa.table(
+        {
+            "run": number + run_of,
+            "start": starts % ROWS,
+            "length": np.diff(starts, append=total),
+            "group": groups[source],
+            "first": firsts[source] + starts - begins[source],
+        }
+    ).cast(SPANS)
+    borders = np.searchsorted(run_of, np.arange(-(-total // ROWS) + 1))
+    parts = [spans.slice(low, high - low) for low, high in pairwise(borders)]
+    on_event(Started("index", total, "rows"))
+    runs = []
+    with ThreadPoolExecutor(jobs or min(JOBS, os.cpu_count() or 1)) as pool:
+        for run in pool.map(lambda part: _make_run(root, index, part, field, directory), parts):
             runs.append(run)
-            if run.keys:
-                durable.append(disk.submit(fsync_path, directory / run.file))
-
-        buffer = _Buffer(is_hashed(field.type))
-        for task, found in _read_all(pool, root, ranges, field, jobs):
-            waiting = iter(task)
-            part, done = next(waiting), 0
-            for keys in found:
-                at = 0
-                while at < len(keys):
-                    if done == part.rows:
-                        part, done = next(waiting), 0
-                    count = min(len(keys) - at, part.rows - done, ROWS - buffer.rows)
-                    values = (number + len(runs) + len(writing), buffer.rows, count, part.group, part.first + done)
-                    for name, value in zip(SPANS.names, values, strict=True):
-                        spans[name].append(value)
-                    buffer.take(keys, at, count)
-                    at, done = at + count, done + count
-                    if buffer.rows == ROWS:
-                        write()
-                        buffer = _Buffer(is_hashed(field.type))
-            on_event(Advanced("index", sum(part.rows for part in task)))
-        if buffer.rows:
-            write()
-        for future in writing:
-            wrote(future.result())
-        for synced in durable:
-            synced.result()
+            on_event(Advanced("index", run.rows))
     return runs, spans
 
 
-class _Buffer:
-    """The keys of up to ``ROWS`` rows that follow each other."""
-
-    def __init__(self, hashed: bool) -> None:
-        self.rows = 0
-        self.first = np.empty(ROWS, np.uint64)
-        self.second = np.empty(ROWS, np.uint64) if hashed else None
-        self.valid: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
-
-    def take(self, keys: Keys, at: int, count: int) -> None:
-        """Append some of ``keys``."""
-        here, there = slice(self.rows, self.rows + count), slice(at, at + count)
-        self.first[here] = keys.first[there]
-        if self.second is not None and keys.second is not None:
-            self.second[here] = keys.second[there]
-        if keys.valid is not None and self.valid is None:
-            self.valid = np.ones(ROWS, np.bool_)
-        if self.valid is not None:
-            self.valid[here] = True if keys.valid is None else keys.valid[there]
-        self.rows += count
-
-
-def _write_run(directory: Path, buffer: _Buffer) -> KeyRun:
-    """Sort a buffer's keys and write them; the buffer is used up."""
-    first, second = buffer.first[: buffer.rows], buffer.second
-    valid = None if buffer.valid is None else buffer.valid[: buffer.rows]
-    there = first if valid is None else first[valid]
+def _make_run(root: Path, index: Index, spans: pa.Table, field: pa.Field, directory: Path) -> KeyRun:
+    """Read the keys of the rows in ``spans``, sort them and write them, durably."""
+    rows = sum(spans["length"].to_pylist())
+    first, valid = np.empty(rows, np.uint64), np.ones(rows, np.bool_)
+    second = np.empty(rows, np.uint64) if is_hashed(field.type) else None
+    done = 0
+    for keys in _read_all(root, index, spans, field):
+        part = slice(done, done + len(keys))
+        first[part] = keys.first
+        if second is not None:
+            second[part] = keys.second
+        if keys.valid is not None:
+            valid[part] = keys.valid
+        done += len(keys)
+    there = first if valid.all() else first[valid]
     if not len(there):
-        return KeyRun(file="", rows=buffer.rows, keys=0, wide=False)
+        return KeyRun(file="", rows=rows, keys=0, wide=False)
     low = high = None
     if second is None:
         low, high = int(there.min()), int(there.max())
@@ -275,16 +203,14 @@ def _write_run(directory: Path, buffer: _Buffer) -> KeyRun:
         words <<= np.uint64(BITS)
     else:
         words &= ~np.uint64(ROWS - 1)
-    for start in range(0, buffer.rows, _BLOCK):
-        stop = min(start + _BLOCK, buffer.rows)
-        words[start:stop] |= np.arange(start, stop, dtype=np.uint64)
-    if valid is not None:
+    words |= np.arange(rows, dtype=np.uint64)
+    if len(there) < rows:
         words = words[valid]
     words.sort()
     parts = [words] if second is None else [words, second[(words & np.uint64(ROWS - 1)).view(np.int64)]]
     run = KeyRun(
         file=f"{os.urandom(8).hex()}.npy",
-        rows=buffer.rows,
+        rows=rows,
         keys=len(words),
         wide=second is not None,
         low=low,
@@ -293,65 +219,39 @@ def _write_run(directory: Path, buffer: _Buffer) -> KeyRun:
     with (directory / run.file).open("xb") as file:
         about = {"descr": "<u8", "fortran_order": False, "shape": (len(parts), len(words))}
         np.lib.format.write_array_header_1_0(file, about)
-        for part in parts:
-            file.write(part.data)
+        for words in parts:
+            file.write(words.data)
         os.fchmod(file.fileno(), 0o444)
+    fsync_path(directory / run.file)
     return run
 
 
-def _read_all(
-    pool: ThreadPoolExecutor, root: Path, ranges: Sequence[RowRange], field: pa.Field, jobs: int
-) -> Iterator[tuple[list[RowRange], Iterable[Keys]]]:
-    """Yield all ranges in order with their rows' keys, decoded ahead on threads unless they are very large."""
-    footers: dict[Path, pq.FileMetaData] = {}
-    ahead: deque[tuple[list[RowRange], Future[list[Keys]] | None]] = deque()
-    tasks = _tasks(ranges)
-    while True:
-        for task in islice(tasks, jobs + 1 - len(ahead)):
-            large = sum(part.rows for part in task) > ROWS
-            ahead.append((task, None if large else pool.submit(_read_all_rows, root, task, field, footers)))
-        if not ahead:
-            return
-        task, future = ahead.popleft()
-        yield task, _read(root, task, field, footers) if future is None else future.result()
+def _read_all(root: Path, index: Index, spans: pa.Table, field: pa.Field) -> Iterator[Keys]:
+    """Yield the keys of some rows in order; row groups of a file that follow each other are read at once."""
+    path, groups, skip, rows, is_complete = "", list[int](), 0, 0, False
+    for span in spans.to_pylist():
+        group, first, length = span["group"], span["first"], span["length"]
+        file = index.paths[index.table["file"][group].as_py()]
+        if groups and (file != path or first or not is_complete):
+            yield from _read(root / path, groups, skip, rows, field)
+            groups = []
+        if not groups:
+            path, skip, rows = file, first, 0
+        groups.append(index.table["row_group"][group].as_py())
+        rows, is_complete = rows + length, first + length == index.rows[group]
+    yield from _read(root / path, groups, skip, rows, field)
 
 
-def _read_all_rows(
-    root: Path, task: Sequence[RowRange], field: pa.Field, footers: dict[Path, pq.FileMetaData]
-) -> list[Keys]:
-    return list(_read(root, task, field, footers))
-
-
-def _tasks(ranges: Sequence[RowRange]) -> Iterator[list[RowRange]]:
-    """Yield what is read at once: row groups of one file that follow each other, or a part of one."""
-    task: list[RowRange] = []
-    rows = 0
-    for part in ranges:
-        if task and (part.path != task[0].path or not (part.complete and task[0].complete) or rows + part.rows > _TASK):
-            yield task
-            task, rows = [], 0
-        task.append(part)
-        rows += part.rows
-    if task:
-        yield task
-
-
-def _read(
-    root: Path, task: Sequence[RowRange], field: pa.Field, footers: dict[Path, pq.FileMetaData]
-) -> Iterator[Keys]:
-    """Yield the keys of some row groups of a file, or of a part of one; what it lacks are nulls."""
-    path, skip, left = root / task[0].path, task[0].first, sum(part.rows for part in task)
+def _read(path: Path, groups: list[int], skip: int, left: int, field: pa.Field) -> Iterator[Keys]:
+    """Yield the keys of ``left`` rows of some row groups of a file, from row ``skip`` on; what it lacks are nulls."""
     try:
         check_regular(path)
-        with pq.ParquetFile(path, metadata=footers.get(path), memory_map=True) as file:
-            if len(footers) > _FOOTERS:
-                footers.clear()
-            footers[path] = file.metadata
+        with pq.ParquetFile(path, memory_map=True) as file:
             names = _names_in(file.schema_arrow, field.name)
             if names is None:
-                yield from _nulls(left, is_hashed(field.type))
+                codes = np.zeros(left, np.uint64)
+                yield Keys(codes, codes, codes.astype(np.bool_))
                 return
-            groups = [part.row_group for part in task]
             check_read_right(path, file.metadata, file.schema_arrow, names[:1], groups)
             for batch in file.iter_batches(_BATCH, groups, [".".join(names)], use_threads=False):
                 column = batch.column(0)
@@ -382,9 +282,3 @@ def _names_in(schema: pa.Schema, column: str) -> list[str] | None:
             return None
         kind = kind.field(name).type
     return names if names[0] in schema.names else None
-
-
-def _nulls(rows: int, hashed: bool) -> Iterator[Keys]:
-    for low in range(0, rows, _BATCH):
-        codes = np.zeros(min(_BATCH, rows - low), np.uint64)
-        yield Keys(codes, codes if hashed else None, codes.astype(np.bool_))

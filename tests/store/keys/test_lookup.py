@@ -65,7 +65,7 @@ def short_runs(bits: int = 5) -> Iterator[None]:
     with ExitStack() as stack:
         for module in (lookup, build):
             stack.enter_context(mock.patch.multiple(module, BITS=bits, ROWS=rows))
-        stack.enter_context(mock.patch.multiple(build, _MIN_ROWS=rows // 2, _TASK=rows // 2, _BATCH=rows // 4))
+        stack.enter_context(mock.patch.multiple(build, _MIN_ROWS=rows // 2, _BATCH=rows // 4))
         yield
 
 
