@@ -98,7 +98,7 @@ def keys_to_find(column: str, values: Any, kind: pa.DataType, operand: Operand |
     Values that cannot be in the column because of their type, and nulls, raise UsageError; ``operand`` is the column
     where it is known.
     """
-    array = as_array(column, values, kind)
+    array = _as_array(column, values, kind)
     if array.null_count:
         raise UsageError(f"lookup of {column}", "None is no key, as nulls are in no index", "leave it out")
     if not len(array):
@@ -118,7 +118,7 @@ def keys_to_find(column: str, values: Any, kind: pa.DataType, operand: Operand |
     return Keys(found.first[once], None if found.second is None else found.second[once], None)
 
 
-def as_array(column: str, values: Any, kind: pa.DataType) -> pa.Array:
+def _as_array(column: str, values: Any, kind: pa.DataType) -> pa.Array:
     """Return what is looked up in keys of type ``kind`` as one Arrow array, dictionaries decoded."""
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         values = list(values) if hasattr(values, "__iter__") and not isinstance(values, str | bytes) else [values]

@@ -89,7 +89,7 @@ def index(
     if not (keys or drop):
         snapshot, lease = target.lease()
         with lease:
-            return _report(target, snapshot, (), (), watch)
+            return _report(target, snapshot, watch)
     with disk_errors(target.path), recorded_run(target, "index", parse_duration(wait), on_event) as record:
         _remove_left(target.tmp_dir)
         snapshot, config = target.snapshot(), read_config(target.path)
@@ -114,7 +114,7 @@ def index(
         remembered = [column for column in dict.fromkeys([*config.keys, *keys]) if column not in drop]
         remembers = replace(config, keys=tuple(remembered))
         write_config(target.path, remembers)
-        report = _report(target, snapshot, tuple(built), tuple(drop), watch)
+        report = _report(target, snapshot, watch, built, drop)
         done = {"built": built, "dropped": list(drop), "seconds": watch.seconds}
         record.end({"snapshot": snapshot.id, "published": False, **done}, remembers)
         return report
@@ -148,26 +148,21 @@ def _replace(place: Path, built: Path | None, cache: CacheDirectory) -> None:
 
 
 def _report(
-    cache: CacheDirectory, snapshot: Snapshot, built: tuple[str, ...], dropped: tuple[str, ...], watch: Stopwatch
+    cache: CacheDirectory, snapshot: Snapshot, watch: Stopwatch, built: Sequence[str] = (), dropped: Sequence[str] = ()
 ) -> IndexReport:
-    return IndexReport(
-        cache=str(cache.path),
-        snapshot=snapshot.id,
-        built=built,
-        dropped=dropped,
-        keys=tuple(key_views(cache, snapshot)),
-        seconds=watch.seconds,
-    )
-
-
-def key_views(cache: CacheDirectory, snapshot: Snapshot) -> list[KeyView]:
-    """Return the key indexes of a snapshot, those that it should have but has not among them."""
-    found = []
+    keys = []
     for column in sorted({*columns_indexed(snapshot.path), *read_config(cache.path).keys}):
         try:
             known = check_key_index(directory_of(snapshot.path, column))
             kind = str(known.field.type).removeprefix("large_")
-            found.append(KeyView(column=column, type=kind, rows=known.rows, bytes=known.size))
+            keys.append(KeyView(column=column, type=kind, rows=known.rows, bytes=known.size))
         except DamagedError as error:
-            found.append(KeyView(column=column, type="", rows=0, bytes=0, damage=str(error)))
-    return found
+            keys.append(KeyView(column=column, type="", rows=0, bytes=0, damage=str(error)))
+    return IndexReport(
+        cache=str(cache.path),
+        snapshot=snapshot.id,
+        built=tuple(built),
+        dropped=tuple(dropped),
+        keys=tuple(keys),
+        seconds=watch.seconds,
+    )
