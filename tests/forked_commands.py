@@ -177,7 +177,7 @@ def fork_checkers() -> None:
     from pqcache.store.verify import supervised_process
 
     def popen(command: list[str], **how: Any) -> Any:
-        return subprocess.Popen(command, **how) if command[4:] else _ForkedChecker(command, **how)
+        return subprocess.Popen(command, **how) if "fastparquet" in command else _ForkedChecker(command, **how)
 
     supervised_process.subprocess = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
 

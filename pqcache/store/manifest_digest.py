@@ -72,12 +72,13 @@ def write_summary(manifest: Manifest, path: Path) -> None:
 
 def read_summary(snapshot: Snapshot) -> Summary | None:
     """Return a snapshot's summary, or None where it, the manifest or the index is not as it was written."""
-    reason: object = "it has no checksums, or a summary of another format"
+    reason: object = "its summary is of another format"
     try:
-        if all(snapshot.check(name) for name in (SUMMARY, FILES, ROW_GROUPS)):
-            values = json.loads(read_regular(snapshot.path / SUMMARY))
-            if values.pop("format") == FORMAT:
-                return Summary(**{**values, "totals": Totals(**values["totals"])})
+        for name in (SUMMARY, FILES, ROW_GROUPS):
+            snapshot.check(name)
+        values = json.loads(read_regular(snapshot.path / SUMMARY))
+        if values.pop("format") == FORMAT:
+            return Summary(**{**values, "totals": Totals(**values["totals"])})
     except (DamagedError, OSError, *MALFORMED) as error:
         reason = error
     import logging  # a sync with nothing to do does not need it

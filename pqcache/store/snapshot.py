@@ -63,20 +63,15 @@ class Snapshot:
         self.check(ROW_GROUPS)
         return self.index()
 
-    def check(self, name: str) -> bool:
-        """Compare the manifest, the index or the summary with its checksum; damage raises DamagedError.
-
-        Return whether a checksum is recorded: snapshots from before there were any have none.
-        """
+    def check(self, name: str) -> None:
+        """Compare the manifest, the index or the summary with its checksum; damage raises DamagedError."""
         checksums, path = self.path / CHECKSUMS, self.path / name
         try:
             recorded = json.loads(read_regular(checksums))[name]
             if checksum_matches(recorded, path):
-                return True
+                return
         except FileNotFoundError as error:
-            if error.filename == str(checksums):
-                return False
-            raise DamagedError(path, "is missing", "the next sync builds it again") from error
+            raise DamagedError(error.filename, "is missing", "the next sync builds it again") from error
         except PermissionError as error:
             raise CacheError(
                 f"{error.filename or path}", "permission denied", "make it readable for this user"

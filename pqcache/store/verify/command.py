@@ -6,11 +6,10 @@ import importlib.util
 import os
 import shlex
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pqcache.errors import DamagedError, PqcacheError, UsageError
 from pqcache.events import Advanced, Damaged, OnEvent, Started, ignore
@@ -29,6 +28,7 @@ from pqcache.store.verify.repair import repair as repair_snapshot
 from pqcache.store.verify.supervised_process import Answer, Checker, Request, ask_all
 from pqcache.units import format_count, parse_count, parse_duration
 
+T = TypeVar("T")
 FASTPARQUET = "fastparquet"
 _FOOTERS_AT_ONCE = 64  # files whose footers are compared with the index at once
 _FOOTERS_EACH, _BYTES_EACH = 256, 32 << 20  # that a process checks in the time in which another one starts
@@ -200,42 +200,25 @@ class _SnapshotCheck:
     ) -> tuple[Manifest | None, tuple[Damage, ...]]:
         """Return the manifest of a snapshot, None if it is damaged, and the damage; ``known`` files are not checked."""
         found: list[Damage] = []
-        manifest = None
-        if self._metadata(snapshot, FILES, found):
-            manifest = snapshot.manifest()
-        indexed = self._metadata(snapshot, ROW_GROUPS, found)
+        manifest = self._read(snapshot, FILES, snapshot.checked_manifest, found)
+        index = self._read(snapshot, ROW_GROUPS, snapshot.checked_index, found)
         if (snapshot.path / SUMMARY).exists():  # not in a snapshot from before there were any
-            try:
-                snapshot.check(SUMMARY)
-            except DamagedError as error:
-                if (damage := _of_metadata(snapshot, SUMMARY, error)) not in found:
-                    self._add(found, damage)
+            self._read(snapshot, SUMMARY, lambda: snapshot.check(SUMMARY), found)
         self._keys(snapshot, found)
         if manifest is not None:
-            self._files(snapshot, [entry for entry in manifest.files if entry not in known], indexed, found)
+            self._files(snapshot, [entry for entry in manifest.files if entry not in known], index is not None, found)
         return manifest, tuple(sorted(found, key=lambda item: (item.path, item.row_group or 0, item.column or "")))
 
-    def _metadata(self, snapshot: Snapshot, name: str, found: list[Damage]) -> bool:
-        """Return whether the manifest or the index can be read in this process."""
-        before = len(found)
+    def _read(self, snapshot: Snapshot, name: str, read: Callable[[], T], found: list[Damage]) -> T | None:
+        """Return what is read of the snapshot itself; None if it, or the file that has its checksum, is damaged."""
         try:
-            recorded = snapshot.check(name)
+            return read()
         except DamagedError as error:
-            damage = _of_metadata(snapshot, name, error)
-            if damage not in found:  # the manifest may have met the same
+            of_checksums = error.subject == str(snapshot.path / CHECKSUMS)
+            damage = Damage(CHECKSUMS if of_checksums else name, None, None, error.reason)
+            if damage not in found:  # all three may meet the same
                 self._add(found, damage)
-            return False
-        if not recorded:  # without a checksum it may crash what reads it, so another process does
-            request = {"what": "metadata", "path": name}
-            with closing(Checker(snapshot.path)) as checker:
-                for answer in checker.ask(request):
-                    self._answer(found, name, answer)
-        if len(found) == before:
-            try:
-                snapshot.manifest() if name == FILES else snapshot.index()
-            except DamagedError as error:
-                self._add(found, Damage(name, None, None, error.reason))
-        return len(found) == before
+            return None
 
     def _keys(self, snapshot: Snapshot, found: list[Damage]) -> None:
         """Check the key indexes; with ``deep`` their runs too."""
@@ -259,7 +242,6 @@ class _SnapshotCheck:
                 continue
             requests.append(
                 {
-                    "what": "file",
                     "path": entry.path,
                     "rows": entry.rows,
                     "row_groups": entry.row_groups,
@@ -274,7 +256,7 @@ class _SnapshotCheck:
         count = min(self._jobs, len(requests), 1 + sum(weight.values()) // each)
         if not self.deep and len(requests) > _FOOTERS_AT_ONCE:  # a request for each would take longer than its check
             several = (requests[i : i + _FOOTERS_AT_ONCE] for i in range(0, len(requests), _FOOTERS_AT_ONCE))
-            requests = [{"what": "files", "files": files, "seconds": _SECONDS} for files in several]
+            requests = [{"files": files, "seconds": _SECONDS} for files in several]
 
         def answer(request: Request, answered: Answer) -> None:
             self._answer(found, request["path"], answered)
@@ -282,9 +264,8 @@ class _SnapshotCheck:
         def end(request: Request) -> None:
             self._on_event(Advanced("verify", weight[request["path"]]))
 
-        opening = {"what": "index"} if indexed else None
-        words = [] if self.engine is None else [self.engine]
-        ask_all([Checker(snapshot.path, opening, words) for _ in range(count)], requests, answer, end)
+        words = [*(["index"] if indexed else []), *([self.engine] if self.engine else [])]
+        ask_all([Checker(snapshot.path, *words) for _ in range(count)], requests, answer, end)
 
     def _answer(self, found: list[Damage], path: str, answer: Answer) -> None:
         if "unread" in answer:
@@ -313,9 +294,3 @@ def _misplaced(path: Path, size: int) -> str:
     if found != size:
         return f"has {found:,} bytes instead of {size:,}"
     return "is behind a symbolic link"
-
-
-def _of_metadata(snapshot: Snapshot, name: str, error: DamagedError) -> Damage:
-    """Return the damage that a check of ``name`` found: in it, or in the file that has its checksum."""
-    of_checksums = error.subject == str(snapshot.path / CHECKSUMS)
-    return Damage(CHECKSUMS if of_checksums else name, None, None, error.reason)

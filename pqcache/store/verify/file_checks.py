@@ -1,8 +1,9 @@
 """Check a snapshot's files in a separate process: damaged Parquet may end it, or make it ask for any amount of memory.
 
-``supervised_process.py`` starts this with a snapshot's path and writes one request a line to it. Each request is
-answered by lines of JSON: ``step`` (what is done next, and how many seconds it may take), ``damage``, ``unread`` (a
-column that the second engine cannot read), ``well`` (nothing is wrong with any of several files) and ``end``.
+``supervised_process.py`` starts this with a snapshot's path, ``index`` if files are to be compared with the row-group
+index, and the second engine. It writes one request a line, which is answered by lines of JSON: ``step`` (what is done
+next, and how many seconds it may take), ``damage``, ``unread`` (a column that the second engine cannot read), ``well``
+(nothing is wrong with any of several files) and ``end``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from pqcache.store.index_parts import with_columns
 from pqcache.store.row_group_index import Index
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.checksum import checksum_matches
-from pqcache.system.disk import check_regular
 from pqcache.system.startup import hide_pandas
 
 MEMORY = 2 << 30  # bytes that a file may take to be decoded, a page or a batch at a time
@@ -48,10 +48,10 @@ def main() -> None:
     """Answer requests until there are no more."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints
-    if not sys.argv[2:]:  # the second engine needs it
+    snapshot, words = Snapshot(Path(sys.argv[1])), sys.argv[2:]
+    if "fastparquet" not in words:  # which needs it
         hide_pandas()
-    snapshot = Snapshot(Path(sys.argv[1]))
-    tables: Mapping[str, pa.Table] = {}
+    tables: Mapping[str, pa.Table] = RowsByFile(snapshot.index()) if "index" in words else {}
     limit_memory()
     for line in sys.stdin:
         request = json.loads(line)
@@ -65,11 +65,7 @@ def main() -> None:
                 raise _Enough
 
         try:
-            if request["what"] == "metadata":
-                check_arrow(snapshot.path / request["path"], report)
-            elif request["what"] == "index":
-                tables = RowsByFile(snapshot.index())
-            elif request["what"] == "files":
+            if "files" in request:
                 report(step="footers", seconds=request["seconds"])
                 if all_intact(snapshot.path, request["files"], tables):
                     report(well=True)
@@ -93,16 +89,6 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     except (OSError, ValueError):
         return
-
-
-def check_arrow(path: Path, report: Report) -> None:
-    """Read a manifest or an index and check that nothing in it points outside of it."""
-    try:
-        check_regular(path)
-        with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
-            reader.read_all().validate(full=True)
-    except Exception as error:  # noqa: BLE001  whatever damage makes the reader raise is the finding
-        report(damage=f"cannot be read ({first_line(error)[:200]})")
 
 
 def all_intact(root: Path, requests: list[dict[str, Any]], tables: Mapping[str, pa.Table]) -> bool:

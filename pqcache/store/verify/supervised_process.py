@@ -32,50 +32,16 @@ WELL: Answer = {"well": True}
 
 
 class Checker:
-    """One process of ``file_checks.py``, started by the first request, and again by the first after it died.
+    """One process of ``file_checks.py``, started by the first request, and again by the first after it died."""
 
-    ``opening`` is a request that every new process gets before any other; ``words`` are its further arguments.
-    """
-
-    def __init__(self, snapshot: Path, opening: Request | None = None, words: Sequence[str] = ()) -> None:
+    def __init__(self, snapshot: Path, *words: str) -> None:
         self._arguments = [str(snapshot), *words]
-        self._opening = opening
         self._process: subprocess.Popen[bytes] | None = None
         self._pending = b""
 
     def ask(self, request: Request) -> Iterator[Answer]:
         """Yield the answers to a request; of a process that dies or does not end, the last one is ``damage``."""
-        if self._process is None:
-            self._start()
-            if self._opening is not None:
-                yield from self._answers(self._opening)
-        if self._process is not None:
-            yield from self._answers(request)
-
-    def close(self) -> None:
-        """End the process."""
-        process, self._process, self._pending = self._process, None, b""
-        if process is not None:
-            process.kill()
-            process.communicate()
-            self._stderr.close()
-
-    def _start(self) -> None:
-        found = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
-        environment = {**os.environ, "PYTHONPATH": found, "PYTHONSAFEPATH": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-        self._stderr = TemporaryFile()  # noqa: SIM115  closed with the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "pqcache.store.verify.file_checks", *self._arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env={**environment, **dict.fromkeys(_ONE_THREAD, "1")},
-            start_new_session=True,  # Ctrl-C is for the command
-        )
-
-    def _answers(self, request: Request) -> Iterator[Answer]:
-        process = self._process
-        assert process is not None
+        process = self._process or self._start()
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is dead, as its answer will say
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -83,7 +49,7 @@ class Checker:
         seconds = _START
         where: Answer = {}
         while True:
-            line = self._line(seconds)
+            line = self._line(process, seconds)
             if not line:
                 why = f"did not end within {seconds:.0f} s" if line is None else self._end(process.wait())
                 self.close()
@@ -98,6 +64,28 @@ class Checker:
             else:
                 yield answer
 
+    def close(self) -> None:
+        """End the process."""
+        process, self._process, self._pending = self._process, None, b""
+        if process is not None:
+            process.kill()
+            process.communicate()
+            self._stderr.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        found = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+        environment = {**os.environ, "PYTHONPATH": found, "PYTHONSAFEPATH": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+        self._stderr = TemporaryFile()  # noqa: SIM115  closed with the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "pqcache.store.verify.file_checks", *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env={**environment, **dict.fromkeys(_ONE_THREAD, "1")},
+            start_new_session=True,  # Ctrl-C is for the command
+        )
+        return self._process
+
     def _end(self, status: int) -> str:
         """Return how the process died; one that gave up by itself was not ended by damage, and raises PqcacheError."""
         if status < 0:
@@ -110,11 +98,10 @@ class Checker:
             "verify", f"the process that checks files cannot start: {last}", "check its memory and its libraries"
         )
 
-    def _line(self, seconds: float) -> bytes | None:
+    def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
         """Return the next line, an empty one at the end, or None where there is none in so many seconds."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        descriptor, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
+        assert process.stdout is not None
+        descriptor, deadline = process.stdout.fileno(), time.monotonic() + seconds
         while b"\n" not in self._pending:
             ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:

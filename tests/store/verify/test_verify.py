@@ -25,21 +25,18 @@ from pqcache.parquet.footer import footer, thrift
 from pqcache.store.drivers import local
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest_file import write_manifest
-from pqcache.store.snapshot import Snapshot
+from pqcache.store.snapshot import Snapshot, write_checksums
 from pqcache.store.verify import command, supervised_process
 from pqcache.store.verify.supervised_process import Checker, ask_all
 from tests.damage import flip, truncate
 from tests.datasets import files_of, rows_of, write_shop
 from tests.pages import real_pages
 
-INDEX = {"what": "index"}
-
 
 def ask(checker: Checker, path: str, snapshot: Snapshot, **changes: Any) -> list[dict[str, Any]]:
     """Return the damage that a process finds in one file, deeply unless ``changes`` say otherwise."""
     (entry,) = [entry for entry in snapshot.manifest().files if entry.path == path]
     request = {
-        "what": "file",
         "path": path,
         "rows": entry.rows,
         "row_groups": entry.row_groups,
@@ -77,7 +74,7 @@ def started_anew() -> Iterator[None]:
 
 @pytest.fixture
 def checker(snapshot: Snapshot) -> Iterator[Checker]:
-    with closing(Checker(snapshot.path, INDEX)) as checker:
+    with closing(Checker(snapshot.path, "index")) as checker:
         yield checker
 
 
@@ -168,12 +165,17 @@ def test_a_flipped_bit_in_a_rewritten_file_is_found(cache: Path) -> None:
     snapshot = pqcache.Cache(cache).snapshot()
     path = snapshot.manifest().files[0].path
     size = snapshot.manifest().files[0].size
-    with closing(Checker(snapshot.path, INDEX)) as checker:
+    with closing(Checker(snapshot.path, "index")) as checker:
         for offset in range(0, size, size // 60):
             flip(snapshot.path / path, offset)
             assert ask(checker, path, snapshot), f"byte {offset}"
             flip(snapshot.path / path, offset)
         assert ask(checker, path, snapshot) == []
+
+
+def check_metadata(snapshot: Snapshot) -> None:
+    for name in (FILES, ROW_GROUPS, SUMMARY):
+        snapshot.check(name)
 
 
 @pytest.mark.parametrize("name", [FILES, ROW_GROUPS, SUMMARY, CHECKSUMS])
@@ -182,7 +184,7 @@ def test_a_flipped_bit_in_manifest_or_index_is_found(name: str, cache: Path, sna
     for offset in range(0, path.stat().st_size - 1, max(1, path.stat().st_size // 200)):
         flip(path, offset, offset % 8)
         with pytest.raises(pqcache.DamagedError, match="next sync"):
-            assert all(snapshot.check(part) for part in (FILES, ROW_GROUPS, SUMMARY))
+            check_metadata(snapshot)
         flip(path, offset, offset % 8)
     flip(path, 0 if name == CHECKSUMS else path.stat().st_size // 2)
     report = pqcache.verify(cache)
@@ -220,16 +222,10 @@ def test_quick_finds_another_footer(cache: Path, snapshot: Snapshot) -> None:
     )
 
 
-def without_checksums(snapshot: Snapshot) -> None:
-    """Make a snapshot one of those from before there were checksums."""
+def test_an_index_that_disagrees_is_found(cache: Path, snapshot: Snapshot) -> None:
     manifest = snapshot.manifest()
     files = tuple(replace(entry, checksum="") for entry in manifest.files)
     write_manifest(replace(manifest, files=files), snapshot.path / FILES)
-    (snapshot.path / CHECKSUMS).unlink()
-
-
-def test_an_index_that_disagrees_is_found_without_checksums(cache: Path, snapshot: Snapshot) -> None:
-    without_checksums(snapshot)
     with pa.ipc.open_file(snapshot.path / ROW_GROUPS) as reader:
         table = reader.read_all()
     position = table.column_names.index("price:bytes")
@@ -237,6 +233,7 @@ def test_an_index_that_disagrees_is_found_without_checksums(cache: Path, snapsho
     table = table.set_column(position, table.schema.field(position), changed)
     with pa.ipc.new_file(snapshot.path / ROW_GROUPS, table.schema) as writer:
         writer.write_table(table)
+    write_checksums(snapshot.path)
     report = pqcache.verify(cache)
     (item,) = report.damage
     assert (item.row_group, item.column) == (0, "price")
@@ -280,7 +277,7 @@ def test_arbitrary_bytes_never_crash(seed: int, snapshot: Snapshot) -> None:
     pages = [page for group in real_pages(file) for chunk in group for page in chunk]
     file.chmod(0o644)
     damaged = 0
-    with closing(Checker(snapshot.path, INDEX)) as checker:
+    with closing(Checker(snapshot.path, "index")) as checker:
         for _ in range(150):
             broken = bytearray(data)
             at, size, _ = rng.choice(pages)
@@ -295,26 +292,6 @@ def test_arbitrary_bytes_never_crash(seed: int, snapshot: Snapshot) -> None:
         file.write_bytes(data)
         assert ask(checker, path, snapshot) == [], "the process goes on, or a new one does"
     assert damaged > 75
-
-
-@pytest.mark.parametrize("name", [FILES, ROW_GROUPS])
-def test_arbitrary_bytes_in_metadata_never_crash(name: str, cache: Path, snapshot: Snapshot) -> None:
-    rng = random.Random(0)
-    without_checksums(snapshot)
-    path = snapshot.path / name
-    data = path.read_bytes()
-    with closing(Checker(snapshot.path)) as checker:
-        for _ in range(150):
-            broken = bytearray(data)
-            for _ in range(rng.choice((1, 4))):
-                broken[rng.randrange(len(data))] = rng.randrange(256)
-            path.write_bytes(broken)
-            list(checker.ask({"what": "metadata", "path": name}))
-        path.write_bytes(data)
-        assert list(checker.ask({"what": "metadata", "path": name})) == []
-    path.write_bytes(data[: len(data) // 2])
-    (item,) = pqcache.verify(cache).damage
-    assert item.path == name
 
 
 def test_a_page_that_claims_to_be_huge_is_damage(snapshot: Snapshot, checker: Checker) -> None:
@@ -338,10 +315,10 @@ def send_signal(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None
     """Have each process of a checker get a signal as soon as it was started, before it has read a file."""
     start = Checker._start
 
-    def start_and_send(checker: Checker) -> None:
-        start(checker)
-        assert checker._process is not None
-        checker._process.send_signal(number)
+    def start_and_send(checker: Checker) -> subprocess.Popen[bytes]:
+        process = start(checker)
+        process.send_signal(number)
+        return process
 
     monkeypatch.setattr(Checker, "_start", start_and_send)
 
@@ -349,7 +326,7 @@ def send_signal(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("started_anew")
 def test_a_process_that_hangs_or_dies_is_named(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     path = snapshot.manifest().files[0].path
-    with closing(Checker(snapshot.path, INDEX)) as checker:
+    with closing(Checker(snapshot.path, "index")) as checker:
         monkeypatch.setattr(supervised_process, "_START", 0.5)
         send_signal(signal.SIGSTOP, monkeypatch)
         (item,) = ask(checker, path, snapshot)
@@ -364,7 +341,7 @@ def test_a_process_that_hangs_or_dies_is_named(snapshot: Snapshot, monkeypatch: 
 def test_a_process_that_cannot_work_is_no_damage(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
     with closing(Checker(snapshot.path)) as checker, pytest.raises(pqcache.PqcacheError, match="cannot start"):
-        list(checker.ask(INDEX))
+        list(checker.ask({"files": []}))
 
 
 def damage_files(snapshot: Snapshot, count: int) -> list[str]:
@@ -444,6 +421,15 @@ def test_repair_of_manifest_and_index(name: str, cache: Path, shop: Path, snapsh
     assert report.repaired != snapshot.id
     assert pqcache.verify(cache, deep=True).damage == ()
     assert rows_of(cache / "current") == rows_of(shop)
+
+
+@pytest.mark.parametrize("name", [ROW_GROUPS, CHECKSUMS])
+def test_repair_of_metadata_that_is_gone(name: str, cache: Path, snapshot: Snapshot) -> None:
+    (snapshot.path / name).unlink()
+    report = pqcache.verify(cache, repair=True)
+    assert [(item.path, item.message) for item in report.damage] == [(name, "is missing")]
+    assert report.ok
+    assert pqcache.verify(cache).damage == ()
 
 
 def test_damage_that_the_source_has_is_left(
