@@ -12,8 +12,9 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def main() -> None:
     snapshot, words = Snapshot(Path(sys.argv[1])), sys.argv[2:]
     if "fastparquet" not in words:  # which needs it
         hide_pandas()
-    tables: Mapping[str, pa.Table] = RowsByFile(snapshot.index()) if "index" in words else {}
+    index = IndexedFiles(snapshot.index()) if "index" in words else None
     limit_memory()
     for line in sys.stdin:
         request = json.loads(line)
@@ -67,10 +68,10 @@ def main() -> None:
         try:
             if "files" in request:
                 report(step="footers", seconds=request["seconds"])
-                if all_intact(snapshot.path, request["files"], tables):
+                if all_intact(snapshot.path, request["files"], index):
                     report(well=True)
             else:
-                check_file(snapshot.path, request, tables.get(request["path"]), report)
+                check_file(snapshot.path, request, index and index.get(request["path"]), report)
         except _Enough:
             pass
         except PqcacheError as error:
@@ -91,7 +92,7 @@ def limit_memory() -> None:
         return
 
 
-def all_intact(root: Path, requests: list[dict[str, Any]], tables: Mapping[str, pa.Table]) -> bool:
+def all_intact(root: Path, requests: list[dict[str, Any]], index: IndexedFiles | None) -> bool:
     """Return whether all these files' footers agree with manifest and index, compared at once."""
     alike: list[tuple[pa.Schema, dict[str, list[Any]], list[pa.Table]]] = []
     for request in requests:
@@ -99,24 +100,25 @@ def all_intact(root: Path, requests: list[dict[str, Any]], tables: Mapping[str, 
             metadata, schema = file.metadata, file.schema_arrow
         if (metadata.num_rows, metadata.num_row_groups) != (request["rows"], request["row_groups"]):
             return False
-        if request["path"] not in tables:  # no index to compare with, or none of its row groups is there
-            if tables and metadata.num_row_groups:
+        indexed = index and index.get(request["path"])
+        if indexed is None:
+            if index and metadata.num_row_groups:
                 return False
             continue
         columns = row_group_columns(metadata, schema)
         columns["file"] = [0] * metadata.num_row_groups
-        for known, together, indexed in alike:
+        for known, together, tables in alike:
             if known.equals(schema):
                 for name, values in columns.items():
                     together[name] += values
-                indexed.append(tables[request["path"]])
+                tables.append(indexed)
                 break
         else:
-            alike.append((schema, columns, [tables[request["path"]]]))
-    for schema, together, indexed in alike:
-        for _ in compare_index(columns_table(together, schema), pa.concat_tables(indexed)):
-            return False
-    return True
+            alike.append((schema, columns, [indexed]))
+    return not any(
+        any(compare_index(columns_table(together, schema), pa.concat_tables(tables)))
+        for schema, together, tables in alike
+    )
 
 
 def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, report: Report) -> None:
@@ -258,30 +260,20 @@ def _text(value: pa.Scalar) -> str:
         return str(value.value)
 
 
-class RowsByFile(Mapping[str, pa.Table]):
-    """The rows of an index by the path of their file, zero-copy; they are cut when they are asked for.
+class IndexedFiles:
+    """The rows of an index by the path of their file, zero-copy.
 
-    A table for each of many files would take more memory than the process has.
+    They are cut when they are asked for: a table for each of many files would take more memory than the process has.
     """
 
     def __init__(self, index: Index) -> None:
-        self._table, files = index.table, index.numbers("file")
-        self._positions = {path: position for position, path in enumerate(index.paths)}
-        self._starts = np.searchsorted(files, np.arange(len(self._positions) + 1))
+        self._table = index.table
+        starts = np.searchsorted(index.numbers("file"), np.arange(len(index.paths) + 1)).tolist()
+        self._rows = dict(zip(index.paths, pairwise(starts), strict=True))
 
-    def __getitem__(self, path: str) -> pa.Table:
-        position = self._positions[path]
-        start, end = (int(row) for row in self._starts[position : position + 2])
-        return self._table.slice(start, end - start)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._positions)
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def __contains__(self, path: object) -> bool:
-        return path in self._positions
+    def get(self, path: str) -> pa.Table | None:
+        start, end = self._rows.get(path, (0, 0))
+        return self._table.slice(start, end - start) if path in self._rows else None
 
 
 if __name__ == "__main__":
