@@ -1,21 +1,52 @@
-"""``pqcache serve``."""
+"""``pqcache serve``, and its arguments and options."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from pqcache.console import examples
 from pqcache.console import options as opt
-from pqcache.console import serve_options as net
 from pqcache.console.app import app
-from pqcache.console.help import Command
+from pqcache.console.help import NETWORK, Command
+
+Caches = Annotated[list[Path], typer.Argument(metavar="CACHE", readable=False, help="The cache directories.")]
+Bind = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="The address to listen on. One that other machines can reach needs a token. Default: 127.0.0.1.",
+        rich_help_panel=NETWORK,
+    ),
+]
+Port = Annotated[
+    int, typer.Option(metavar="N", min=0, help="The port; 0 for any that is free.", rich_help_panel=NETWORK)
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A file with the token that clients need. Default: the variable PQCACHE_TOKEN, or no token.",
+        rich_help_panel=NETWORK,
+    ),
+]
+MaxConnections = Annotated[
+    int,
+    typer.Option(
+        "--connections", metavar="N", min=1, help="How many clients may be connected at once.", rich_help_panel=NETWORK
+    ),
+]
 
 
 @app.command(cls=Command, epilog=examples.SERVE)
 def serve(
-    caches: net.Caches,
-    bind: net.Bind = "127.0.0.1",
-    port: net.Port = 8700,
-    token_file: net.TokenFile = None,
-    connections: net.MaxConnections = 256,
+    caches: Caches,
+    bind: Bind = "127.0.0.1",
+    port: Port = 8700,
+    token_file: TokenFile = None,
+    connections: MaxConnections = 256,
     quiet: opt.Quiet = False,
 ) -> None:
     """Serve caches to other machines, as sources of their syncs.
