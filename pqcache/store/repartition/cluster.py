@@ -7,51 +7,24 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
 
 from pqcache.errors import UsageError
 from pqcache.events import OnEvent, Warned
+from pqcache.store.repartition.executor import ClusterExecutor
 from pqcache.store.repartition.partition_job import PartitionJob
-from pqcache.store.repartition.target_record import DirectoryResult
 from pqcache.store.urls import url_scheme
 from pqcache.units import format_count
 
 _PACKAGES = ("pqcache", "pyarrow")  # the bytes that are written depend on both
-_RAY = "ray"
-
-
-class Cluster(Protocol):
-    """Workers on other machines.
-
-    Attributes:
-        no_worker: what to tell the user where none is there; empty where there are some.
-    """
-
-    @property
-    def no_worker(self) -> str: ...
-
-    def on_workers(self, function: Callable[[str], Any], argument: str) -> list[tuple[str, Any]]:
-        """Return each worker's address with what a function returns there, or raises.
-
-        Only functions that every Python has are sent, since pqcache may be what is missing. Workers that have just
-        died are left out.
-        """
-        ...
-
-    def results(
-        self, todo: Sequence[PartitionJob], on_event: OnEvent
-    ) -> Iterator[tuple[PartitionJob, DirectoryResult]]:
-        """Do the jobs; yield each with its result, as they end. Raises what a job raises."""
-        ...
 
 
 @contextmanager
-def connected(scheduler: str, todo: Sequence[PartitionJob], on_event: OnEvent) -> Iterator[Cluster]:
-    """Yield a cluster whose workers can do ``todo``.
+def connected(scheduler: str, todo: Sequence[PartitionJob], on_event: OnEvent) -> Iterator[ClusterExecutor]:
+    """Yield a cluster whose workers can do ``todo``; what it still has to do then is cancelled.
 
-    Raises SourceUnavailable where no scheduler answers, UsageError where a worker has another version or does not see
+    Raises SourceUnavailable if no scheduler answers, UsageError if a worker has another version or does not see
     the source. Workers that come later are checked by their jobs.
     """
     with _opened(scheduler) as cluster:
@@ -60,21 +33,24 @@ def connected(scheduler: str, todo: Sequence[PartitionJob], on_event: OnEvent) -
         _check_packages(cluster)
         if todo and url_scheme(todo[0].endpoints.source) in ("", "file"):
             check_seen(cluster, todo[0].endpoints.source)
-        yield cluster
+        try:
+            yield cluster
+        finally:
+            cluster.shutdown(wait=False, cancel_futures=True)
 
 
-def _opened(scheduler: str) -> AbstractContextManager[Cluster]:
-    if url_scheme(scheduler) == _RAY:
-        from pqcache.store.repartition.ray import ray_cluster
+def _opened(scheduler: str) -> AbstractContextManager[ClusterExecutor]:
+    if url_scheme(scheduler) == "ray":
+        from pqcache.store.repartition.ray import ray_executor
 
-        return ray_cluster(scheduler)
-    from pqcache.store.repartition.dask import dask_cluster
+        return ray_executor(scheduler)
+    from pqcache.store.repartition.dask import dask_executor
 
-    return dask_cluster(scheduler)
+    return dask_executor(scheduler)
 
 
-def check_seen(cluster: Cluster, path: str) -> None:
-    """Raise UsageError when a worker does not have a local path."""
+def check_seen(cluster: ClusterExecutor, path: str) -> None:
+    """Raise UsageError if a worker does not have a local path."""
     blind = [worker for worker, seen in cluster.on_workers(os.path.exists, path) if seen is not True]
     if blind:
         raise UsageError(
@@ -84,8 +60,8 @@ def check_seen(cluster: Cluster, path: str) -> None:
         )
 
 
-def _check_packages(cluster: Cluster) -> None:
-    """Raise UsageError when a worker lacks a package or has another version."""
+def _check_packages(cluster: ClusterExecutor) -> None:
+    """Raise UsageError if a worker lacks a package or has another version."""
     for package in _PACKAGES:
         here = importlib.metadata.version(package)
         for worker, found in cluster.on_workers(importlib.metadata.version, package):

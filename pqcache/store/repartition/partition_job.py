@@ -74,6 +74,9 @@ class PartitionJob:
         """The partition directory, for messages."""
         return self.directory or "."
 
+    def __str__(self) -> str:
+        return f"partition {self.name}"
+
     @property
     def size(self) -> int:
         """Bytes of the source files."""

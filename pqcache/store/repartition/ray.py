@@ -1,38 +1,33 @@
-"""Run the jobs of a repartition on an existing Ray cluster, over Ray Client.
-
-Ray gives the jobs of a worker that died to others.
-"""
+"""An executor over the nodes of a Ray cluster, through Ray Client."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 from pqcache.errors import PqcacheError, SourceUnavailable, UsageError, first_line
-from pqcache.events import Advanced, OnEvent
-from pqcache.store.repartition.cluster_errors import check_address, missing_package, workers_died
-from pqcache.store.repartition.partition_job import PartitionJob, run_job
-from pqcache.store.repartition.target_record import DirectoryResult
+from pqcache.store.repartition.executor import ClusterExecutor, Settle, check_address
 
 _CPUS = 2  # of a job, which decodes, encodes and transfers on threads; fewer where no node has as many
 _RETRIES = 3  # of a job whose worker died
-_OUTSTANDING = 256  # jobs that Ray knows of at once
 _CHECK = 60.0  # seconds for each node to answer
 
 
-class RayCluster:
-    """The nodes of the cluster that this thread is connected to (see `Cluster`)."""
+class RayExecutor(ClusterExecutor):
+    """The nodes of the cluster that this thread is connected to. Jobs that are cancelled are interrupted."""
 
     def __init__(self, ray: Any, scheduler: str) -> None:
-        self._ray, self._scheduler = ray, scheduler
+        super().__init__(scheduler)
+        self._ray = ray
+        self._tasks: dict[Callable[..., Any], Any] = {}
+        self._begun: set[Any] = set()
 
     @property
     def no_worker(self) -> str:
-        """What to tell the user where no node does jobs."""
         return "" if self._cpus() else "no node with a CPU is there yet; waiting for one"
 
     def _nodes(self) -> list[dict[str, Any]]:
@@ -42,7 +37,6 @@ class RayCluster:
         return max((node["Resources"]["CPU"] for node in self._nodes()), default=0.0)
 
     def on_workers(self, function: Callable[[str], Any], argument: str) -> list[tuple[str, Any]]:
-        """Return each node's address with what ``function`` returns there, or raises."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         task, found = self._ray.remote(function), []
@@ -52,7 +46,8 @@ class RayCluster:
                 (node["NodeManagerAddress"], task.options(num_cpus=0, scheduling_strategy=there).remote(argument))
             )
         answers = ((address, self._answer(address, reference)) for address, reference in found)
-        return [(address, answer) for address, answer in answers if not self._is_dead(answer)]
+        # a RayError: a node that has just died
+        return [item for item in answers if not isinstance(item[1], self._ray.exceptions.RayError)]
 
     def _answer(self, address: str, reference: Any) -> Any:
         """Return what a node answers, or the error."""
@@ -64,58 +59,41 @@ class RayCluster:
         except errors.RayError as error:
             return getattr(error, "cause", None) or error
 
-    def _is_dead(self, answer: Any) -> bool:
-        """Return whether an answer is that of a node which has just died."""
-        return isinstance(answer, self._ray.exceptions.RayError)
+    def begin(self, function: Callable[..., Any], arguments: tuple[Any, ...], name: str, settle: Settle) -> None:
+        if function not in self._tasks:
+            cpus = min(_CPUS, self._cpus() or 1)
+            self._tasks[function] = self._ray.remote(function).options(num_cpus=cpus, max_retries=_RETRIES)
+        reference = self._tasks[function].remote(*arguments)
+        self._begun.add(reference)
 
-    def results(
-        self, todo: Sequence[PartitionJob], on_event: OnEvent
-    ) -> Iterator[tuple[PartitionJob, DirectoryResult]]:
-        """Do the jobs; yield each with its result, as they end.
+        def ended(future: Any) -> None:
+            self._begun.discard(reference)
+            settle(lambda: self._result(future))
 
-        Raises what a job raises. Jobs that have begun are then interrupted.
-        """
-        ray, waiting = self._ray, iter(todo)
-        task = ray.remote(run_job).options(num_cpus=min(_CPUS, self._cpus() or 1), max_retries=_RETRIES)
-        begun: dict[Any, PartitionJob] = {}
+        reference.future().add_done_callback(ended)
+
+    def _result(self, future: Any) -> Any:
+        errors = self._ray.exceptions
         try:
-            while True:
-                begun |= {task.remote(job): job for job in islice(waiting, _OUTSTANDING - len(begun))}
-                if not begun:
-                    return
-                for reference in ray.wait(list(begun))[0]:
-                    job = begun.pop(reference)
-                    result = self._result(reference, job)
-                    on_event(Advanced("rewrite", job.size))
-                    yield job, result
+            return future.result()
         except ConnectionError as error:
-            raise SourceUnavailable(
-                self._scheduler, "the cluster is gone", "start it again and run the same command"
-            ) from error
-        finally:
-            for reference in begun:
-                ray.cancel(reference)
-
-    def _result(self, reference: Any, job: PartitionJob) -> DirectoryResult:
-        """Return what a job returned, or raise what a user can act on."""
-        name, errors = f"partition {job.name}", self._ray.exceptions
-        try:
-            done: DirectoryResult = self._ray.get(reference)
-            return done
+            raise CancelledError from error
         except errors.RayTaskError as error:
-            cause = getattr(error, "cause", None) or error
-            if isinstance(cause, ImportError) and not isinstance(cause, PqcacheError):
-                raise missing_package(name, cause) from error
-            raise cause from None
+            raise (getattr(error, "cause", None) or error) from None
         except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as error:
-            raise workers_died(name) from error
+            raise BrokenExecutor from error
         except errors.RayError as error:
-            raise PqcacheError(name, f"Ray cannot do it ({first_line(error)})", "look at 'ray status'") from error
+            reason = f"Ray cannot do a job ({first_line(error)})"
+            raise PqcacheError(self.scheduler, reason, "look at 'ray status'") from error
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for reference in list(self._begun):
+            self._ray.cancel(reference)
 
 
 @contextmanager
-def ray_cluster(scheduler: str) -> Iterator[RayCluster]:
-    """Yield the cluster whose Ray Client server is at ``scheduler``."""
+def ray_executor(scheduler: str) -> Iterator[RayExecutor]:
+    """Yield the executor of the cluster whose Ray Client server is at ``scheduler``."""
     try:
         import grpc  # noqa: F401 - what Ray Client needs beside Ray
         import ray
@@ -142,6 +120,6 @@ def ray_cluster(scheduler: str) -> Iterator[RayCluster]:
         raise UsageError(scheduler, first_line(error), "install the same versions of Ray and Python here") from error
     try:
         with client:
-            yield RayCluster(ray, scheduler)
+            yield RayExecutor(ray, scheduler)
     finally:
         client.disconnect()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
+from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from pqcache.store.drivers.target import Target
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.manifest_file import schema_of_table
-from pqcache.store.repartition.cluster import Cluster, check_seen, connected
+from pqcache.store.repartition.cluster import check_seen, connected
 from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
 from pqcache.store.repartition.endpoints import Endpoints
-from pqcache.store.repartition.partition_job import JobContext, PartitionJob, do_job
+from pqcache.store.repartition.executor import ClusterExecutor
+from pqcache.store.repartition.partition_job import JobContext, PartitionJob, do_job, run_job
 from pqcache.store.repartition.spool import open_spool
 from pqcache.store.repartition.target_record import (
     DirectoryRecord,
@@ -44,6 +46,7 @@ from pqcache.store.urls import redact
 from pqcache.units import format_count
 from pqcache.versions import __version__
 
+_OUTSTANDING = 256  # jobs that an executor knows of at once
 _ENCODING_AT_ONCE = 2  # partitions: each overlaps decoding and encoding on several threads
 _PATIENCE = Patience(2)  # of reading the records at the target
 
@@ -128,7 +131,7 @@ def repartition_to(
         return _report(run)
 
 
-def _run(run: _TargetRun, cluster: Cluster | None) -> None:
+def _run(run: _TargetRun, cluster: ClusterExecutor | None) -> None:
     """Do the jobs, here or on a ``cluster``."""
     target, on_event = run.target, run.options.on_event
     target.begin()
@@ -159,10 +162,53 @@ def _run(run: _TargetRun, cluster: Cluster | None) -> None:
         target.finish()
 
 
-def _results(run: _TargetRun, cluster: Cluster | None) -> Iterator[tuple[PartitionJob, DirectoryResult]]:
-    if cluster is None:
-        return _in_this_process(run)
-    return cluster.results(run.todo, run.options.on_event)
+def _results(run: _TargetRun, cluster: ClusterExecutor | None) -> Iterator[tuple[PartitionJob, DirectoryResult]]:
+    """Do the jobs; yield each with its result, as they end."""
+    on_event = run.options.on_event
+    if cluster is not None:
+        for job, result in _as_they_end(cluster, run_job, run.todo):
+            on_event(Advanced("rewrite", job.size))
+            yield job, result
+        return
+    with open_spool(run.target) as spool:
+        context = JobContext(
+            source=run.source,
+            target=run.target,
+            spool=spool,
+            encoding=threading.Semaphore(_ENCODING_AT_ONCE),
+            on_event=on_event,
+        )
+        pool = ThreadPoolExecutor(run.options.jobs)
+        try:
+            yield from _as_they_end(pool, partial(do_job, context=context), run.todo)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait
+
+
+def _as_they_end(
+    executor: Executor, do: Callable[[PartitionJob], DirectoryResult], todo: Iterable[PartitionJob]
+) -> Iterator[tuple[PartitionJob, DirectoryResult]]:
+    """Do jobs on an executor; yield each with its result, as they end.
+
+    After a failure, jobs that cannot be cancelled end first, so that the next run finds them done.
+    """
+    waiting = iter(todo)
+    begun: dict[Future[DirectoryResult], PartitionJob] = {}
+    failed: BaseException | None = None
+    while True:
+        if failed is None:
+            begun |= {executor.submit(do, job): job for job in islice(waiting, _OUTSTANDING - len(begun))}
+        if not begun:
+            break
+        for future in wait(begun, return_when=FIRST_COMPLETED).done:
+            job, error = begun.pop(future), future.exception()
+            if error is None:
+                yield job, future.result()
+            elif failed is None:
+                failed = error
+                begun = {other: job for other, job in begun.items() if not other.cancel()}
+    if failed is not None:
+        raise failed
 
 
 def _report(run: _TargetRun) -> RepartitionReport:
@@ -235,35 +281,6 @@ def _jobs_for(
         )
         for directory, group in groups.items()
     ]
-
-
-def _in_this_process(run: _TargetRun) -> Iterator[tuple[PartitionJob, DirectoryResult]]:
-    """Do the jobs on threads; yield each with its result, as they end."""
-    with open_spool(run.target) as spool:
-        context = JobContext(
-            source=run.source,
-            target=run.target,
-            spool=spool,
-            encoding=threading.Semaphore(_ENCODING_AT_ONCE),
-            on_event=run.options.on_event,
-        )
-        pool = ThreadPoolExecutor(run.options.jobs)
-        try:
-            futures = {pool.submit(do_job, job, context): job for job in run.todo}
-            failed: BaseException | None = None
-            for future in as_completed(futures):
-                if future.cancelled():
-                    continue
-                if (error := future.exception()) is None:
-                    yield futures[future], future.result()
-                elif failed is None:  # what has begun is finished, and kept for the next run
-                    failed = error
-                    for other in futures:
-                        other.cancel()
-            if failed is not None:
-                raise failed
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait
 
 
 @contextmanager
