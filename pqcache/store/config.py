@@ -18,8 +18,8 @@ from pqcache.store.layout import CONFIG
 from pqcache.store.newest import FREE, parse_newest
 from pqcache.store.ownership import file_mode
 from pqcache.store.shard import parse_shard
+from pqcache.store.tables.base import VersionRule
 from pqcache.store.tables.data_files import FileRules
-from pqcache.store.tables.table import VersionRule
 from pqcache.store.urls import quoted
 from pqcache.system.disk import write_durably
 from pqcache.units import parse_duration, parse_size

@@ -25,9 +25,9 @@ from pqcache.store.inspect.summary import read_remote_index
 from pqcache.store.manifest import FileEntry
 from pqcache.store.row_group_index import Index
 from pqcache.store.sync.listing import ListingRules, list_source
+from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.urls import local_path, quoted, redact, url_scheme
 from pqcache.system.disk import check_regular
 from pqcache.units import format_size

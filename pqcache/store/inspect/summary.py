@@ -31,9 +31,9 @@ from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA, Index, IndexBuilder
 from pqcache.store.sync.download.remote_footer import read_remote_footer
 from pqcache.store.sync.listing import ListingRules, list_source
+from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.urls import url_scheme
 from pqcache.units import BLOCK_SIZE, parse_count, parse_size
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from pqcache.errors import UsageError
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.object_store_config import AZURE_OPTIONS, AZURE_SCHEMES, GCS_OPTIONS, GCS_SCHEMES
+from pqcache.store.tables.base import OpenOptions, VersionRule
 from pqcache.store.tables.data_files import FileRules
-from pqcache.store.tables.hive_metastore.url import store_options
+from pqcache.store.tables.hive_url import store_options
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.tables.table import VersionRule
-from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.urls import check_url, local_path, redact, url_scheme
 
 _KINDS = {**dict.fromkeys(GCS_SCHEMES, "gs"), **dict.fromkeys(AZURE_SCHEMES, "az")}  # by scheme

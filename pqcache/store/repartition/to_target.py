@@ -40,7 +40,7 @@ from pqcache.store.repartition.target_record import (
 from pqcache.store.sync.cache_run import RunOptions
 from pqcache.store.sync.listing import ListingRules, list_source
 from pqcache.store.sync.table_schema import TableSchema, read_table_schema
-from pqcache.store.tables.table import VersionRule
+from pqcache.store.tables.base import VersionRule
 from pqcache.store.tmp_directory import rewrite_key
 from pqcache.store.urls import redact
 from pqcache.units import format_count

@@ -50,8 +50,8 @@ from pqcache.store.sync.safety_checks import check_identities, wait_rules
 from pqcache.store.sync.source_and_cache import check_apart, check_order
 from pqcache.store.sync.source_change import changed_source, merged_config
 from pqcache.store.sync.source_modes import limit_to_source
+from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.tables.table_source import TableSource
 from pqcache.store.urls import quoted, redact
 from pqcache.system.stopwatch import Stopwatch

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timezone
+from decimal import Decimal
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
 
 from pqcache.errors import MALFORMED, PqcacheError, SourceError, SourceNotFound, UsageError, disk_errors, first_line
-from pqcache.store.drivers.base import read_range
+from pqcache.parquet.column_mapping import ColumnKind, TableColumn
+from pqcache.store.drivers.base import FileShape, read_range
 from pqcache.store.drivers.retries import with_retries
-from pqcache.store.manifest import SourceFile, TableVersion
-from pqcache.store.tables.delta_deletions import descriptors
-from pqcache.store.tables.delta_files import file_url_of, table_files
-from pqcache.store.tables.delta_log import LOG, DeltaLog, delta_log
-from pqcache.store.tables.delta_schema import DELETION_VECTORS, PLAIN, DeltaSchema, check_features, check_schema
-from pqcache.store.tables.table import Table, TableListing, digest
-from pqcache.store.tables.table_log import TableLog, log_state
-from pqcache.store.urls import url_scheme
+from pqcache.store.manifest import Identity, SourceFile, TableVersion, committed_tag
+from pqcache.store.tables.base import (
+    Table,
+    TableFile,
+    TableListing,
+    TableLog,
+    cache_paths,
+    digest,
+    log_state,
+    partition_path,
+)
+from pqcache.store.tables.delta_deletions import DeletionVector, ReadBytes, descriptors
+from pqcache.store.tables.delta_log import LOG, DeltaLog, copy_log, delta_log, link_log
+from pqcache.store.urls import local_path, url_scheme
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
@@ -35,6 +45,24 @@ _TRIES = 3  # of a log that is cleaned up while it is read
 _THREADS = 8
 _MAX_LOOKED_INTO = 1 << 26  # bytes of a file of a log that is looked into to name it
 _CHECK = "check the table with the engine that wrote it"
+_ABSOLUTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/|/")
+_OUTSIDE = re.compile(r"(^|/)(\.{0,2})(/|$)")  # of a path with a segment that is empty, "." or ".."
+DELETION_VECTORS = "deletionVectors"
+_READ_RIGHT = frozenset(
+    {
+        "columnMapping",
+        DELETION_VECTORS,
+        "timestampNtz",
+        "typeWidening",
+        "typeWidening-preview",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+_MAX_READER_VERSION = 3
+_MORE_COLUMNS = frozenset({"changeDataFeed", "rowTracking"})  # features with which files have columns of their own
+PLAIN = "write it to plain Parquet with an engine that reads it, or take its files as they are with --as-files"
+_KINDS = {"struct": ColumnKind.STRUCT, "array": ColumnKind.LIST, "map": ColumnKind.MAP}
 
 
 def open_delta(log: TableLog) -> Table:
@@ -56,7 +84,7 @@ class _LogMovedError(Exception):
 
 
 class _Delta:
-    """A Delta table; see ``pqcache.store.tables.table.Table``."""
+    """A Delta table; see ``pqcache.store.tables.base.Table``."""
 
     has_versions = True
 
@@ -118,10 +146,6 @@ class _Delta:
 
     def _copied(self, log: DeltaLog, files: Sequence[SourceFile], stack: ExitStack) -> Path:
         """Return a directory with the files of the log that make a version, which exists until ``stack`` is closed."""
-        import tempfile  # as below: a local table without deletion vectors needs neither
-
-        from pqcache.store.tables.delta_log_copy import copy_log, link_log
-
         source, options = self._log.source, self._log.options
         with disk_errors(Path(tempfile.gettempdir())):
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pqcache-delta-")))
@@ -281,3 +305,223 @@ def _nanoseconds(text: str) -> int:
 
 def _iso(time_ns: int) -> str:
     return datetime.fromtimestamp(time_ns / 1e9, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def table_files(
+    url: str, adds: Any, schema: DeltaSchema, vectors: Mapping[str, Mapping[str, Any]], read: ReadBytes
+) -> dict[str, TableFile]:
+    """Return the files of a table by their paths in a cache.
+
+    Args:
+        url: the table's directory.
+        adds: what ``DeltaTable.get_add_actions`` returns.
+        schema: the table's.
+        vectors: the deletion vectors that files have, by the file's path in the log.
+        read: reads a deletion vector.
+    """
+    names = adds.schema.names
+    paths: list[str] = adds.column("path").to_pylist()
+    sizes, times = adds.column("size_bytes").to_pylist(), adds.column("modification_time").to_pylist()
+    rows = adds.column("num_records").to_pylist() if vectors and "num_records" in names else []
+    values = _partitions(url, adds) if schema.partitions else [{}] * len(paths)
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise SourceError(f"{url}/{twice}", "is twice in the table", "check the table with the engine that wrote it")
+    mapped = schema.in_files
+    mapping = "" if mapped is None else digest(mapped if schema.mode != "none" else "")
+    shape = None if mapped is None else FileShape(columns=mapped)
+    directories = _Directories(url, schema)
+    urls = [file_url_of(url, path) for path in paths]
+    places = cache_paths((directories.path_of(row), where) for row, where in zip(values, urls, strict=True))
+    files = {}
+    for number, (place, path, where) in enumerate(zip(places, paths, urls, strict=True)):
+        vector, of_file = None, shape
+        if path in vectors:
+            count = rows[number] if rows else None
+            if count is None:
+                reason = "has deleted rows, and the log does not say how many rows it has"
+                raise SourceError(where, reason, "remove them for good: REORG TABLE ... APPLY (PURGE) in Spark")
+            vector = DeletionVector(descriptor=vectors[path], rows_in_file=count, file=where, read=read)
+            of_file = FileShape(columns=mapped, deleted_rows=vector.deleted_rows)
+        tag = digest(path, "" if vector is None else vector.id, mapping)
+        identity = Identity(sizes[number], times[number] * 1_000_000, committed_tag(tag, of_file is not None))
+        files[place] = TableFile(path=place, url=where, identity=identity, shape=of_file)
+    return files
+
+
+def file_url_of(url: str, path: str) -> str:
+    """Return where a file is that the log of the table ``url`` knows by ``path``, which is encoded as in a URL."""
+    if not _ABSOLUTE.match(path):
+        decoded = unquote(path) if "%" in path else path
+        closed = f"/{decoded}/"
+        if ("/." in closed or "//" in closed) and _OUTSIDE.search(decoded):  # two fast answers for nearly all paths
+            reason = "is a path in the log of the table that leads out of it"
+            raise SourceError(f"{url}/{path}", reason, "check the table with the engine that wrote it")
+        return f"{url.rstrip('/')}/{decoded}"
+    is_local = url_scheme(url) in ("", "file")
+    if path[:5].lower() == "file:":
+        if not is_local:
+            reason = f"names a file of the machine that wrote it ({path}), and the table is elsewhere"
+            raise SourceError(url, reason, "write the table again with the engine that it is from")
+        return local_path(path if path[5:7] == "//" else f"file://{path[5:]}")
+    return unquote(path) if is_local or not path.startswith("/") else f"{_authority(url)}{unquote(path)}"
+
+
+def _authority(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
+
+
+def _partitions(url: str, adds: Any) -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = adds.column("partition").to_pylist()
+    except (ValueError, OverflowError) as error:
+        reason = f"a partition's value is a date or a time that Python cannot hold ({error})"
+        raise UsageError(url, reason, "correct it with the engine that wrote the table") from error
+    return found
+
+
+class _Directories:
+    """The Hive directories of partition values, which many files share."""
+
+    def __init__(self, url: str, schema: DeltaSchema) -> None:
+        self._url, self._names = url, schema.partitions
+        self._known: dict[tuple[Any, ...], str] = {}
+
+    def path_of(self, values: Mapping[str, Any]) -> str:
+        """Return the directory of a file with these values."""
+        key = tuple(values[name] for name in self._names)
+        if key not in self._known:
+            self._known[key] = partition_path(
+                {name: partition_text(value) for name, value in zip(self._names, key, strict=True)}
+            )
+        return self._known[key]
+
+
+def partition_text(value: Any) -> str | None:
+    """Return a partition's value as text, from which Arrow makes the same value.
+
+    >>> partition_text(True), partition_text(Decimal("1.50")), partition_text(date(2026, 11, 1))
+    ('true', '1.50', '2026-11-01')
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            return value.isoformat(" ")
+        return value.astimezone(timezone.utc).replace(tzinfo=None).isoformat(" ") + "Z"
+    if isinstance(value, date):
+        return value.isoformat()
+    return f"{value:f}" if isinstance(value, Decimal) else repr(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaSchema:
+    """The schema of a Delta table, and what says how to read it.
+
+    Attributes:
+        fields: its columns, as the log has them.
+        partitions: the names of the partition columns, outermost first.
+        configuration: the table's properties.
+        writer_features: what its writers do.
+    """
+
+    fields: Sequence[Mapping[str, Any]]
+    partitions: Sequence[str]
+    configuration: Mapping[str, str]
+    writer_features: Collection[str]
+
+    @property
+    def mode(self) -> str:
+        """How files know columns: ``id``, ``name`` (by a name of their own), or ``none`` (by the table's names)."""
+        return self.configuration.get("delta.columnMapping.mode") or "none"
+
+    @property
+    def in_files(self) -> tuple[TableColumn, ...] | None:
+        """The columns as files know them; None where files have just these, under the table's names."""
+        change_data = self.configuration.get("delta.enableChangeDataFeed") == "true"
+        if self.mode == "none" and not change_data and _MORE_COLUMNS.isdisjoint(self.writer_features):
+            return None
+        return tuple(_column(field, self.mode) for field in self.fields)
+
+
+def check_features(url: str, version: int, features: Collection[str]) -> None:
+    """Raise UsageError where a table asks more of a reader than is known to come out right."""
+    if version > _MAX_READER_VERSION:
+        raise UsageError(url, f"is a Delta table of reader version {version}, which is not known", PLAIN)
+    unknown = sorted(set(features) - _READ_RIGHT)
+    if unknown:
+        names = ", ".join(unknown)
+        raise UsageError(url, f"is a Delta table with {names}, whose rows would not come out right", PLAIN)
+
+
+def check_schema(url: str, schema: DeltaSchema) -> None:
+    """Raise UsageError where the values of a column would not come out right."""
+    if schema.mode not in ("none", "name", "id"):
+        raise UsageError(url, f"is a Delta table with column mapping by {schema.mode!r}, which is not known", PLAIN)
+    for field in schema.fields:
+        kind = field["type"]
+        if field["name"] in schema.partitions and kind == "binary":
+            raise UsageError(url, f"partition column {field['name']!r} is binary, which a path cannot hold", PLAIN)
+        for inner in _types(kind):
+            if inner == "variant":
+                raise UsageError(url, f"column {field['name']!r} holds a {inner}, which is not known", PLAIN)
+        if any(change.get("toType") == "timestamp_ntz" for change in _changes(field)):
+            reason = f"column {field['name']!r} was dates and is timestamps now, which old files are not read as"
+            raise UsageError(url, reason, "write the table again with the engine that it is from")
+
+
+def _types(kind: Any) -> Iterator[str]:
+    """Yield the names of a type and of those inside of it."""
+    if isinstance(kind, str):
+        yield kind
+        return
+    yield kind["type"]
+    for _, inner in _inside(kind):
+        yield from _types(inner)
+
+
+def _changes(field: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the changes of a column's type, and of those inside of it."""
+    yield from (field.get("metadata") or {}).get("delta.typeChanges", ())
+    if not isinstance(field["type"], str):
+        for name, inner in _inside(field["type"]):
+            of_struct = next((f for f in field["type"].get("fields", ()) if f["name"] == name), None)
+            yield from _changes(of_struct or {"name": name, "type": inner})
+
+
+def _inside(kind: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the names and types of what a nested type holds."""
+    if kind["type"] == "struct":
+        return [(field["name"], field["type"]) for field in kind["fields"]]
+    if kind["type"] == "array":
+        return [("element", kind["elementType"])]
+    return [("key", kind["keyType"]), ("value", kind["valueType"])]
+
+
+def _column(field: Mapping[str, Any], mode: str) -> TableColumn:
+    """Return a field of a table or a struct as files know it."""
+    metadata = field.get("metadata") or {}
+    stored, field_id = field["name"], None
+    if mode != "none":
+        stored = metadata.get("delta.columnMapping.physicalName", stored)
+        field_id = metadata.get("delta.columnMapping.id") if mode == "id" else None
+    return _named(field["name"], field["type"], mode, stored, field_id)
+
+
+def _named(name: str, kind: Any, mode: str, stored: str, field_id: int | None = None) -> TableColumn:
+    fields: tuple[TableColumn, ...] = ()
+    if not isinstance(kind, str):
+        if kind["type"] == "struct":
+            fields = tuple(_column(field, mode) for field in kind["fields"])
+        else:
+            fields = tuple(_named(inner, of, mode, inner) for inner, of in _inside(kind))
+    return TableColumn(
+        name=name,
+        field_id=field_id,
+        stored=frozenset({stored}),
+        kind=ColumnKind.LEAF if isinstance(kind, str) else _KINDS[kind["type"]],
+        fields=fields,
+    )

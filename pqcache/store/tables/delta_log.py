@@ -1,15 +1,23 @@
-"""Which files of a Delta table's log make one of its versions, by the names in a listing of ``_delta_log``.
+"""Which files of a Delta table's log make one of its versions, by the names in a listing; and a local copy of them.
 
 A version is a checkpoint, which is complete in itself, and the commits after it; or all commits from the first on.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
+from pqcache.errors import ParquetError, SourceUnavailable, first_line
+from pqcache.events import OnEvent
+from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.retries import Patience, with_retries
 from pqcache.store.manifest import SourceFile
 
 LOG = "_delta_log"  # the log's directory in that of its table
@@ -18,6 +26,7 @@ _COMMIT = re.compile(r"(\d{20})\.json")
 _WHOLE = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _PART = re.compile(r"(\d{20})\.checkpoint\.(\d{10})\.(\d{10})\.parquet")
 _NAMED = re.compile(r"(\d{20})\.checkpoint\.[0-9a-f]{8}-[0-9a-f-]{27}\.(json|parquet)")
+_THREADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,3 +101,60 @@ def delta_log(entries: Iterable[SourceFile]) -> DeltaLog:
         if sorted(found) == list(range(1, count + 1))
     }
     return DeltaLog(commits=commits, checkpoints={**named, **complete, **whole}, sidecars=sidecars)
+
+
+def copy_log(
+    source: Source, log: DeltaLog, files: Sequence[SourceFile], directory: Path, patience: Patience, on_event: OnEvent
+) -> None:
+    """Copy ``files`` of a log, and the sidecars that a checkpoint among them names, to ``directory``.
+
+    Raises SourceNotFound where one is gone by now.
+    """
+    target = directory / LOG
+
+    def copy(file: SourceFile) -> None:
+        with_retries(lambda: _copy(source, file, target / file.path), source.url_of(file.path), patience, on_event)
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="pqcache-log") as threads:
+        (target / SIDECARS).mkdir(parents=True)
+        list(threads.map(copy, files))
+        if log.sidecars:
+            names = [name for file in files if ".checkpoint." in file.path for name in _sidecars(target / file.path)]
+            list(threads.map(copy, [log.sidecars[name] for name in names if name in log.sidecars]))
+
+
+def link_log(root: str, log: DeltaLog, files: Iterable[SourceFile], directory: Path) -> None:
+    """Make links in ``directory`` to ``files`` of the local log ``root``, and to all sidecars."""
+    target = directory / LOG
+    (target / SIDECARS).mkdir(parents=True)
+    for file in (*files, *log.sidecars.values()):
+        os.symlink(os.path.join(root, file.path), target / file.path)
+
+
+def _copy(source: Source, file: SourceFile, target: Path) -> None:
+    written = 0
+    with target.open("wb") as out:
+        for data in source.read(file.path, 0, file.identity.size, file.identity.tag):
+            written += out.write(data)
+    if written != file.identity.size:
+        reason = f"{written:,} of {file.identity.size:,} bytes came"
+        raise SourceUnavailable(source.url_of(file.path), reason)
+
+
+def _sidecars(checkpoint: Path) -> list[str]:
+    """Return the names of the sidecars that a checkpoint names."""
+    if checkpoint.suffix == ".json":
+        actions = [json.loads(line) for line in checkpoint.read_text().splitlines() if line.strip()]
+        return [PurePosixPath(action["sidecar"]["path"]).name for action in actions if action.get("sidecar")]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(checkpoint) as file:
+            if "sidecar" not in file.schema_arrow.names:
+                return []
+            found = file.read(["sidecar.path"])["sidecar"].to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        reason = f"is a checkpoint that cannot be read ({first_line(error)})"
+        raise ParquetError(checkpoint.name, reason, "check the table with the engine that wrote it") from error
+    return [PurePosixPath(row["path"]).name for row in found if row is not None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 from pqcache.errors import SourceError, SourceNotFound, UsageError
@@ -11,11 +12,8 @@ from pqcache.store.drivers.one_spelling import OneSpelling
 from pqcache.store.drivers.registry import installed
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile
-from pqcache.store.tables.iceberg.errors import needs_pyiceberg
-from pqcache.store.tables.store_files import StoreFiles
-from pqcache.store.tables.table import Table, TableListing
+from pqcache.store.tables.base import MOVED, OpenOptions, StoreFiles, Table, TableListing, TableLog, log_state
 from pqcache.store.tables.table_format import LOGS, is_log, refuse_part
-from pqcache.store.tables.table_log import MOVED, OpenOptions, TableLog, log_state
 from pqcache.store.tables.table_source import TableSource, table_source
 from pqcache.store.urls import check_url, redact, url_scheme, with_usual_scheme
 
@@ -134,25 +132,38 @@ def _catalogs() -> Mapping[str, OpenUrl]:
 
 def _open_hive(url: str, options: OpenOptions) -> Source:
     with installed(url, "thrift", "hive"):
-        from pqcache.store.tables.hive_metastore.table import open_hive
+        from pqcache.store.tables.hive import open_hive
     return open_hive(url, options)
 
 
+@contextmanager
+def _needs_pyiceberg(url: str) -> Iterator[None]:
+    """Raise UsageError about ``url`` when an import inside the block finds pyiceberg, or a part of it, missing."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "pqcache").partition(".")[0] == "pqcache":
+            raise  # an error of this package's own
+        as_files = "take its files as they are with --as-files (as_files=True)"
+        advice = f"install it with: pip install 'pqcache[iceberg]', or {as_files}"
+        raise UsageError(url, "is an Iceberg table, which needs pyiceberg", advice) from error
+
+
 def _iceberg_directory(log: TableLog) -> Table:
-    with needs_pyiceberg(log.url):
-        from pqcache.store.tables.iceberg.directory import open_directory
+    with _needs_pyiceberg(log.url):
+        from pqcache.store.tables.iceberg_open import open_directory
     return open_directory(log)
 
 
 def _iceberg_file(url: str, options: OpenOptions) -> Source:
-    with needs_pyiceberg(redact(url)):
-        from pqcache.store.tables.iceberg.directory import open_metadata_file
+    with _needs_pyiceberg(redact(url)):
+        from pqcache.store.tables.iceberg_open import open_metadata_file
     return open_metadata_file(url, options)
 
 
 def _iceberg_catalog(url: str, options: OpenOptions) -> Source:
-    with needs_pyiceberg(redact(url)):
-        from pqcache.store.tables.iceberg.catalog import open_catalog_table
+    with _needs_pyiceberg(redact(url)):
+        from pqcache.store.tables.iceberg_open import open_catalog_table
     return open_catalog_table(url, options)
 
 

@@ -9,8 +9,7 @@ from threading import Lock
 from pqcache.errors import SourceError, SourceNotFound
 from pqcache.store.drivers.base import Capabilities, FileShape, LocalModes, Source
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
-from pqcache.store.tables.store_files import StoreFiles
-from pqcache.store.tables.table import Table, TableFile, TableListing, VersionRule
+from pqcache.store.tables.base import StoreFiles, Table, TableFile, TableListing, VersionRule
 from pqcache.store.urls import url_scheme
 
 

@@ -28,9 +28,8 @@ from pqcache.store.sync.parquet_detection import read_memory
 from pqcache.store.sync.plan import Recipe, plan_sync, recipe_for
 from pqcache.store.sync.safety_checks import wait_rules
 from pqcache.store.sync.snapshot_job import Origin
+from pqcache.store.tables.base import OpenOptions, VersionRule
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.tables.table import VersionRule
-from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.urls import quoted, redact
 from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import format_count

@@ -17,8 +17,8 @@ import pqcache
 from pqcache.events import Event, Listed
 from pqcache.store.layout import LISTED
 from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.tables.base import log_state
 from pqcache.store.tables.open_table import _DeferredTable
-from pqcache.store.tables.table_log import log_state
 from tests.conftest import Bucket
 from tests.delta_tables import held, judged
 from tests.servers.upload import for_each_file
@@ -199,7 +199,7 @@ def test_a_table_on_s3(table: Path, tmp_path: Path, s3_bucket: Bucket, readings:
 def test_the_pointer_of_an_iceberg_table_decides(
     by_catalog: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pqcache.store.tables.iceberg.table import IcebergTable
+    from pqcache.store.tables.iceberg import IcebergTable
 
     found, read = [], IcebergTable.read
 

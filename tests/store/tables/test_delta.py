@@ -23,8 +23,8 @@ from deltalake.schema import PrimitiveType
 import pqcache
 from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound, UsageError
 from pqcache.events import Event, Started
+from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.tables.table_source import TableSource
 from pqcache.torch import ParquetDataset
 from tests.delta_tables import add, commit, field, held, in_order, judged, metadata, protocol

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pqcache.errors import SourceError
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.tables.delta_files import file_url_of
+from pqcache.store.tables.delta import file_url_of
 from pqcache.store.tables.delta_log import DeltaLog, delta_log
 from tests.examples import examples
 

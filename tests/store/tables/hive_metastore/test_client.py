@@ -31,11 +31,10 @@ from pqcache.errors import (
     UsageError,
 )
 from pqcache.store.repartition.endpoints import make_endpoints
-from pqcache.store.tables.hive_metastore import structs
-from pqcache.store.tables.hive_metastore.client import BATCH, ask
-from pqcache.store.tables.hive_metastore.url import MetastoreAddress
+from pqcache.store.tables.base import OpenOptions
+from pqcache.store.tables.hive_client import BATCH, GET_TABLE_REQ, GET_TABLE_REQUEST, ask
+from pqcache.store.tables.hive_url import MetastoreAddress
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.urls import redact
 from tests.examples import examples
 from tests.forked_commands import run_pqcache
@@ -240,7 +239,7 @@ def test_a_silent_server_and_one_that_drips_are_given_up(handler: Handler) -> No
 def answer_about_a_table(handler: Handler) -> bytes:
     """What a metastore sends about a table."""
     with metastore(handler) as port, socket.create_connection(("127.0.0.1", port)) as client:
-        request = structs.GET_TABLE_REQ(a1=structs.GET_TABLE_REQUEST(dbName="db", tblName="t"))
+        request = GET_TABLE_REQ(a1=GET_TABLE_REQUEST(dbName="db", tblName="t"))
         transport = TMemoryBuffer()
         protocol = TBinaryProtocol(transport)
         protocol.writeMessageBegin("get_table_req", TMessageType.CALL, 0)
@@ -353,8 +352,8 @@ def test_what_a_login_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "thrift"]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("table", "client", "structs"):
-        monkeypatch.delitem(sys.modules, f"pqcache.store.tables.hive_metastore.{name}", raising=False)
+    for name in ("hive", "hive_client"):
+        monkeypatch.delitem(sys.modules, f"pqcache.store.tables.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "thrift", None)
     with pytest.raises(UsageError, match=r"^hive://h/a.b: needs thrift; install .*pip install 'pqcache\[hive\]'$"):
         open_table("hive://h/a.b", OpenOptions())

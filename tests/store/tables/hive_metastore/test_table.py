@@ -13,9 +13,9 @@ import pytest
 import pqcache
 from pqcache.errors import SourceError, SourceIncomplete, UsageError
 from pqcache.events import Event, Warned
-from pqcache.store.tables.hive_metastore import table as hive_table
+from pqcache.store.tables import hive as hive_table
+from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.tables.table_log import OpenOptions
 from tests.forked_commands import run_pqcache
 from tests.store.tables.hive_metastore.databases import AVRO, ORC, PARQUET, Database, write_ids
 

@@ -16,11 +16,10 @@ from pyroaring import BitMap64
 from pqcache.errors import ParquetError, SourceNotFound
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.retries import Patience
-from pqcache.store.tables.iceberg import deletes as deletes_module
-from pqcache.store.tables.iceberg.deletes import DeleteFile, Deletes
-from pqcache.store.tables.iceberg.file_io import TableAccess
-from pqcache.store.tables.store_files import StoreFiles
-from pqcache.store.tables.table_log import OpenOptions
+from pqcache.store.tables import iceberg as iceberg_module
+from pqcache.store.tables.base import OpenOptions, StoreFiles
+from pqcache.store.tables.iceberg import DeleteFile, Deletes
+from pqcache.store.tables.iceberg_io import TableAccess
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def write(path: Path, positions: dict[str, list[int]], **how: Any) -> str:
 def test_positions_are_those_of_one_data_file(
     reads: Deletes, tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deletes_module, "_MAX_CACHED", most)
+    monkeypatch.setattr(iceberg_module, "_MAX_CACHED", most)
     chance = np.random.default_rng(most)
     positions = [{f"s3://lake/f{i}": chance.integers(0, 2**40, 9).tolist() for i in range(5)} for _ in range(3)]
     files = [DeleteFile(write(tmp_path / f"d{n}.parquet", found)) for n, found in enumerate(positions)]

@@ -13,7 +13,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import PqcacheError, SourceError, SourceNotFound, UsageError
-from pqcache.store.tables.iceberg.metadata_files import newest_metadata
+from pqcache.store.tables.iceberg_open import newest_metadata
 from tests.real_files import golden_tables
 from tests.store.tables.iceberg.lakes import Lake, local, place, rows_in, rows_of
 

@@ -18,8 +18,9 @@ from sys import intern
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+from thrift.protocol.TBase import TBase
 from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
-from thrift.Thrift import TApplicationException, TException, TMessageType
+from thrift.Thrift import TApplicationException, TException, TMessageType, TType
 from thrift.transport import TTransport
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TTransportException
@@ -29,10 +30,81 @@ from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT
 from pqcache.store.drivers.network_errors import known_cause
 from pqcache.store.drivers.retries import SourceTooSlow
 from pqcache.store.drivers.time_limits import SpeedFloor, TooSlow
-from pqcache.store.tables.hive_metastore import structs
-from pqcache.store.tables.hive_metastore.url import FRAMED, NONE, PLAIN, MetastoreAddress
+from pqcache.store.tables.hive_url import FRAMED, NONE, PLAIN, MetastoreAddress
 from pqcache.store.urls import printable
 from pqcache.units import format_count
+
+Kind = tuple[int, Any]  # a type of Thrift, and what the library needs to know of it
+
+TEXT: Kind = (TType.STRING, "UTF8")
+TEXTS: Kind = (TType.MAP, (*TEXT, *TEXT, False))
+
+
+def list_of(kind: Kind) -> Kind:
+    """Return the kind of a list."""
+    return TType.LIST, (*kind, False)
+
+
+def struct_of(kind: Any) -> Kind:
+    """Return the kind of a struct, of which the class is given."""
+    return TType.STRUCT, [kind, kind.thrift_spec]
+
+
+def struct(fields: Mapping[int, tuple[str, Kind]]) -> Any:
+    """Return a class of values with the named fields, by their numbers."""
+    numbers = range(max(fields) + 1)
+    spec = tuple((n, fields[n][1][0], fields[n][0], fields[n][1][1], None) if n in fields else None for n in numbers)
+
+    def begin(self: Any, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    names: dict[str, Any] = {name: None for name, _ in fields.values()}
+    return type("Struct", (TBase,), {**names, "thrift_spec": spec, "__init__": begin})
+
+
+def args(*kinds: Kind) -> Any:
+    """Return a class for the arguments of a call, ``a1``, ``a2`` and so on."""
+    return struct({number: (f"a{number}", kind) for number, kind in enumerate(kinds, 1)})
+
+
+def result(kind: Kind) -> Any:
+    """Return a class for what a call returns: ``success``, or one of three errors."""
+    error = struct_of(ERROR)
+    return struct({0: ("success", kind), 1: ("o1", error), 2: ("o2", error), 3: ("o3", error)})
+
+
+ERROR = struct({1: ("message", TEXT)})
+FIELD = struct({1: ("name", TEXT), 2: ("type", TEXT)})
+SERDE = struct({2: ("serializationLib", TEXT), 3: ("parameters", TEXTS)})
+STORAGE = struct(
+    {
+        2: ("location", TEXT),
+        3: ("inputFormat", TEXT),
+        7: ("serdeInfo", struct_of(SERDE)),
+        12: ("storedAsSubDirectories", (TType.BOOL, None)),
+    }
+)
+TABLE = struct(
+    {
+        7: ("sd", struct_of(STORAGE)),
+        8: ("partitionKeys", list_of(struct_of(FIELD))),
+        9: ("parameters", TEXTS),
+        12: ("tableType", TEXT),
+    }
+)
+PARTITION = struct({1: ("values", list_of(TEXT)), 6: ("sd", struct_of(STORAGE))})
+CAPABILITIES = struct({1: ("values", list_of((TType.I32, None)))})
+GET_TABLE_REQUEST = struct({1: ("dbName", TEXT), 2: ("tblName", TEXT), 3: ("capabilities", struct_of(CAPABILITIES))})
+TABLE_RESULT = result(struct_of(TABLE))
+GET_TABLE_RESULT = result(struct_of(struct({1: ("table", struct_of(TABLE))})))
+NAMES_RESULT = result(list_of(TEXT))
+PARTITIONS_RESULT = result(list_of(struct_of(PARTITION)))
+
+GET_TABLE = args(TEXT, TEXT)
+GET_TABLE_REQ = args(struct_of(GET_TABLE_REQUEST))
+GET_PARTITION_NAMES = args(TEXT, TEXT, (TType.I16, None))
+GET_PARTITIONS_BY_NAMES = args(TEXT, TEXT, list_of(TEXT))
+
 
 T = TypeVar("T")
 
@@ -104,13 +176,13 @@ class Metastore:
 
     def table(self, database: str, name: str) -> TableEntry:
         """Return a table; raises SourceNotFound where the metastore has none of this name."""
-        able = structs.CAPABILITIES(values=[_INSERT_ONLY_TABLES])
-        request = structs.GET_TABLE_REQUEST(dbName=database, tblName=name, capabilities=able)
+        able = CAPABILITIES(values=[_INSERT_ONLY_TABLES])
+        request = GET_TABLE_REQUEST(dbName=database, tblName=name, capabilities=able)
         try:
-            answer = self._call("get_table_req", structs.GET_TABLE_REQ(a1=request), structs.GET_TABLE_RESULT)
+            answer = self._call("get_table_req", GET_TABLE_REQ(a1=request), GET_TABLE_RESULT)
             found = answer.success and answer.success.table
         except _UnknownMethod:
-            found = self._call("get_table", structs.GET_TABLE(a1=database, a2=name), structs.TABLE_RESULT).success
+            found = self._call("get_table", GET_TABLE(a1=database, a2=name), TABLE_RESULT).success
         if found is None or found.sd is None:
             raise self._no_metastore("it sends no table")
         keys = tuple((key.name or "", key.type or "") for key in found.partitionKeys or ())
@@ -119,8 +191,8 @@ class Metastore:
 
     def partition_names(self, database: str, name: str) -> list[str]:
         """Return the names of all partitions of a table."""
-        arguments = structs.GET_PARTITION_NAMES(a1=database, a2=name, a3=-1)
-        return list(self._call("get_partition_names", arguments, structs.NAMES_RESULT).success or ())
+        arguments = GET_PARTITION_NAMES(a1=database, a2=name, a3=-1)
+        return list(self._call("get_partition_names", arguments, NAMES_RESULT).success or ())
 
     def partitions(self, database: str, name: str, names: Sequence[str]) -> Iterator[PartitionEntry]:
         """Yield the partitions of these names, asked for a few hundred at a time; those that are gone are left out.
@@ -142,8 +214,8 @@ class Metastore:
     def _partitions(self, database: str, name: str, names: Sequence[str]) -> Iterator[PartitionEntry]:
         for start in range(0, len(names), BATCH):
             some = list(names[start : start + BATCH])
-            arguments = structs.GET_PARTITIONS_BY_NAMES(a1=database, a2=name, a3=some)
-            answer = self._call("get_partitions_by_names", arguments, structs.PARTITIONS_RESULT)
+            arguments = GET_PARTITIONS_BY_NAMES(a1=database, a2=name, a3=some)
+            answer = self._call("get_partitions_by_names", arguments, PARTITIONS_RESULT)
             for found in answer.success or ():
                 if found.sd is None:
                     raise self._no_metastore("it sends a partition without a storage")

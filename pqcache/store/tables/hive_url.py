@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from urllib.parse import unquote
 
 from pqcache.errors import UsageError
-from pqcache.store.tables.table_log import OpenOptions
+from pqcache.store.tables.base import OpenOptions
 from pqcache.store.urls import redact
 
 NONE, PLAIN, KERBEROS = "none", "plain", "kerberos"

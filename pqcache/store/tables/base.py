@@ -1,0 +1,287 @@
+"""What a table has to provide: the files of one committed version, each as it lies somewhere and as it is cached.
+
+Delta, Iceberg and the Hive metastore implement `Table`; ``table_source.py`` makes a Source of any of them, and a
+directory is a Source by itself. So nothing else in pqcache knows what kind of table it works with.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from threading import Lock
+from typing import Protocol
+from urllib.parse import quote, urlsplit
+
+from pqcache.errors import SourceError
+from pqcache.events import OnEvent, ignore
+from pqcache.store.drivers.base import HDFS_NATIVE, TIMEOUT, FileShape, Source
+from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.retries import FEW_TRIES, Patience
+from pqcache.store.hive import NULL, is_hidden
+from pqcache.store.manifest import Identity, SourceFile, TableVersion
+from pqcache.store.manifest_digest import digest_of_sources
+from pqcache.store.urls import local_path, printable, url_scheme, with_usual_scheme
+
+_UNSAFE = "".join(map(chr, range(0x20))) + "\"#%'*/:=?\\\x7f{[]^"  # what Hive encodes in a partition's path
+_SUFFIXES = (".parquet", ".parq", ".pq")
+MOVED = "moved"  # a store option that is the table's: whether it lies elsewhere than its metadata say
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionRule:
+    """Which version of a table is wanted: the newest, that of a number or snapshot ID, or that of a time (ISO 8601)."""
+
+    version: str | None = None
+    as_of: str | None = None
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether the newest version is wanted, whichever that is."""
+        return self.version is None and self.as_of is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableFile:
+    """A data file of a table.
+
+    Attributes:
+        path: where it lies in a cache: partition directories and a name.
+        url: where it is: a URL, or an absolute local path.
+        identity: what the log of a table says, with the tag of `committed_tag`, or what the store of the file lists.
+        shape: what the table makes of its columns and rows; None where it is taken as it is.
+    """
+
+    path: str
+    url: str
+    identity: Identity
+    shape: FileShape | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableListing:
+    """The files of a table by path, and its version.
+
+    Of a table without versions the files are all that lie in its directories, as in a listing of them, and the version
+    has the types of the partition columns alone; None where it has no such columns. ``log`` is equal for equal logs, as
+    what it was read from, and None where that cannot be known.
+    """
+
+    files: Mapping[str, TableFile]
+    version: TableVersion | None = None
+    log: str | None = None
+
+
+class Table(Protocol):
+    """A table, whose files may lie anywhere.
+
+    Attributes:
+        url: the table's URL without secrets, fit to be shown.
+        has_versions: whether what `read` returns is a version, of which no file ever changes.
+    """
+
+    url: str
+    has_versions: bool
+
+    def read(self) -> TableListing:
+        """Return the files of the version that is wanted.
+
+        Raises SourceError where the table cannot be read, SourceNotFound where there is none or no such version, and
+        UsageError where its rows would not come out right: what it uses is named, and what to do.
+        """
+
+    def close(self) -> None:
+        """Close connections; nothing else may be called afterwards."""
+
+
+def partition_path(values: Mapping[str, str | None]) -> str:
+    """Return the Hive directory of partition values, outermost first, encoded as Hive does; empty without any.
+
+    >>> partition_path({"dt": "2026/11", "region": None})
+    'dt=2026%2F11/region=__HIVE_DEFAULT_PARTITION__'
+    """
+    return "/".join(f"{_encoded(name)}={_encoded(value) if value else NULL}" for name, value in values.items())
+
+
+def cache_paths(files: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a path in the cache for each file, of which the partition directory and the URL are given.
+
+    A name that readers would skip, or would not take for Parquet, gets a prefix or a suffix; of two files of one name
+    in one directory each gets a part that is its URL's own.
+    """
+    files = list(files)
+    paths = [f"{directory}/{_name(url)}" if directory else _name(url) for directory, url in files]
+    taken: dict[str, int] = {}
+    for path in paths:
+        taken[path.lower()] = taken.get(path.lower(), 0) + 1
+    return [
+        path if taken[path.lower()] == 1 else _distinct(path, url) for path, (_, url) in zip(paths, files, strict=True)
+    ]
+
+
+def digest(*parts: object) -> str:
+    """Return a short text that is equal for equal ``parts``."""
+    return blake2b("\0".join(map(str, parts)).encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def _name(url: str) -> str:
+    name = url.rpartition("/")[2]
+    name = name if name.lower().endswith(_SUFFIXES) else f"{name}.parquet"
+    return f"part-{name.lstrip('._')}" if is_hidden(name) else name
+
+
+def _distinct(path: str, url: str) -> str:
+    directory, slash, name = path.rpartition("/")
+    stem, dot, suffix = name.rpartition(".")
+    return f"{directory}{slash}{stem}-{digest(url)[:12]}{dot}{suffix}"
+
+
+def _encoded(text: str) -> str:
+    if text == NULL:  # as text
+        return f"%5F{text[1:]}"
+    return "".join(quote(character, safe="") if character in _UNSAFE else character for character in text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenOptions:
+    """How a source is opened.
+
+    Attributes:
+        store: the options of its store (``-o key=value``).
+        timeout: seconds after which a silent server counts as unavailable.
+        hdfs_driver: the driver of ``hdfs://``.
+        as_files: take a table's directory as files.
+        rule: the version of a table that is wanted.
+        patience: when to stop retrying what fails for a passing reason.
+        on_event: called with what happens.
+        keys: of partitions, as they are spelled; others that differ only in case are these. None: they differ.
+    """
+
+    store: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = TIMEOUT
+    hdfs_driver: str = HDFS_NATIVE
+    as_files: bool = False
+    rule: VersionRule = field(default_factory=VersionRule)
+    patience: Patience = FEW_TRIES
+    on_event: OnEvent = ignore
+    keys: Collection[str] | None = None
+
+    def open_files(self, url: str, of: str) -> Source:
+        """Return the source of the files at ``url``, with the options of the store of ``of`` if it is of its kind."""
+        same = url_scheme(url) == url_scheme(of)
+        store = {name: value for name, value in self.store.items() if same and name != MOVED}
+        return open_source(url, store, self.timeout, self.hdfs_driver)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableLog:
+    """The directory with the log or the metadata of a table.
+
+    Attributes:
+        url: the table's directory.
+        source: the opened directory with the log.
+        entries: its files, as they are listed now.
+        files: reads files of the table's, and others by their URLs.
+        options: how the table is opened.
+    """
+
+    url: str
+    source: Source
+    entries: list[SourceFile]
+    files: StoreFiles
+    options: OpenOptions
+
+
+def log_state(entries: Iterable[SourceFile]) -> str | None:
+    """Return a text that is equal for equal logs, of which ``entries`` are all files.
+
+    None where the store says nothing of a file but its size: another log may have files of these names and sizes.
+    """
+    entries = list(entries)
+    known = all(file.identity.tag or file.identity.mtime_ns for file in entries)
+    return digest_of_sources(entries) if known else None
+
+
+class StoreFiles:
+    """Opens the stores of files when they are first asked for.
+
+    Args:
+        base: the opened source whose files, below ``base.url``, need no other one; None where there is none.
+        open_source: opens the source at a URL.
+    """
+
+    def __init__(self, base: Source | None, open_source: Callable[[str], Source]) -> None:
+        self._base, self._open = base, open_source
+        self._prefix = "" if base is None else f"{base.url}/"
+        self._opened: dict[str, Source] = {}
+        self._lock = Lock()
+
+    def locate(self, url: str) -> tuple[Source, str]:
+        """Return the source that a file is read from, and its path there; raises what opening one raises."""
+        try:
+            url.encode(errors="surrogateescape")
+        except UnicodeEncodeError:
+            is_name = False
+        else:
+            is_name = "\0" not in url
+        if not is_name:
+            reason = "the table has a file of this name, which no file can have"
+            raise SourceError(printable(url), reason, "check the table with the engine that wrote it")
+        found = self._in_base(url) or self._in_base(url := usual_url(url))
+        if found is not None:
+            return found
+        root, path = _root_and_path(url)
+        return self._root(root), path
+
+    def _in_base(self, url: str) -> tuple[Source, str] | None:
+        if self._base is None or not url.startswith(self._prefix):
+            return None
+        return self._base, url[len(self._prefix) :]
+
+    def source_at(self, url: str) -> Source:
+        """Return a new source of the directory ``url``, which the caller closes."""
+        url = usual_url(url)
+        if url_scheme(url) == "s3":  # whose clients take long to make
+            root, path = _root_and_path(url)
+            found = self._root(root).below(path.strip("/")) if path.strip("/") else None
+            if found is not None:
+                return found
+        return self._open(url)
+
+    def _root(self, url: str) -> Source:
+        with self._lock:
+            if url not in self._opened:
+                self._opened[url] = self._open(url)
+            return self._opened[url]
+
+    def rebase(self, url: str) -> None:
+        """Have files below the directory ``url`` read from one source of it, of which all directories' modes count."""
+        if self._base is None or self._base.url != url:
+            self._base = self._open(url)
+            self._prefix = f"{self._base.url}/"
+
+    def close(self) -> None:
+        """Close all that was opened, and the base."""
+        for source in (*self._opened.values(), *([] if self._base is None else [self._base])):
+            source.close()
+
+
+def usual_url(url: str) -> str:
+    """Return ``url``, as logs and metadata write it, in the form in which sources have it."""
+    scheme = url_scheme(url)
+    if not scheme and url.startswith("hdfs:/"):  # as Hadoop writes one without a host
+        return f"hdfs://{url.removeprefix('hdfs:')}"
+    if scheme == "file" or url.startswith("file:/"):
+        return os.path.abspath(local_path(url if scheme else "file://" + url.removeprefix("file:")))
+    return with_usual_scheme(url)
+
+
+def _root_and_path(url: str) -> tuple[str, str]:
+    """Return the directory or host to open for a file, and the file's path there."""
+    if not url_scheme(url):
+        directory, name = os.path.split(url)
+        return directory, name
+    authority = urlsplit(url.partition("?")[0]).netloc
+    root = f"{url.partition('://')[0]}://{authority}"
+    return root, url[len(root) :].lstrip("/")

@@ -1,0 +1,601 @@
+"""An Iceberg table as pqcache's other sources see it: the data files of one snapshot and their places in a cache."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.avro.file import AvroFile
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestFile
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema, index_by_id, index_name_by_id
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.name_mapping import MappedField, parse_mapping_from_json
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampNanoType,
+    TimestampType,
+    TimestamptzNanoType,
+    TimestamptzType,
+    TimeType,
+    UnknownType,
+    UUIDType,
+)
+
+from pqcache.errors import SourceNotFound, UsageError, first_line
+from pqcache.parquet.column_mapping import ColumnKind, TableColumn
+from pqcache.store.drivers.base import FileShape
+from pqcache.store.hive import NULL
+from pqcache.store.manifest import Identity, TableVersion, committed_tag
+from pqcache.store.tables.base import TableFile, TableListing, VersionRule, cache_paths, digest, partition_path
+from pqcache.store.tables.deletion_vector import Positions, deleted_positions, unframed
+from pqcache.store.tables.iceberg_io import ACCESS, StoreFileIO, TableAccess, damaged, iceberg_errors, parquet_only
+from pqcache.store.urls import printable
+
+_ID = re.compile(r"-?[0-9]{1,20}")
+_PUFFIN = "PUFFIN"
+_STATUS, _DATA_FILE, _PATH, _REFERENCED, _OFFSET, _SIZE = 0, 2, 100, 143, 144, 145  # field IDs in manifests
+_DELETED = 2
+_MAX_CACHED = 16 << 20  # positions, of 8 bytes each
+_BATCH = 1 << 16  # rows
+NAME_MAPPING = "schema.name-mapping.default"
+_ARROW: Mapping[type[IcebergType], pa.DataType] = {
+    BooleanType: pa.bool_(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    FloatType: pa.float32(),
+    DoubleType: pa.float64(),
+    DateType: pa.date32(),
+    TimeType: pa.time64("us"),
+    TimestampType: pa.timestamp("us"),
+    TimestamptzType: pa.timestamp("us", "UTC"),
+    TimestampNanoType: pa.timestamp("ns"),
+    TimestamptzNanoType: pa.timestamp("ns", "UTC"),
+    StringType: pa.string(),
+    BinaryType: pa.binary(),
+    UUIDType: pa.uuid(),
+    UnknownType: pa.null(),
+}
+_IN_PATHS = (
+    BooleanType, DateType, DecimalType, IntegerType, LongType, StringType, TimestampType, TimestamptzType,
+)  # fmt: skip
+_MAX_NAME = 255  # bytes, of most file systems
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedTable:
+    """The metadata of a table as they are now, and how its files are read; ``log`` is as in `TableListing`."""
+
+    metadata: TableMetadata
+    access: TableAccess
+    log: str | None = None
+
+
+class IcebergTable:
+    """An Iceberg table; see ``pqcache.store.tables.base.Table``.
+
+    Args:
+        url: its URL, fit to be shown.
+        load: returns its metadata as they are now.
+        rule: the version that is wanted: the ID of a snapshot, or the name of a branch or a tag.
+        on_close: called when the table is closed.
+    """
+
+    has_versions = True
+
+    def __init__(
+        self, url: str, load: Callable[[], LoadedTable], rule: VersionRule, on_close: Callable[[], None]
+    ) -> None:
+        self.url = url
+        self._load, self._rule, self._on_close = load, rule, on_close
+
+    def read(self) -> TableListing:
+        loaded = self._load()
+        with iceberg_errors(self.url):
+            return replace(_listing(loaded, self._rule, self.url), log=loaded.log)
+
+    def close(self) -> None:
+        self._on_close()
+
+
+def _listing(loaded: LoadedTable, rule: VersionRule, url: str) -> TableListing:
+    metadata = loaded.metadata
+    snapshot = _wanted(metadata, rule, url)
+    if snapshot is None:
+        return TableListing(files={})
+    schema = _schema_of(metadata, snapshot, rule)
+    check_defaults(metadata, schema, url)
+    columns = table_columns(metadata, schema)
+    files = _Files(loaded, schema, FileShape(columns=columns))
+    version = TableVersion(
+        format="Iceberg",
+        version=str(snapshot.snapshot_id),
+        time=_iso(snapshot.timestamp_ms),
+        schema=arrow_schema(schema).serialize().to_pybytes(),
+    )
+    planned = planned_files(metadata, snapshot, loaded.access, url)
+    return TableListing(files=files.by_path(planned, url), version=version)
+
+
+class _Files:
+    """Makes the files of a listing of those that were planned."""
+
+    def __init__(self, loaded: LoadedTable, schema: Schema, shape: FileShape) -> None:
+        metadata = loaded.metadata
+        self._access, self._columns = loaded.access, shape.columns
+        self._partitions = Partitioning(metadata, schema)
+        self._deletes = Deletes(loaded.access)
+        self._location = metadata.location.rstrip("/") + "/"
+        self._table = metadata.table_uuid if "table_uuid" in metadata.model_fields_set else ""
+        self._mapping = "" if shape.columns is None else digest(shape.columns)
+
+    def by_path(self, planned: list[PlannedFile], url: str) -> dict[str, TableFile]:
+        """Return the files by their paths in a cache."""
+        uris = [one.file.file_path for one in planned]
+        if len(set(uris)) < len(uris):
+            twice = next(uri for uri in uris if uris.count(uri) > 1)
+            reason = f"has the file {printable(twice)} twice"
+            raise UsageError(url, reason, "write the table again with the engine that it is from")
+        directories = [self._partitions.directory(one.file) for one in planned]
+        paths = cache_paths(zip(directories, map(self._relative, uris), strict=True))
+        return {path: self._table_file(path, one) for path, one in zip(paths, planned, strict=True)}
+
+    def _table_file(self, path: str, planned: PlannedFile) -> TableFile:
+        file, deletes = planned.file, planned.deletes
+        shape = None
+        if self._columns is not None or deletes:
+            rows = partial(self._deletes.rows_of, file.file_path, deletes) if deletes else None
+            shape = FileShape(columns=self._columns, deleted_rows=rows)
+        deleting = [(self._relative(delete.uri), delete.offset, delete.size) for delete in deletes]
+        identity = digest(self._table, self._relative(file.file_path), deleting, self._mapping)
+        return TableFile(
+            path=path,
+            url=self._access.url_of(file.file_path),
+            identity=Identity(file.file_size_in_bytes, 0, committed_tag(identity, shape is not None)),
+            shape=shape,
+        )
+
+    def _relative(self, uri: str) -> str:
+        return uri.removeprefix(self._location)
+
+
+def _wanted(metadata: TableMetadata, rule: VersionRule, url: str) -> Snapshot | None:
+    """Return the snapshot that is wanted; None where the newest of a table without any is."""
+    if rule.version is not None:
+        ref = metadata.refs.get(rule.version)
+        is_number = _ID.fullmatch(rule.version) is not None
+        number = int(rule.version) if is_number else None if ref is None else ref.snapshot_id
+        what = f"snapshot {rule.version}" if is_number else f"branch or tag {rule.version!r}"
+        advice = "list its snapshots with the engine that wrote it; expired ones are gone"
+    elif rule.as_of is not None:
+        moment = _milliseconds(rule.as_of)
+        past = [entry.snapshot_id for entry in metadata.snapshot_log if entry.timestamp_ms <= moment]
+        number = past[-1] if past else None
+        what, advice = f"snapshot at {rule.as_of}", "name a later time; expired snapshots are gone"
+    elif metadata.current_snapshot_id is None:
+        return None
+    else:
+        number = metadata.current_snapshot_id
+        what, advice = f"snapshot {number}, its current one", "check the table with the engine that wrote it"
+    found = None if number is None else metadata.snapshot_by_id(number)
+    if found is None:
+        newest = metadata.current_snapshot()
+        has = "" if newest is None else f" (the newest is {newest.snapshot_id} of {_iso(newest.timestamp_ms)})"
+        raise SourceNotFound(url, f"has no {what}{has}", advice)
+    return found
+
+
+def _schema_of(metadata: TableMetadata, snapshot: Snapshot, rule: VersionRule) -> Schema:
+    """Return the schema that rows are read in: the table's for its newest version, else the snapshot's."""
+    if not rule.is_newest and snapshot.schema_id is not None:
+        schema = metadata.schema_by_id(snapshot.schema_id)
+        if schema is not None:
+            return schema
+    return metadata.schema()
+
+
+def _iso(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _milliseconds(moment: str) -> int:
+    """Return an ISO 8601 time, without an offset in UTC, in milliseconds since 1970."""
+    try:
+        parsed = datetime.fromisoformat(moment.strip().replace("Z", "+00:00"))
+    except ValueError:
+        raise UsageError(f"--as-of {moment}", "is no time", "write it as 2026-11-01T12:00:00") from None
+    if parsed.tzinfo is None:
+        parsed = parsed.replace(tzinfo=timezone.utc)
+    return int(parsed.timestamp() * 1000)
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """A data file, and what deletes rows of it."""
+
+    file: DataFile
+    deletes: tuple[DeleteFile, ...]
+
+
+def planned_files(metadata: TableMetadata, snapshot: Snapshot, access: TableAccess, url: str) -> list[PlannedFile]:
+    """Return the data files of a snapshot; raises UsageError where one, or what deletes its rows, cannot be read right.
+
+    May raise what pyiceberg raises about damaged metadata.
+    """
+    io = StoreFileIO({ACCESS: access})
+    table = Table(
+        identifier=("table",), metadata=metadata, metadata_location="", io=io, catalog=NoopCatalog("none")
+    )  # without its catalog, which might plan by itself
+    try:
+        tasks = list(table.scan(snapshot_id=snapshot.snapshot_id).plan_files())
+    except ValueError:
+        _refuse_equality_deletes(snapshot.manifests(io), io, url)
+        raise
+    deleted = {delete.file_path: _format(delete) for task in tasks for delete in task.delete_files}
+    vectors = {}
+    if _PUFFIN in deleted.values():
+        vectors = _deletion_vectors(snapshot.manifests(io), io)
+    return [_planned(task, vectors) for task in tasks]
+
+
+def _planned(task: FileScanTask, vectors: dict[tuple[str, str], DeleteFile]) -> PlannedFile:
+    file = task.file
+    parquet_only("data file", _format(file), file.file_path)
+    deletes = []
+    for delete in task.delete_files:
+        if _format(delete) == _PUFFIN:  # which has vectors of several data files
+            if (vector := vectors.get((delete.file_path, file.file_path))) is not None:
+                deletes.append(vector)
+        else:
+            parquet_only("delete file", _format(delete), delete.file_path)
+            deletes.append(DeleteFile(delete.file_path))
+    for one in (file, *task.delete_files):
+        if one.key_metadata is not None:
+            reason = "is an encrypted file of an Iceberg table, which cannot be read"
+            raise UsageError(printable(one.file_path), reason, "write the table without encryption")
+    return PlannedFile(file, tuple(sorted(deletes)))
+
+
+def _format(file: DataFile) -> str:
+    return str(getattr(file.file_format, "value", file.file_format)).upper()
+
+
+def _refuse_equality_deletes(manifests: Iterable[ManifestFile], io: StoreFileIO, url: str) -> None:
+    """Raise UsageError where one of the manifests has equality deletes, which pyiceberg does not apply."""
+    for manifest in manifests:
+        if manifest.content != ManifestContent.DELETES:
+            continue
+        for entry in manifest.fetch_manifest_entry(io):
+            if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
+                raise UsageError(
+                    url,
+                    f"deletes rows by their values (equality deletes: {printable(entry.data_file.file_path)}), which "
+                    "pqcache cannot apply",
+                    "write its files again with Spark: CALL CATALOG.system.rewrite_data_files(table => 'NAME', options "
+                    "=> map('delete-file-threshold', '1', 'remove-dangling-deletes', 'true'))",
+                )
+
+
+def _deletion_vectors(manifests: Sequence[ManifestFile], io: StoreFileIO) -> dict[tuple[str, str], DeleteFile]:
+    """Return the deletion vectors by Puffin file and data file, with where they are: pyiceberg leaves that out."""
+    found = {}
+    for manifest in manifests:
+        if manifest.content != ManifestContent.DELETES:
+            continue
+        with AvroFile[Record](io.new_input(manifest.manifest_path)) as reader:
+            struct = reader.schema.find_type(_DATA_FILE)
+            assert isinstance(struct, StructType)
+            top = {field.field_id: position for position, field in enumerate(reader.schema.fields)}
+            inside = {field.field_id: position for position, field in enumerate(struct.fields)}
+            if not inside.keys() >= {_REFERENCED, _OFFSET, _SIZE}:
+                continue  # written before there were any
+            for entry in reader:
+                file = entry[top[_DATA_FILE]]
+                path, referenced, offset, size = (file[inside[key]] for key in (_PATH, _REFERENCED, _OFFSET, _SIZE))
+                if entry[top[_STATUS]] != _DELETED and size:
+                    found[path, referenced] = DeleteFile(path, offset, size)
+    return found
+
+
+@dataclass(frozen=True, order=True)
+class DeleteFile:
+    """What deletes rows of a data file: a Parquet file, or ``size`` bytes from ``offset`` on of a Puffin file."""
+
+    uri: str
+    offset: int = 0
+    size: int = 0
+
+
+class Deletes:
+    """Reads the delete files of one version of a table; threads may share it.
+
+    The positions of the delete files that were used last are kept in memory, for the next data files that need them.
+    """
+
+    def __init__(self, access: TableAccess) -> None:
+        self._access = access
+        self._lock = threading.Lock()
+        self._cached: OrderedDict[str, Mapping[str, Positions]] = OrderedDict()
+
+    def rows_of(self, data_file: str, deletes: Sequence[DeleteFile]) -> Positions:
+        """Return the positions of the deleted rows of a data file, ascending; ``data_file`` is as its table names it.
+
+        Raises SourceError where a delete file cannot be read, and ParquetError where it is damaged.
+        """
+        found = [self._vector(delete) if delete.size else self._positions(delete.uri, data_file) for delete in deletes]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
+
+    def _positions(self, uri: str, data_file: str) -> Positions:
+        with self._lock:  # others of the same file wait for it, and do not read it too
+            if uri in self._cached:
+                self._cached.move_to_end(uri)
+            else:
+                with self._access.open(uri) as stream:
+                    try:
+                        file = pq.ParquetFile(stream)
+                        if file.metadata.num_rows > _MAX_CACHED:
+                            return _grouped(file, _groups_of(file, data_file), data_file).get(data_file, _none())
+                        self._cached[uri] = _grouped(file, range(file.num_row_groups))
+                    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+                        raise damaged(uri, f"this delete file cannot be read ({first_line(error)})") from error
+                self._shrink()
+            return self._cached[uri].get(data_file, _none())
+
+    def _shrink(self) -> None:
+        """Forget the delete files that were not used for longest, until the others fit in memory."""
+        sizes = {uri: sum(map(len, positions.values())) for uri, positions in self._cached.items()}
+        while len(self._cached) > 1 and sum(sizes.values()) > _MAX_CACHED:
+            del sizes[self._cached.popitem(last=False)[0]]
+
+    def _vector(self, delete: DeleteFile) -> Positions:
+        """Return the positions in a deletion vector."""
+        try:
+            return deleted_positions(unframed(self._access.read(delete.uri, delete.offset, delete.size)))
+        except ValueError as error:
+            raise damaged(delete.uri, f"the deletion vector at {delete.offset:,} is damaged: {error}") from error
+
+
+def _grouped(file: pq.ParquetFile, groups: Sequence[int], only: str | None = None) -> Mapping[str, Positions]:
+    """Return the positions in some row groups of a delete file by data file, or those of one data file alone."""
+    parts: dict[str, list[Positions]] = {}
+    columns = ["file_path", "pos"]
+    for batch in file.iter_batches(_BATCH, row_groups=groups, columns=columns, use_threads=False):
+        for path, positions in _by_path(batch):
+            if only is None or path == only:
+                parts.setdefault(path, []).append(positions)
+    return {path: np.concatenate(found) for path, found in parts.items()}
+
+
+def _by_path(batch: pa.RecordBatch) -> Iterator[tuple[str, Positions]]:
+    kinds = batch.schema.field("file_path").type, batch.schema.field("pos").type
+    if kinds != (pa.string(), pa.int64()):
+        raise ValueError(f"its columns are {kinds[0]} and {kinds[1]}")
+    if batch["file_path"].null_count or batch["pos"].null_count:
+        raise ValueError("it has nulls")
+    paths = batch["file_path"].dictionary_encode()
+    codes, positions = paths.indices.to_numpy(), batch["pos"].to_numpy()
+    order = np.argsort(codes, kind="stable")
+    starts = np.searchsorted(codes[order], np.arange(len(paths.dictionary) + 1))
+    for code, path in enumerate(paths.dictionary.to_pylist()):
+        yield path, positions[order[starts[code] : starts[code + 1]]]
+
+
+def _groups_of(file: pq.ParquetFile, data_file: str) -> list[int]:
+    """Return the row groups of a delete file, which is sorted by data file, that may be about one of them."""
+    column = file.schema_arrow.names.index("file_path")
+    found = []
+    for group in range(file.num_row_groups):
+        known = file.metadata.row_group(group).column(column).statistics
+        if known is None or not known.has_min_max or known.min <= data_file <= known.max:
+            found.append(group)
+    return found
+
+
+def _none() -> Positions:
+    return np.empty(0, np.int64)
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """Return a table's schema in the types in which Arrow reads its files."""
+    return pa.schema([_arrow_field(field) for field in schema.fields])
+
+
+def arrow_type(kind: IcebergType) -> pa.DataType:
+    """Return the type in which Arrow reads a column; of what Arrow does not know, that of its bytes."""
+    if isinstance(kind, DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, FixedType):
+        return pa.binary(len(kind))
+    if isinstance(kind, StructType):
+        return pa.struct([_arrow_field(field) for field in kind.fields])
+    if isinstance(kind, ListType):
+        return pa.list_(_arrow_field(kind.element_field))
+    if isinstance(kind, MapType):
+        return pa.map_(arrow_type(kind.key_type), _arrow_field(kind.value_field))
+    return _ARROW.get(type(kind), pa.binary())
+
+
+def table_columns(metadata: TableMetadata, schema: Schema) -> tuple[TableColumn, ...] | None:
+    """Return how files know the columns of ``schema``; None where every file is known to have just its names.
+
+    That is known where the table has kept all its schemas, none of them has a column that ``schema`` lacks or names
+    otherwise, and its files were written by engines that know its columns. A table of version 3 may have columns of
+    its own in files, and one of version 1 may have lost its schemas.
+    """
+    mapping = metadata.properties.get(NAME_MAPPING)
+    names = index_name_by_id(schema)
+    kept = sorted(known.schema_id for known in metadata.schemas) == list(range(len(metadata.schemas)))
+    same = all(index_name_by_id(known).items() <= names.items() for known in metadata.schemas)
+    if metadata.format_version == 2 and mapping is None and kept and same:
+        return None
+    stored = {} if mapping is None else dict(_names(parse_mapping_from_json(mapping).root))
+    return tuple(_column(field, stored) for field in schema.fields)
+
+
+def check_defaults(metadata: TableMetadata, schema: Schema, url: str) -> None:
+    """Raise UsageError where a file may lack a column whose value in it would not be null."""
+    known = [index_by_id(other) for other in metadata.schemas]
+    first = min(other.schema_id for other in metadata.schemas) == 0
+    for number, field in index_by_id(schema).items():
+        if field.initial_default is not None and not (first and all(number in other for other in known)):
+            raise UsageError(
+                url,
+                f"column {schema.find_column_name(number)!r} was added with a default value for rows that lack it "
+                "(initial-default), and pqcache has nulls there",
+                "have the engine write the table's files again, or take them as they are with --as-files",
+            )
+
+
+def _arrow_field(field: NestedField) -> pa.Field:
+    return pa.field(field.name, arrow_type(field.field_type), field.optional)
+
+
+def _names(fields: Iterable[MappedField]) -> Iterable[tuple[int, frozenset[str]]]:
+    """Yield the IDs of fields and their names in files without IDs, also of those inside of them."""
+    for field in fields:
+        if field.field_id is not None:
+            yield field.field_id, frozenset(field.names)
+        yield from _names(field.fields)
+
+
+def _column(field: NestedField, stored: Mapping[int, frozenset[str]]) -> TableColumn:
+    kind, inside = ColumnKind.LEAF, tuple[NestedField, ...]()
+    if isinstance(field.field_type, StructType):
+        kind, inside = ColumnKind.STRUCT, field.field_type.fields
+    elif isinstance(field.field_type, ListType):
+        kind, inside = ColumnKind.LIST, (field.field_type.element_field,)
+    elif isinstance(field.field_type, MapType):
+        kind, inside = ColumnKind.MAP, (field.field_type.key_field, field.field_type.value_field)
+    return TableColumn(
+        name=field.name,
+        field_id=field.field_id,
+        stored=stored.get(field.field_id, frozenset()),
+        kind=kind,
+        fields=tuple(_column(of, stored) for of in inside),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PartitionColumn:
+    """A column whose values are partitions.
+
+    Attributes:
+        name: its name in the table.
+        field_id: its ID.
+        position: that among the partition values of a file.
+        type: its type in paths; None where its values cannot be in them.
+    """
+
+    name: str
+    field_id: int
+    position: int
+    type: pa.DataType | None
+
+
+class Partitioning:
+    """The partition directories of the files of a table, each by the spec that it was written with.
+
+    A column that a file's spec has the values of (an identity transform) is a directory. All others are in the files
+    alone, which hidden partitions always are, and so is a value that a path cannot give back as it was: an empty text,
+    one too long, a number that is not exact as text. So a new spec leaves the paths of older files as they are.
+    """
+
+    def __init__(self, metadata: TableMetadata, schema: Schema) -> None:
+        self._columns = {spec.spec_id: _columns_of(spec, metadata, schema) for spec in metadata.partition_specs}
+
+    def directory(self, file: DataFile) -> str:
+        """Return the directory of a data file, empty where it has none.
+
+        Raises UsageError where a value is in the metadata that may be nowhere else: engines that take files of Hive's
+        into a table leave them as they are, without the partition columns.
+        """
+        values: dict[str, str | None] = {}
+        for column in self._columns.get(file.spec_id, ()):
+            value = file.partition[column.position]
+            text = None if value is None else _text(value, column.type)
+            if text != "" and column.type is not None and _is_name(column.name, text):
+                values[column.name] = text
+            elif value is not None and not _has(file, column.field_id):
+                raise UsageError(
+                    printable(file.file_path),
+                    f"may lack the column {column.name!r}, whose value in it ({printable(str(value))[:80]}) cannot be "
+                    "in a path, and its table's metadata have no statistics of it",
+                    "have the engine write the table's files again (Spark: rewrite_data_files)",
+                )
+        return partition_path(values)
+
+
+def _columns_of(spec: PartitionSpec, metadata: TableMetadata, schema: Schema) -> list[_PartitionColumn]:
+    """Return the columns whose values are in a spec."""
+    fields, top = index_by_id(schema), {field.field_id for field in schema.fields}
+    return [
+        _PartitionColumn(
+            name=str(schema.find_column_name(source.field_id)),
+            field_id=source.field_id,
+            position=position,
+            type=_path_type(source, metadata) if source.field_id in top else None,
+        )
+        for position, field in enumerate(spec.fields)
+        if isinstance(field.transform, IdentityTransform) and (source := fields.get(field.source_id)) is not None
+    ]
+
+
+def _path_type(column: NestedField, metadata: TableMetadata) -> pa.DataType | None:
+    """Return a column's type in paths; None where it cannot be in them, or was of a kind that reads otherwise there."""
+    kinds: set[type[IcebergType]] = set()
+    for schema in metadata.schemas:
+        kinds |= {type(field.field_type) for field in schema.fields if field.field_id == column.field_id}
+    stable = len(kinds) == 1 or kinds == {IntegerType, LongType}
+    return arrow_type(column.field_type) if stable and isinstance(column.field_type, _IN_PATHS) else None
+
+
+def _is_name(column: str, text: str | None) -> bool:
+    return len(partition_path({column: text}).encode(errors="surrogatepass")) <= _MAX_NAME
+
+
+def _has(file: DataFile, field_id: int) -> bool:
+    """Return whether the metadata of a file show that the column is in it."""
+    return any(known is not None and field_id in known for known in (file.value_counts, file.column_sizes))
+
+
+@lru_cache(1 << 14)
+def _text(value: Any, kind: pa.DataType | None) -> str:
+    """Return the text of a partition value that reads as the same value; empty where there is none."""
+    if kind is None:
+        return ""
+    if pa.types.is_string(kind):
+        return "" if value == NULL else str(value)
+    try:
+        typed = pa.scalar(value, kind)
+        text = typed.cast(pa.string())
+        return str(text) if text.cast(kind) == typed else ""
+    except (pa.ArrowException, ValueError, OverflowError):
+        return ""

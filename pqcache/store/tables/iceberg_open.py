@@ -1,0 +1,327 @@
+"""Where an Iceberg table is known: in its directory, by one of its metadata files, or in a catalog.
+
+A catalog's table is ``iceberg://CATALOG/NAMESPACE.TABLE``, by pyiceberg's own configuration.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import ValidationError
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.utils.config import Config
+
+from pqcache.errors import SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.store.drivers.base import Source, read_range
+from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.retries import with_retries
+from pqcache.store.drivers.time_limits import Stalled, with_time_limit
+from pqcache.store.manifest import SourceFile
+from pqcache.store.tables.base import MOVED, OpenOptions, StoreFiles, TableLog, digest, log_state, usual_url
+from pqcache.store.tables.iceberg import IcebergTable, LoadedTable
+from pqcache.store.tables.iceberg_io import ACCESS, CLASS, TableAccess, iceberg_errors, plain_url
+from pqcache.store.tables.table_source import TableSource, table_source
+from pqcache.store.urls import printable, redact, url_scheme
+
+_METADATA = "metadata"  # the directory of metadata files in that of a table
+_TRIES = 3  # writers may remove a metadata file after the directory was listed
+HINT = "version-hint.text"
+SUFFIXES = (".metadata.json", ".metadata.json.gz")
+# Hadoop's, a catalog's, and others
+_NAME = re.compile(r"(?:v(?P<version>\d+)|(?P<number>\d+)-.+?|.+?)(\.gz)?\.metadata\.json(\.gz)?")
+_UNNUMBERED = -1
+_NEWEST_FORMAT = 3
+_GZIP = b"\x1f\x8b"
+T = TypeVar("T")
+_S3 = {  # options of s3:// and the properties of pyiceberg that they are, the first of them that is set
+    "endpoint": ("s3.endpoint",),
+    "region": ("s3.region", "client.region"),
+    "key": ("s3.access-key-id", "client.access-key-id"),
+    "secret": ("s3.secret-access-key", "client.secret-access-key"),
+    "token": ("s3.session-token", "client.session-token"),
+    "profile": ("s3.profile-name", "client.profile-name"),
+    "anon": ("s3.anonymous",),
+}
+
+
+def open_directory(log: TableLog) -> IcebergTable:
+    """Return the table whose directory ``log`` is of; its newest metadata file is found again for each reading."""
+    return IcebergTable(log.url, _Directory(log).load, log.options.rule, log.source.close)
+
+
+def open_metadata_file(url: str, options: OpenOptions) -> TableSource:
+    """Return the table as the metadata file ``url`` has it, whatever other metadata files there are."""
+    place = usual_url(url) if url_scheme(url) else os.path.abspath(os.path.expanduser(url))
+    files = StoreFiles(None, partial(options.open_files, of=place))
+    access = TableAccess(files=files, options=options)
+    directory = place.rpartition("/")[0]
+    root, _, last = directory.rpartition("/")
+    table = IcebergTable(
+        redact(place),
+        lambda: _loaded(place, root if last == _METADATA else None, access),
+        options.rule,
+        lambda: None,
+    )
+    return table_source(place, table, files, options.rule)
+
+
+class _Directory:
+    """Finds the newest metadata file of a table's directory, and reads it."""
+
+    def __init__(self, log: TableLog) -> None:
+        self._log = log
+        self._access = TableAccess(files=log.files, options=log.options)
+        self._entries: list[SourceFile] | None = log.entries
+
+    def load(self) -> LoadedTable:
+        """Return the table as it is now."""
+        for attempt in range(1, _TRIES + 1):
+            entries, self._entries = self._entries or self._listed(), None
+            sizes = {file.path: file.identity.size for file in entries}
+            try:
+                hint = self._hint(sizes[HINT]) if HINT in sizes else None
+                name = newest_metadata([*sizes], hint, f"{self._log.url}/{_METADATA}")
+                found = _loaded(f"{self._log.url}/{_METADATA}/{name}", self._log.url, self._access)
+                return replace(found, log=log_state(entries))
+            except SourceNotFound:
+                if attempt == _TRIES:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _listed(self) -> list[SourceFile]:
+        source, options = self._log.source, self._log.options
+        return with_retries(lambda: list(source.list()), source.url, options.patience, options.on_event)
+
+    def _hint(self, size: int) -> str:
+        source, options = self._log.source, self._log.options
+        data = with_retries(lambda: read_range(source, HINT, 0, size), HINT, options.patience, options.on_event)
+        return data.decode(errors="replace")
+
+
+def _loaded(uri: str, root: str | None, access: TableAccess) -> LoadedTable:
+    """Return the table of a metadata file; it lies in ``root``, or where its metadata say."""
+    metadata = read_metadata(access, uri)
+    if root is None:
+        return LoadedTable(metadata=metadata, access=access)
+    prefixes = _prefixes(metadata.location, root, access.options)
+    return LoadedTable(metadata=metadata, access=replace(access, prefixes=prefixes))
+
+
+def _prefixes(location: str, root: str, options: OpenOptions) -> Mapping[str, str]:
+    """Return where the directory is that metadata call ``location``, if it is not there."""
+    named = plain_url(location).rstrip("/")
+    if named == root:
+        return {}
+    moved = options.store.get(MOVED)
+    if moved == "true" or (moved is None and _place(named) == _place(root)):
+        return {named: root}
+    if moved == "false":
+        return {}
+    raise UsageError(
+        redact(root),
+        f"lies elsewhere than its metadata say: {redact(named)}",
+        f"name that, or give -o {MOVED}=true to read all its files here, or -o {MOVED}=false to read them there",
+    )
+
+
+def _place(url: str) -> str:
+    """Return what is equal for two URLs of one directory: without the user, and without symbolic links."""
+    if not url_scheme(url):
+        return os.path.realpath(url)
+    scheme, _, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+
+
+class _Found(NamedTuple):
+    number: int
+    name: str
+    of_hadoop: bool
+
+
+def newest_metadata(names: Sequence[str], hint: str | None, url: str) -> str:
+    """Return the name of a table's newest metadata file among the ``names`` in its directory ``url``.
+
+    ``hint`` is what ``version-hint.text`` says, if it is there: a number, which may be behind, or a name. Raises
+    SourceError where there is none, and UsageError where two may be the newest.
+    """
+    found = sorted(
+        _Found(int(match["version"] or match["number"] or _UNNUMBERED), name, match["version"] is not None)
+        for name in names
+        if (match := _NAME.fullmatch(name))
+    )
+    if not found:
+        raise SourceNotFound(url, "has no metadata file any more", "check the table with the engine that wrote it")
+    if hint is None:
+        newest = [file for file in found if file.number in (found[-1].number, _UNNUMBERED)]
+    else:
+        newest = _hinted(found, hint.strip(), url)
+        newest += [file for file in found if file.number > newest[0].number]
+    if len(newest) > 1:
+        among = " and ".join(printable(file.name) for file in newest[:2])
+        reason = f"both {among} may be its newest metadata file, and only a catalog knows"
+        raise UsageError(url, reason, f"name one: {url}/{printable(newest[-1].name)}")
+    return newest[0].name
+
+
+def _hinted(found: Sequence[_Found], hint: str, url: str) -> list[_Found]:
+    """Return the metadata file that a hint names; Hadoop's writers leave it behind until they are done."""
+    if hint.isdecimal():
+        number, versions = int(hint), {file.number for file in found if file.of_hadoop}
+        while number + 1 in versions:
+            number += 1
+        named = [file for file in found if file.of_hadoop and file.number == number]
+    else:
+        named = [file for file in found if file.name in (hint, *(hint + suffix for suffix in SUFFIXES))]
+    if not named:
+        reason = f"{HINT} names {printable(hint)[:80]!r}, which is not there"
+        raise SourceError(url, reason, f"name a metadata file: {url}/{printable(found[-1].name)}")
+    return named
+
+
+def read_metadata(access: TableAccess, uri: str) -> TableMetadata:
+    """Return what a metadata file says; raises UsageError about a version of the format that pyiceberg cannot read."""
+    data = access.read_all(uri)
+    try:
+        text = (gzip.decompress(data) if data.startswith(_GZIP) else data).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise SourceError(printable(uri), f"is no metadata of an Iceberg table ({error})", "name another") from error
+    with iceberg_errors(printable(uri)):
+        try:
+            return TableMetadataUtil.parse_raw(text)
+        except ValidationError:
+            _check_format(text, uri)
+            raise
+
+
+def _check_format(text: str, uri: str) -> None:
+    said = json.loads(text)
+    version = said.get("format-version") if isinstance(said, dict) else None
+    if isinstance(version, int) and version > _NEWEST_FORMAT:
+        raise UsageError(
+            printable(uri),
+            f"is of version {version} of Iceberg's format, and this pyiceberg reads up to {_NEWEST_FORMAT}",
+            "upgrade pyiceberg, or write the table again in a version that it reads",
+        )
+
+
+def open_catalog_table(url: str, options: OpenOptions) -> TableSource:
+    """Return the table at ``iceberg://CATALOG/NAMESPACE.TABLE``.
+
+    Its metadata and files are read by pqcache's drivers, with the credentials that the catalog gives and the store
+    options of ``options``, which win. A catalog that is silent for the timeout counts as unavailable.
+
+    Raises:
+        UsageError: another form of URL, no such catalog, or a package that its kind needs is missing.
+        SourceError: no such table, access denied, or no answer.
+    """
+    name, table_name = _parts(url)
+    with iceberg_errors(url):
+        known = Config().get_catalog_config(name)
+        catalogs = Config().get_known_catalogs()
+    if known is None:
+        raise UsageError(
+            url,
+            f"there is no catalog {name!r} in pyiceberg's configuration (there are: {', '.join(catalogs) or 'none'})",
+            f"name its uri in ~/.pyiceberg.yaml, or in PYICEBERG_CATALOG__{name.upper()}__URI",
+        )
+    access = TableAccess(files=StoreFiles(None, _opener(known, options)), options=options)
+    given: dict[str, Any] = {"init_catalog_tables": "false", **known, "py-io-impl": CLASS, ACCESS: access}
+    catalog = _answer(url, options, lambda: load_catalog(name, **given))
+    try:
+        table = _answer(url, options, lambda: catalog.load_table(table_name))
+        place = _with_authority(plain_url(table.metadata.location), table.io.properties)
+        opener = _opener(table.io.properties, options)
+        files = StoreFiles(opener(place), opener)
+    except BaseException:
+        _close(catalog, access.files)
+        raise
+    access = TableAccess(files=files, options=options)
+    first = [table]
+
+    def load() -> LoadedTable:
+        table = first.pop() if first else _answer(url, options, lambda: catalog.load_table(table_name))
+        return LoadedTable(metadata=table.metadata, access=access, log=_state(table))
+
+    iceberg = IcebergTable(url, load, options.rule, partial(_close, catalog, given[ACCESS].files))
+    return table_source(place, iceberg, files, options.rule, _state(first[0]))
+
+
+def _state(table: Table) -> str:
+    """Return what is another text once the catalog has other metadata of a table."""
+    metadata = table.metadata
+    table_id = metadata.table_uuid if "table_uuid" in metadata.model_fields_set else ""
+    return digest(table.metadata_location, table_id, metadata.last_updated_ms, metadata.current_snapshot_id)
+
+
+def _parts(url: str) -> tuple[str, str]:
+    """Return the names of the catalog and of the table in it."""
+    name, _, table = url.partition("://")[2].strip("/").partition("/")
+    if "@" in url or ":" in name:
+        reason = "has more than the name of a catalog"
+        raise UsageError(redact(url), reason, "its uri and its secrets belong into ~/.pyiceberg.yaml")
+    if not name or "/" in table or not all(table.partition(".")):
+        raise UsageError(url, "names no table of a catalog", "write iceberg://CATALOG/NAMESPACE.TABLE")
+    return name, table
+
+
+def _answer(url: str, options: OpenOptions, call: Callable[[], T]) -> T:
+    """Return what ``call`` does with a catalog, whose client has no timeout of its own."""
+
+    def answers() -> Iterator[T]:
+        yield call()
+
+    def answer() -> T:
+        with iceberg_errors(url):
+            try:
+                return next(with_time_limit(answers, options.timeout))
+            except Stalled:
+                reason = f"its catalog has not answered for {options.timeout:.0f} s"
+                raise SourceUnavailable(url, reason, "check the catalog's uri, or raise --timeout") from None
+
+    return with_retries(answer, url, options.patience, options.on_event)
+
+
+def _opener(properties: Mapping[str, Any], options: OpenOptions) -> Callable[[str], Source]:
+    """Return what opens the stores of a table's files, with the credentials of its catalog."""
+    s3 = {name: _first(properties, keys) for name, keys in _S3.items()}
+    if (virtual := _first(properties, ("s3.force-virtual-addressing",))) is not None:
+        s3["addressing"] = "virtual" if virtual.lower() == "true" else "path"
+    of_s3 = {name: value for name, value in s3.items() if value is not None}
+
+    def opened(place: str) -> Source:
+        store = {**(of_s3 if url_scheme(place) == "s3" else {}), **options.store}
+        return open_source(_with_authority(place, properties), store, options.timeout, options.hdfs_driver)
+
+    return opened
+
+
+def _first(properties: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
+    return next((str(properties[key]) for key in keys if properties.get(key)), None)
+
+
+def _with_authority(url: str, properties: Mapping[str, Any]) -> str:
+    """Return an ``hdfs://`` URL with the host and the user of ``properties`` where it has none."""
+    if url_scheme(url) != "hdfs":
+        return url
+    authority, slash, path = url.partition("://")[2].partition("/")
+    if not authority and (host := properties.get("hdfs.host")):
+        authority = f"{host}:{properties['hdfs.port']}" if properties.get("hdfs.port") else str(host)
+    if "@" not in authority and (user := properties.get("hdfs.user")):
+        authority = f"{user}@{authority}"
+    return f"hdfs://{authority}{slash}{path}"
+
+
+def _close(catalog: Catalog, files: StoreFiles) -> None:
+    catalog.close()
+    files.close()
