@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 import pqcache
-from pqcache.store.tables.delta_deletions import _BASE85, _Z85
+from pqcache.store.tables.deletion_vector import _BASE85, _Z85
 
 
 def field(name: str, kind: Any, **metadata: Any) -> dict[str, Any]:

@@ -1,33 +1,106 @@
-"""Deletion vectors, which Delta and Iceberg store alike: the positions of a file's deleted rows as a Roaring bitmap."""
+"""Deletion vectors, which Delta and Iceberg store alike: the positions of a file's deleted rows as a Roaring bitmap.
+
+They are read when the file is downloaded, by pqcache's drivers. deltalake gives the vectors of a whole table only, from
+files beside the table's, and pyiceberg takes damaged ones for good.
+"""
 
 from __future__ import annotations
 
+import base64
 import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
 
+from pqcache.errors import SourceError
+from pqcache.store.urls import printable
+
 FRAME = 8  # bytes around a vector in a file: its length before it, a CRC-32 after it
+_MAX_SIZE = 1 << 28  # bytes
 _MAGIC = bytes.fromhex("d1d33964")
 _PLAIN, _WITH_RUNS = 12346, 12347
 _MAX_CONTAINERS = 1 << 16  # of 65,536 rows each
 _MAX_ARRAY = 4096  # rows of a container that is not a bitmap
 _MAX_ROWS = 1 << 26
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_BASE85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 
 Positions = npt.NDArray[np.int64]
+ReadBytes = Callable[[str, int, int], bytes]  # of the file at a path or URL as the log has it: from an offset, so many
 
 
-def unframed(blob: bytes) -> bytes:
-    """Return the vector in a part of a file, with its frame; raises ValueError where it is damaged."""
-    vector = blob[4:-4]
-    if int.from_bytes(blob[:4], "big") != len(vector) or zlib.crc32(vector) != int.from_bytes(blob[-4:], "big"):
-        raise ValueError("its length or its checksum is wrong")
-    return vector
+@dataclass(frozen=True, kw_only=True)
+class DeletionVector:
+    """Where the log of a table says that a vector is.
+
+    Attributes:
+        rows: how many rows it deletes.
+        size: its length in bytes.
+        place: the file that has it, by its path or URL as the log has it; the vector itself, in Z85, if ``is_inline``.
+        offset: where its frame begins in that file.
+        is_inline: it is in the log.
+    """
+
+    rows: int
+    size: int
+    place: str
+    offset: int = 0
+    is_inline: bool = False
+
+    def read(self, file: str, read: ReadBytes) -> Positions:
+        """Return the positions of the deleted rows of ``file``, ascending; raises SourceError about it."""
+        try:
+            vector = _decoded(self.place)[: self.size] if self.is_inline else self._unframed(read)
+            positions = _positions(vector)
+            if len(positions) != self.rows:
+                raise ValueError(f"it deletes {len(positions):,} rows, and {self.rows:,} in the log")
+        except ValueError as error:
+            raise _damaged(file, error, "" if self.is_inline else f", at {self.offset:,} of {self.place},") from error
+        return positions
+
+    def _unframed(self, read: ReadBytes) -> bytes:
+        framed = read(self.place, self.offset, min(self.size, _MAX_SIZE) + FRAME)
+        vector = framed[4:-4]
+        if int.from_bytes(framed[:4], "big") != len(vector) or zlib.crc32(vector) != int.from_bytes(framed[-4:], "big"):
+            raise ValueError("its length or its checksum is wrong")
+        if len(vector) != self.size:
+            raise ValueError(f"it has {len(vector):,} bytes, and {self.size:,} in the log")
+        return vector
 
 
-def deleted_positions(vector: bytes) -> Positions:
-    """Return the positions in a vector, ascending; raises ValueError where it is damaged.
+def vector_of_delta(file: str, about: Mapping[str, Any]) -> DeletionVector:
+    """Return the vector that the log of a Delta table describes for ``file``; raises SourceError."""
+    try:
+        kind, place = about["storageType"], str(about["pathOrInlineDv"])
+        if kind == "u":  # relative to the table: a prefix and a UUID
+            prefix, name = place[:-20], f"deletion_vector_{UUID(bytes=_decoded(place[-20:]))}.bin"
+            place = f"{prefix}/{name}" if prefix else name
+        return DeletionVector(
+            rows=about["cardinality"],
+            size=int(about["sizeInBytes"]),
+            place=place,
+            offset=int(about.get("offset") or 0),
+            is_inline=kind == "i",
+        )
+    except ValueError as error:
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: str, error: ValueError, where: str = "") -> SourceError:
+    reason = f"its deletion vector{printable(where)} is damaged: {error}"
+    return SourceError(file, reason, "check the table with the engine that wrote it")
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b85decode(text.translate(str.maketrans(_Z85, _BASE85)))
+
+
+def _positions(vector: bytes) -> Positions:
+    """Return the positions in a vector, ascending; raises ValueError if it is damaged.
 
     It is a magic number and a 64-bit Roaring bitmap in the portable format
     (https://github.com/RoaringBitmap/RoaringFormatSpec).

@@ -7,7 +7,7 @@ import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from functools import cache, partial
@@ -30,8 +30,8 @@ from pqcache.store.tables.base import (
     log_state,
     partition_path,
 )
-from pqcache.store.tables.delta_deletions import DeletionVector, ReadBytes, descriptors
-from pqcache.store.tables.delta_log import LOG, DeltaLog, copy_log, delta_log, link_log
+from pqcache.store.tables.deletion_vector import ReadBytes, vector_of_delta
+from pqcache.store.tables.delta_log import LOG, DeltaLog, copy_log, delta_log, descriptors, link_log
 from pqcache.store.urls import local_path, url_scheme
 
 if TYPE_CHECKING:
@@ -319,10 +319,8 @@ def table_files(
         vectors: the deletion vectors that files have, by the file's path in the log.
         read: reads a deletion vector.
     """
-    names = adds.schema.names
     paths: list[str] = adds.column("path").to_pylist()
     sizes, times = adds.column("size_bytes").to_pylist(), adds.column("modification_time").to_pylist()
-    rows = adds.column("num_records").to_pylist() if vectors and "num_records" in names else []
     values = _partitions(url, adds) if schema.partitions else [{}] * len(paths)
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
@@ -330,21 +328,21 @@ def table_files(
     mapped = schema.in_files
     mapping = "" if mapped is None else digest(mapped if schema.mode != "none" else "")
     shape = None if mapped is None else FileShape(columns=mapped)
-    directories = _Directories(url, schema)
+
+    @cache
+    def directory(values: tuple[Any, ...]) -> str:
+        named = zip(schema.partitions, values, strict=True)
+        return partition_path({name: partition_text(value) for name, value in named})
+
+    directories = [directory(tuple(row[name] for name in schema.partitions)) for row in values]
     urls = [file_url_of(url, path) for path in paths]
-    places = cache_paths((directories.path_of(row), where) for row, where in zip(values, urls, strict=True))
+    places = cache_paths(zip(directories, urls, strict=True))
     files = {}
-    for number, (place, path, where) in enumerate(zip(places, paths, urls, strict=True)):
-        vector, of_file = None, shape
-        if path in vectors:
-            count = rows[number] if rows else None
-            if count is None:
-                reason = "has deleted rows, and the log does not say how many rows it has"
-                raise SourceError(where, reason, "remove them for good: REORG TABLE ... APPLY (PURGE) in Spark")
-            vector = DeletionVector(descriptor=vectors[path], rows_in_file=count, file=where, read=read)
-            of_file = FileShape(columns=mapped, deleted_rows=vector.deleted_rows)
-        tag = digest(path, "" if vector is None else vector.id, mapping)
-        identity = Identity(sizes[number], times[number] * 1_000_000, committed_tag(tag, of_file is not None))
+    for place, path, where, size, time in zip(places, paths, urls, sizes, times, strict=True):
+        vector = vector_of_delta(where, vectors[path]) if path in vectors else None
+        of_file = shape if vector is None else FileShape(columns=mapped, deleted_rows=partial(vector.read, where, read))
+        tag = digest(path, "" if vector is None else astuple(vector), mapping)
+        identity = Identity(size, time * 1_000_000, committed_tag(tag, of_file is not None))
         files[place] = TableFile(path=place, url=where, identity=identity, shape=of_file)
     return files
 
@@ -379,23 +377,6 @@ def _partitions(url: str, adds: Any) -> list[dict[str, Any]]:
         reason = f"a partition's value is a date or a time that Python cannot hold ({error})"
         raise UsageError(url, reason, "correct it with the engine that wrote the table") from error
     return found
-
-
-class _Directories:
-    """The Hive directories of partition values, which many files share."""
-
-    def __init__(self, url: str, schema: DeltaSchema) -> None:
-        self._url, self._names = url, schema.partitions
-        self._known: dict[tuple[Any, ...], str] = {}
-
-    def path_of(self, values: Mapping[str, Any]) -> str:
-        """Return the directory of a file with these values."""
-        key = tuple(values[name] for name in self._names)
-        if key not in self._known:
-            self._known[key] = partition_path(
-                {name: partition_text(value) for name, value in zip(self._names, key, strict=True)}
-            )
-        return self._known[key]
 
 
 def partition_text(value: Any) -> str | None:

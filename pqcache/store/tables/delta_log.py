@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from pqcache.errors import ParquetError, SourceUnavailable, first_line
 from pqcache.events import OnEvent
@@ -158,3 +159,20 @@ def _sidecars(checkpoint: Path) -> list[str]:
         reason = f"is a checkpoint that cannot be read ({first_line(error)})"
         raise ParquetError(checkpoint.name, reason, "check the table with the engine that wrote it") from error
     return [PurePosixPath(row["path"]).name for row in found if row is not None]
+
+
+def descriptors(log: Path, version: int) -> dict[str, Mapping[str, Any]]:
+    """Return the log's ``deletionVector`` of each file that has one, by the file's path in the log.
+
+    The library tells neither which files have one nor where it is, but writes it into a checkpoint. So ``log``, a copy
+    of the table's log or of links to it, gets an empty commit after ``version``, and a checkpoint.
+    """
+    import pyarrow.parquet as pq
+    from deltalake import DeltaTable
+
+    commit = {"commitInfo": {"timestamp": 0, "inCommitTimestamp": 0, "operation": "pqcache"}}
+    (log / f"{version + 1:020}.json").write_text(json.dumps(commit) + "\n")
+    DeltaTable(str(log.parent), version=version + 1).create_checkpoint()
+    with pq.ParquetFile(log / f"{version + 1:020}.checkpoint.parquet") as file:
+        rows: list[Mapping[str, Any] | None] = file.read(["add.path", "add.deletionVector"])["add"].to_pylist()
+    return {row["path"]: row["deletionVector"] for row in rows if row is not None and row["deletionVector"]}

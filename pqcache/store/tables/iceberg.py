@@ -6,7 +6,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import datetime, timezone
 from functools import lru_cache, partial
 from typing import Any
@@ -56,13 +56,14 @@ from pqcache.store.drivers.base import FileShape
 from pqcache.store.hive import NULL
 from pqcache.store.manifest import Identity, TableVersion, committed_tag
 from pqcache.store.tables.base import TableFile, TableListing, VersionRule, cache_paths, digest, partition_path
-from pqcache.store.tables.deletion_vector import Positions, deleted_positions, unframed
+from pqcache.store.tables.deletion_vector import FRAME, DeletionVector, Positions
 from pqcache.store.tables.iceberg_io import ACCESS, StoreFileIO, TableAccess, damaged, iceberg_errors, parquet_only
 from pqcache.store.urls import printable
 
 _ID = re.compile(r"-?[0-9]{1,20}")
 _PUFFIN = "PUFFIN"
-_STATUS, _DATA_FILE, _PATH, _REFERENCED, _OFFSET, _SIZE = 0, 2, 100, 143, 144, 145  # field IDs in manifests
+_STATUS, _DATA_FILE = 0, 2  # field IDs in manifests
+_OF_VECTORS = 100, 103, 143, 144, 145  # path, number of rows, data file, offset, size
 _DELETED = 2
 _MAX_CACHED = 16 << 20  # positions, of 8 bytes each
 _BATCH = 1 << 16  # rows
@@ -174,7 +175,10 @@ class _Files:
         if self._columns is not None or deletes:
             rows = partial(self._deletes.rows_of, file.file_path, deletes) if deletes else None
             shape = FileShape(columns=self._columns, deleted_rows=rows)
-        deleting = [(self._relative(delete.uri), delete.offset, delete.size) for delete in deletes]
+        deleting = [
+            self._relative(one) if isinstance(one, str) else astuple(replace(one, place=self._relative(one.place)))
+            for one in deletes
+        ]
         identity = digest(self._table, self._relative(file.file_path), deleting, self._mapping)
         return TableFile(
             path=path,
@@ -239,10 +243,10 @@ def _milliseconds(moment: str) -> int:
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A data file, and what deletes rows of it."""
+    """A data file, and what deletes rows of it: delete files by their URIs, and a deletion vector."""
 
     file: DataFile
-    deletes: tuple[DeleteFile, ...]
+    deletes: tuple[str | DeletionVector, ...]
 
 
 def planned_files(metadata: TableMetadata, snapshot: Snapshot, access: TableAccess, url: str) -> list[PlannedFile]:
@@ -266,22 +270,22 @@ def planned_files(metadata: TableMetadata, snapshot: Snapshot, access: TableAcce
     return [_planned(task, vectors) for task in tasks]
 
 
-def _planned(task: FileScanTask, vectors: dict[tuple[str, str], DeleteFile]) -> PlannedFile:
+def _planned(task: FileScanTask, vectors: Mapping[tuple[str, str], DeletionVector]) -> PlannedFile:
     file = task.file
     parquet_only("data file", _format(file), file.file_path)
-    deletes = []
+    paths, found = [], []
     for delete in task.delete_files:
         if _format(delete) == _PUFFIN:  # which has vectors of several data files
             if (vector := vectors.get((delete.file_path, file.file_path))) is not None:
-                deletes.append(vector)
+                found.append(vector)
         else:
             parquet_only("delete file", _format(delete), delete.file_path)
-            deletes.append(DeleteFile(delete.file_path))
+            paths.append(delete.file_path)
     for one in (file, *task.delete_files):
         if one.key_metadata is not None:
             reason = "is an encrypted file of an Iceberg table, which cannot be read"
             raise UsageError(printable(one.file_path), reason, "write the table without encryption")
-    return PlannedFile(file, tuple(sorted(deletes)))
+    return PlannedFile(file, (*sorted(paths), *found))
 
 
 def _format(file: DataFile) -> str:
@@ -304,7 +308,7 @@ def _refuse_equality_deletes(manifests: Iterable[ManifestFile], io: StoreFileIO,
                 )
 
 
-def _deletion_vectors(manifests: Sequence[ManifestFile], io: StoreFileIO) -> dict[tuple[str, str], DeleteFile]:
+def _deletion_vectors(manifests: Sequence[ManifestFile], io: StoreFileIO) -> dict[tuple[str, str], DeletionVector]:
     """Return the deletion vectors by Puffin file and data file, with where they are: pyiceberg leaves that out."""
     found = {}
     for manifest in manifests:
@@ -315,23 +319,15 @@ def _deletion_vectors(manifests: Sequence[ManifestFile], io: StoreFileIO) -> dic
             assert isinstance(struct, StructType)
             top = {field.field_id: position for position, field in enumerate(reader.schema.fields)}
             inside = {field.field_id: position for position, field in enumerate(struct.fields)}
-            if not inside.keys() >= {_REFERENCED, _OFFSET, _SIZE}:
+            if not inside.keys() >= set(_OF_VECTORS):
                 continue  # written before there were any
             for entry in reader:
                 file = entry[top[_DATA_FILE]]
-                path, referenced, offset, size = (file[inside[key]] for key in (_PATH, _REFERENCED, _OFFSET, _SIZE))
+                path, rows, referenced, offset, size = (file[inside[key]] for key in _OF_VECTORS)
                 if entry[top[_STATUS]] != _DELETED and size:
-                    found[path, referenced] = DeleteFile(path, offset, size)
+                    vector = DeletionVector(rows=rows, size=size - FRAME, place=path, offset=offset)
+                    found[path, referenced] = vector
     return found
-
-
-@dataclass(frozen=True, order=True)
-class DeleteFile:
-    """What deletes rows of a data file: a Parquet file, or ``size`` bytes from ``offset`` on of a Puffin file."""
-
-    uri: str
-    offset: int = 0
-    size: int = 0
 
 
 class Deletes:
@@ -345,12 +341,17 @@ class Deletes:
         self._lock = threading.Lock()
         self._cached: OrderedDict[str, Mapping[str, Positions]] = OrderedDict()
 
-    def rows_of(self, data_file: str, deletes: Sequence[DeleteFile]) -> Positions:
+    def rows_of(self, data_file: str, deletes: Sequence[str | DeletionVector]) -> Positions:
         """Return the positions of the deleted rows of a data file, ascending; ``data_file`` is as its table names it.
 
-        Raises SourceError where a delete file cannot be read, and ParquetError where it is damaged.
+        Raises SourceError if a vector or a delete file cannot be read, and ParquetError if a delete file is damaged.
         """
-        found = [self._vector(delete) if delete.size else self._positions(delete.uri, data_file) for delete in deletes]
+        found = [
+            self._positions(one, data_file)
+            if isinstance(one, str)
+            else one.read(printable(data_file), self._access.read)
+            for one in deletes
+        ]
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
     def _positions(self, uri: str, data_file: str) -> Positions:
@@ -374,13 +375,6 @@ class Deletes:
         sizes = {uri: sum(map(len, positions.values())) for uri, positions in self._cached.items()}
         while len(self._cached) > 1 and sum(sizes.values()) > _MAX_CACHED:
             del sizes[self._cached.popitem(last=False)[0]]
-
-    def _vector(self, delete: DeleteFile) -> Positions:
-        """Return the positions in a deletion vector."""
-        try:
-            return deleted_positions(unframed(self._access.read(delete.uri, delete.offset, delete.size)))
-        except ValueError as error:
-            raise damaged(delete.uri, f"the deletion vector at {delete.offset:,} is damaged: {error}") from error
 
 
 def _grouped(file: pq.ParquetFile, groups: Sequence[int], only: str | None = None) -> Mapping[str, Positions]:

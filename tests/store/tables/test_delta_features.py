@@ -92,14 +92,20 @@ def test_deletion_vectors_that_cannot_be_right_are_refused(table: Path, cache: P
     secret.write_bytes(b"root:x:0:0" * 20)
     for number, (about, text) in enumerate(
         (
-            ({**found, "cardinality": 3}, r"3\.parquet: its deletion vector deletes 2 rows, and 3 in the log"),
-            ({**found, "offset": 3}, r"3\.parquet: its deletion vector is damaged: its length or its checksum"),
+            (
+                {**found, "cardinality": 3},
+                r"3\.parquet: its deletion vector.* is damaged: it deletes 2 rows, and 3 in the log",
+            ),
+            (
+                {**found, "offset": 3},
+                r"3\.parquet: its deletion vector, at 3 of .*, is damaged: its length or its checksum",
+            ),
             ({**found, "pathOrInlineDv": "x"}, r"3\.parquet: its deletion vector is damaged"),
-            ({**found, "sizeInBytes": 2**31 - 1}, r"3\.parquet: its deletion vector is damaged"),
-            (vector(table, [100]), r"3\.parquet: its deletion vector deletes row 100, and it has 100 by the log"),
+            ({**found, "sizeInBytes": 2**31 - 1}, r"3\.parquet: its deletion vector.* is damaged"),
+            (vector(table, [100]), r"3\.parquet: its table deletes row 100 of it, and it has 100"),
             (
                 {**found, "storageType": "p", "pathOrInlineDv": secret.as_uri(), "offset": 0},
-                r"3\.parquet: its deletion vector is damaged: its length or its checksum is wrong; check the table",
+                r"3\.parquet: its deletion vector.* is damaged: its length or its checksum is wrong; check the table",
             ),
             ({**found, "storageType": "p", "pathOrInlineDv": (table / "no.bin").as_uri()}, r"3\.parquet: vanished"),
         )
@@ -109,8 +115,7 @@ def test_deletion_vectors_that_cannot_be_right_are_refused(table: Path, cache: P
         with pytest.raises(pqcache.PqcacheError, match=text):
             pqcache.sync(table, cache)
     commit(table, 5 + number, remove("3.parquet", before), add(table, "3.parquet", deletionVector=found, stats="{}"))
-    with pytest.raises(SourceError, match=r"the log does not say how many rows it has; .*APPLY \(PURGE\)"):
-        pqcache.sync(table, cache)
+    assert pqcache.sync(table, cache).rows == 400 - 2 - 1 - 50 - 2, "the log need not say how many rows a file has"
 
 
 def test_a_damaged_copy_is_repaired_with_the_rows_that_are_left(table: Path, cache: Path) -> None:

@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyroaring import BitMap64
 
-from pqcache.errors import ParquetError, SourceNotFound
+from pqcache.errors import ParquetError, SourceError, SourceNotFound
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.retries import Patience
 from pqcache.store.tables import iceberg as iceberg_module
 from pqcache.store.tables.base import OpenOptions, StoreFiles
-from pqcache.store.tables.iceberg import DeleteFile, Deletes
+from pqcache.store.tables.deletion_vector import FRAME, DeletionVector
+from pqcache.store.tables.iceberg import Deletes
 from pqcache.store.tables.iceberg_io import TableAccess
 
 
@@ -41,7 +42,7 @@ def test_positions_are_those_of_one_data_file(
     monkeypatch.setattr(iceberg_module, "_MAX_CACHED", most)
     chance = np.random.default_rng(most)
     positions = [{f"s3://lake/f{i}": chance.integers(0, 2**40, 9).tolist() for i in range(5)} for _ in range(3)]
-    files = [DeleteFile(write(tmp_path / f"d{n}.parquet", found)) for n, found in enumerate(positions)]
+    files = [write(tmp_path / f"d{n}.parquet", found) for n, found in enumerate(positions)]
     for name in [f"s3://lake/f{i}" for i in range(6)] * 2:
         expected = sorted({row for found in positions for row in found.get(name, [])})
         assert reads.rows_of(name, files).tolist() == expected
@@ -59,22 +60,30 @@ def test_deletion_vectors_are_ranges_of_a_file(reads: Deletes, tmp_path: Path) -
     first, second = vector([1, 5, 2**33 + 7]), vector([])
     path = tmp_path / "v.puffin"
     path.write_bytes(b"PFA1" + first + second)
-    here = DeleteFile(str(path), 4, len(first))
+
+    def at(offset: int, data: bytes, rows: int) -> DeletionVector:
+        return DeletionVector(rows=rows, size=len(data) - FRAME, place=str(path), offset=offset)
+
+    here = at(4, first, 3)
     assert reads.rows_of("x", [here]).tolist() == [1, 5, 2**33 + 7]
-    assert reads.rows_of("x", [DeleteFile(str(path), 4 + len(first), len(second))]).tolist() == []
-    both = [here, DeleteFile(write(tmp_path / "d.parquet", {"x": [5, 6], "y": [9]}))]
+    assert reads.rows_of("x", [at(4 + len(first), second, 0)]).tolist() == []
+    both = [here, write(tmp_path / "d.parquet", {"x": [5, 6], "y": [9]})]
     assert reads.rows_of("x", both).tolist() == [1, 5, 6, 2**33 + 7]
+    with pytest.raises(
+        SourceError, match=r"x: its deletion vector, at 4 of .*/v\.puffin, is damaged: it deletes 3 rows"
+    ):
+        reads.rows_of("x", [at(4, first, 2)])
     for place in range(len(first)):
         damaged = bytearray(first)
         damaged[place] ^= 0x10
         path.write_bytes(b"PFA1" + damaged)
-        with pytest.raises(ParquetError, match="the deletion vector at 4 is damaged"):
+        with pytest.raises(SourceError, match=r"x: its deletion vector, at 4 of .*, is damaged: .*; check the table"):
             reads.rows_of("x", [here])
 
 
 def test_delete_files_that_are_damaged_or_gone(reads: Deletes, tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound):
-        reads.rows_of("x", [DeleteFile(str(tmp_path / "none.parquet"))])
+        reads.rows_of("x", [str(tmp_path / "none.parquet")])
     path = tmp_path / "d.parquet"
     write(path, {"x": [1, 2]})
     data = path.read_bytes()
@@ -82,9 +91,9 @@ def test_delete_files_that_are_damaged_or_gone(reads: Deletes, tmp_path: Path) -
     for table in (nulls, pa.table({"pos": [1]}), pa.table({"file_path": ["x"], "pos": ["one"]})):
         pq.write_table(table, path)
         with pytest.raises(ParquetError, match="delete file cannot be read"):
-            reads.rows_of("x", [DeleteFile(str(path))])
+            reads.rows_of("x", [str(path)])
     path.write_bytes(data[:-20])
     with pytest.raises(ParquetError, match="delete file cannot be read"):
-        reads.rows_of("x", [DeleteFile(str(path))])
+        reads.rows_of("x", [str(path)])
     path.write_bytes(data)
-    assert reads.rows_of("x", [DeleteFile(str(path))]).tolist() == [1, 2]
+    assert reads.rows_of("x", [str(path)]).tolist() == [1, 2]
