@@ -7,22 +7,26 @@ directory is a Source by itself. So nothing else in pqcache knows what kind of t
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from hashlib import blake2b
 from threading import Lock
-from typing import Protocol
+from typing import Protocol, TypeVar
 from urllib.parse import quote, urlsplit
 
-from pqcache.errors import SourceError
+from pqcache.errors import SourceError, SourceUnavailable, UsageError
 from pqcache.events import OnEvent, ignore
-from pqcache.store.drivers.base import HDFS_NATIVE, TIMEOUT, FileShape, Source
+from pqcache.store.drivers.base import HDFS_NATIVE, TIMEOUT, FileShape, Source, read_range
 from pqcache.store.drivers.registry import open_source
-from pqcache.store.drivers.retries import FEW_TRIES, Patience
+from pqcache.store.drivers.retries import FEW_TRIES, Patience, with_retries
 from pqcache.store.hive import NULL, is_hidden
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
 from pqcache.store.manifest_digest import digest_of_sources
 from pqcache.store.urls import local_path, printable, url_scheme, with_usual_scheme
+
+T = TypeVar("T")
 
 _UNSAFE = "".join(map(chr, range(0x20))) + "\"#%'*/:=?\\\x7f{[]^"  # what Hive encodes in a partition's path
 _SUFFIXES = (".parquet", ".parq", ".pq")
@@ -40,6 +44,19 @@ class VersionRule:
     def is_newest(self) -> bool:
         """Whether the newest version is wanted, whichever that is."""
         return self.version is None and self.as_of is None
+
+    @property
+    def time_ns(self) -> int | None:
+        """The time that is wanted, in UTC if it has no offset, in nanoseconds since 1970; raises UsageError."""
+        if self.as_of is None:
+            return None
+        try:
+            time = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", self.as_of.strip()))
+        except ValueError as error:
+            advice = "write it as 2026-11-20T03:55:10+00:00, or 2026-11-20"
+            raise UsageError(f"--as-of {self.as_of}", "is no time in ISO 8601", advice) from error
+        time = time if time.tzinfo is not None else time.replace(tzinfo=timezone.utc)
+        return round(time.timestamp() * 1e6) * 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +137,11 @@ def cache_paths(files: Iterable[tuple[str, str]]) -> list[str]:
     ]
 
 
+def iso_time(time_ns: int) -> str:
+    """Return a time in nanoseconds since 1970 in ISO 8601."""
+    return datetime.fromtimestamp(time_ns / 1e9, timezone.utc).isoformat(timespec="milliseconds")
+
+
 def digest(*parts: object) -> str:
     """Return a short text that is equal for equal ``parts``."""
     return blake2b("\0".join(map(str, parts)).encode(errors="surrogatepass"), digest_size=16).hexdigest()
@@ -173,6 +195,14 @@ class OpenOptions:
         store = {name: value for name, value in self.store.items() if same and name != MOVED}
         return open_source(url, store, self.timeout, self.hdfs_driver)
 
+    def tried(self, call: Callable[[], T], subject: str) -> T:
+        """Return what ``call`` returns, after some tries if it fails for a passing reason."""
+        return with_retries(call, subject, self.patience, self.on_event)
+
+    def listed(self, source: Source) -> list[SourceFile]:
+        """Return all files of a source."""
+        return self.tried(lambda: list(source.list()), source.url)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableLog:
@@ -181,7 +211,7 @@ class TableLog:
     Attributes:
         url: the table's directory.
         source: the opened directory with the log.
-        entries: its files, as they are listed now.
+        entries: its files, as they were listed when it was found.
         files: reads files of the table's, and others by their URLs.
         options: how the table is opened.
     """
@@ -191,6 +221,14 @@ class TableLog:
     entries: list[SourceFile]
     files: StoreFiles
     options: OpenOptions
+
+    def listed(self) -> list[SourceFile]:
+        """Return the files as they are now."""
+        return self.options.listed(self.source)
+
+    def read(self, file: SourceFile) -> bytes:
+        """Return the bytes of one of them."""
+        return self.options.tried(lambda: read_range(self.source, file.path, 0, file.identity.size), file.path)
 
 
 def log_state(entries: Iterable[SourceFile]) -> str | None:
@@ -209,10 +247,11 @@ class StoreFiles:
     Args:
         base: the opened source whose files, below ``base.url``, need no other one; None where there is none.
         open_source: opens the source at a URL.
+        options: how often to try.
     """
 
-    def __init__(self, base: Source | None, open_source: Callable[[str], Source]) -> None:
-        self._base, self._open = base, open_source
+    def __init__(self, base: Source | None, open_source: Callable[[str], Source], options: OpenOptions) -> None:
+        self._base, self._open, self._options = base, open_source, options
         self._prefix = "" if base is None else f"{base.url}/"
         self._opened: dict[str, Source] = {}
         self._lock = Lock()
@@ -238,6 +277,27 @@ class StoreFiles:
         if self._base is None or not url.startswith(self._prefix):
             return None
         return self._base, url[len(self._prefix) :]
+
+    def size_of(self, url: str) -> int:
+        """Return the size of a file in bytes."""
+        source, place = self.locate(url)
+        return self._options.tried(lambda: source.stat(place).size, url)
+
+    def read(self, url: str, offset: int, length: int) -> bytes:
+        """Return just ``length`` bytes of a file from ``offset`` on."""
+        source, place = self.locate(url)
+
+        def received() -> bytes:
+            data = read_range(source, place, offset, length)
+            if len(data) == length:
+                return data
+            name, size = source.url_of(place), source.stat(place).size
+            if size < offset + length:
+                reason = f"has {size:,} bytes, and at least {offset + length:,} as its table has it"
+                raise SourceError(name, reason, "check the table with the engine that wrote it")
+            raise SourceUnavailable(name, f"the connection ended after {len(data):,} of {length:,} bytes")
+
+        return self._options.tried(received, url) if length else b""
 
     def source_at(self, url: str) -> Source:
         """Return a new source of the directory ``url``, which the caller closes."""

@@ -12,13 +12,12 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from pqcache.errors import MALFORMED, PqcacheError, SourceError, SourceNotFound, UsageError, disk_errors, first_line
 from pqcache.parquet.column_mapping import ColumnKind, TableColumn
-from pqcache.store.drivers.base import FileShape, read_range
-from pqcache.store.drivers.retries import with_retries
+from pqcache.store.drivers.base import FileShape
 from pqcache.store.manifest import Identity, SourceFile, TableVersion, committed_tag
 from pqcache.store.tables.base import (
     Table,
@@ -27,6 +26,7 @@ from pqcache.store.tables.base import (
     TableLog,
     cache_paths,
     digest,
+    iso_time,
     log_state,
     partition_path,
 )
@@ -36,8 +36,6 @@ from pqcache.store.urls import local_path, url_scheme
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
-
-T = TypeVar("T")
 
 _NUMBER = re.compile(r"-?[0-9]+")
 _DIGITS = 20  # of a version in the names of a log
@@ -95,12 +93,12 @@ class _Delta:
         self._is_local = url_scheme(log.url) in ("", "file")
 
     def read(self) -> TableListing:
-        entries, self._entries = self._entries or self._listed(), None
+        entries, self._entries = self._entries or self._log.listed(), None
         for number in range(_TRIES):
             try:
                 return replace(self._read(delta_log(entries)), log=log_state(entries))
             except _LogMovedError as moved:
-                before, entries = entries, self._listed()
+                before, entries = entries, self._log.listed()
                 if number == _TRIES - 1 or {file.path for file in before} == {file.path for file in entries}:
                     raise self._about_file(moved.error, entries) from moved
         raise AssertionError("the last try returns or raises")
@@ -134,11 +132,11 @@ class _Delta:
             vectors = descriptors(copied() / LOG, version) if DELETION_VECTORS in features else {}
         in_log = schema.configuration.get("delta.enableInCommitTimestamps") == "true"
         return TableListing(
-            files=table_files(self.url, adds, schema, vectors, self._read_vector),
+            files=table_files(self.url, adds, schema, vectors, self._bytes_of),
             version=TableVersion(
                 format="Delta",
                 version=str(version),
-                time=_iso(self._time_of(log, version, in_log)),
+                time=iso_time(self._time_of(log, version, in_log)),
                 schema_digest=digest(json.dumps(schema.fields, sort_keys=True)),  # the library's order is random
                 load_schema=partial(_arrow_schema, columns),
             ),
@@ -146,14 +144,13 @@ class _Delta:
 
     def _copied(self, log: DeltaLog, files: Sequence[SourceFile], stack: ExitStack) -> Path:
         """Return a directory with the files of the log that make a version, which exists until ``stack`` is closed."""
-        source, options = self._log.source, self._log.options
         with disk_errors(Path(tempfile.gettempdir())):
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pqcache-delta-")))
             if self._is_local:
-                link_log(source.url, log, files, directory)
-                return directory
-            with _listed_files():
-                copy_log(source, log, files, directory, options.patience, options.on_event)
+                link_log(self._log.source.url, log, files, directory)
+            else:
+                with _listed_files():
+                    copy_log(self._log, log, files, directory)
         return directory
 
     def _about_file(self, error: PqcacheError, entries: Sequence[SourceFile]) -> PqcacheError:
@@ -161,16 +158,17 @@ class _Delta:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        source = self._log.source
         for file in entries:
+            if file.identity.size > _MAX_LOOKED_INTO:
+                continue
             try:
-                if file.path.endswith(".json") and file.identity.size <= _MAX_LOOKED_INTO:
-                    for line in read_range(source, file.path, 0, file.identity.size).splitlines():
+                if file.path.endswith(".json"):
+                    for line in self._log.read(file).splitlines():
                         json.loads(line or b"{}")
-                elif ".checkpoint." in file.path and file.identity.size <= _MAX_LOOKED_INTO:
-                    pq.read_table(pa.BufferReader(read_range(source, file.path, 0, file.identity.size)))
+                elif ".checkpoint." in file.path:
+                    pq.read_table(pa.BufferReader(self._log.read(file)))
             except (pa.ArrowException, OSError, ValueError, RecursionError):
-                return type(error)(source.url_of(file.path), error.reason, error.advice)
+                return type(error)(self._log.source.url_of(file.path), error.reason, error.advice)
             except PqcacheError:
                 break
         return error
@@ -188,9 +186,9 @@ class _Delta:
                 )
             number = int(rule.version) if len(rule.version) <= _DIGITS else None
             return self._available(log, number, given)
-        if rule.as_of is None:
+        if rule.time_ns is None:
             return newest
-        version = self._version_at(log, _nanoseconds(rule.as_of))
+        version = self._version_at(log, rule.time_ns)
         return self._available(log, version, f"--as-of {rule.as_of}")
 
     def _available(self, log: DeltaLog, version: int | None, given: str) -> int:
@@ -200,7 +198,7 @@ class _Delta:
             return version
         have = "it has none"
         if first is not None and last is not None:
-            times = [_iso(self._time_of(log, number, in_log=True)) for number in (first, last)]
+            times = [iso_time(self._time_of(log, number, in_log=True)) for number in (first, last)]
             have = f"it has {first} of {times[0]} to {last} of {times[1]}"
         reason = f"the log of {self.url} does not have that version: {have}"
         raise SourceNotFound(given, reason, "name one of these, or '' for the newest")
@@ -226,28 +224,20 @@ class _Delta:
 
     def _in_commit(self, log: DeltaLog, version: int) -> int | None:
         """Return the time that a commit says of itself, in nanoseconds; None where it says none."""
-        file, source = log.commits[version], self._log.source
+        file = log.commits[version]
         with _listed_files():
-            data = self._retried(lambda: read_range(source, file.path, 0, file.identity.size), file.path)
+            data = self._log.read(file)
         try:
             info = json.loads(data.partition(b"\n")[0]).get("commitInfo") or {}
             time = info.get("inCommitTimestamp")
             return None if time is None else int(time) * 1_000_000
         except MALFORMED as error:
-            raise SourceError(source.url_of(file.path), f"is no commit ({first_line(error)})", _CHECK) from error
+            reason = f"is no commit ({first_line(error)})"
+            raise SourceError(self._log.source.url_of(file.path), reason, _CHECK) from error
 
-    def _read_vector(self, path: str, offset: int, length: int) -> bytes:
-        """Return bytes of a file with deletion vectors; ``path`` is that in the log."""
-        url = file_url_of(self.url, path)
-        source, place = self._log.files.locate(url)
-        return self._retried(lambda: read_range(source, place, offset, length), url)
-
-    def _listed(self) -> list[SourceFile]:
-        return self._retried(lambda: list(self._log.source.list()), "")
-
-    def _retried(self, call: Callable[[], T], path: str) -> T:
-        options = self._log.options
-        return with_retries(call, path or self.url, options.patience, options.on_event)
+    def _bytes_of(self, path: str, offset: int, length: int) -> bytes:
+        """Return bytes of a file that the log knows by ``path``."""
+        return self._log.files.read(file_url_of(self.url, path), offset, length)
 
 
 @contextmanager
@@ -290,21 +280,6 @@ def _arrow_schema(columns: Schema) -> bytes:
 
     schema = pa.schema(columns.to_arrow())
     return bytes(pa.schema([field.remove_metadata() for field in schema]).serialize())
-
-
-def _nanoseconds(text: str) -> int:
-    """Return a time in ISO 8601, in UTC where it says no offset, in nanoseconds since 1970."""
-    try:
-        time = datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith(("Z", "z")) else text)
-    except ValueError as error:
-        advice = "write it as 2026-11-20T03:55:10+00:00, or 2026-11-20"
-        raise UsageError(f"--as-of {text}", "is no time in ISO 8601", advice) from error
-    time = time if time.tzinfo is not None else time.replace(tzinfo=timezone.utc)
-    return round(time.timestamp() * 1e6) * 1_000
-
-
-def _iso(time_ns: int) -> str:
-    return datetime.fromtimestamp(time_ns / 1e9, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def table_files(

@@ -16,10 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pqcache.errors import ParquetError, SourceUnavailable, first_line
-from pqcache.events import OnEvent
 from pqcache.store.drivers.base import Source
-from pqcache.store.drivers.retries import Patience, with_retries
 from pqcache.store.manifest import SourceFile
+from pqcache.store.tables.base import TableLog
 
 LOG = "_delta_log"  # the log's directory in that of its table
 SIDECARS = "_sidecars"  # directory of the parts of checkpoints that name them
@@ -104,17 +103,13 @@ def delta_log(entries: Iterable[SourceFile]) -> DeltaLog:
     return DeltaLog(commits=commits, checkpoints={**named, **complete, **whole}, sidecars=sidecars)
 
 
-def copy_log(
-    source: Source, log: DeltaLog, files: Sequence[SourceFile], directory: Path, patience: Patience, on_event: OnEvent
-) -> None:
-    """Copy ``files`` of a log, and the sidecars that a checkpoint among them names, to ``directory``.
-
-    Raises SourceNotFound where one is gone by now.
-    """
+def copy_log(table: TableLog, log: DeltaLog, files: Sequence[SourceFile], directory: Path) -> None:
+    """Copy ``files`` of a log, and the sidecars that a checkpoint among them names; SourceNotFound if one is gone."""
     target = directory / LOG
 
     def copy(file: SourceFile) -> None:
-        with_retries(lambda: _copy(source, file, target / file.path), source.url_of(file.path), patience, on_event)
+        name = table.source.url_of(file.path)
+        table.options.tried(lambda: _copy(table.source, file, target / file.path), name)
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="pqcache-log") as threads:
         (target / SIDECARS).mkdir(parents=True)

@@ -18,7 +18,6 @@ from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound, Source
 from pqcache.events import Warned
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source
-from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import NULL, is_hidden_directory, partition_table
 from pqcache.store.manifest import Identity, TableVersion
 from pqcache.store.tables.base import (
@@ -54,7 +53,7 @@ def open_hive(url: str, options: OpenOptions) -> Source:
     Raises UsageError for an unknown option, a malformed URL or a missing library.
     """
     named = parse_url(url, options)
-    files = StoreFiles(None, partial(_open_location, options=options))
+    files = StoreFiles(None, partial(_open_location, options=options), options)
     return HiveSource(HiveTable(named, files, options), files, options.rule)
 
 
@@ -226,15 +225,9 @@ class HiveTable:
 
     def _list(self, location: str) -> dict[str, Identity]:
         """Return the files at a location by their URLs; none where nothing is there."""
-        options = self._options
         source = self._files.source_at(location)
         try:
-            listed = with_retries(
-                lambda: list(islice(source.list(), _MAX_FILES)),
-                source.url,
-                options.patience,
-                options.on_event,
-            )
+            listed = self._options.tried(lambda: list(islice(source.list(), _MAX_FILES)), source.url)
         except SourceNotFound:
             return {}
         finally:

@@ -7,7 +7,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from datetime import datetime, timezone
 from functools import lru_cache, partial
 from typing import Any
 
@@ -55,7 +54,15 @@ from pqcache.parquet.column_mapping import ColumnKind, TableColumn
 from pqcache.store.drivers.base import FileShape
 from pqcache.store.hive import NULL
 from pqcache.store.manifest import Identity, TableVersion, committed_tag
-from pqcache.store.tables.base import TableFile, TableListing, VersionRule, cache_paths, digest, partition_path
+from pqcache.store.tables.base import (
+    TableFile,
+    TableListing,
+    VersionRule,
+    cache_paths,
+    digest,
+    iso_time,
+    partition_path,
+)
 from pqcache.store.tables.deletion_vector import FRAME, DeletionVector, Positions
 from pqcache.store.tables.iceberg_io import ACCESS, StoreFileIO, TableAccess, damaged, iceberg_errors, parquet_only
 from pqcache.store.urls import printable
@@ -139,7 +146,7 @@ def _listing(loaded: LoadedTable, rule: VersionRule, url: str) -> TableListing:
     version = TableVersion(
         format="Iceberg",
         version=str(snapshot.snapshot_id),
-        time=_iso(snapshot.timestamp_ms),
+        time=_time_of(snapshot),
         schema=arrow_schema(schema).serialize().to_pybytes(),
     )
     planned = planned_files(metadata, snapshot, loaded.access, url)
@@ -199,8 +206,8 @@ def _wanted(metadata: TableMetadata, rule: VersionRule, url: str) -> Snapshot | 
         number = int(rule.version) if is_number else None if ref is None else ref.snapshot_id
         what = f"snapshot {rule.version}" if is_number else f"branch or tag {rule.version!r}"
         advice = "list its snapshots with the engine that wrote it; expired ones are gone"
-    elif rule.as_of is not None:
-        moment = _milliseconds(rule.as_of)
+    elif rule.time_ns is not None:
+        moment = rule.time_ns // 1_000_000
         past = [entry.snapshot_id for entry in metadata.snapshot_log if entry.timestamp_ms <= moment]
         number = past[-1] if past else None
         what, advice = f"snapshot at {rule.as_of}", "name a later time; expired snapshots are gone"
@@ -212,9 +219,13 @@ def _wanted(metadata: TableMetadata, rule: VersionRule, url: str) -> Snapshot | 
     found = None if number is None else metadata.snapshot_by_id(number)
     if found is None:
         newest = metadata.current_snapshot()
-        has = "" if newest is None else f" (the newest is {newest.snapshot_id} of {_iso(newest.timestamp_ms)})"
+        has = "" if newest is None else f" (the newest is {newest.snapshot_id} of {_time_of(newest)})"
         raise SourceNotFound(url, f"has no {what}{has}", advice)
     return found
+
+
+def _time_of(snapshot: Snapshot) -> str:
+    return iso_time(snapshot.timestamp_ms * 1_000_000)
 
 
 def _schema_of(metadata: TableMetadata, snapshot: Snapshot, rule: VersionRule) -> Schema:
@@ -224,21 +235,6 @@ def _schema_of(metadata: TableMetadata, snapshot: Snapshot, rule: VersionRule) -
         if schema is not None:
             return schema
     return metadata.schema()
-
-
-def _iso(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _milliseconds(moment: str) -> int:
-    """Return an ISO 8601 time, without an offset in UTC, in milliseconds since 1970."""
-    try:
-        parsed = datetime.fromisoformat(moment.strip().replace("Z", "+00:00"))
-    except ValueError:
-        raise UsageError(f"--as-of {moment}", "is no time", "write it as 2026-11-01T12:00:00") from None
-    if parsed.tzinfo is None:
-        parsed = parsed.replace(tzinfo=timezone.utc)
-    return int(parsed.timestamp() * 1000)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import pyiceberg.avro.file
 from pyiceberg.avro.decoder import StreamingBinaryDecoder
@@ -28,17 +28,14 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import read_range
 from pqcache.store.drivers.network_errors import known_cause
-from pqcache.store.drivers.retries import with_retries
-from pqcache.store.tables.base import OpenOptions, StoreFiles, usual_url
+from pqcache.store.tables.base import StoreFiles, usual_url
 from pqcache.store.urls import printable, url_scheme
 
 ACCESS = "pqcache.access"  # the property of a FileIO that holds its TableAccess
 CLASS = f"{__name__}.StoreFileIO"
 _BUFFER = 1 << 20
 
-T = TypeVar("T")
 
 # The compiled decoder does not know where damaged data end: it reads on into other memory, or crashes the process.
 pyiceberg.avro.file.new_decoder = StreamingBinaryDecoder  # type: ignore[assignment,attr-defined]
@@ -59,12 +56,10 @@ class TableAccess:
 
     Attributes:
         files: reads files by their URLs.
-        options: how often to try, and what to tell of it.
         prefixes: directories as the metadata name them, and where they are.
     """
 
     files: StoreFiles
-    options: OpenOptions
     prefixes: Mapping[str, str] = field(default_factory=dict)
 
     def url_of(self, uri: str) -> str:
@@ -76,33 +71,17 @@ class TableAccess:
         return url
 
     def size_of(self, uri: str) -> int:
-        """Return the size of a file in bytes."""
-        source, place = self.files.locate(self.url_of(uri))
-        return self._tried(uri, lambda: source.stat(place).size)
+        return self.files.size_of(self.url_of(uri))
 
     def read(self, uri: str, offset: int, length: int) -> bytes:
-        """Return just ``length`` bytes of a file from ``offset`` on."""
-        source, place = self.files.locate(self.url_of(uri))
-
-        def received() -> bytes:
-            data = read_range(source, place, offset, length)
-            if len(data) != length:
-                reason = f"the connection ended after {len(data):,} of {length:,} bytes from {offset:,}"
-                raise SourceUnavailable(source.url_of(place), reason)
-            return data
-
-        return self._tried(uri, received) if length else b""
+        return self.files.read(self.url_of(uri), offset, length)
 
     def read_all(self, uri: str) -> bytes:
-        """Return a file's bytes."""
         return self.read(uri, 0, self.size_of(uri))
 
     def open(self, uri: str) -> io.BufferedReader:
         """Return a file to read from, which can seek."""
         return io.BufferedReader(_StoreStream(self, uri), _BUFFER)
-
-    def _tried(self, uri: str, call: Callable[[], T]) -> T:
-        return with_retries(call, uri, self.options.patience, self.options.on_event)
 
 
 def plain_url(uri: str) -> str:

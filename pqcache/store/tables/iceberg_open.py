@@ -22,9 +22,8 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.utils.config import Config
 
 from pqcache.errors import SourceError, SourceNotFound, SourceUnavailable, UsageError
-from pqcache.store.drivers.base import Source, read_range
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source
-from pqcache.store.drivers.retries import with_retries
 from pqcache.store.drivers.time_limits import Stalled, with_time_limit
 from pqcache.store.manifest import SourceFile
 from pqcache.store.tables.base import MOVED, OpenOptions, StoreFiles, TableLog, digest, log_state, usual_url
@@ -62,13 +61,13 @@ def open_directory(log: TableLog) -> IcebergTable:
 def open_metadata_file(url: str, options: OpenOptions) -> TableSource:
     """Return the table as the metadata file ``url`` has it, whatever other metadata files there are."""
     place = usual_url(url) if url_scheme(url) else os.path.abspath(os.path.expanduser(url))
-    files = StoreFiles(None, partial(options.open_files, of=place))
-    access = TableAccess(files=files, options=options)
+    files = StoreFiles(None, partial(options.open_files, of=place), options)
+    access = TableAccess(files=files)
     directory = place.rpartition("/")[0]
     root, _, last = directory.rpartition("/")
     table = IcebergTable(
         redact(place),
-        lambda: _loaded(place, root if last == _METADATA else None, access),
+        lambda: _loaded(place, root if last == _METADATA else None, access, options),
         options.rule,
         lambda: None,
     )
@@ -80,40 +79,31 @@ class _Directory:
 
     def __init__(self, log: TableLog) -> None:
         self._log = log
-        self._access = TableAccess(files=log.files, options=log.options)
         self._entries: list[SourceFile] | None = log.entries
 
     def load(self) -> LoadedTable:
         """Return the table as it is now."""
         for attempt in range(1, _TRIES + 1):
-            entries, self._entries = self._entries or self._listed(), None
-            sizes = {file.path: file.identity.size for file in entries}
+            entries, self._entries = self._entries or self._log.listed(), None
+            files = {file.path: file for file in entries}
             try:
-                hint = self._hint(sizes[HINT]) if HINT in sizes else None
-                name = newest_metadata([*sizes], hint, f"{self._log.url}/{_METADATA}")
-                found = _loaded(f"{self._log.url}/{_METADATA}/{name}", self._log.url, self._access)
+                hint = self._log.read(files[HINT]).decode(errors="replace") if HINT in files else None
+                url = f"{self._log.url}/{_METADATA}"
+                uri = f"{url}/{newest_metadata([*files], hint, url)}"
+                found = _loaded(uri, self._log.url, TableAccess(files=self._log.files), self._log.options)
                 return replace(found, log=log_state(entries))
             except SourceNotFound:
                 if attempt == _TRIES:
                     raise
         raise AssertionError("unreachable")
 
-    def _listed(self) -> list[SourceFile]:
-        source, options = self._log.source, self._log.options
-        return with_retries(lambda: list(source.list()), source.url, options.patience, options.on_event)
 
-    def _hint(self, size: int) -> str:
-        source, options = self._log.source, self._log.options
-        data = with_retries(lambda: read_range(source, HINT, 0, size), HINT, options.patience, options.on_event)
-        return data.decode(errors="replace")
-
-
-def _loaded(uri: str, root: str | None, access: TableAccess) -> LoadedTable:
+def _loaded(uri: str, root: str | None, access: TableAccess, options: OpenOptions) -> LoadedTable:
     """Return the table of a metadata file; it lies in ``root``, or where its metadata say."""
     metadata = read_metadata(access, uri)
     if root is None:
         return LoadedTable(metadata=metadata, access=access)
-    prefixes = _prefixes(metadata.location, root, access.options)
+    prefixes = _prefixes(metadata.location, root, options)
     return LoadedTable(metadata=metadata, access=replace(access, prefixes=prefixes))
 
 
@@ -235,18 +225,18 @@ def open_catalog_table(url: str, options: OpenOptions) -> TableSource:
             f"there is no catalog {name!r} in pyiceberg's configuration (there are: {', '.join(catalogs) or 'none'})",
             f"name its uri in ~/.pyiceberg.yaml, or in PYICEBERG_CATALOG__{name.upper()}__URI",
         )
-    access = TableAccess(files=StoreFiles(None, _opener(known, options)), options=options)
+    access = TableAccess(files=StoreFiles(None, _opener(known, options), options))
     given: dict[str, Any] = {"init_catalog_tables": "false", **known, "py-io-impl": CLASS, ACCESS: access}
     catalog = _answer(url, options, lambda: load_catalog(name, **given))
     try:
         table = _answer(url, options, lambda: catalog.load_table(table_name))
         place = _with_authority(plain_url(table.metadata.location), table.io.properties)
         opener = _opener(table.io.properties, options)
-        files = StoreFiles(opener(place), opener)
+        files = StoreFiles(opener(place), opener, options)
     except BaseException:
         _close(catalog, access.files)
         raise
-    access = TableAccess(files=files, options=options)
+    access = TableAccess(files=files)
     first = [table]
 
     def load() -> LoadedTable:
@@ -289,7 +279,7 @@ def _answer(url: str, options: OpenOptions, call: Callable[[], T]) -> T:
                 reason = f"its catalog has not answered for {options.timeout:.0f} s"
                 raise SourceUnavailable(url, reason, "check the catalog's uri, or raise --timeout") from None
 
-    return with_retries(answer, url, options.patience, options.on_event)
+    return options.tried(answer, url)
 
 
 def _opener(properties: Mapping[str, Any], options: OpenOptions) -> Callable[[str], Source]:

@@ -10,7 +10,6 @@ from pqcache.errors import SourceError, SourceNotFound, UsageError
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.one_spelling import OneSpelling
 from pqcache.store.drivers.registry import installed
-from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile
 from pqcache.store.tables.base import MOVED, OpenOptions, StoreFiles, Table, TableListing, TableLog, log_state
 from pqcache.store.tables.table_format import LOGS, is_log, refuse_part
@@ -106,7 +105,7 @@ def _table_at(url: str, source: Source, options: OpenOptions) -> TableSource | N
         if MOVED in options.store and directory != _ICEBERG_LOG:
             log.close()
             break
-        files = StoreFiles(source, partial(options.open_files, of=url))
+        files = StoreFiles(source, partial(options.open_files, of=url), options)
         found = TableLog(url=source.url, source=log, entries=entries, files=files, options=options)
         table = _DeferredTable(found, opener)
         return table_source(url, table, files, options.rule, log_state(entries))
@@ -189,11 +188,6 @@ def _check_not_part(url: str, options: OpenOptions) -> None:
 def _listed(log: Source, options: OpenOptions) -> list[SourceFile]:
     """Return the files of a directory, none where it does not exist."""
     try:
-        return with_retries(
-            lambda: list(log.list()),
-            log.url,
-            options.patience,
-            options.on_event,
-        )
+        return options.listed(log)
     except SourceNotFound:
         return []

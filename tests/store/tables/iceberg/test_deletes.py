@@ -25,7 +25,7 @@ from pqcache.store.tables.iceberg_io import TableAccess
 
 @pytest.fixture
 def reads(tmp_path: Path) -> Deletes:
-    return Deletes(TableAccess(files=StoreFiles(None, open_source), options=OpenOptions(patience=Patience(0))))
+    return Deletes(TableAccess(files=StoreFiles(None, open_source, OpenOptions(patience=Patience(0)))))
 
 
 def write(path: Path, positions: dict[str, list[int]], **how: Any) -> str:
