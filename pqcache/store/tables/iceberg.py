@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg import types
 from pyiceberg.avro.file import AvroFile
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestFile
@@ -24,30 +25,6 @@ from pyiceberg.table.name_mapping import MappedField, parse_mapping_from_json
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FixedType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampNanoType,
-    TimestampType,
-    TimestamptzNanoType,
-    TimestamptzType,
-    TimeType,
-    UnknownType,
-    UUIDType,
-)
 
 from pqcache.errors import SourceNotFound, UsageError, first_line
 from pqcache.parquet.column_mapping import ColumnKind, TableColumn
@@ -75,25 +52,26 @@ _DELETED = 2
 _MAX_CACHED = 16 << 20  # positions, of 8 bytes each
 _BATCH = 1 << 16  # rows
 NAME_MAPPING = "schema.name-mapping.default"
-_ARROW: Mapping[type[IcebergType], pa.DataType] = {
-    BooleanType: pa.bool_(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    FloatType: pa.float32(),
-    DoubleType: pa.float64(),
-    DateType: pa.date32(),
-    TimeType: pa.time64("us"),
-    TimestampType: pa.timestamp("us"),
-    TimestamptzType: pa.timestamp("us", "UTC"),
-    TimestampNanoType: pa.timestamp("ns"),
-    TimestamptzNanoType: pa.timestamp("ns", "UTC"),
-    StringType: pa.string(),
-    BinaryType: pa.binary(),
-    UUIDType: pa.uuid(),
-    UnknownType: pa.null(),
+_ARROW: Mapping[type[types.IcebergType], pa.DataType] = {
+    types.BooleanType: pa.bool_(),
+    types.IntegerType: pa.int32(),
+    types.LongType: pa.int64(),
+    types.FloatType: pa.float32(),
+    types.DoubleType: pa.float64(),
+    types.DateType: pa.date32(),
+    types.TimeType: pa.time64("us"),
+    types.TimestampType: pa.timestamp("us"),
+    types.TimestamptzType: pa.timestamp("us", "UTC"),
+    types.TimestampNanoType: pa.timestamp("ns"),
+    types.TimestamptzNanoType: pa.timestamp("ns", "UTC"),
+    types.StringType: pa.string(),
+    types.BinaryType: pa.binary(),
+    types.UUIDType: pa.uuid(),
+    types.UnknownType: pa.null(),
 }
 _IN_PATHS = (
-    BooleanType, DateType, DecimalType, IntegerType, LongType, StringType, TimestampType, TimestamptzType,
+    types.BooleanType, types.DateType, types.DecimalType, types.IntegerType, types.LongType, types.StringType,
+    types.TimestampType, types.TimestamptzType,
 )  # fmt: skip
 _MAX_NAME = 255  # bytes, of most file systems
 
@@ -141,8 +119,6 @@ def _listing(loaded: LoadedTable, rule: VersionRule, url: str) -> TableListing:
         return TableListing(files={})
     schema = _schema_of(metadata, snapshot, rule)
     check_defaults(metadata, schema, url)
-    columns = table_columns(metadata, schema)
-    files = _Files(loaded, schema, FileShape(columns=columns))
     version = TableVersion(
         format="Iceberg",
         version=str(snapshot.snapshot_id),
@@ -150,52 +126,42 @@ def _listing(loaded: LoadedTable, rule: VersionRule, url: str) -> TableListing:
         schema=arrow_schema(schema).serialize().to_pybytes(),
     )
     planned = planned_files(metadata, snapshot, loaded.access, url)
-    return TableListing(files=files.by_path(planned, url), version=version)
+    return TableListing(files=_files(loaded, schema, planned, url), version=version)
 
 
-class _Files:
-    """Makes the files of a listing of those that were planned."""
-
-    def __init__(self, loaded: LoadedTable, schema: Schema, shape: FileShape) -> None:
-        metadata = loaded.metadata
-        self._access, self._columns = loaded.access, shape.columns
-        self._partitions = Partitioning(metadata, schema)
-        self._deletes = Deletes(loaded.access)
-        self._location = metadata.location.rstrip("/") + "/"
-        self._table = metadata.table_uuid if "table_uuid" in metadata.model_fields_set else ""
-        self._mapping = "" if shape.columns is None else digest(shape.columns)
-
-    def by_path(self, planned: list[PlannedFile], url: str) -> dict[str, TableFile]:
-        """Return the files by their paths in a cache."""
-        uris = [one.file.file_path for one in planned]
-        if len(set(uris)) < len(uris):
-            twice = next(uri for uri in uris if uris.count(uri) > 1)
-            reason = f"has the file {printable(twice)} twice"
-            raise UsageError(url, reason, "write the table again with the engine that it is from")
-        directories = [self._partitions.directory(one.file) for one in planned]
-        paths = cache_paths(zip(directories, map(self._relative, uris), strict=True))
-        return {path: self._table_file(path, one) for path, one in zip(paths, planned, strict=True)}
-
-    def _table_file(self, path: str, planned: PlannedFile) -> TableFile:
-        file, deletes = planned.file, planned.deletes
+def _files(loaded: LoadedTable, schema: Schema, planned: Sequence[PlannedFile], url: str) -> dict[str, TableFile]:
+    """Return the files that were planned by their paths in a cache."""
+    metadata = loaded.metadata
+    uris = [one.file.file_path for one in planned]
+    if len(set(uris)) < len(uris):
+        twice = next(uri for uri in uris if uris.count(uri) > 1)
+        reason = f"has the file {printable(twice)} twice"
+        raise UsageError(url, reason, "write the table again with the engine that it is from")
+    location = metadata.location.rstrip("/") + "/"
+    table = metadata.table_uuid if "table_uuid" in metadata.model_fields_set else ""
+    columns = table_columns(metadata, schema)
+    mapping = "" if columns is None else digest(columns)
+    partitioning, deletes = Partitioning(metadata, schema), Deletes(loaded.access)
+    directories = [partitioning.directory(one.file) for one in planned]
+    names = [uri.removeprefix(location) for uri in uris]
+    files = {}
+    for path, name, one in zip(cache_paths(zip(directories, names, strict=True)), names, planned, strict=True):
         shape = None
-        if self._columns is not None or deletes:
-            rows = partial(self._deletes.rows_of, file.file_path, deletes) if deletes else None
-            shape = FileShape(columns=self._columns, deleted_rows=rows)
+        if columns is not None or one.deletes:
+            rows = partial(deletes.rows_of, one.file.file_path, one.deletes) if one.deletes else None
+            shape = FileShape(columns=columns, deleted_rows=rows)
         deleting = [
-            self._relative(one) if isinstance(one, str) else astuple(replace(one, place=self._relative(one.place)))
-            for one in deletes
+            delete.removeprefix(location)
+            if isinstance(delete, str)
+            else astuple(replace(delete, place=delete.place.removeprefix(location)))
+            for delete in one.deletes
         ]
-        identity = digest(self._table, self._relative(file.file_path), deleting, self._mapping)
-        return TableFile(
-            path=path,
-            url=self._access.url_of(file.file_path),
-            identity=Identity(file.file_size_in_bytes, 0, committed_tag(identity, shape is not None)),
-            shape=shape,
+        tag = committed_tag(digest(table, name, deleting, mapping), shape is not None)
+        url_of_file = loaded.access.url_of(one.file.file_path)
+        files[path] = TableFile(
+            path=path, url=url_of_file, identity=Identity(one.file.file_size_in_bytes, 0, tag), shape=shape
         )
-
-    def _relative(self, uri: str) -> str:
-        return uri.removeprefix(self._location)
+    return files
 
 
 def _wanted(metadata: TableMetadata, rule: VersionRule, url: str) -> Snapshot | None:
@@ -312,7 +278,7 @@ def _deletion_vectors(manifests: Sequence[ManifestFile], io: StoreFileIO) -> dic
             continue
         with AvroFile[Record](io.new_input(manifest.manifest_path)) as reader:
             struct = reader.schema.find_type(_DATA_FILE)
-            assert isinstance(struct, StructType)
+            assert isinstance(struct, types.StructType)
             top = {field.field_id: position for position, field in enumerate(reader.schema.fields)}
             inside = {field.field_id: position for position, field in enumerate(struct.fields)}
             if not inside.keys() >= set(_OF_VECTORS):
@@ -418,17 +384,17 @@ def arrow_schema(schema: Schema) -> pa.Schema:
     return pa.schema([_arrow_field(field) for field in schema.fields])
 
 
-def arrow_type(kind: IcebergType) -> pa.DataType:
+def arrow_type(kind: types.IcebergType) -> pa.DataType:
     """Return the type in which Arrow reads a column; of what Arrow does not know, that of its bytes."""
-    if isinstance(kind, DecimalType):
+    if isinstance(kind, types.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
-    if isinstance(kind, FixedType):
+    if isinstance(kind, types.FixedType):
         return pa.binary(len(kind))
-    if isinstance(kind, StructType):
+    if isinstance(kind, types.StructType):
         return pa.struct([_arrow_field(field) for field in kind.fields])
-    if isinstance(kind, ListType):
+    if isinstance(kind, types.ListType):
         return pa.list_(_arrow_field(kind.element_field))
-    if isinstance(kind, MapType):
+    if isinstance(kind, types.MapType):
         return pa.map_(arrow_type(kind.key_type), _arrow_field(kind.value_field))
     return _ARROW.get(type(kind), pa.binary())
 
@@ -464,7 +430,7 @@ def check_defaults(metadata: TableMetadata, schema: Schema, url: str) -> None:
             )
 
 
-def _arrow_field(field: NestedField) -> pa.Field:
+def _arrow_field(field: types.NestedField) -> pa.Field:
     return pa.field(field.name, arrow_type(field.field_type), field.optional)
 
 
@@ -476,13 +442,13 @@ def _names(fields: Iterable[MappedField]) -> Iterable[tuple[int, frozenset[str]]
         yield from _names(field.fields)
 
 
-def _column(field: NestedField, stored: Mapping[int, frozenset[str]]) -> TableColumn:
-    kind, inside = ColumnKind.LEAF, tuple[NestedField, ...]()
-    if isinstance(field.field_type, StructType):
+def _column(field: types.NestedField, stored: Mapping[int, frozenset[str]]) -> TableColumn:
+    kind, inside = ColumnKind.LEAF, tuple[types.NestedField, ...]()
+    if isinstance(field.field_type, types.StructType):
         kind, inside = ColumnKind.STRUCT, field.field_type.fields
-    elif isinstance(field.field_type, ListType):
+    elif isinstance(field.field_type, types.ListType):
         kind, inside = ColumnKind.LIST, (field.field_type.element_field,)
-    elif isinstance(field.field_type, MapType):
+    elif isinstance(field.field_type, types.MapType):
         kind, inside = ColumnKind.MAP, (field.field_type.key_field, field.field_type.value_field)
     return TableColumn(
         name=field.name,
@@ -558,12 +524,12 @@ def _columns_of(spec: PartitionSpec, metadata: TableMetadata, schema: Schema) ->
     ]
 
 
-def _path_type(column: NestedField, metadata: TableMetadata) -> pa.DataType | None:
+def _path_type(column: types.NestedField, metadata: TableMetadata) -> pa.DataType | None:
     """Return a column's type in paths; None where it cannot be in them, or was of a kind that reads otherwise there."""
-    kinds: set[type[IcebergType]] = set()
+    kinds: set[type[types.IcebergType]] = set()
     for schema in metadata.schemas:
         kinds |= {type(field.field_type) for field in schema.fields if field.field_id == column.field_id}
-    stable = len(kinds) == 1 or kinds == {IntegerType, LongType}
+    stable = len(kinds) == 1 or kinds == {types.IntegerType, types.LongType}
     return arrow_type(column.field_type) if stable and isinstance(column.field_type, _IN_PATHS) else None
 
 
