@@ -35,7 +35,7 @@ TokenFile = Annotated[
 MaxConnections = Annotated[
     int,
     typer.Option(
-        "--connections", metavar="N", min=1, help="How many clients may be connected at once.", rich_help_panel=NETWORK
+        "--connections", metavar="N", min=1, help="How many clients are served at once.", rich_help_panel=NETWORK
     ),
 ]
 

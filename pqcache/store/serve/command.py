@@ -48,7 +48,7 @@ def serve(
         port: the port; 0 for any that is free.
         token_file: a file with the token that clients need; default: the variable PQCACHE_TOKEN, or none. Without a
             token, only what every user of this machine can read is served.
-        connections: how many clients may be connected at once.
+        connections: how many clients are served at once.
 
     >>> from pqcache import sync
     >>> token = Path("token").absolute()
