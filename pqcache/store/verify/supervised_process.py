@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -124,41 +125,31 @@ def ask_all(
 
     A request with ``files``, which are requests too, is answered by ``WELL`` or not; if not, each of them is put alone.
     """
-    waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
-    for request in requests:
-        waiting.put(request)
+    idle: queue.SimpleQueue[Checker] = queue.SimpleQueue()
+    for checker in checkers:
+        idle.put(checker)
     stopped = threading.Event()
-    errors: list[BaseException] = []
 
-    def work(checker: Checker) -> None:
+    def work(request: Request) -> None:
+        checker = idle.get()
         try:
-            while not stopped.is_set():
-                request = waiting.get_nowait()
-                several = request.get("files", ())
-                well = bool(several) and list(checker.ask(request)) == [WELL]
-                if several and not well:
-                    log.debug("%s files are checked one by one: something is wrong with one of them", len(several))
-                for one in several or (request,):
-                    for answer in () if well or stopped.is_set() else checker.ask(one):
-                        on_answer(one, answer)
-                    on_end(one)
-        except queue.Empty:
-            pass
-        except BaseException as error:  # noqa: BLE001  raised below, in the caller's thread
-            errors.append(error)
-            stopped.set()
+            several = request.get("files", ())
+            well = bool(several) and list(checker.ask(request)) == [WELL]
+            if several and not well:
+                log.debug("%s files are checked one by one: something is wrong with one of them", len(several))
+            for one in several or (request,):
+                for answer in () if well or stopped.is_set() else checker.ask(one):
+                    on_answer(one, answer)
+                on_end(one)
         finally:
-            checker.close()
+            idle.put(checker)
 
-    threads = [threading.Thread(target=work, args=(checker,), daemon=True) for checker in checkers]
-    for thread in threads:
-        thread.start()
+    pool = ThreadPoolExecutor(max(1, len(checkers)))
     try:
-        for thread in threads:
-            thread.join()
+        for _ in pool.map(work, requests):
+            pass
     finally:
         stopped.set()
+        pool.shutdown(wait=False, cancel_futures=True)
         for checker in checkers:
             checker.close()
-    for error in errors:
-        raise error
