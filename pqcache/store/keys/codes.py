@@ -146,11 +146,9 @@ def _alike(value: pa.DataType, kind: pa.DataType) -> bool:
         value = key_type("", value)
     except UsageError:
         return False
-    if pa.types.is_integer(kind):
-        return bool(pa.types.is_integer(value))
     if pa.types.is_decimal(kind):
         return bool(pa.types.is_decimal(value) or pa.types.is_integer(value))
-    for same in (pa.types.is_time, pa.types.is_duration):
+    for same in (pa.types.is_integer, pa.types.is_time, pa.types.is_duration):
         if same(kind):
             return bool(same(value))
     return bool(value == kind)
