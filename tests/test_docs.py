@@ -133,6 +133,7 @@ NOT_RUN = {
     "sh of pip": "pip install", "sh of make": "make ", "sh of kerberos": "kinit", "sh of systemd": "systemctl",
     "sh of serve": "8700", "ini of serve": "8700",
     "sh of yarn": "yarn", "sh of dask": "--scheduler", "sh of ray": "--scheduler",
+    "sh of spark": "--scheduler",
     "sh of hdfs3": "hdfs3", "sh of hive": "hive://", "sh of rclone": "rclone ",
     "python of petastorm": "petastorm", "python of webdataset": "webdataset", "python of streaming": "streaming",
     "python of prometheus_client": "prometheus_client", "python of opentelemetry": "opentelemetry",

@@ -246,7 +246,11 @@ BlockSize = Annotated[
 ]
 Scheduler = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Run on Dask (tcp://host:8786) or Ray (ray://host:10001).", rich_help_panel=RUN),
+    typer.Option(
+        metavar="URL",
+        help="Run on Dask (tcp://host:8786), Ray (ray://host:10001) or Spark (spark://host:7077, yarn).",
+        rich_help_panel=RUN,
+    ),
 ]
 PartitionJobs = Annotated[
     int, typer.Option("-j", "--jobs", metavar="N", min=1, help="Partitions rewritten in parallel.", rich_help_panel=RUN)

@@ -1,4 +1,4 @@
-"""A cluster that does the jobs of a repartition: Dask's or Ray's, by the scheme of its address.
+"""A cluster that does the jobs of a repartition: Dask's, Ray's or Spark's, by its address.
 
 Jobs publish a partition in one step and make the same bytes wherever they run, so one that is done twice does no harm.
 """
@@ -44,6 +44,10 @@ def _opened(scheduler: str) -> AbstractContextManager[ClusterExecutor]:
         from pqcache.store.repartition.ray import ray_executor
 
         return ray_executor(scheduler)
+    if scheduler == "yarn" or scheduler.startswith(("spark:", "local[")):
+        from pqcache.store.repartition.spark import spark_executor
+
+        return spark_executor(scheduler)
     from pqcache.store.repartition.dask import dask_executor
 
     return dask_executor(scheduler)
