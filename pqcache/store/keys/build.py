@@ -228,16 +228,16 @@ def _make_run(root: Path, index: Index, spans: pa.Table, field: pa.Field, direct
 
 def _read_all(root: Path, index: Index, spans: pa.Table, field: pa.Field) -> Iterator[Keys]:
     """Yield the keys of some rows in order; row groups of a file that follow each other are read at once."""
+    files, numbers = index.numbers("file"), index.numbers("row_group")
     path, groups, skip, rows, is_complete = "", list[int](), 0, 0, False
-    for span in spans.to_pylist():
-        group, first, length = span["group"], span["first"], span["length"]
-        file = index.paths[index.table["file"][group].as_py()]
+    for group, first, length in zip(*(spans[name].to_pylist() for name in ("group", "first", "length")), strict=True):
+        file = index.paths[files[group]]
         if groups and (file != path or first or not is_complete):
             yield from _read(root / path, groups, skip, rows, field)
             groups = []
         if not groups:
             path, skip, rows = file, first, 0
-        groups.append(index.table["row_group"][group].as_py())
+        groups.append(int(numbers[group]))
         rows, is_complete = rows + length, first + length == index.rows[group]
     yield from _read(root / path, groups, skip, rows, field)
 
