@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from hashlib import blake2b
 from threading import Lock
-from typing import Protocol, TypeVar
+from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
-from pqcache.errors import SourceError, SourceUnavailable, UsageError
+from pqcache.errors import PqcacheError, SourceError, SourceUnavailable, UsageError
 from pqcache.events import OnEvent, ignore
 from pqcache.store.drivers.base import HDFS_NATIVE, TIMEOUT, FileShape, Source, read_range
 from pqcache.store.drivers.registry import open_source
@@ -30,6 +31,7 @@ T = TypeVar("T")
 
 _UNSAFE = "".join(map(chr, range(0x20))) + "\"#%'*/:=?\\\x7f{[]^"  # what Hive encodes in a partition's path
 _SUFFIXES = (".parquet", ".parq", ".pq")
+_TRIES = 3  # of a log that is cleaned up while it is read
 MOVED = "moved"  # a store option that is the table's: whether it lies elsewhere than its metadata say
 
 
@@ -90,7 +92,7 @@ class TableListing:
     log: str | None = None
 
 
-class Table(Protocol):
+class Table(ABC):
     """A table, whose files may lie anywhere.
 
     Attributes:
@@ -99,16 +101,20 @@ class Table(Protocol):
     """
 
     url: str
-    has_versions: bool
+    has_versions = True
 
+    @abstractmethod
     def read(self) -> TableListing:
         """Return the files of the version that is wanted.
 
-        Raises SourceError where the table cannot be read, SourceNotFound where there is none or no such version, and
-        UsageError where its rows would not come out right: what it uses is named, and what to do.
+        Raises SourceError if the table cannot be read, SourceNotFound if there is none or no such version, and
+        UsageError if its rows would not come out right: what it uses is named, and what to do.
         """
 
-    def close(self) -> None:
+    def narrow(self, where: str | None) -> None:  # noqa: B027
+        """Allow `read` to leave out files of partitions of which no row satisfies ``where``."""
+
+    def close(self) -> None:  # noqa: B027
         """Close connections; nothing else may be called afterwards."""
 
 
@@ -229,6 +235,44 @@ class TableLog:
     def read(self, file: SourceFile) -> bytes:
         """Return the bytes of one of them."""
         return self.options.tried(lambda: read_range(self.source, file.path, 0, file.identity.size), file.path)
+
+
+class LogMovedError(Exception):
+    """The log could not be read as it was listed; ``error`` says why, and counts if the listing is as it was."""
+
+    def __init__(self, error: PqcacheError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class LogTable(Table):
+    """A table with its log in its directory, which is read again if a writer has removed files of it meanwhile."""
+
+    def __init__(self, log: TableLog) -> None:
+        self.url, self.log = log.url, log
+        self._entries: list[SourceFile] | None = log.entries  # which count once: for the first version that is read
+
+    def read(self) -> TableListing:
+        entries, self._entries = self._entries or self.log.listed(), None
+        for number in range(_TRIES):
+            try:
+                return replace(self.read_listed(entries), log=log_state(entries))
+            except LogMovedError as moved:
+                before, entries = entries, self.log.listed()
+                if number == _TRIES - 1 or {file.path for file in before} == {file.path for file in entries}:
+                    raise self.explained(moved.error, entries) from moved
+        raise AssertionError("the last try returns or raises")
+
+    @abstractmethod
+    def read_listed(self, entries: list[SourceFile]) -> TableListing:
+        """Return what the log says whose files these are; raises LogMovedError if one of them cannot be read."""
+
+    def explained(self, error: PqcacheError, entries: Sequence[SourceFile]) -> PqcacheError:
+        """Return ``error``, or a better one, for a log that has not moved and cannot be read."""
+        return error
+
+    def close(self) -> None:
+        self.log.source.close()
 
 
 def log_state(entries: Iterable[SourceFile]) -> str | None:

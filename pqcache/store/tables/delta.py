@@ -7,7 +7,7 @@ import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from functools import cache, partial
@@ -20,6 +20,8 @@ from pqcache.parquet.column_mapping import ColumnKind, TableColumn
 from pqcache.store.drivers.base import FileShape
 from pqcache.store.manifest import Identity, SourceFile, TableVersion, committed_tag
 from pqcache.store.tables.base import (
+    LogMovedError,
+    LogTable,
     Table,
     TableFile,
     TableListing,
@@ -27,7 +29,6 @@ from pqcache.store.tables.base import (
     cache_paths,
     digest,
     iso_time,
-    log_state,
     partition_path,
 )
 from pqcache.store.tables.deletion_vector import ReadBytes, vector_of_delta
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"-?[0-9]+")
 _DIGITS = 20  # of a version in the names of a log
-_TRIES = 3  # of a log that is cleaned up while it is read
 _THREADS = 8
 _MAX_LOOKED_INTO = 1 << 26  # bytes of a file of a log that is looked into to name it
 _CHECK = "check the table with the engine that wrote it"
@@ -73,40 +73,11 @@ def open_delta(log: TableLog) -> Table:
     return _Delta(log)
 
 
-class _LogMovedError(Exception):
-    """The log could not be read as it was listed; ``error`` says why, and counts if the listing is as it was."""
+class _Delta(LogTable):
+    """A Delta table."""
 
-    def __init__(self, error: PqcacheError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class _Delta:
-    """A Delta table; see ``pqcache.store.tables.base.Table``."""
-
-    has_versions = True
-
-    def __init__(self, log: TableLog) -> None:
-        self.url = log.url
-        self._log = log
-        self._entries: list[SourceFile] | None = log.entries  # which count once: for the first version that is read
-        self._is_local = url_scheme(log.url) in ("", "file")
-
-    def read(self) -> TableListing:
-        entries, self._entries = self._entries or self._log.listed(), None
-        for number in range(_TRIES):
-            try:
-                return replace(self._read(delta_log(entries)), log=log_state(entries))
-            except _LogMovedError as moved:
-                before, entries = entries, self._log.listed()
-                if number == _TRIES - 1 or {file.path for file in before} == {file.path for file in entries}:
-                    raise self._about_file(moved.error, entries) from moved
-        raise AssertionError("the last try returns or raises")
-
-    def close(self) -> None:
-        self._log.source.close()
-
-    def _read(self, log: DeltaLog) -> TableListing:
+    def read_listed(self, entries: list[SourceFile]) -> TableListing:
+        log = delta_log(entries)
         version = self._wanted(log)
         files = log.files_of(version)
         if files is None:
@@ -119,7 +90,8 @@ class _Delta:
         """Return what the log says of a version; ``copied`` returns the directory of a copy of it."""
         from deltalake import DeltaTable
 
-        place = self.url if self._is_local and "%" not in self.url else str(copied())  # the library decodes percents
+        is_read_in_place = _is_local(self.url) and "%" not in self.url  # the library decodes percents
+        place = self.url if is_read_in_place else str(copied())
         with _library(self.url):
             table = DeltaTable(place, version=version)
             protocol, columns = table.protocol(), table.schema()
@@ -146,15 +118,15 @@ class _Delta:
         """Return a directory with the files of the log that make a version, which exists until ``stack`` is closed."""
         with disk_errors(Path(tempfile.gettempdir())):
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pqcache-delta-")))
-            if self._is_local:
-                link_log(self._log.source.url, log, files, directory)
+            if _is_local(self.url):
+                link_log(self.log.source.url, log, files, directory)
             else:
                 with _listed_files():
-                    copy_log(self._log, log, files, directory)
+                    copy_log(self.log, log, files, directory)
         return directory
 
-    def _about_file(self, error: PqcacheError, entries: Sequence[SourceFile]) -> PqcacheError:
-        """Return ``error`` about the first file of the log that is no JSON or no Parquet, as the library names none."""
+    def explained(self, error: PqcacheError, entries: Sequence[SourceFile]) -> PqcacheError:
+        """Return ``error`` about the first file that is no JSON or no Parquet, as the library names none."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -163,19 +135,19 @@ class _Delta:
                 continue
             try:
                 if file.path.endswith(".json"):
-                    for line in self._log.read(file).splitlines():
+                    for line in self.log.read(file).splitlines():
                         json.loads(line or b"{}")
                 elif ".checkpoint." in file.path:
-                    pq.read_table(pa.BufferReader(self._log.read(file)))
+                    pq.read_table(pa.BufferReader(self.log.read(file)))
             except (pa.ArrowException, OSError, ValueError, RecursionError):
-                return type(error)(self._log.source.url_of(file.path), error.reason, error.advice)
+                return type(error)(self.log.source.url_of(file.path), error.reason, error.advice)
             except PqcacheError:
                 break
         return error
 
     def _wanted(self, log: DeltaLog) -> int:
         """Return the version that is asked for; SourceNotFound where the log does not have it."""
-        rule, newest = self._log.options.rule, log.newest()
+        rule, newest = self.log.options.rule, log.newest()
         if newest is None:
             raise SourceNotFound(self.url, "its log has no version", _CHECK)
         if rule.version is not None:
@@ -226,42 +198,42 @@ class _Delta:
         """Return the time that a commit says of itself, in nanoseconds; None where it says none."""
         file = log.commits[version]
         with _listed_files():
-            data = self._log.read(file)
+            data = self.log.read(file)
         try:
             info = json.loads(data.partition(b"\n")[0]).get("commitInfo") or {}
             time = info.get("inCommitTimestamp")
             return None if time is None else int(time) * 1_000_000
         except MALFORMED as error:
             reason = f"is no commit ({first_line(error)})"
-            raise SourceError(self._log.source.url_of(file.path), reason, _CHECK) from error
+            raise SourceError(self.log.source.url_of(file.path), reason, _CHECK) from error
 
     def _bytes_of(self, path: str, offset: int, length: int) -> bytes:
         """Return bytes of a file that the log knows by ``path``."""
-        return self._log.files.read(file_url_of(self.url, path), offset, length)
+        return self.log.files.read(file_url_of(self.url, path), offset, length)
 
 
 @contextmanager
 def _listed_files() -> Iterator[None]:
-    """Raise _LogMovedError where a file of the log is not there that was listed."""
+    """Raise LogMovedError where a file of the log is not there that was listed."""
     try:
         yield
     except SourceNotFound as error:
-        raise _LogMovedError(error) from error
+        raise LogMovedError(error) from error
 
 
 @contextmanager
 def _library(url: str) -> Iterator[None]:
-    """Raise _LogMovedError where the library cannot read the log of the table ``url``."""
+    """Raise LogMovedError where the library cannot read the log of the table ``url``."""
     try:
         yield
-    except (PqcacheError, _LogMovedError):
+    except (PqcacheError, LogMovedError):
         raise
     except BaseException as error:  # the library raises many kinds, some of them bare
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = f"deltalake cannot read its log ({first_line(error)})"
         advice = PLAIN if "upported" in reason else _CHECK
-        raise _LogMovedError(SourceError(url, reason, advice)) from error
+        raise LogMovedError(SourceError(url, reason, advice)) from error
 
 
 def _schema_of(table: DeltaTable, columns: Schema) -> DeltaSchema:
@@ -331,13 +303,17 @@ def file_url_of(url: str, path: str) -> str:
             reason = "is a path in the log of the table that leads out of it"
             raise SourceError(f"{url}/{path}", reason, "check the table with the engine that wrote it")
         return f"{url.rstrip('/')}/{decoded}"
-    is_local = url_scheme(url) in ("", "file")
+    is_local = _is_local(url)
     if path[:5].lower() == "file:":
         if not is_local:
             reason = f"names a file of the machine that wrote it ({path}), and the table is elsewhere"
             raise SourceError(url, reason, "write the table again with the engine that it is from")
         return local_path(path if path[5:7] == "//" else f"file://{path[5:]}")
     return unquote(path) if is_local or not path.startswith("/") else f"{_authority(url)}{unquote(path)}"
+
+
+def _is_local(url: str) -> bool:
+    return url_scheme(url) in ("", "file")
 
 
 def _authority(url: str) -> str:

@@ -23,9 +23,9 @@ from pqcache.store.manifest import Identity, TableVersion
 from pqcache.store.tables.base import (
     OpenOptions,
     StoreFiles,
+    Table,
     TableFile,
     TableListing,
-    VersionRule,
     partition_path,
     usual_url,
 )
@@ -54,23 +54,12 @@ def open_hive(url: str, options: OpenOptions) -> Source:
     """
     named = parse_url(url, options)
     files = StoreFiles(None, partial(_open_location, options=options), options)
-    return HiveSource(HiveTable(named, files, options), files, options.rule)
+    return LocalTableSource(HiveTable(named, files, options), files, options.rule)
 
 
 def _open_location(url: str, options: OpenOptions) -> Source:
     given = store_options(options.store, url_scheme(url))
     return open_source(url, given, options.timeout, options.hdfs_driver)
-
-
-class HiveSource(LocalTableSource):
-    """A Source over a table of a metastore. Those of its files that are on this machine have modes."""
-
-    def __init__(self, table: HiveTable, files: StoreFiles, rule: VersionRule) -> None:
-        super().__init__(table, files, rule)
-        self._hive = table
-
-    def narrow(self, where: str | None) -> None:
-        self._hive.where = where
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +71,19 @@ class _Partition:
     storage: Storage
 
 
-class HiveTable:
-    """A Table of a metastore; see ``pqcache.store.tables.base.Table``.
-
-    Attributes:
-        where: a condition; partitions whose values exclude it are not listed. None for all.
-    """
+class HiveTable(Table):
+    """A table of a metastore."""
 
     has_versions = False
 
     def __init__(self, named: MetastoreTable, files: StoreFiles, options: OpenOptions) -> None:
         self.url = named.address.url
-        self.where: str | None = None
+        self._where: str | None = None
         self._named, self._files, self._options = named, files, options
         self._warned: set[str] = set()
+
+    def narrow(self, where: str | None) -> None:
+        self._where = where
 
     def read(self) -> TableListing:
         table, found = self._ask()
@@ -114,9 +102,6 @@ class HiveTable:
             self._files.rebase(root)
         self._check_options(known)
         return TableListing(files=self._taken(known, wanted, root), version=version)
-
-    def close(self) -> None:
-        """Do nothing: a connection is closed when the metastore has answered."""
 
     def _ask(self) -> tuple[TableEntry, list[PartitionEntry]]:
         """Return the table and its partitions as the metastore has them now."""
@@ -160,19 +145,19 @@ class HiveTable:
             self._warn(f"-o {name} was not used, by the metastore or by the stores of the locations")
 
     def _wanted(self, known: Sequence[_Partition], schema: pa.Schema) -> Sequence[_Partition]:
-        """Return the partitions that ``where`` does not exclude.
+        """Return the partitions that the condition does not exclude.
 
         Raises SourceIncomplete where it excludes all, SourceError where a value is none of its column's type.
         """
         values = partition_table([each.directory for each in known], schema)
-        if not self.where:
+        if not self._where:
             return known
         from pqcache.filters.sql import condition_on, rows_matching  # and sqlglot: slow, and not always needed
 
-        condition = condition_on(self.where, values.column_names)
+        condition = condition_on(self._where, values.column_names)
         wanted = [known[row] for row in rows_matching(values, condition)] if condition else known
         if not wanted:
-            raise SourceIncomplete(self.url, f"no partition satisfies --where {self.where!r}")
+            raise SourceIncomplete(self.url, f"no partition satisfies --where {self._where!r}")
         return wanted
 
     def _taken(self, known: Sequence[_Partition], wanted: Sequence[_Partition], root: str) -> dict[str, TableFile]:

@@ -19,7 +19,8 @@ from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, index_by_id, index_name_by_id
-from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table import FileScanTask
+from pyiceberg.table import Table as ScannedTable
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.name_mapping import MappedField, parse_mapping_from_json
 from pyiceberg.table.snapshots import Snapshot
@@ -32,6 +33,7 @@ from pqcache.store.drivers.base import FileShape
 from pqcache.store.hive import NULL
 from pqcache.store.manifest import Identity, TableVersion, committed_tag
 from pqcache.store.tables.base import (
+    Table,
     TableFile,
     TableListing,
     VersionRule,
@@ -85,8 +87,8 @@ class LoadedTable:
     log: str | None = None
 
 
-class IcebergTable:
-    """An Iceberg table; see ``pqcache.store.tables.base.Table``.
+class IcebergTable(Table):
+    """An Iceberg table whose metadata are known by something else than its directory.
 
     Args:
         url: its URL, fit to be shown.
@@ -94,8 +96,6 @@ class IcebergTable:
         rule: the version that is wanted: the ID of a snapshot, or the name of a branch or a tag.
         on_close: called when the table is closed.
     """
-
-    has_versions = True
 
     def __init__(
         self, url: str, load: Callable[[], LoadedTable], rule: VersionRule, on_close: Callable[[], None]
@@ -105,11 +105,16 @@ class IcebergTable:
 
     def read(self) -> TableListing:
         loaded = self._load()
-        with iceberg_errors(self.url):
-            return replace(_listing(loaded, self._rule, self.url), log=loaded.log)
+        return replace(listing_of(loaded, self._rule, self.url), log=loaded.log)
 
     def close(self) -> None:
         self._on_close()
+
+
+def listing_of(loaded: LoadedTable, rule: VersionRule, url: str) -> TableListing:
+    """Return the files of the version of a table that is wanted; raises what `Table.read` does."""
+    with iceberg_errors(url):
+        return _listing(loaded, rule, url)
 
 
 def _listing(loaded: LoadedTable, rule: VersionRule, url: str) -> TableListing:
@@ -217,7 +222,7 @@ def planned_files(metadata: TableMetadata, snapshot: Snapshot, access: TableAcce
     May raise what pyiceberg raises about damaged metadata.
     """
     io = StoreFileIO({ACCESS: access})
-    table = Table(
+    table = ScannedTable(
         identifier=("table",), metadata=metadata, metadata_location="", io=io, catalog=NoopCatalog("none")
     )  # without its catalog, which might plan by itself
     try:

@@ -26,14 +26,22 @@ from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.time_limits import Stalled, with_time_limit
 from pqcache.store.manifest import SourceFile
-from pqcache.store.tables.base import MOVED, OpenOptions, StoreFiles, TableLog, digest, log_state, usual_url
-from pqcache.store.tables.iceberg import IcebergTable, LoadedTable
+from pqcache.store.tables.base import (
+    MOVED,
+    LogMovedError,
+    LogTable,
+    OpenOptions,
+    StoreFiles,
+    TableListing,
+    digest,
+    usual_url,
+)
+from pqcache.store.tables.iceberg import IcebergTable, LoadedTable, listing_of
 from pqcache.store.tables.iceberg_io import ACCESS, CLASS, TableAccess, iceberg_errors, plain_url
 from pqcache.store.tables.table_source import TableSource, table_source
 from pqcache.store.urls import printable, redact, url_scheme
 
 _METADATA = "metadata"  # the directory of metadata files in that of a table
-_TRIES = 3  # writers may remove a metadata file after the directory was listed
 HINT = "version-hint.text"
 SUFFIXES = (".metadata.json", ".metadata.json.gz")
 # Hadoop's, a catalog's, and others
@@ -53,9 +61,19 @@ _S3 = {  # options of s3:// and the properties of pyiceberg that they are, the f
 }
 
 
-def open_directory(log: TableLog) -> IcebergTable:
-    """Return the table whose directory ``log`` is of; its newest metadata file is found again for each reading."""
-    return IcebergTable(log.url, _Directory(log).load, log.options.rule, log.source.close)
+class DirectoryTable(LogTable):
+    """A table whose newest metadata file is found in its directory."""
+
+    def read_listed(self, entries: list[SourceFile]) -> TableListing:
+        files = {file.path: file for file in entries}
+        url = f"{self.url}/{_METADATA}"
+        try:
+            hint = self.log.read(files[HINT]).decode(errors="replace") if HINT in files else None
+            uri = f"{url}/{newest_metadata([*files], hint, url)}"
+            loaded = _loaded(uri, self.url, TableAccess(files=self.log.files), self.log.options)
+        except SourceNotFound as error:
+            raise LogMovedError(error) from error
+        return listing_of(loaded, self.log.options.rule, self.url)
 
 
 def open_metadata_file(url: str, options: OpenOptions) -> TableSource:
@@ -72,30 +90,6 @@ def open_metadata_file(url: str, options: OpenOptions) -> TableSource:
         lambda: None,
     )
     return table_source(place, table, files, options.rule)
-
-
-class _Directory:
-    """Finds the newest metadata file of a table's directory, and reads it."""
-
-    def __init__(self, log: TableLog) -> None:
-        self._log = log
-        self._entries: list[SourceFile] | None = log.entries
-
-    def load(self) -> LoadedTable:
-        """Return the table as it is now."""
-        for attempt in range(1, _TRIES + 1):
-            entries, self._entries = self._entries or self._log.listed(), None
-            files = {file.path: file for file in entries}
-            try:
-                hint = self._log.read(files[HINT]).decode(errors="replace") if HINT in files else None
-                url = f"{self._log.url}/{_METADATA}"
-                uri = f"{url}/{newest_metadata([*files], hint, url)}"
-                found = _loaded(uri, self._log.url, TableAccess(files=self._log.files), self._log.options)
-                return replace(found, log=log_state(entries))
-            except SourceNotFound:
-                if attempt == _TRIES:
-                    raise
-        raise AssertionError("unreachable")
 
 
 def _loaded(uri: str, root: str | None, access: TableAccess, options: OpenOptions) -> LoadedTable:

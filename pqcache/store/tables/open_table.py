@@ -24,10 +24,8 @@ OpenLog = Callable[[TableLog], Table]
 OpenUrl = Callable[[str, OpenOptions], Source]
 
 
-class _DeferredTable:
+class _DeferredTable(Table):
     """A table that is opened when it is first read, with the library for it: one whose log is as it was need not be."""
-
-    has_versions = True
 
     def __init__(self, log: TableLog, opener: OpenLog) -> None:
         self.url = log.url
@@ -150,8 +148,8 @@ def _needs_pyiceberg(url: str) -> Iterator[None]:
 
 def _iceberg_directory(log: TableLog) -> Table:
     with _needs_pyiceberg(log.url):
-        from pqcache.store.tables.iceberg_open import open_directory
-    return open_directory(log)
+        from pqcache.store.tables.iceberg_open import DirectoryTable
+    return DirectoryTable(log)
 
 
 def _iceberg_file(url: str, options: OpenOptions) -> Source:

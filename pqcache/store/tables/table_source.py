@@ -48,6 +48,9 @@ class TableSource(Source):
         for file in listing.files.values():
             yield SourceFile(file.path, file.identity)
 
+    def narrow(self, where: str | None) -> None:
+        self._table.narrow(where)
+
     def take_newer(self) -> bool:
         """Have the next listing look for a newer version; false where another one than the newest was asked for."""
         with self._lock:

@@ -201,13 +201,14 @@ def test_the_pointer_of_an_iceberg_table_decides(
 ) -> None:
     from pqcache.store.tables.iceberg import IcebergTable
 
-    found, read = [], IcebergTable.read
+    kind = IcebergTable if by_catalog else _DeferredTable
+    found, read = [], kind.read
 
-    def noted(self: IcebergTable) -> Any:
+    def noted(self: Any) -> Any:
         found.append(self.url)
         return read(self)
 
-    monkeypatch.setattr(IcebergTable, "read", noted)
+    monkeypatch.setattr(kind, "read", noted)
     lake, cache = Lake(tmp_path / "lake"), tmp_path / "cache"
     lake.configure(monkeypatch)
     rows = pa.table({"id": pa.array(range(5), pa.int64()), "kind": ["a", "b", "a", "b", "c"]})

@@ -13,7 +13,9 @@ import pytest
 
 import pqcache
 from pqcache.errors import PqcacheError, SourceError, SourceNotFound, UsageError
+from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.iceberg_open import newest_metadata
+from pqcache.store.tables.open_table import open_table
 from tests.real_files import golden_tables
 from tests.store.tables.iceberg.lakes import Lake, local, place, rows_in, rows_of
 
@@ -134,6 +136,18 @@ def test_metadata_may_be_compressed_damaged_or_of_a_later_format(lake: Lake, tmp
     manifest.unlink()
     with pytest.raises(SourceNotFound, match=r"m0\.avro: no such file"):
         pqcache.sync(place(table), tmp_path / "cache")
+
+
+def test_metadata_that_a_writer_removes_meanwhile(lake: Lake) -> None:
+    table = lake.create("cleaned", sold(0).schema)
+    table.append(sold(0))
+    source = open_table(place(table), OpenOptions())  # which lists the metadata files
+    older = list((local(table.location()) / "metadata").glob("*.metadata.json"))
+    table.append(sold(5))
+    for file in older:
+        file.unlink()
+    assert len(list(source.list())) == 2
+    source.close()
 
 
 def test_a_default_for_rows_before_a_column_is_refused(lake: Lake, tmp_path: Path) -> None:
