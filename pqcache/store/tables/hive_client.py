@@ -41,7 +41,6 @@ TEXTS: Kind = (TType.MAP, (*TEXT, *TEXT, False))
 
 
 def list_of(kind: Kind) -> Kind:
-    """Return the kind of a list."""
     return TType.LIST, (*kind, False)
 
 
@@ -373,7 +372,6 @@ def _values_in(name: str) -> tuple[str, ...]:
 
 
 def _shown(text: object) -> str:
-    """Return a server's words for one line."""
     return printable(first_line(str(text)))[:300]
 
 

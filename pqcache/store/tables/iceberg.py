@@ -27,7 +27,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 
-from pqcache.errors import SourceNotFound, UsageError, first_line
+from pqcache.errors import ParquetError, SourceNotFound, UsageError, first_line
 from pqcache.parquet.column_mapping import ColumnKind, TableColumn
 from pqcache.store.drivers.base import FileShape
 from pqcache.store.hive import NULL
@@ -43,7 +43,7 @@ from pqcache.store.tables.base import (
     partition_path,
 )
 from pqcache.store.tables.deletion_vector import FRAME, DeletionVector, Positions
-from pqcache.store.tables.iceberg_io import ACCESS, StoreFileIO, TableAccess, damaged, iceberg_errors, parquet_only
+from pqcache.store.tables.iceberg_io import ACCESS, StoreFileIO, TableAccess, iceberg_errors
 from pqcache.store.urls import printable
 
 _ID = re.compile(r"-?[0-9]{1,20}")
@@ -228,25 +228,27 @@ def planned_files(metadata: TableMetadata, snapshot: Snapshot, access: TableAcce
     try:
         tasks = list(table.scan(snapshot_id=snapshot.snapshot_id).plan_files())
     except ValueError:
-        _refuse_equality_deletes(snapshot.manifests(io), io, url)
+        _refuse_equality_deletes(_deleting(snapshot, io), io, url)
         raise
-    deleted = {delete.file_path: _format(delete) for task in tasks for delete in task.delete_files}
-    vectors = {}
-    if _PUFFIN in deleted.values():
-        vectors = _deletion_vectors(snapshot.manifests(io), io)
+    has_vectors = any(_format(delete) == _PUFFIN for task in tasks for delete in task.delete_files)
+    vectors = _deletion_vectors(_deleting(snapshot, io), io) if has_vectors else {}
     return [_planned(task, vectors) for task in tasks]
+
+
+def _deleting(snapshot: Snapshot, io: StoreFileIO) -> list[ManifestFile]:
+    return [manifest for manifest in snapshot.manifests(io) if manifest.content == ManifestContent.DELETES]
 
 
 def _planned(task: FileScanTask, vectors: Mapping[tuple[str, str], DeletionVector]) -> PlannedFile:
     file = task.file
-    parquet_only("data file", _format(file), file.file_path)
+    _check_parquet("data file", file)
     paths, found = [], []
     for delete in task.delete_files:
         if _format(delete) == _PUFFIN:  # which has vectors of several data files
             if (vector := vectors.get((delete.file_path, file.file_path))) is not None:
                 found.append(vector)
         else:
-            parquet_only("delete file", _format(delete), delete.file_path)
+            _check_parquet("delete file", delete)
             paths.append(delete.file_path)
     for one in (file, *task.delete_files):
         if one.key_metadata is not None:
@@ -259,11 +261,18 @@ def _format(file: DataFile) -> str:
     return str(getattr(file.file_format, "value", file.file_format)).upper()
 
 
+def _check_parquet(what: str, file: DataFile) -> None:
+    if _format(file) != "PARQUET":
+        raise UsageError(
+            printable(file.file_path),
+            f"is a {what} of an Iceberg table in {_format(file)}, and pqcache reads Parquet",
+            "write the table again with write.format.default=parquet (Spark: rewrite_data_files)",
+        )
+
+
 def _refuse_equality_deletes(manifests: Iterable[ManifestFile], io: StoreFileIO, url: str) -> None:
-    """Raise UsageError where one of the manifests has equality deletes, which pyiceberg does not apply."""
+    """Raise UsageError if one of the manifests has equality deletes, which pyiceberg does not apply."""
     for manifest in manifests:
-        if manifest.content != ManifestContent.DELETES:
-            continue
         for entry in manifest.fetch_manifest_entry(io):
             if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
                 raise UsageError(
@@ -279,8 +288,6 @@ def _deletion_vectors(manifests: Sequence[ManifestFile], io: StoreFileIO) -> dic
     """Return the deletion vectors by Puffin file and data file, with where they are: pyiceberg leaves that out."""
     found = {}
     for manifest in manifests:
-        if manifest.content != ManifestContent.DELETES:
-            continue
         with AvroFile[Record](io.new_input(manifest.manifest_path)) as reader:
             struct = reader.schema.find_type(_DATA_FILE)
             assert isinstance(struct, types.StructType)
@@ -333,7 +340,9 @@ class Deletes:
                             return _grouped(file, _groups_of(file, data_file), data_file).get(data_file, _none())
                         self._cached[uri] = _grouped(file, range(file.num_row_groups))
                     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-                        raise damaged(uri, f"this delete file cannot be read ({first_line(error)})") from error
+                        reason = f"this delete file cannot be read ({first_line(error)})"
+                        advice = "check the table with the engine that wrote it"
+                        raise ParquetError(printable(uri), reason, advice) from error
                 self._shrink()
             return self._cached[uri].get(data_file, _none())
 

@@ -19,7 +19,6 @@ from pyiceberg.avro.decoder import StreamingBinaryDecoder
 from pyiceberg.io import FileIO, InputFile, OutputFile
 
 from pqcache.errors import (
-    ParquetError,
     PqcacheError,
     SourceDenied,
     SourceError,
@@ -254,21 +253,6 @@ def iceberg_errors(subject: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise _error(subject, error) from error
-
-
-def parquet_only(what: str, format_: str, uri: str) -> None:
-    """Raise UsageError where a file of a table is not Parquet; ``what`` it is."""
-    if format_ != "PARQUET":
-        raise UsageError(
-            printable(uri),
-            f"is a {what} of an Iceberg table in {format_}, and pqcache reads Parquet",
-            "write the table again with write.format.default=parquet (Spark: rewrite_data_files)",
-        )
-
-
-def damaged(uri: str, reason: str) -> ParquetError:
-    """Return the error for a delete file that cannot be read."""
-    return ParquetError(printable(uri), reason, "check the table with the engine that wrote it")
 
 
 def _error(subject: str, error: Exception) -> PqcacheError:
