@@ -34,7 +34,8 @@ class Cluster:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory, self.stack = directory, stack
         self.workers: list[subprocess.Popen[bytes]] = []
-        self.url = wait_for(*self._start("scheduler", [], {}), "Scheduler at:").split()[-1]
+        self.scheduler, log = self._start("scheduler", [], {})
+        self.url = wait_for(self.scheduler, log, "Scheduler at:").split()[-1]
 
     def add(self, count: int, environment: dict[str, str] | None = None, *options: str) -> Cluster:
         """Start workers, and return when they are registered."""
@@ -151,6 +152,20 @@ def test_a_job_that_fails_ends_the_run_and_the_next_goes_on(cluster: Cluster, tm
     bad.write_bytes(good)
     report = run(shop, tmp_path / "out", cluster)
     assert (report.kept, report.rewritten) == (3, 1)
+
+
+def test_the_scheduler_is_killed_half_way(cluster: Cluster, tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop", days=6)
+    cluster.add(1)
+
+    def kill(event: Event) -> None:
+        if isinstance(event, Rewrote):
+            cluster.scheduler.kill()
+            cluster.scheduler.wait()
+
+    with pytest.raises(pqcache.SourceUnavailable, match="the cluster is gone or has dropped partition dt="):
+        run(shop, tmp_path / "out", cluster, kill)
+    assert pqcache.repartition(shop, tmp_path / "out", row_group_size=LIMIT).kept >= 1
 
 
 def test_no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
