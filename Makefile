@@ -2,7 +2,7 @@
 #   make demo    the main job on a dataset it makes itself
 #   make test    the tests, against a real HDFS and a real S3 on 127.0.0.1
 #   make test-deep    the long sweeps, whose first points make test tries
-#   make test-frameworks    Lightning, Accelerate, Trainer and Ray, which it installs first (500 MB)
+#   make test-frameworks    Lightning, Accelerate, Trainer, Ray and Spark, which it installs first (1 GB)
 #   make docs    the site of the documentation, in build/site
 #   make dist    the wheel and the sdist, checked, in dist
 #   make lint types bench, make check for all that has to pass
