@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import MALFORMED
+from pqcache.errors import MALFORMED, ParquetError, first_line
 from pqcache.parquet.footer import thrift_fields
 from pqcache.parquet.footer.footer import MAGIC, not_parquet
 from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Struct, read_varint
@@ -424,11 +424,15 @@ def _text_parts(group: StoredRowGroup, chunk: pq.ColumnChunkMetaData) -> Iterato
         rows = min(rows, _OF_PREFIXES)
     path = chunk.path_in_schema
     coded = [path] if chunk.has_dictionary_page else []
-    with pq.ParquetFile(
-        group.path, metadata=group.metadata, read_dictionary=coded, pre_buffer=False, buffer_size=_BUFFER
-    ) as file:
-        for batch in file.iter_batches(rows, [group.number], [path], use_threads=False):
-            yield batch.num_rows, sum(map(_texts_in, batch.columns))
+    try:
+        with pq.ParquetFile(
+            group.path, metadata=group.metadata, read_dictionary=coded, pre_buffer=False, buffer_size=_BUFFER
+        ) as file:
+            for batch in file.iter_batches(rows, [group.number], [path], use_threads=False):
+                yield batch.num_rows, sum(map(_texts_in, batch.columns))
+    except (pa.ArrowException, OSError) as error:
+        reason = f"row group {group.number} cannot be decoded ({first_line(error)})"
+        raise ParquetError(group.path, reason, "write it again at the source") from error
 
 
 def _texts_in(array: pa.Array) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.parquet.arrow_rows import take_of_table
 from pqcache.reader.files import Files
 from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
@@ -85,7 +86,7 @@ class RowPlaces:
         """Read the batch's rows from the cache or directory that they are in; of sequences, all rows."""
         found = read_rows(path, self.selected, columns)
         _, position = np.unique(np.stack([self._groups_of_rows, self.rows.ravel()]), axis=1, return_inverse=True)
-        return found.take(pa.array(position.ravel()))
+        return take_of_table(found, position.ravel())
 
 
 def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:

@@ -129,7 +129,7 @@ class RowGroups:
 
     @cached_property
     def columns(self) -> list[str]:
-        """The names of the columns that `Held.slice` returns."""
+        """The names of the columns that `Held.slices` returns."""
         return [*self.kinds, *(() if self.plan.pack is None else self.plan.pack.id_columns)]
 
     @cached_property

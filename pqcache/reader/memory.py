@@ -30,7 +30,7 @@ WINDOW = 16  # row groups, where memory allows
 WINDOW_OF_ALL = 32  # row groups, where memory holds all rows; more of them take long to gather
 _IN_FILE_ORDER = 3  # row groups in memory, at least: one ahead, and two that a batch may be of
 _ALONE = 2  # row groups' worth of memory that reading one takes: as decoded, and its rows in order
-_DECODING = 4  # row groups' worth of memory beside the window: one ahead, one being decoded, read and scattered
+_DECODING = 4  # the same beside the window: one ahead, one being decoded and its bytes, and the run that is gathered
 _WINDOWS_OF_PIECES = (16, 8, 4)
 _LEAST_PIECE = 4 << 20  # bytes of a decoded piece, below which the fixed cost of each shows
 _MOST_PIECES = 64  # pieces of a row group, at most
@@ -92,7 +92,7 @@ class Budget:
         parts: in how many parts the rows of a row group are held, each of which is freed when it is used up. More than
             one takes another copy of long values, and is for memory that does not hold all row groups of the windows.
         most: bytes that a row group may take when it turns out to be larger than the index says; None: any.
-        memory: with which a row group of 1 / ``share`` of it is never refused.
+        memory: bytes; a row group of up to 1 / ``share`` of them is never refused.
     """
 
     threads: int = 1
@@ -143,8 +143,8 @@ class Budget:
         if self.most is not None and size > self.most:
             raise UsageError(
                 path,
-                f"row group {row_group} takes {format_size(int(size))} decoded, more than the row groups that were "
-                f"looked at: too much for memory={format_size(int(self.memory))}",
+                f"row group {row_group} takes {format_size(int(size))} decoded, more than the index says: "
+                f"too much for memory={format_size(int(self.memory))}",
                 "run 'pqcache repartition' with a smaller --row-group-size, read fewer columns, or give "
                 f"memory={format_size(int(1.01 * size * self.share))!r}",
             )

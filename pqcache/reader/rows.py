@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pqcache.parquet.arrow_rows import take
 from pqcache.parquet.numpy_types import numpy_dtype
 from pqcache.parquet.schema_merge import cast_exactly, is_text
 from pqcache.reader.kinds import Kind, fixed_width, storage_type
@@ -79,7 +80,7 @@ class Column:
             rows = (rows[:, None] * self.steps + np.arange(self.steps)).reshape(-1)
         if pa.types.is_binary_view(self.values.type):
             return self._of(take_views(self.values, rows), valid)
-        return self._of(pc.take(self.values, pa.array(rows), boundscheck=False), valid)
+        return self._of(take(self.values, rows), valid)
 
     def with_steps(self, rows: Ints) -> Column:
         """Rows at positions of shape (rows, steps), as values of one row each."""
@@ -91,7 +92,7 @@ class Column:
         return replace(taken, values=values, valid=valid, steps=rows.shape[1])
 
     def packed(self) -> Column:
-        """The same rows in memory of their own, which holds nothing else."""
+        """The same rows, where the bytes of views are in memory that holds nothing else."""
         if isinstance(self.values, np.ndarray):
             return self
         if pa.types.is_binary_view(self.values.type):

@@ -234,8 +234,8 @@ class _EpochReader(Generic[T]):
     def submit(self, batches: Sequence[tuple[int, int, int]]) -> list[tuple[int, _Run[T], int]]:
         """Send batches (index, lane, number in the lane) on their way, a run for each lane.
 
-        Return the index of each, its run, and its place there: of as many of them as are not too large together, and
-        come before the epoch begins again with padding.
+        Return the index of each, its run, and its place there. Takes as many as fit into memory together, and stops
+        where the epoch begins again with padding.
         """
         batch_size = self._order.batch_size
         while True:
@@ -312,8 +312,8 @@ class _EpochReader(Generic[T]):
         """Wait for a batch of a run: the group that has it, and which of its batches it is."""
         try:
             return self._wait(run.result), number
-        except Exception as error:  # noqa: BLE001 - the batch that has it raises it again
-            log.debug("a run of batches failed (%s): they are read one by one", first_line(error))
+        except Exception as error:
+            log.debug("a run of batches failed (%s): they are read one by one", first_line(error), exc_info=error)
             error.__traceback__ = None  # whose frames hold the future, which holds the error
         held, places = {span.number: future for span, future in run.spans}, run.line.places([run.ranges[number]])
         spans = [(span, held[span.number]) for span in places.spans]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
+from pqcache.parquet.arrow_rows import take_of_table
 from pqcache.parquet.arrow_sizes import Floats
 from pqcache.parquet.rewrite.file_writer import write_errors
 from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
@@ -36,7 +37,7 @@ class _KeyedRows:
     numbers: npt.NDArray[np.int64]
 
     def taken(self, rows: npt.NDArray[np.int64]) -> _KeyedRows:
-        return _KeyedRows(self.table.take(pa.array(rows)), self.keys[rows], self.numbers[rows])
+        return _KeyedRows(take_of_table(self.table, rows), self.keys[rows], self.numbers[rows])
 
     def cut(self, low: int, high: int) -> _KeyedRows:
         return _KeyedRows(self.table.slice(low, high - low), self.keys[low:high], self.numbers[low:high])

@@ -20,6 +20,7 @@ import pyarrow.types as pt
 from pqcache.errors import ParquetError, first_line
 from pqcache.filters.expression import condition_columns, expression_of, rows_where
 from pqcache.filters.sql import parse_condition
+from pqcache.parquet.arrow_rows import take_of_table
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.doubtful import check_read_right
@@ -305,6 +306,6 @@ def _matching(schema: pa.Schema, rows: MatchingRows, name: str) -> Callable[[pa.
 
     def matching(table: pa.Table) -> pa.Table:
         kept = rows_where(cast_to_schema(table.select(columns.names), columns, name), expression)
-        return table if len(kept) == table.num_rows else table.take(kept)
+        return table if len(kept) == table.num_rows else take_of_table(table, np.asarray(kept))
 
     return matching
