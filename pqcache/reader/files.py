@@ -69,9 +69,9 @@ class Files:
         )
 
     @contextmanager
-    def reading(self, group: RowGroup, columns: Sequence[str]) -> Iterator[RowGroupFile]:
-        """Read columns of a row group once they have arrived; errors name the file, and what to do about it."""
-        self.data.wait(np.array([group.number]), columns)
+    def reading(self, group: RowGroup) -> Iterator[RowGroupFile]:
+        """Read a row group once it has arrived; errors name the file, and what to do about it."""
+        self.data.wait(np.array([group.number]))
         try:
             group.check_identity()
             yield self.file(group)
@@ -103,7 +103,7 @@ class Files:
         if not columns:
             yield no_columns(group.rows)
             return
-        with self.reading(group, columns) as file:
+        with self.reading(group) as file:
             wanted = [name for name in columns if name in file.schema.names]
             if not wanted:
                 yield group.with_path_values(no_columns(group.rows), columns)

@@ -219,7 +219,7 @@ class RowGroups:
         plan, group = self.plan, self._group(number)
         begin = 0 if plan.piece_starts is None else int(plan.piece_starts[number])
         low, high = begin + low, begin + high
-        with self.files.reading(group, [*self.kinds, *plan.selection.columns]) as file:
+        with self.files.reading(group) as file:
             self._check_size(number, group, file)
             wanted = self._chosen(group, number)
             if wanted is not None:

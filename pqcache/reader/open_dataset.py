@@ -7,7 +7,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,7 +34,7 @@ from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, PUBLISHING, RO
 from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_digest import rows_in_summary
 from pqcache.store.manifest_file import read_heading
-from pqcache.store.row_group_index import NO_SCHEMA, Index, build_index, with_dictionaries
+from pqcache.store.row_group_index import NO_SCHEMA, Index, build_index, local_files, with_dictionaries
 from pqcache.store.snapshot import Lease, Snapshot, closed_on_error
 from pqcache.store.sync.listing import check_one_table, dataset_files, without_links
 from pqcache.store.tables.data_files import FileRules
@@ -111,14 +111,14 @@ class LocalDataset:
         """A row group of the index by its file and its number there, for messages."""
         return f"row group {int(self.index.numbers('row_group')[row_group])} of {self.path_of(row_group)}"
 
-    def wait(self, row_groups: Ints, columns: Sequence[str]) -> None:
-        """Wait until ``columns`` of row groups of the index have arrived."""
+    def wait(self, row_groups: Ints) -> None:
+        """Wait until row groups of the index have arrived."""
         if self.arrivals is not None:
-            self.arrivals.wait(row_groups, columns)
+            self.arrivals.wait(row_groups)
 
-    def wanting(self, row_groups: Ints, columns: Sequence[str]) -> AbstractContextManager[None]:
-        """While entered, announces that ``columns`` of these row groups are needed, in this order."""
-        return nullcontext() if self.arrivals is None else self.arrivals.wanting(row_groups, columns)
+    def wanting(self, row_groups: Ints) -> AbstractContextManager[None]:
+        """While entered, announces that these row groups are needed, in this order."""
+        return nullcontext() if self.arrivals is None else self.arrivals.wanting(row_groups)
 
     def while_moving(self, read: Callable[[], T]) -> T:
         """Call ``read``, which reads files below ``root``, even while these are being published."""
@@ -321,7 +321,7 @@ def _plain_files(root: Path, text: str, rules: FileRules) -> LocalDataset:
 
 def _indexed(root: Path, identities: Mapping[str, FileIdentity]) -> LocalDataset:
     """Open files by their footers; ``identities`` were taken before these are read."""
-    index = with_dictionaries(build_index(root, list(identities), clashes={}, dictionaries=False), root)
+    index = with_dictionaries(build_index(root, list(identities), clashes={}, dictionaries=False), local_files(root))
     known = tuple(identities[path] for path in index.paths)
     wrong = next((path for path in index.paths if path.encode(errors="replace").decode() != path), None)
     if wrong is not None:

@@ -151,16 +151,12 @@ def _arrivals(plan: ReadPlan) -> ArrivalStats:
     if arrivals is None:
         return ArrivalStats()
     row_groups = without_repeats(plan.row_groups)
-    wanted = arrived = 0
-    for name in plan.columns_read:
-        sizes = index.stored([name])[row_groups]
-        wanted += int(sizes.sum())
-        arrived += int(sizes[arrivals.arrived(row_groups, arrivals.positions([name]))].sum())
+    sizes = index.stored(plan.columns_read)[row_groups]
     return ArrivalStats(
         total_bytes=arrivals.total_bytes,
         arrived_bytes=arrivals.arrived_bytes,
-        wanted_bytes=wanted,
-        wanted_arrived_bytes=arrived,
+        wanted_bytes=int(sizes.sum()),
+        wanted_arrived_bytes=int(sizes[arrivals.arrived(row_groups)].sum()),
         waited_seconds=arrivals.waited_seconds,
     )
 

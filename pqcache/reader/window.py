@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from pqcache.errors import UsageError, first_line
 from pqcache.reader.arriving.arrival_queue import ArrivalQueue, arrival_queue
-from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes, without_repeats
+from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes
 from pqcache.reader.load import AnyHeld, Held, HeldPlaces, RowGroups
 from pqcache.reader.memory import Budget
 from pqcache.reader.meter import ARRIVAL_WAIT, GATHER, READ_WAIT
@@ -372,7 +372,7 @@ def read_groups(
     with (
         _wanting(groups, order, begins, indices, total),
         _threads(budget) as pool,
-        arrival_queue(groups.plan.data.arrivals, groups.plan.row_groups, groups.plan.columns_read, pool) as arrivals,
+        arrival_queue(groups.plan.data.arrivals, groups.plan.row_groups, pool) as arrivals,
     ):
         reader = _EpochReader(groups, order, make, apart, ahead, pool, arrivals)
         while True:
@@ -414,7 +414,7 @@ def _wanting(
         wanted = row_groups_of_lanes(order, begins)
     else:
         wanted = row_groups_of_batches(order, [index % total for index in indices])
-    return plan.data.arrivals.wanting(without_repeats(plan.row_groups[wanted]), plan.columns_read)
+    return plan.data.arrivals.wanting(plan.row_groups[wanted])
 
 
 def _gathered(

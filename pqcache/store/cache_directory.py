@@ -397,7 +397,7 @@ def snapshot_at(text: str, copies: bool = False) -> tuple[Snapshot, str] | None:
 
     ``CACHE/current`` is the current snapshot. None where the path lies in no snapshot of a cache, nor, with ``copies``,
     in a copy of one elsewhere. A path into a snapshot that is still arriving, or into a copy of one, raises CacheError:
-    its files have zeros where bytes are missing.
+    not all of its files are there.
     """
     if url_scheme(text) not in ("", "file"):
         return None

@@ -63,6 +63,8 @@ from pqcache.store.index_parts import IndexPart, index_part, merged_parts
 from pqcache.system.disk import check_regular
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
+OpenFile = Callable[[str], AbstractContextManager[tuple[pq.FileMetaData, pa.Schema, Read]]]
+
 FORMAT = 2  # 1 had no decoded sizes
 NO_SCHEMA = pa.schema([])
 _BATCH = 8_192  # rows decoded, or written, at once
@@ -252,17 +254,10 @@ def index_columns(path: str, metadata: pq.FileMetaData, schema: pa.Schema, file:
         ) from error
 
 
-def with_dictionaries(
-    index: Index,
-    root: Path,
-    open_file: Callable[[Path], AbstractContextManager[Read]] = reading,
-    follow: bool = True,
-    jobs: int = 8,
-) -> Index:
+def with_dictionaries(index: Index, open_file: OpenFile, follow: bool = True, jobs: int = 8) -> Index:
     """Return an index with the decoded sizes that dictionaries tell, which are looked at in 32 row groups.
 
-    The footers of the files are below ``root``, and ``open_file`` returns what reads the pages of one of them; for
-    ``follow`` see `decoded_columns`.
+    ``open_file`` opens a file by its path in the index; for ``follow`` see `decoded_columns`.
     """
     sizes = {f"{name}:{what}": index.optional(f"{name}:{what}") for name in index.varying for what in DECODED}
     unknown = {name: (sizes[f"{name}:decoded"] < 0) & (index.optional(f"{name}:bytes") > 0) for name in index.varying}
@@ -273,10 +268,8 @@ def with_dictionaries(
     chosen = _spread(np.flatnonzero(largest), largest * index.rows, _DICTIONARIES)
 
     def look(row: int) -> dict[str, list[int | None]]:
-        path = root / index.paths[int(index.numbers("file")[row])]
-        metadata, schema = read_footer(path)
-        names = [field for field in schema if field.name in unknown and unknown[field.name][row]]
-        with open_file(path) as read:
+        with open_file(index.paths[int(index.numbers("file")[row])]) as (metadata, schema, read):
+            names = [field for field in schema if field.name in unknown and unknown[field.name][row]]
             return decoded_columns(metadata, schema, names, read, [int(index.numbers("row_group")[row])], follow)
 
     with ForkSafeThreadPool(jobs) as pool:
@@ -288,6 +281,17 @@ def with_dictionaries(
         column = pa.array(sizes[name], mask=sizes[name] < 0)
         table = table.set_column(table.schema.get_field_index(name), name, column)
     return replace(index, table=table.combine_chunks())
+
+
+def local_files(root: Path) -> OpenFile:
+    """Return what opens the files below a directory for `with_dictionaries`."""
+
+    @contextmanager
+    def opened(path: str) -> Iterator[tuple[pq.FileMetaData, pa.Schema, Read]]:
+        with reading(root / path) as read:
+            yield *read_footer(root / path), read
+
+    return opened
 
 
 def _spread(rows: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:

@@ -301,7 +301,7 @@ def test_of_several_processes_one_starts_the_run(small_run: Path, source: Path) 
 
 
 def test_a_run_that_is_killed_is_started_again(small_run: Path, source: Path, published: Path) -> None:
-    options = {"source": str(source), "source_options": {"most": "20"}}  # of 48 or so, each run
+    options = {"source": str(source), "source_options": {"most": "3"}}  # of 6 files, each run
     assert epoch(small_run / "cache", 2, "fork", **options) == epoch(published, 2, "fork")
     assert runs(small_run) > 1
 
@@ -309,7 +309,7 @@ def test_a_run_that_is_killed_is_started_again(small_run: Path, source: Path, pu
 def test_the_error_of_a_run_is_raised(small_run: Path, source: Path) -> None:
     with pytest.raises(SourceDenied, match="failed as it was asked to; ask otherwise"):
         ParquetDataset(small_run / "cache", source=str(source), source_options={"fail": "SourceDenied"})
-    late = {"delay": "0.005", "most": "9", "fail_late": "SourceDenied"}
+    late = {"delay": "0.005", "most": "2", "fail_late": "SourceDenied"}
     dataset = ParquetDataset(small_run / "cache", columns=["id"], source=str(source), source_options=late)
     with pytest.raises(SourceDenied, match="failed late; free some"):
         list(Loader(dataset))
@@ -342,7 +342,7 @@ def test_a_relative_source_is_the_same_one_in_another_directory(
     (small_run / "elsewhere").mkdir()
     write_shop(small_run / "elsewhere" / "lake", files=4, rows=200, days=1)
     monkeypatch.chdir(small_run)
-    options = {"source": "lake", "source_options": {"most": "3"}}  # its runs end early, and readers start others
+    options = {"source": "lake", "source_options": {"most": "2"}}  # its runs end early, and readers start others
     dataset = ParquetDataset("cache", columns=COLUMNS, batch_size=40, **options)
     monkeypatch.chdir(small_run / "elsewhere")
     again = pickle.loads(pickle.dumps(dataset))  # as for a worker

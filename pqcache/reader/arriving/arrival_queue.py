@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from pqcache.errors import SourceChanged
-from pqcache.reader.arriving.arrivals import IDLE, POLL, Arrivals, Ints, Patience
+from pqcache.reader.arriving.arrivals import POLL, Arrivals, Ints, Patience
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool, pass_on
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_IDLE = 0.25  # seconds between looks while nobody waits
 
 
 class _Waiting(NamedTuple):
@@ -27,16 +28,13 @@ class _Waiting(NamedTuple):
 
 
 class ArrivalQueue:
-    """Submits jobs to ``threads``, each when ``columns`` of its row group have arrived.
+    """Submits jobs to ``threads``, each when the file of its row group has arrived.
 
     ``row_groups`` are the rows in the index of the row groups that ``submit`` counts.
     """
 
-    def __init__(
-        self, arrivals: Arrivals, row_groups: Ints, columns: Sequence[str], threads: ForkSafeThreadPool
-    ) -> None:
+    def __init__(self, arrivals: Arrivals, row_groups: Ints, threads: ForkSafeThreadPool) -> None:
         self._arrivals, self._row_groups, self._threads = arrivals, row_groups, threads
-        self._positions = arrivals.positions(columns)
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
         self._is_closed = False
@@ -49,7 +47,7 @@ class ArrivalQueue:
     def submit(self, number: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn`` on a thread when row group ``number`` is there; what will never come is its error."""
         row_group = int(self._row_groups[number])
-        if self._arrivals.arrived(self._row_groups[number : number + 1], self._positions)[0]:
+        if self._arrivals.arrived(self._row_groups[number : number + 1])[0]:
             return self._threads.submit(fn, *args, **kwargs)
         future: Future[T] = Future()
         with self._lock:
@@ -84,20 +82,21 @@ class ArrivalQueue:
     def _watch(self) -> None:
         patience = Patience(self._arrivals)
         while not (self._is_closed or (self._arrivals.is_complete and not self._waiting)):
+            began = time.monotonic()
             first = self._start_arrived(patience)
             try:
                 since = self._blocked_since
                 patience.look(first, None if since is None else max(since, self._arrived_last))
             except Exception as error:  # noqa: BLE001 - raised where the results are asked for
                 self._fail(error, first)
-            self._wake.wait(POLL if first is not None else IDLE)
+            self._wake.wait(max(POLL, 4 * (time.monotonic() - began)) if first is not None else _IDLE)
             self._wake.clear()
 
     def _start_arrived(self, patience: Patience) -> int | None:
         """Submit what has arrived; return the first row group that has not, or None if nobody waits for any."""
         with self._lock:
             groups = np.array([waiting.row_group for waiting in self._waiting], np.int64)
-            there = self._arrivals.arrived(groups, self._positions) if len(groups) else np.zeros(0, np.bool_)
+            there = self._arrivals.arrived(groups) if len(groups) else np.zeros(0, np.bool_)
             started = [waiting for waiting, is_there in zip(self._waiting, there, strict=True) if is_there]
             self._waiting = [waiting for waiting, is_there in zip(self._waiting, there, strict=True) if not is_there]
             first = self._waiting[0].row_group if self._waiting else None
@@ -124,13 +123,13 @@ class ArrivalQueue:
 
 @contextmanager
 def arrival_queue(
-    arrivals: Arrivals | None, row_groups: Ints, columns: Sequence[str], threads: ForkSafeThreadPool
+    arrivals: Arrivals | None, row_groups: Ints, threads: ForkSafeThreadPool
 ) -> Iterator[ArrivalQueue | None]:
     """Yield a queue for a dataset that is still arriving, which is closed at the end; None for any other."""
     if arrivals is None or arrivals.is_complete:
         yield None
         return
-    queue = ArrivalQueue(arrivals, row_groups, columns, threads)
+    queue = ArrivalQueue(arrivals, row_groups, threads)
     try:
         yield queue
     finally:

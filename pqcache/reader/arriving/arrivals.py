@@ -1,7 +1,6 @@
 """What has arrived of a dataset whose files a run is still fetching, as one process that reads it knows.
 
-Files have their full size from the beginning, and zeros where bytes have not arrived. So whatever opens one of them for
-its rows waits here first.
+A file is there when all of it is. So whatever opens one for its rows waits here first.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -18,17 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pqcache.errors import CacheError, PqcacheError
-from pqcache.store.arriving.arrival_map import ArrivalState, FileState
+from pqcache.reader.arriving.wanted_order import without_repeats
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
 from pqcache.store.arriving.start_run import FillRequest, ensure_filling, fill_command, run_error
 from pqcache.store.arriving.wanted import Wanted, WantedList
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, read_config
-from pqcache.store.layout import FILES, WANTED
+from pqcache.store.layout import FILES
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.row_group_index import Index
 from pqcache.store.urls import quoted, redact
-from pqcache.system.boot import boot_id
 from pqcache.system.fork_safe_threads import is_shut_down, letting_forks_go_on
 from pqcache.system.shared_numbers import SharedNumbers
 from pqcache.units import format_size
@@ -36,8 +34,7 @@ from pqcache.units import format_size
 Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
 
-POLL = 0.005  # seconds between looks at what has arrived
-IDLE = 0.25  # seconds between them while nobody waits
+POLL = 0.05  # seconds between looks at what has arrived
 _CHECK = 0.2  # seconds between looks at whether it ever will
 _DEAD = 0.5  # seconds for which no run is at work before its end is believed
 LONG = 10.0  # seconds, after which a wait is logged
@@ -55,12 +52,11 @@ class Arrivals:
 
     def __init__(self, cache: Path, snapshot: ArrivingSnapshot, index: Index, request: FillRequest | None) -> None:
         self._cache, self._snapshot, self._index, self._request = cache, snapshot, index, request
-        self._map = snapshot.map()
         self._source = read_heading(snapshot.path / FILES).source
         self._asked = _config(cache)
-        self._boot = boot_id()
-        self._columns = {name: position for position, name in enumerate(index.data_schema.names)}
         self._files = index.numbers("file")
+        self._sizes = np.array([entry.size for entry in snapshot.manifest().files], np.int64)
+        self._there = np.zeros(len(index.paths), np.bool_)
         self._root = snapshot.path
         self._is_complete = False
         self._since = time.time()
@@ -70,26 +66,24 @@ class Arrivals:
     @property
     def root(self) -> Path:
         """Where the files are: below ``arriving/``, and from their publication on in ``snapshots/``."""
-        if self._root == self._snapshot.path and self._map.state == ArrivalState.PUBLISHED:
-            self._find_root()
+        self._find_root()
         return self._root
 
     @property
     def is_complete(self) -> bool:
-        """Whether all bytes of all files are there."""
-        if not self._is_complete and self._map.is_complete:
-            self._is_complete = True
+        """Whether all files are known to be there."""
         return self._is_complete
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all files."""
-        return self._map.total_bytes
+        return int(self._sizes.sum())
 
     @property
     def arrived_bytes(self) -> int:
-        """Bytes that have arrived."""
-        return self._map.total_bytes if self.is_complete else self._map.arrived_bytes
+        """Bytes of the files that are there."""
+        self._look(np.flatnonzero(~self._there))
+        return int(self._sizes[self._there].sum())
 
     @property
     def waited_seconds(self) -> float:
@@ -100,51 +94,52 @@ class Arrivals:
         """Count a wait of this process."""
         self._waited.numbers("microseconds")[os.getpid() % _PROCESSES] += int(1e6 * seconds)
 
-    def positions(self, columns: Sequence[str]) -> Ints:
-        """Return where columns of the files are in the map; others are left out."""
-        return np.array([self._columns[name] for name in columns if name in self._columns], np.int64)
-
-    def arrived(self, row_groups: Ints, positions: Ints) -> npt.NDArray[np.bool_]:
-        """Return of which row groups of the index the chunks of all these columns have arrived."""
-        if self.is_complete:
-            return np.ones(len(row_groups), np.bool_)
-        found: npt.NDArray[np.bool_] = self._map.files[self._files[row_groups]] == FileState.ARRIVED
-        if self._map.boot == self._boot:  # else bytes of unfinished files may be lost
-            found |= self._map.chunks[np.ix_(row_groups, positions)].all(axis=1)
+    def arrived(self, row_groups: Ints) -> npt.NDArray[np.bool_]:
+        """Return of which row groups of the index the files are there."""
+        files = self._files[row_groups]
+        if not self._is_complete:
+            self._look(np.unique(files[~self._there[files]]))
+        found: npt.NDArray[np.bool_] = self._there[files]
         return found
 
-    def wait(self, row_groups: Ints, columns: Sequence[str]) -> None:
-        """Return when ``columns`` of row groups of the index are there; what will never come raises an error by name.
+    def _look(self, missing: Ints) -> None:
+        """Look for files that were not there yet; all are when the snapshot has been published."""
+        if not len(missing):
+            return
+        found = self._here().arrived(self._index.paths[file] for file in missing.tolist())
+        self._there[[file for file in missing.tolist() if self._index.paths[file] in found]] = True
+        if self._there.all():
+            self._is_complete = True
+        elif len(found) < len(missing):
+            self._find_root()
+
+    def wait(self, row_groups: Ints) -> None:
+        """Return when the files of row groups of the index are there; what will never come raises an error by name.
 
         The run learns that they are wanted now.
         """
-        if self.is_complete:
-            return
-        positions = self.positions(columns)
-        left = row_groups[~self.arrived(row_groups, positions)]
+        left = row_groups[~self.arrived(row_groups)]
         if not len(left):
             return
         begun, patience = time.monotonic(), Patience(self)
-        with self.wanting(left, columns, urgent=True), letting_forks_go_on():
+        with self.wanting(left, urgent=True), letting_forks_go_on():
             while len(left):
                 if is_shut_down():
                     raise CacheError(self._cache, "nobody wants what is waited for any more")
                 patience.look(int(left[0]), begun)
                 time.sleep(POLL)
-                left = left[~self.arrived(left, positions)]
+                left = left[~self.arrived(left)]
         patience.end()
         self.add_waited(time.monotonic() - begun)
 
     @contextmanager
-    def wanting(self, row_groups: Ints, columns: Sequence[str], urgent: bool = False) -> Iterator[None]:
+    def wanting(self, row_groups: Ints, urgent: bool = False) -> Iterator[None]:
         """Tell the run, while the body runs, that these row groups of the index are wanted, the first one first."""
         if self.is_complete:
             yield
             return
-        names = tuple(name for name in columns if name in self._columns)
-        wanted = WantedList(self.root / WANTED)
-        every = len(names) == len(self._columns)
-        wanted.replace(Wanted(row_groups=row_groups, columns=None if every else names, urgent=urgent))
+        wanted = WantedList(self._snapshot.wanted_directory)
+        wanted.replace(Wanted(files=without_repeats(self._files[row_groups]), urgent=urgent))
         try:
             yield
         finally:
@@ -167,7 +162,7 @@ class Arrivals:
 
     def progress(self) -> str:
         """Return how much has arrived."""
-        arrived, total = self.arrived_bytes, max(1, self.total_bytes)
+        arrived, total = self.arrived_bytes, self.total_bytes
         return f"{format_size(arrived)} of {format_size(total)} have arrived"
 
     def log_long_wait(self, row_group: int, seconds: float) -> None:
@@ -190,10 +185,10 @@ class Arrivals:
 
     def check(self, row_group: int) -> None:
         """Raise why a missing row group will never come, if that is known."""
-        file = int(self._files[row_group])
-        if self._map.files[file] == FileState.CHANGED:
-            raise self._here().error_of(self._index.paths[file])
-        if self._map.state == ArrivalState.ABANDONED:
+        errors = self._here().errors()
+        if (error := errors.get(self._index.paths[int(self._files[row_group])])) is not None:
+            raise error
+        if "" in errors:
             raise self._abandoned(row_group)
 
     def restart(self, row_group: int | None) -> None:
@@ -217,11 +212,11 @@ class Arrivals:
             reason = f"the run that fetched it has ended, and {self.describe(row_group)} has not arrived"
             raise CacheError(self._cache, reason, f"go on with: {fill_command(self._source, self._cache)}")
         count, arrived = self._restarts
-        count = count + 1 if arrived == self._map.arrived_bytes else 1
+        count = count + 1 if arrived == self.arrived_bytes else 1
         if count > _MOST_RESTARTS:
             reason = f"the run that fetches it has ended {_MOST_RESTARTS} times before anything more had arrived"
             raise CacheError(self._cache, reason, f"see 'pqcache log {quoted(self._cache)}'")
-        self._restarts = count, self._map.arrived_bytes
+        self._restarts = count, self.arrived_bytes
         log.warning("%s: the run that fetched it has ended; another one goes on", self._cache)
         ensure_filling(self._cache, self._request, self._is_decided)
         if self.is_dead():
@@ -229,7 +224,7 @@ class Arrivals:
 
     def _is_decided(self) -> bool:
         """Return whether a run goes on with these files, or has begun anew with others."""
-        if not self.is_dead() or self._map.state == ArrivalState.ABANDONED:
+        if not self.is_dead() or self._here().is_abandoned():
             return True
         cache = CacheDirectory(self._cache)
         if cache.current() is not None:
@@ -267,9 +262,7 @@ class Arrivals:
 
     def _recorded(self) -> str | None:
         """Return why the run has given the snapshot up, or else why a file will never arrive, if it said so."""
-        changed = [self._index.paths[int(file)] for file in np.flatnonzero(self._map.files == FileState.CHANGED)]
-        for path in ("", *changed):  # an empty path is the snapshot
-            error = self._here().error_of(path)
+        for _, error in sorted(self._here().errors().items()):  # that of the snapshot first
             if error.subject:
                 return f"{error.subject}: {error.reason}"
         return None
@@ -282,6 +275,7 @@ class Arrivals:
         published = self._snapshot.published_path
         if self._root == published or (self._snapshot.path / FILES).is_file() or not (published / FILES).is_file():
             return False
+        self._there[:] = True
         self._root, self._is_complete = published, True
         return True
 

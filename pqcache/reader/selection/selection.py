@@ -233,15 +233,15 @@ def found_once(
 
 def map_row_groups(selection: Selection, groups: Ints, use: Callable[[int, Chosen], Found]) -> list[Found]:
     """Call ``use`` with each row group and its chosen rows."""
-    data, columns, files = selection.data, selection.columns, Files(selection.data)
+    data, files = selection.data, Files(selection.data)
 
     def call(number: int) -> Found:
         return selection.look_into(files, int(groups[number]), use)
 
     with (
         ForkSafeThreadPool(cpu_count()) as pool,
-        data.wanting(groups, columns),
-        arrival_queue(data.arrivals, groups, columns, pool) as arrivals,
+        data.wanting(groups),
+        arrival_queue(data.arrivals, groups, pool) as arrivals,
     ):
         numbers = range(len(groups))
         if arrivals is None:

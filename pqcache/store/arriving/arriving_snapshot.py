@@ -1,11 +1,11 @@
-"""An arriving snapshot: complete but for the bytes of its files, which a run is fetching.
+"""An arriving snapshot: the metadata of what it will be, and the files of it that are there, each of them complete.
 
 arriving/ID/                    ID is the one of the snapshot that it becomes
-  dt=2026-11-19/part-00000.parquet    at its full size, with its footer; other bytes are zeros until they are there
+  dt=2026-11-19/part-00000.parquet    there when all of it is there, checked and durable
   _pqcache/files.arrow, row_groups.arrow, lease    as in a snapshot, but for the checksums of files
-  _pqcache/arrived              what is there (see `ArrivalMap`)
   _pqcache/wanted/              what readers want next (see `WantedList`)
   _pqcache/run                  the process of the run that fetches it, which holds the lock of `lock_as_writer`
+  _pqcache/arrived.jsonl        a line for each file that is there: its path, its checksum, the boot of the machine
   _pqcache/changed.json         why files will never arrive: path to subject, reason and advice of the error; with an
                                 empty path, why the run has given up the snapshot
 """
@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pqcache.errors import MALFORMED, CacheError, SourceChanged
+from pqcache.errors import MALFORMED, PqcacheError, SourceChanged
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.hive import parent
 from pqcache.store.layout import ARRIVED, ARRIVING, CHANGED, FILES, ROW_GROUPS, RUN, WANTED
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import read_regular
 from pqcache.system.locks import has_writer, user_name
 
-if TYPE_CHECKING:
-    from pqcache.store.arriving.arrival_map import ArrivalMap
+_FEW = 8  # files of a directory that are looked for one by one
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,50 @@ class ArrivingSnapshot(Snapshot):
         """Where readers say what they want next."""
         return self.path / WANTED
 
-    def map(self, writable: bool = False) -> ArrivalMap:
-        """Return what is there, mapped."""
-        from pqcache.store.arriving.arrival_map import ArrivalMap  # and numpy, which few syncs need
+    def arrived(self, paths: Iterable[str]) -> set[str]:
+        """Return which of these files are there."""
+        by_directory: dict[str, list[str]] = {}
+        for path in paths:
+            by_directory.setdefault(parent(path), []).append(path)
+        found: set[str] = set()
+        for directory, wanted in by_directory.items():
+            if len(wanted) <= _FEW:
+                found.update(path for path in wanted if os.path.exists(f"{self.path}/{path}"))
+            elif os.path.isdir(self.path / directory):
+                names = set(os.listdir(self.path / directory))
+                found.update(path for path in wanted if path.rpartition("/")[2] in names)
+        return found
 
-        return ArrivalMap(self.path / ARRIVED, writable)
+    def errors(self) -> dict[str, SourceChanged]:
+        """Return why files will never arrive, by path; with an empty path, why the run has given up the snapshot."""
+        try:
+            return {
+                path: SourceChanged(*about) for path, about in json.loads(read_regular(self.path / CHANGED)).items()
+            }
+        except FileNotFoundError:
+            return {}
+        except (OSError, *MALFORMED):
+            return {"": SourceChanged("", "", "")}
+
+    def give_up(self, error: PqcacheError | None = None, path: str = "") -> None:
+        """Say why a file, or with an empty path the snapshot, will never be complete; raises OSError.
+
+        Not for several threads at once.
+        """
+        about = ("", "", "") if error is None else (error.subject, error.reason, error.advice)
+        known = {name: [e.subject, e.reason, e.advice] for name, e in self.errors().items()}
+        new = self.path / f"{CHANGED}.new"
+        new.write_text(json.dumps({**known, path: list(about)}))
+        new.replace(self.path / CHANGED)
 
     def is_abandoned(self) -> bool:
         """Return whether nothing more will come of it."""
-        from pqcache.store.arriving.arrival_map import ArrivalState  # as above
+        return "" in self.errors()
 
-        try:
-            return self.map().state == ArrivalState.ABANDONED
-        except (CacheError, OSError):
-            return True
+    def why_abandoned(self) -> str:
+        """Return why nothing more will come of it, as subject and reason; empty if the run has not said it."""
+        error = self.errors().get("")
+        return f"{error.subject}: {error.reason}" if error is not None and error.subject else ""
 
     def is_being_filled(self) -> bool:
         """Return whether a run is fetching it; False also where it has been published or removed."""
@@ -84,22 +114,6 @@ class ArrivingSnapshot(Snapshot):
             return True, f"process {process} of {user_name(os.fstat(descriptor).st_uid)}" if process.isdigit() else ""
         finally:
             os.close(descriptor)
-
-    def why_abandoned(self) -> str:
-        """Return why nothing more will come of it, as subject and reason; empty where the run has not said it."""
-        try:
-            subject, reason, _ = json.loads(read_regular(self.path / CHANGED))[""]
-        except (OSError, *MALFORMED):
-            return ""
-        return f"{subject}: {reason}"
-
-    def error_of(self, path: str) -> SourceChanged:
-        """Return why a file that is CHANGED will never arrive."""
-        try:
-            known = json.loads(read_regular(self.path / CHANGED))
-            return SourceChanged(*known[path])
-        except (OSError, *MALFORMED):
-            return SourceChanged(path, "changed at the source while it was copied", "sync again")
 
 
 def find_arriving(cache: CacheDirectory) -> ArrivingSnapshot | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pqcache.errors import CacheLocked
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.layout import ARRIVED, ARRIVING, CHANGED, CHECKED, PUBLISHING, RANGES, RUN
+from pqcache.store.layout import ARRIVED, ARRIVING, CHANGED, PUBLISHING, RUN
 from pqcache.store.ownership import file_mode
 from pqcache.store.pins import read_kept
 from pqcache.store.snapshot import Snapshot
@@ -46,18 +46,13 @@ def finish_publishing(cache: CacheDirectory) -> Snapshot | None:
         name = Path(read_regular(cache.path / PUBLISHING).decode()).name
     except FileNotFoundError:
         return None
-    from pqcache.store.arriving.arrival_map import ArrivalState  # and numpy, which other runs can spare
-
     arriving, final = ArrivingSnapshot(cache.path / ARRIVING / name), cache.snapshots_dir / name
     if not final.exists() and arriving.path.is_dir():
-        arrived = arriving.map(writable=True) if (arriving.path / ARRIVED).exists() else None
         _remove_wanted(cache, arriving)
-        for left in (RANGES, CHECKED, CHANGED, RUN, ARRIVED):
+        for left in (CHANGED, RUN, ARRIVED):
             (arriving.path / left).unlink(missing_ok=True)
-        fsync_path(arriving.path / ARRIVED.partition("/")[0])
+        fsync_path((arriving.path / ARRIVED).parent)
         arriving.path.rename(final)
-        if arrived is not None:
-            arrived.state = ArrivalState.PUBLISHED  # readers have it mapped
         fsync_path(cache.snapshots_dir)
     if final.is_dir() and cache.current() is None:
         replace_symlink(cache.path / "current", f"snapshots/{name}", cache.tmp_dir)

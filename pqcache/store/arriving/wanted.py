@@ -1,7 +1,7 @@
-"""Which row groups the readers of an arriving snapshot want next, as they tell the run that fetches them.
+"""Which files the readers of an arriving snapshot want next, as they tell the run that fetches them.
 
 ``_pqcache/wanted/`` has two files for each reader: ``NAME.reader``, which the reader keeps locked while it lives, and
-``NAME.wanted``, which it replaces when it wants something else: a line of JSON, and row groups of the index as int32.
+``NAME.wanted``, which it replaces when it wants something else: a line of JSON, and files of the index as int32.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,20 +28,16 @@ log = logging.getLogger("pqcache.arriving")
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a reader wants: row groups of the index, the first one first, and of each only ``columns`` (None: all).
+    """What a reader wants: files by their positions in the index, the first one first; ``urgent`` if it waits now."""
 
-    ``urgent`` says that a reader waits for them now.
-    """
-
-    row_groups: Ints
-    columns: tuple[str, ...] | None = None
+    files: Ints
     urgent: bool = False
 
 
 class WantedList:
     """What one reader wants, in a file that disappears from the run's view when the reader's process ends.
 
-    A reader that may not write to the cache wants nothing: its row groups come in the order of the others.
+    A reader that may not write to the cache wants nothing: its files come in the order of the others.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -59,8 +54,7 @@ class WantedList:
         """Want something else from now on."""
         if self._descriptor < 0:
             return
-        about = {"columns": wanted.columns, "urgent": wanted.urgent}
-        data = json.dumps(about).encode() + b"\n" + np.asarray(wanted.row_groups, "<i4").tobytes()
+        data = json.dumps({"urgent": wanted.urgent}).encode() + b"\n" + np.asarray(wanted.files, "<i4").tobytes()
         new = self._wanted.with_suffix(".new")
         try:
             new.write_bytes(data)
@@ -122,14 +116,7 @@ def read_wanted(directory: Path) -> list[Wanted]:
 def _read(path: Path) -> Wanted:
     line, _, numbers = read_regular(path).partition(b"\n")
     about = json.loads(line)
-    columns: Sequence[str] | None = about["columns"]
-    if columns is not None and not all(isinstance(name, str) for name in columns):
-        raise TypeError("columns are texts")
-    return Wanted(
-        row_groups=np.frombuffer(numbers, "<i4").astype(np.int64),
-        columns=None if columns is None else tuple(columns),
-        urgent=about.get("urgent") is True,
-    )
+    return Wanted(files=np.frombuffer(numbers, "<i4").astype(np.int64), urgent=about["urgent"] is True)
 
 
 def _is_alive(reader: Path) -> bool:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pqcache.errors import CacheError
-from pqcache.store.arriving.arrival_map import ArrivalMap, ArrivalState, FileState
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.snapshot import Snapshot
@@ -43,7 +42,7 @@ def leased_snapshot(cache: CacheDirectory) -> Iterator[tuple[Snapshot, ArrivalPr
             if arriving is None:
                 snapshot, lease, progress = *cache.lease(), None
             else:
-                snapshot, lease, progress = arriving, arriving.lease(), _progress(arriving, arriving.map())
+                snapshot, lease, progress = arriving, arriving.lease(), _progress(arriving)
             break
         except (CacheError, OSError):  # it is published just now
             if arriving is None or time.monotonic() > until:
@@ -53,13 +52,16 @@ def leased_snapshot(cache: CacheDirectory) -> Iterator[tuple[Snapshot, ArrivalPr
         yield snapshot, progress
 
 
-def _progress(snapshot: ArrivingSnapshot, arrived: ArrivalMap) -> ArrivalProgress:
+def _progress(snapshot: ArrivingSnapshot) -> ArrivalProgress:
+    files, errors = snapshot.manifest().files, snapshot.errors()
+    there = snapshot.arrived(entry.path for entry in files)
+    arrived = [entry for entry in files if entry.path in there]
     return ArrivalProgress(
-        bytes=arrived.arrived_bytes,
-        total_bytes=arrived.total_bytes,
-        files=int((arrived.files == FileState.ARRIVED).sum()),
-        row_groups=int(arrived.chunks.all(axis=1).sum()),
-        changed=int((arrived.files == FileState.CHANGED).sum()),
+        bytes=sum(entry.size for entry in arrived),
+        total_bytes=sum(entry.size for entry in files),
+        files=len(arrived),
+        row_groups=sum(entry.row_groups for entry in arrived),
+        changed=len(errors.keys() - {""}),
         run=(snapshot.filled_by() or "a process") if snapshot.is_being_filled() else "",
-        abandoned=arrived.state == ArrivalState.ABANDONED,
+        abandoned="" in errors,
     )

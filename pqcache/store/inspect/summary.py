@@ -19,6 +19,7 @@ from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.parquet.dense_columns import as_list, dense_of
 from pqcache.parquet.nested import top_level_names
 from pqcache.parquet.row_group_stats import read_footer
+from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
 from pqcache.store.cache_directory import CacheDirectory, cache_at
 from pqcache.store.config import read_config
 from pqcache.store.drivers.base import Source
@@ -201,7 +202,8 @@ def _inspect_cache(cache: CacheDirectory, block_size: int | None) -> Inspection:
         except pa.ArrowInvalid as error:
             reason = f"the row-group index cannot be read ({first_line(error)})"
             raise DamagedError(snapshot.path / ROW_GROUPS, reason, "the next sync builds it again") from error
-        encodings = encodings_of([read_footer(snapshot.path / path) for path in index.paths[:1]])
+        there = index.paths if progress is None else sorted(ArrivingSnapshot(snapshot.path).arrived(index.paths))
+        encodings = encodings_of([read_footer(snapshot.path / path) for path in there[:1]])
         keys = tuple(columns_indexed(snapshot.path))
     sizes = np.array([entry.size for entry in manifest.files], np.int64)
     dataset = _SummaryInput(

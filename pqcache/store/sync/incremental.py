@@ -171,7 +171,7 @@ class _Attempt:
     def _check_space(self, plan: Plan, fills: bool) -> None:
         """Check in a dry run that there is space, also for what is rewritten when a first copy has arrived."""
         cache = self.run.cache
-        already = tree_size(cache.tmp_dir) + sum(found.map().arrived_bytes for found in arriving_snapshots(cache))
+        already = tree_size(cache.tmp_dir) + sum(tree_size(found.path) for found in arriving_snapshots(cache))
         later = plan.download_bytes if fills and self.run.config.rewrite() is not None else 0
         check_space(self.run, plan, already - later)
 

@@ -24,10 +24,9 @@ from pqcache import Cache, Sequence
 from pqcache.errors import CacheError, SourceChanged, SourceError, UsageError
 from pqcache.reader import open_dataset
 from pqcache.reader.arriving import arrivals
-from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes
+from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes, without_repeats
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Order
-from pqcache.store.arriving.arrival_map import ArrivalState, FileState
 from pqcache.store.arriving.wanted import Wanted, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
@@ -98,46 +97,36 @@ def test_what_is_needed_first_is_fetched_first(source: Path, published: Path, tm
     reader.start()
     wait_for(lambda: len(read_wanted(filler.snapshot.wanted_directory)) == 1)
     (wanted,) = read_wanted(filler.snapshot.wanted_directory)
-    assert wanted.columns == ("id",)
     assert len(filler.order) == 0
     thread.start()
     reader.join()
     thread.join()
-    assert filler.order[:12] == wanted.row_groups.tolist()
-    assert filler.order[:12] != sorted(filler.order[:12])
+    assert filler.order == wanted.files.tolist()
+    assert filler.order != sorted(filler.order)
     expected = Cache(published).batches(["id"], batch_size=200, seed=3, window=2)
     assert [*first, *(b.to_pydict() for b in batches)] == [b.to_pydict() for b in expected]
     assert not read_wanted(filler.snapshot.wanted_directory)
 
 
-def test_row_groups_are_decoded_as_they_arrive(source: Path, tmp_path: Path) -> None:
+def test_files_are_decoded_as_they_arrive(source: Path, tmp_path: Path) -> None:
     filler = Filler(source, tmp_path / "cache")
     batches = Cache(tmp_path / "cache").batches(["id"], batch_size=100, seed=3, window=1, lanes=1)
-    for row_group in epoch_order(filler, seed=3)[:1]:
-        filler.fetch(row_group, ("id",))
-    assert next(batches).num_rows == 100  # the other eleven are not needed, and no thread waits for them
+    filler.fetch(epoch_order(filler, seed=3)[0])
+    assert next(batches).num_rows == 100  # the other five are not needed, and no thread waits for them
 
 
 def epoch_order(filler: Filler, seed: int) -> list[int]:
-    """Return the row groups in the order in which an epoch of one lane needs them."""
+    """Return the files in the order in which an epoch of one lane needs them."""
     order = Order(counts=filler.index.rows, batch_size=100, window=1, seed=seed)
-    return row_groups_of_lanes(order, {0: 0}).tolist()
-
-
-def test_columns_that_are_not_read_are_not_waited_for(source: Path, published: Path, tmp_path: Path) -> None:
-    filler = Filler(source, tmp_path / "cache")
-    for row_group in range(12):
-        filler.fetch(row_group, ("price", "id"))
-    options = {"columns": ["price"], "filters": "id > 100", "batch_size": 64}
-    assert epoch(tmp_path / "cache", **options) == epoch(published, **options)
+    return without_repeats(filler.files[row_groups_of_lanes(order, {0: 0})]).tolist()
 
 
 def test_a_snapshot_that_is_published_meanwhile_is_read_on(source: Path, published: Path, tmp_path: Path) -> None:
     filler = Filler(source, tmp_path / "cache")
     options = {"columns": ["id", "tokens", "price"], "batch_size": 50, "seed": 1, "window": 1}
     batches = Cache(tmp_path / "cache").batches(**options)
-    for row_group in epoch_order(filler, seed=1)[:3]:
-        filler.fetch(row_group)
+    for file in epoch_order(filler, seed=1)[:2]:
+        filler.fetch(file)
     found = [next(batches).to_pydict() for _ in range(2)]
     filler.fill()
     filler.publish()
@@ -261,14 +250,15 @@ def test_the_command_is_one_for_a_shell(source: Path, tmp_path: Path) -> None:
         ({"where": "dt = '2026-11-01'"}, "it is to be a copy of .*, where dt = '2026-11-01' now, and row group"),
     ],
 )
-@pytest.mark.parametrize("state", [ArrivalState.ARRIVING, ArrivalState.ABANDONED])
+@pytest.mark.parametrize("is_abandoned", [False, True])
 def test_a_cache_that_is_to_hold_something_else_says_what(
-    source: Path, tmp_path: Path, changed: dict[str, Any], said: str, state: int
+    source: Path, tmp_path: Path, changed: dict[str, Any], said: str, is_abandoned: bool
 ) -> None:
     filler = Filler(source, tmp_path / "cache")
     batches = Cache(tmp_path / "cache").batches(["id"])
     write_config(tmp_path / "cache", Config(**{"source": str(source), **changed}))
-    filler.map.state = state
+    if is_abandoned:
+        filler.snapshot.give_up()
     filler.die()
     with pytest.raises(CacheError, match=f"{said}.* will not arrive; open the dataset again"):
         list(batches)
@@ -314,9 +304,9 @@ def test_a_file_that_changes_is_named(source: Path, tmp_path: Path) -> None:
 
 def test_what_has_arrived_of_an_abandoned_snapshot_is_read(source: Path, tmp_path: Path) -> None:
     filler = Filler(source, tmp_path / "cache")
-    for row_group in range(4):
-        filler.fetch(row_group)
-    filler.map.state = ArrivalState.ABANDONED
+    for file in range(2):
+        filler.fetch(file)
+    filler.snapshot.give_up()
     assert len(epoch(tmp_path / "cache", filters="dt = '2026-11-01'", batch_size=100)) == 8
     with pytest.raises(CacheError, match=r"its run has given it up, and row group \d of dt=.* will not arrive"):
         epoch(tmp_path / "cache")
@@ -326,22 +316,6 @@ def test_what_has_arrived_of_an_abandoned_snapshot_is_read(source: Path, tmp_pat
     filler.change("", "Input/output error")
     with pytest.raises(CacheError, match=r"cache: Input/output error, and row group \d of dt=.* will not arrive"):
         epoch(tmp_path / "cache", filters="dt = '2026-11-03'")
-
-
-def test_after_another_start_of_the_machine_only_complete_files_are_there(source: Path, tmp_path: Path) -> None:
-    filler = Filler(source, tmp_path / "cache")
-    filler.fill()
-    filler.map.boot = "another boot"
-    filler.map.files[0] = FileState.ARRIVED
-    filler.die()
-    index = filler.index
-    data, lease = open_local_dataset(tmp_path / "cache")
-    assert data.arrivals is not None
-    assert data.arrivals.arrived(np.arange(len(index)), np.arange(6)).sum() == 2
-    with pytest.raises(CacheError, match="has ended"):
-        epoch(tmp_path / "cache")
-    assert lease is not None
-    lease.close()
 
 
 def test_a_long_wait_is_logged_once_and_so_is_its_end(
@@ -421,21 +395,6 @@ def wait_for(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.005)
-
-
-@pytest.mark.parametrize("dictionary", [["id"], ["id", "text"]])
-def test_the_size_of_texts_is_not_waited_for_where_footers_say_it(tmp_path: Path, dictionary: list[str]) -> None:
-    (tmp_path / "lake").mkdir()
-    table = pa.table({"id": range(1000), "text": [f"text {i}" for i in range(1000)]})
-    pq.write_table(table, tmp_path / "lake" / "a.parquet", row_group_size=50, use_dictionary=dictionary)
-    filler = Filler(tmp_path / "lake", tmp_path / "cache")
-    order = Order(counts=filler.index.rows, batch_size=20, window=20)  # all row groups, as they fit into memory
-    for row_group in row_groups_of_lanes(order, {0: 0})[: 20 // 2 + 1]:  # what the first block mixes
-        filler.fetch(int(row_group))
-    batches = Cache(tmp_path / "cache").batches(batch_size=20)
-    assert next(batches).num_rows == 20
-    FillingThread(filler, 0).start()
-    assert sum(batch.num_rows for batch in batches) == 980
 
 
 def test_the_size_of_texts_is_known_before_they_arrive(tmp_path: Path) -> None:

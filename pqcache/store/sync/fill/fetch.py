@@ -1,18 +1,20 @@
-"""Fetch the files of an arriving snapshot by ranges, those first that readers want; check each when it is complete."""
+"""Fetch the files of an arriving snapshot, those first that readers want; each appears when it is complete."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from pqcache.errors import (
-    CacheError,
     ParquetError,
     PqcacheError,
     SourceChanged,
@@ -21,357 +23,315 @@ from pqcache.errors import (
     SourceUnavailable,
     disk_error,
 )
-from pqcache.events import Advanced, Awaited, Fetched, Warned
-from pqcache.store.arriving.arrival_map import FileState
-from pqcache.store.arriving.wanted import WantedLists
+from pqcache.events import Advanced, Awaited, Warned
+from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
+from pqcache.store.arriving.wanted import Wanted, WantedLists
 from pqcache.store.drivers.base import Source
-from pqcache.store.drivers.retries import FEW_TRIES, with_retries
-from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.row_group_index import unfit_in_file
-from pqcache.store.sync.download.download_columns import merged_ranges
-from pqcache.store.sync.download.download_file import copy_mode, read_chunks
-from pqcache.store.sync.download.download_pool import stoppable_threads
-from pqcache.store.sync.fill.arriving_files import ArrivingFiles
-from pqcache.store.sync.fill.checks import digests_of, has_md5, is_as_stored, open_copy
-from pqcache.store.sync.fill.reuse import abandon
-from pqcache.store.sync.fill.scheduler import Piece, Scheduler
-from pqcache.store.sync.fill.source_ranges import parts_of, pieces_in
+from pqcache.store.drivers.retries import with_retries
+from pqcache.store.layout import ARRIVED
+from pqcache.store.manifest import FileEntry, SourceFile
+from pqcache.store.row_group_index import doubtful_columns, unfit_in_file
+from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions, Vanished, read_chunks
+from pqcache.store.sync.download.download_pool import Downloader, stoppable_threads
 from pqcache.store.sync.snapshot_job import SnapshotJob
-from pqcache.system.checksum import is_checksum
-from pqcache.system.disk import write_at
-from pqcache.units import format_seconds
-
-PAUSE = 1.0  # seconds before a source that does not answer is asked again
+from pqcache.system.boot import boot_id
+from pqcache.system.checksum import checksum_of
+from pqcache.system.disk import fsync_path, open_plain, read_regular, write_at
 
 _LOOK = 0.02  # seconds between looks at what readers want
 _REPORT = 0.5  # seconds between reports of what readers wait for
-_WRITE_BACK = 32 << 20  # bytes of a file that wait to be written to the disk
-_LAST_WRITE = 10.0  # seconds that the end of a run waits for a write
+_RANGE = 8 << 20  # bytes of a large file that a thread fetches at once, beside others that fetch other ranges of it
+_LARGE = 2 * _RANGE
 _OPEN_AGAIN = "open the dataset again when the source was copied anew"
+
+log = logging.getLogger("pqcache.sync")
+
+
+class _Queue:
+    """Gives out files: those that readers wait for, then what readers want in turns, then the rest in order."""
+
+    def __init__(self, files: Sequence[int]) -> None:
+        self._left = dict.fromkeys(files)
+        self._readers: list[tuple[Wanted, Iterator[int]]] = []
+        self._turn = 0
+
+    def want(self, wanted: Sequence[Wanted]) -> None:
+        """Replace what readers want."""
+        known = {id(reader): files for reader, files in self._readers}
+        self._readers = [(item, known.get(id(item)) or iter(item.files.tolist())) for item in wanted]
+
+    def take(self) -> int | None:
+        """Return the next file; None if there is none."""
+        for urgent in (True, False):
+            readers = [files for wanted, files in self._readers if wanted.urgent is urgent]
+            for position in range(len(readers)):
+                files = readers[(self._turn + position) % len(readers)]
+                if (file := next((file for file in files if file in self._left), None)) is not None:
+                    self._turn += position + 1
+                    return self._given(file)
+        file = next(iter(self._left), None)
+        return None if file is None else self._given(file)
+
+    def _given(self, file: int) -> int:
+        del self._left[file]
+        return file
+
+
+@dataclass
+class _LargeFile:
+    """A file that several threads fetch, into ``part``; ``left`` counts their ranges that are not there yet."""
+
+    file: int
+    part: Path
+    left: int
 
 
 class Fetch:
-    """Fetches what is missing of a snapshot.
+    """Fetches the files of ``entries`` that are not there, with ``checksums`` of those that are, by position.
 
-    Threads take pieces from the scheduler; the one that fetches the last piece of a file checks the file and makes it
-    durable. ``_changed`` guards the scheduler, the files, and the count of threads at work; only threads without work
-    wait for it, as waking another thread for each piece would take as long as a small file.
+    Threads take files from a queue that follows what readers want. A file is downloaded in the run's directory as any
+    other, checked and made durable there, and renamed into the snapshot. Several threads fetch a large one.
     """
 
-    def __init__(self, job: SnapshotJob, source: Source, files: ArrivingFiles) -> None:
-        self._job, self._source, self._files = job, source, files
-        self._sources = [entry.sources[0] for entry in files.entries]
-        self._scheduler = Scheduler(files.ranges(), [there.copy() for there in files.there])
-        self._lists = WantedLists(files.snapshot.wanted_directory)
-        self._looked = self._reported = 0.0
-        self._awaited = Awaited(0, 0)
-        self._changed = threading.Condition()
-        self._busy = 0
-        self._unchecked: deque[int] = deque()
+    def __init__(
+        self,
+        job: SnapshotJob,
+        source: Source,
+        snapshot: ArrivingSnapshot,
+        entries: Sequence[FileEntry],
+        checksums: dict[int, str],
+    ) -> None:
+        assert job.origin is not None
+        self.checksums = checksums
+        self._job, self._source, self._snapshot, self._entries = job, source, snapshot, entries
+        self._doubtful = doubtful_columns(snapshot.index())
+        self._lists = WantedLists(snapshot.wanted_directory)
+        self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._gates: list[threading.Lock] = []
-        self._moved: SourceChanged | None = None
-        self._answered = time.monotonic()
-        self._is_out = False
-        self._unwritten: Counter[int] = Counter()
-        self._damaged: Counter[int] = Counter()
-        self._began: dict[int, float] = {}
+        lost = snapshot.errors()
+        self._moved = next(iter(lost.values()), None)
+        self._queue = _Queue([n for n, entry in enumerate(entries) if n not in checksums and entry.path not in lost])
+        self._ranges: deque[Callable[[], None]] = deque()
+        self._looked = 0.0
+        self._awaited = Awaited(0, 0)
+        self._downloader = Downloader(
+            source=source,
+            cache=job.run.cache.path,
+            target=job.download_path,
+            path=job.plan.path_of,
+            options=DownloadOptions(
+                subset=job.origin.subset,
+                patience=job.run.options.patience,
+                checksum=job.run.config.checksum,
+                confirm=not (source.capabilities.reads_versions and job.origin.subset.is_all),
+                stopped=self._stop.is_set,
+                on_event=job.on_event,
+            ),
+        )
 
     def run(self) -> None:
-        """Fetch, check and make durable all files; raises what keeps that from being done.
+        """Fetch all files; raises what keeps that from being done.
 
-        Where a file has changed at the source, the others are fetched while a reader has the snapshot open. Then, and
-        at once where nobody has, SourceChanged is raised, and nothing more will come.
+        If a file has changed at the source, the others are fetched while a reader has the snapshot open. Then, and at
+        once if nobody has, SourceChanged is raised, and nothing more will come.
         """
-        for file, entry in enumerate(self._files.entries):
-            if self._files.map.files[file] == FileState.CHANGED:
-                self._scheduler.drop(file)
-                self._moved = self._files.snapshot.error_of(entry.path)
-            elif self._files.map.files[file] == FileState.ARRIVED:  # in an earlier run, perhaps beside other files
-                self._check_values(file)
-            elif self._files.is_complete(file):
-                self._unchecked.append(file)
+        for file in self.checksums:  # fetched by an earlier run, perhaps beside other files
+            self._check_values(file)
         jobs = self._job.run.options.jobs
-        with stoppable_threads(jobs, self._stop) as workers:
-            try:
-                self._wait([workers.submit(self._work) for _ in range(jobs)])
-            finally:
-                self._end()
-            if self._moved is not None:
-                self._abandon(self._moved)
-                raise self._moved
-
-    def _wait(self, working: list[Future[None]]) -> None:
-        """Wait until all is fetched, something fails, or nobody waits for the rest of a snapshot that has changed."""
-        running: set[Future[None]] = set(working)
-        while running:
-            done, running = wait(running, timeout=_REPORT, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-            if self._moved is not None and not self._files.snapshot.is_leased():
-                return
-            self._report()
-
-    def _end(self) -> None:
-        """Let no thread change the snapshot any more, also one that hangs in a read."""
-        with self._changed:
-            self._stop.set()
-            self._changed.notify_all()
-        for gate in self._gates:
-            if gate.acquire(timeout=_LAST_WRITE):
-                gate.release()
-
-    # ---- pieces
+        try:
+            with stoppable_threads(jobs, self._stop) as threads:
+                running = {threads.submit(self._work) for _ in range(jobs)}
+                while running:
+                    done, running = wait(running, timeout=_REPORT, return_when=FIRST_EXCEPTION)
+                    for future in done:
+                        future.result()
+                    self._report()
+                    if self._moved is not None and not self._snapshot.is_leased():
+                        break
+                if self._moved is not None:
+                    raise self._moved
+        except PqcacheError as error:
+            if isinstance(error, ParquetError | SourceChanged) or type(error) is SourceError:
+                abandon(self._snapshot, error)
+            raise
 
     def _work(self) -> None:
-        gate = threading.Lock()
-        self._gates.append(gate)
-        while (task := self._take(gate)) is not None:
-            try:
-                task()
-            finally:
-                with self._changed:
-                    self._busy -= 1
-                    self._changed.notify_all()
+        while not self._stop.is_set() and (task := self._next()) is not None:
+            task()
 
-    def _take(self, gate: threading.Lock) -> Callable[[], None] | None:
-        """Return what to do next; None when all is there and checked."""
-        with self._changed:
-            while not self._stop.is_set():
-                if (task := self._next_task(gate)) is not None:
-                    self._busy += 1
-                    return task
-                if not self._busy:
-                    break
-                self._changed.wait()
-            self._changed.notify_all()
-            return None
+    def _next(self) -> Callable[[], None] | None:
+        """Return what to do next: another range of a large file, or the next file."""
+        with self._lock:
+            if self._ranges:
+                return self._ranges.popleft()
+            self._look()
+            file = self._queue.take()
+            if file is None:
+                return None
+            if not self._is_large(file):
+                return partial(self._fetch, file)
+            size = self._entries[file].size
+            part = Path(f"{self._job.download_path(self._entries[file].sources[0])}.ranges")
+            starts = range(0, size, _RANGE)
+            large = _LargeFile(file, part, len(starts))
+            self._ranges.extend(partial(self._fetch_range, large, start, min(start + _RANGE, size)) for start in starts)
+            return self._ranges.popleft()
 
-    def _next_task(self, gate: threading.Lock) -> Callable[[], None] | None:
-        if self._unchecked:
-            return partial(self._check_file, self._unchecked.popleft())
-        now = time.monotonic()
-        if now - self._looked >= _LOOK:
-            self._looked = now
-            self._scheduler.want(self._lists.read())
-        piece = self._scheduler.take()
-        if piece is None:
-            return None
-        self._began.setdefault(piece.file, now)
-        return partial(self._fetch, piece, gate)
+    def _is_large(self, file: int) -> bool:
+        entry = self._entries[file]
+        is_copy = not entry.recipe and self._source.shape_of(entry.sources[0].path) is None
+        is_there = os.path.exists(self._job.download_path(entry.sources[0]))
+        return is_copy and entry.size >= _LARGE and not is_there
 
-    def _fetch(self, piece: Piece, gate: threading.Lock) -> None:
-        """Fetch a piece and mark it, or say why it cannot be fetched."""
-        file, options, position = self._sources[piece.file], self._job.run.options, piece.start
+    def _fetch_range(self, large: _LargeFile, start: int, end: int) -> None:
+        """Fetch a range of a large file; who fetches the last one has the file checked as if it was there before."""
+        file, position, options = self._entries[large.file].sources[0], start, self._job.run.options
 
         def receive() -> None:
             nonlocal position
-            for count in self._received(piece, position, gate):
-                position += count
-            if position < piece.end:
-                url, length = self._source.url_of(file.path), piece.end - piece.start
-                reason = f"the connection ended after {position - piece.start:,} of {length:,} bytes"
-                raise SourceUnavailable(url, f"{reason} from {piece.start:,}")
-            if not (self._source.capabilities.reads_versions and file.identity.tag):
-                self._check_identity(file, self._source.stat(file.path))
-
-        few = options.patience._replace(retries=min(options.patience.retries, FEW_TRIES.retries))
-        try:
-            with_retries(receive, file.path, few, options.on_event, lambda: position)
-        except SourceError as error:
-            self._job.on_event(Advanced("fetch", piece.start - position))
-            self._failed(piece, error)
-            return
-        self._arrived(piece)
-
-    def _received(self, piece: Piece, position: int, gate: threading.Lock) -> Iterator[int]:
-        """Write what the source sends of a piece from ``position`` on; yield how many bytes, each time."""
-        path = self._files.path(piece.file)
-        descriptor = _open_to_write(path)
-        try:
-            for chunk in self._chunks(piece, position):
-                with gate:
+            descriptor = os.open(large.part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            try:
+                for chunk in read_chunks(self._source, file, position, end - position):
                     if self._stop.is_set():
                         raise KeyboardInterrupt
                     write_at(descriptor, chunk, position, direct=False)
-                position += len(chunk)
-                self._job.on_event(Advanced("fetch", len(chunk)))
-                yield len(chunk)
-        except OSError as error:
-            raise disk_error(path, error) from error
-        finally:
-            os.close(descriptor)
+                    position += len(chunk)
+                    self._job.on_event(Advanced("fetch", len(chunk)))
+            except OSError as error:
+                raise disk_error(large.part, error) from error
+            finally:
+                os.close(descriptor)
+            if position < end:
+                reason = f"the connection ended after {position - start:,} of {end - start:,} bytes from {start:,}"
+                raise SourceUnavailable(self._source.url_of(file.path), reason)
 
-    def _chunks(self, piece: Piece, position: int) -> Iterator[memoryview]:
-        """Yield the bytes of a piece from ``position`` on, which need not be side by side at the source.
+        if self._is_lost(large.file):
+            return
+        try:
+            with_retries(receive, file.path, options.patience, options.on_event, lambda: position)
+        except (SourceNotFound, SourceChanged) as error:
+            self._lose(large.file, error)
+            return
+        with self._lock:
+            large.left -= 1
+            is_last = not large.left
+        if is_last:
+            fsync_path(large.part)  # under its new name it counts as complete, also after a restart of the machine
+            large.part.rename(self._job.download_path(file))
+            self._fetch(large.file)
 
-        Where the source ends early, nothing behind that is yielded.
-        """
-        parts = parts_of(self._files.sources(piece.file), position, piece.end)
-        for offset, length, ranges in merged_ranges(parts):
-            end = offset + length
-            for received in read_chunks(self._source, self._sources[piece.file], offset, length):
-                yield from pieces_in(received, offset, ranges)
-                offset += len(received)
-            if offset < end:  # or the next range would be written where the end of this one belongs
-                return
-
-    def _arrived(self, piece: Piece) -> None:
-        """Mark a piece; check its file where that is complete, or else see that not too much of it is unwritten."""
-        with self._changed:
+    def _fetch(self, file: int) -> None:
+        """Download a file, unless it is there, check it, and let it appear."""
+        entry = self._entries[file]
+        try:
+            copy = self._download(entry.sources[0])
+        except (Vanished, SourceChanged, SourceNotFound) as error:
+            self._lose(file, error)
+            return
+        path = self._job.download_path(copy.file)
+        if path.stat().st_size != entry.size:
+            self._lose(file, SourceChanged(copy.file.path, "", ""))
+            return
+        self._check_values(file, path)
+        with self._lock:
             if self._stop.is_set():
                 return
-            self._answered, was_out, self._is_out = time.monotonic(), self._is_out, False
-            complete = self._files.add(piece.file, piece.start, piece.end)
-            self._unwritten[piece.file] += piece.end - piece.start
-            write_back = self._unwritten[piece.file] >= _WRITE_BACK
-            if complete or write_back:
-                self._unwritten[piece.file] = 0
-        if was_out:
-            self._job.on_event(Warned(f"{self._source.url} answers again"))
-        if complete:
-            self._check_file(piece.file)
-        elif write_back:
-            with open_copy(self._files.path(piece.file)) as descriptor:
-                self._write_back(piece.file, descriptor)
+            note_checked(self._snapshot, entry.path, copy.checksum)
+            self.checksums[file] = copy.checksum
+            path.rename(self._snapshot.path / entry.path)
 
-    # ---- what goes wrong at the source
+    def _download(self, file: SourceFile) -> Downloaded:
+        def target(version: SourceFile) -> Path:
+            if version.identity != file.identity:  # what the index is of is not there any more
+                raise SourceChanged(file.path, "", "")
+            return self._job.download_path(file)
 
-    def _failed(self, piece: Piece, error: SourceError) -> None:
-        """Put a piece back that the source does not give now, or give up its file where it has changed."""
-        file = self._sources[piece.file]
-        try:
-            self._check_identity(file, self._source.stat(file.path))
-        except SourceNotFound:
-            self._give_up(piece.file, self._vanished(file))
-            return
-        except SourceChanged as changed:
-            self._give_up(piece.file, changed)
-            return
-        except SourceUnavailable as unavailable:
-            error = unavailable
-        patience = self._job.run.options.patience.seconds
-        if not isinstance(error, SourceUnavailable) or time.monotonic() - self._answered > patience:
-            raise error
-        with self._changed:
-            self._scheduler.put_back(piece.file, piece.start, piece.end)
-            was_out, self._is_out = self._is_out, True
-        if not was_out:
-            trying = f"what is there is kept, and it is tried again for {format_seconds(patience)}"
-            self._job.on_event(Warned(f"{error}; {trying}"))
-        self._stop.wait(PAUSE)
+        # through the page cache, as readers wait for it
+        return replace(self._downloader, target=target).download(file, is_rewritten=True)
 
-    def _check_identity(self, file: SourceFile, now: Identity) -> None:
-        """Raise SourceChanged where a file is another one ``now``."""
-        if not file.identity.is_still(now):
-            raise SourceChanged(self._source.url_of(file.path), "changed while it was copied", _OPEN_AGAIN)
-
-    def _vanished(self, file: SourceFile) -> SourceChanged:
-        return SourceChanged(self._source.url_of(file.path), "vanished while it was copied", _OPEN_AGAIN)
-
-    def _give_up(self, file: int, error: SourceChanged) -> None:
-        with self._changed:
-            if self._stop.is_set() or self._files.map.files[file] == FileState.CHANGED:
-                return
-            self._scheduler.drop(file)
-            self._files.give_up(file, (error.subject, error.reason, error.advice))
-            self._moved = error
-        self._job.on_event(Warned(f"{error.subject}: {error.reason}"))
-
-    def _abandon(self, error: PqcacheError) -> PqcacheError:
-        """Let nothing more come of the snapshot because of an error, and return that."""
-        with self._changed:
-            abandon(self._files.snapshot, error)
-        return error
-
-    # ---- complete files
-
-    def _check_file(self, file: int) -> None:
-        """Compare a complete file with what the store says of it, and make it durable."""
-        source_file, path = self._sources[file], self._files.path(file)
-        tail, end = int(self._files.known.tails[file]), int(self._files.known.ends[file])
-        with open_copy(path) as descriptor:
-            digests = digests_of(descriptor, tail, self._md5_of(file))
-            if end and digests.end != end:
-                reason = "its end is not on the disk as it was written"
-                raise self._abandon(CacheError(path, reason, "check the disk of the cache, and sync again"))
-            if not self._files.is_copy(file) or is_as_stored(digests, source_file):
-                self._check_values(file)
-                self._finish(file, descriptor, digests.checksum)
-            else:
-                self._fetch_again(file)
-
-    def _md5_of(self, file: int) -> bool:
-        return self._files.is_copy(file) and has_md5(self._sources[file], self._job.run.config.checksum)
-
-    def _check_values(self, file: int) -> None:
+    def _check_values(self, file: int, path: Path | None = None) -> None:
         """Raise ParquetError where a complete file has a value that does not fit the types of the other files."""
-        fields = self._files.doubtful.get(file, [])
-        if fields and (reason := unfit_in_file(self._files.path(file), fields)) is not None:
+        fields, entry = self._doubtful.get(file, []), self._entries[file]
+        reason = unfit_in_file(path or self._snapshot.path / entry.path, fields) if fields else None
+        if reason is not None:
             advice = "write it again with the other type, or publish the rest with --skip-bad and without --fill"
-            raise self._abandon(ParquetError(self._files.entries[file].path, reason, advice))
+            raise ParquetError(entry.path, reason, advice)
 
-    def _finish(self, file: int, descriptor: int, checksum: str) -> None:
-        """Give a file its mode and make it durable; it is given up where the source does not have it any more."""
-        source_file = self._sources[file]
-        try:
-            os.fchmod(descriptor, copy_mode(self._source, source_file, os.fstat(descriptor)))
-        except SourceNotFound:
-            self._give_up(file, self._vanished(source_file))
-            return
-        self._write_back(file, descriptor)
-        with self._changed:
-            if self._stop.is_set():
+    def _is_lost(self, file: int) -> bool:
+        return self._moved is not None and self._entries[file].path in self._snapshot.errors()
+
+    def _lose(self, file: int, error: PqcacheError) -> None:
+        """Note that a file is not at the source any more as it was listed."""
+        entry = self._entries[file]
+        what = "changed" if isinstance(error, SourceChanged) else "vanished"
+        url = self._source.url_of(entry.sources[0].path)
+        with self._lock:
+            if self._stop.is_set() or self._is_lost(file):
                 return
-            self._files.finish(file, checksum)
-        seconds = time.monotonic() - self._began.get(file, time.monotonic())
-        self._job.on_event(Fetched(source_file.path, source_file.identity.size, seconds))
+            self._moved = SourceChanged(url, f"{what} while it was copied", _OPEN_AGAIN)
+            self._snapshot.give_up(self._moved, entry.path)
+        self._job.on_event(Warned(f"{url}: {self._moved.reason}"))
 
-    def _fetch_again(self, file: int) -> None:
-        source_file = self._sources[file]
-        url = self._source.url_of(source_file.path)
-        if is_checksum(source_file.identity.tag):
-            reason = "is not what the manifest of its cache says: it is damaged there"
-            advice = "nothing was published, run 'pqcache verify --repair' on the cache that it comes from"
-            raise self._abandon(SourceError(url, reason, advice))
-        self._damaged[file] += 1
-        if self._damaged[file] > min(self._job.run.options.patience.retries, FEW_TRIES.retries):
-            error = SourceUnavailable(url, "was damaged on its way: its MD5 is not the store's")
-            raise self._abandon(error)  # its end may be what is damaged, which is fetched once
-        with self._changed:
-            start, end = self._files.forget(file)
-            self._scheduler.put_back(file, start, end)
-        self._job.on_event(Advanced("fetch", start - end))
-
-    def _write_back(self, file: int, descriptor: int) -> None:
-        """Make durable what is written of a file; where that fails, its bytes are not to be relied upon."""
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            raise self._abandon(disk_error(self._files.path(file), error)) from error
-
-    # ---- what is reported
+    def _look(self) -> None:
+        """Look at what readers want, where that is some time ago."""
+        if (now := time.monotonic()) - self._looked >= _LOOK:
+            self._looked = now
+            self._queue.want(self._lists.read())
 
     def _report(self) -> None:
         """Report what readers wait for, where that has changed."""
-        now = time.monotonic()
-        if now - self._reported < _REPORT:
-            return
-        self._reported = now
-        with self._changed:
-            self._scheduler.want(self._lists.read())  # all threads may be waiting for the source
-            waiting = [self._files.missing_of(wanted) for wanted in self._lists.known if wanted.urgent]
-        awaited = Awaited(sum(count > 0 for count in waiting), sum(waiting))
+        with self._lock:
+            self._look()
+            waiting = [
+                set(wanted.files.tolist()) - self.checksums.keys() for wanted in self._lists.known if wanted.urgent
+            ]
+        known = range(len(self._entries))
+        missing = [sum(self._entries[file].size for file in files if file in known) for files in waiting]
+        awaited = Awaited(sum(map(bool, missing)), sum(missing))
         if awaited != self._awaited:
             self._awaited = awaited
             self._job.on_event(awaited)
 
 
-def _open_to_write(path: Path) -> int:
-    """Open a file that is not complete; one that a run has left without the right to write, as it ended just then."""
-    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+def abandon(snapshot: ArrivingSnapshot, error: PqcacheError | None = None) -> None:
+    """Say to the readers of a snapshot that nothing more will come, and why."""
     try:
-        return os.open(path, flags)
-    except PermissionError:
-        path.chmod(path.stat().st_mode | 0o200)
-        return os.open(path, flags)
+        snapshot.give_up(error)
+    except (OSError, ValueError) as failure:
+        log.debug("%s cannot be abandoned: %s", snapshot.path, failure)
+
+
+def note_checked(snapshot: ArrivingSnapshot, path: str, checksum: str) -> None:
+    """Record the checksum of a file that is complete and durable."""
+    descriptor = open_plain(snapshot.path / ARRIVED, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(descriptor, b"\n" + json.dumps([path, checksum, boot_id()]).encode() + b"\n")  # behind a torn line
+    finally:
+        os.close(descriptor)
+
+
+def checked_files(snapshot: ArrivingSnapshot, entries: Sequence[FileEntry]) -> dict[int, str]:
+    """Return the checksums of the files that are there, by position; a file that is not as recorded is removed.
+
+    Files are read again if the machine was restarted since.
+    """
+    recorded: dict[str, tuple[str, str]] = {}
+    for line in read_regular(snapshot.path / ARRIVED).splitlines():
+        try:
+            path, checksum, boot = json.loads(line)
+        except ValueError:  # empty, or torn
+            continue
+        recorded[path] = checksum, boot
+    found: dict[int, str] = {}
+    there = snapshot.arrived(entry.path for entry in entries)
+    for position, entry in enumerate(entries):
+        if entry.path not in there:
+            continue
+        place = snapshot.path / entry.path
+        checksum, boot = recorded.get(entry.path, ("", ""))
+        if checksum and (boot == boot_id() or checksum_of(place) == checksum):
+            found[position] = checksum
+        else:
+            log.debug("%s is fetched again: it is not as it was written", place)
+            place.unlink()
+    return found

@@ -1,10 +1,10 @@
 """Publish the first snapshot of a cache so that it can be read while its files are fetched.
 
-1. The end of each file is read at the source, which gives manifest and index, and the source is listed again: two equal
-   listings prove that it was in this state at one moment. That is the state that will be published.
-2. The snapshot is renamed into ``arriving/``, and its files are fetched by ranges. What is read is always of the listed
+1. The footer of each file is read at the source, which gives manifest and index, and the source is listed again: two
+   equal listings prove that it was in this state at one moment. That is the state that will be published.
+2. The snapshot is renamed into ``arriving/``, and its files are fetched, each as a whole. All are of the listed
    versions: a file that has changed never arrives.
-3. When all files are there, checked and durable, the snapshot is published under the ID that it has.
+3. When all files are there, the snapshot is published under the ID that it has.
 """
 
 from __future__ import annotations
@@ -15,27 +15,26 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from pqcache.errors import SourceChanged, UsageError, disk_errors
+from pqcache.errors import CacheError, SourceChanged, UsageError, disk_errors
 from pqcache.events import Published, Warned
-from pqcache.store.arriving.arrival_map import ArrivalState
-from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
+from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, arriving_snapshots
 from pqcache.store.arriving.publish_arriving import publish_arriving
+from pqcache.store.gc import remove_snapshot
 from pqcache.store.layout import ARRIVING, RUN
-from pqcache.store.manifest import Manifest, SnapshotMetadata
+from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile
+from pqcache.store.manifest_digest import table_digest
 from pqcache.store.ownership import file_mode, make_directories
 from pqcache.store.publish import new_snapshot_id
 from pqcache.store.sync.build_snapshot import write_metadata
 from pqcache.store.sync.cache_run import CacheRun, RunResult, report_fetching
 from pqcache.store.sync.download.download_file import Vanished
-from pqcache.store.sync.fill.arriving_files import ArrivingFiles
-from pqcache.store.sync.fill.fetch import Fetch
+from pqcache.store.sync.fill.fetch import Fetch, abandon, checked_files
 from pqcache.store.sync.fill.prepare import prepare
-from pqcache.store.sync.fill.reuse import Leftovers, find_leftovers, retire_others
 from pqcache.store.sync.plan import Plan, plan_sync
 from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.snapshot_job import Origin, SnapshotJob, keys_of
 from pqcache.store.tmp_directory import make_workdir, take_over_or_remove
-from pqcache.system.disk import fsync_path, open_plain
+from pqcache.system.disk import fsync_path, link_or_copy, open_plain, tree_size
 from pqcache.system.locks import lock_as_writer, try_lock, unlock_as_writer
 from pqcache.units import format_size
 
@@ -74,49 +73,57 @@ def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Or
         )
         _check_locks(job)
         take_over_or_remove(cache, job.workdir, *keys_of(job))
-        left = find_leftovers(job)
-        if left.arriving is not None:
-            job, files = _continue(job, left.arriving, stack)
+        left, reused_id = _find_left(job)
+        if left is None:
+            snapshot, entries = _begin(job, origin, reused_id, stack)
         else:
-            files = _begin(job, origin, left, stack)
-        stack.callback(files.close)
+            job, snapshot, entries = _continue(job, left, stack)
+        checksums = checked_files(snapshot, entries)
+        here = sum(entries[file].size for file in checksums) + tree_size(job.workdir / "fetch")
+        report_fetching(job.on_event, sum(entry.size for entry in entries), here, len(entries) - len(checksums))
+        fetch = Fetch(job, origin.source, snapshot, entries, checksums)
         try:
-            Fetch(job, origin.source, files).run()
+            fetch.run()
         except SourceChanged as error:
-            if left.arriving is not None:
+            if left is not None:
                 raise _Outdated(error) from error
             advice = "nothing was published, sync again when the source is complete"
             raise Vanished(error.subject, error.reason, advice) from error
-        manifest = _complete(job, files)
-        snapshot = publish_arriving(cache, files.snapshot)
-    job.on_event(Published(snapshot.id))
-    return RunResult(plan=job.plan, published=snapshot, totals=manifest.totals)
+        done = [replace(entry, checksum=fetch.checksums[file]) for file, entry in enumerate(entries)]
+        manifest = write_metadata(job, snapshot.path, done)
+        published = publish_arriving(cache, snapshot)
+    job.on_event(Published(published.id))
+    return RunResult(plan=job.plan, published=published, totals=manifest.totals)
 
 
-def _begin(job: SnapshotJob, origin: Origin, left: Leftovers, stack: ExitStack) -> ArrivingFiles:
+def _begin(
+    job: SnapshotJob, origin: Origin, reused_id: str, stack: ExitStack
+) -> tuple[ArrivingSnapshot, list[FileEntry]]:
     """Make a new snapshot arrive; ``stack`` holds its lock."""
     cache = job.run.cache
-    _check_space(job, job.plan, sum(file.identity.size for file in left.files))
-    target, entries = prepare(job, origin.source, left.files)
+    _check_space(job, job.plan, tree_size(job.workdir))
+    target, entries = prepare(job, origin.source)
     origin.confirm(entries)
     _announce_rewriting(job, job.plan)
     hold_run(target, job.workdir, stack)
     make_directories(cache.path / ARRIVING)
-    if left.id:
-        retire_others(job, None)
-    final = cache.path / ARRIVING / (left.id or new_snapshot_id(cache))
+    if reused_id:
+        _retire_others(job, None)
+    final = cache.path / ARRIVING / (reused_id or new_snapshot_id(cache))
     target.rename(final)
     fsync_path(final.parent)
     snapshot = ArrivingSnapshot(final)
-    retire_others(job, snapshot)
-    return ArrivingFiles(snapshot, entries)
+    _retire_others(job, snapshot)
+    return snapshot, entries
 
 
-def _continue(job: SnapshotJob, files: ArrivingFiles, stack: ExitStack) -> tuple[SnapshotJob, ArrivingFiles]:
-    """Go on with a snapshot of an earlier run; return the job that makes just that, and its files."""
-    hold_run(files.snapshot.path, job.workdir, stack)
-    retire_others(job, files.snapshot)
-    manifest = files.snapshot.manifest()
+def _continue(
+    job: SnapshotJob, snapshot: ArrivingSnapshot, stack: ExitStack
+) -> tuple[SnapshotJob, ArrivingSnapshot, list[FileEntry]]:
+    """Go on with a snapshot of an earlier run; return the job that makes just that, the snapshot, and its entries."""
+    hold_run(snapshot.path, job.workdir, stack)
+    _retire_others(job, snapshot)
+    manifest = snapshot.manifest()
     metadata = SnapshotMetadata(
         source=manifest.source,
         where=manifest.where,
@@ -125,11 +132,64 @@ def _continue(job: SnapshotJob, files: ArrivingFiles, stack: ExitStack) -> tuple
         table=manifest.table,
     )
     plan = plan_sync([file for entry in manifest.files for file in entry.sources], (), job.plan.recipe)
-    _check_space(job, plan, files.map.arrived_bytes)
+    _check_space(job, plan, tree_size(snapshot.path) + tree_size(job.workdir))
     _announce_rewriting(job, plan)
-    log.debug("%s is continued, %d bytes are there", files.snapshot.path, files.map.arrived_bytes)
-    report_fetching(job.on_event, files.map.total_bytes, files.map.arrived_bytes)
-    return replace(job, metadata=metadata, plan=plan), files
+    log.debug("%s is continued", snapshot.path)
+    return replace(job, metadata=metadata, plan=plan), snapshot, list(manifest.files)
+
+
+def _find_left(job: SnapshotJob) -> tuple[ArrivingSnapshot | None, str]:
+    """Return the snapshot of an earlier run to continue, or the ID that a new one is to have; empty for a new ID.
+
+    A snapshot is continued if it is of the listed files and this user may write it. One of other files is continued
+    only if a reader has it open and it was asked for in the same way: what it misses may still be at the source. Of all
+    others complete files are taken over, as if this run had downloaded them. The ID is kept, as states name it, if it
+    is only the user who is another one.
+    """
+    wanted, reused_id = set(job.plan.downloads), ""
+    for snapshot in reversed(arriving_snapshots(job.run.cache)):
+        try:
+            manifest = snapshot.manifest()
+            snapshot.index()
+            is_same = {file for entry in manifest.files for file in entry.sources} == wanted
+            if not snapshot.is_abandoned() and _is_same_request(manifest, job):
+                if os.geteuid() in (0, snapshot.path.stat().st_uid) and (is_same or snapshot.is_leased()):
+                    return snapshot, ""
+                if is_same and not snapshot.is_leased():
+                    reused_id = reused_id or snapshot.id
+            if manifest.source == job.metadata.source:
+                _take_over_files(job, snapshot, manifest, wanted)
+        except (CacheError, OSError, ValueError, LookupError) as error:
+            log.debug("%s is of no use: %s", snapshot.path, error)
+    return None, reused_id
+
+
+def _take_over_files(job: SnapshotJob, snapshot: ArrivingSnapshot, manifest: Manifest, wanted: set[SourceFile]) -> None:
+    """Put files of an earlier run where this one would download them, and where it checks them like any other."""
+    for file in checked_files(snapshot, manifest.files):
+        entry, place = manifest.files[file], job.download_path(manifest.files[file].sources[0])
+        if entry.recipe == job.plan.recipe.text and entry.sources[0] in wanted and not place.exists():
+            link_or_copy(snapshot.path / entry.path, place)
+
+
+def _retire_others(job: SnapshotJob, kept: ArrivingSnapshot | None) -> None:
+    """Remove all arriving snapshots but ``kept``; those that are read are abandoned: their readers need not wait."""
+    found = [ArrivingSnapshot(path) for path in (job.run.cache.path / ARRIVING).iterdir() if path.is_dir()]
+    for snapshot in found:
+        if snapshot != kept and not remove_snapshot(job.run.cache, snapshot):
+            abandon(snapshot)
+
+
+def _is_same_request(manifest: Manifest, job: SnapshotJob) -> bool:
+    about, recipe = job.metadata, job.plan.recipe.text
+    return (
+        manifest.source,
+        manifest.where,
+        manifest.shard,
+        manifest.listing,
+        table_digest(manifest.table),
+        {entry.recipe for entry in manifest.files},
+    ) == (about.source, about.where, about.shard, about.listing, table_digest(about.table), {recipe})
 
 
 def _check_space(job: SnapshotJob, plan: Plan, already: int) -> None:
@@ -143,13 +203,6 @@ def _announce_rewriting(job: SnapshotJob, plan: Plan) -> None:
         size = format_size(2 * plan.download_bytes)
         about = f"the files arrive as they are and are rewritten then, in {size} of space"
         job.on_event(Warned(f"{job.run.cache.path}: {about}"))
-
-
-def _complete(job: SnapshotJob, files: ArrivingFiles) -> Manifest:
-    """Write the metadata of a snapshot whose files are complete, with their checksums."""
-    files.map.state = ArrivalState.COMPLETE
-    entries = [replace(entry, checksum=files.checksums[position]) for position, entry in enumerate(files.entries)]
-    return write_metadata(job, files.snapshot.path, entries)
 
 
 def hold_run(snapshot: Path, scratch: Path, stack: ExitStack) -> None:

@@ -41,7 +41,7 @@ class LocalReads:
 
 
 class Filling:
-    """A run in a thread, which stops before the first range that it reads when its snapshot is arriving."""
+    """A run in a thread, which stops before it reads the first file of its arriving snapshot."""
 
     def __init__(self, reads: LocalReads, source: Path, cache: Path, **how: Any) -> None:
         self.cache, self.events, self.error = CacheDirectory(cache), list[Event](), None
@@ -67,8 +67,8 @@ class Filling:
         """Wait for the arriving snapshot."""
         return wait_for(lambda: find_arriving(self.cache))
 
-    def at_first_range(self) -> ArrivingSnapshot:
-        """Wait until the run has prepared the arriving snapshot, and would read of a file."""
+    def at_first_file(self) -> ArrivingSnapshot:
+        """Wait until the run has made the arriving snapshot, and would read a file."""
         assert self._holds.wait(WAIT)
         return self.arriving()
 
@@ -88,7 +88,7 @@ class Filling:
 
 
 def killed_at_first(reads: LocalReads, source: Path, cache: Path, **how: Any) -> ArrivingSnapshot:
-    """Let a run end before the first range that it reads of an arriving snapshot; return that snapshot."""
+    """Let a run end before the first file that it reads of an arriving snapshot; return that snapshot."""
 
     def kill(*_: object) -> None:
         if find_arriving(CacheDirectory(cache)) is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
+import filecmp
 import os
 import shutil
 import stat
 import threading
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ import pytest
 
 import pqcache
 from pqcache.events import Awaited, Event, Fetched, Warned
-from pqcache.store.arriving.arrival_map import ArrivalState, FileState
 from pqcache.store.arriving.wanted import Wanted, WantedList, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync import safety_checks
-from pqcache.store.sync.fill import fetch, scheduler
+from pqcache.store.sync.fill import fetch
 from pqcache.store.sync.fill import snapshot as snapshot_module
 from tests.datasets import files_of, rows_of, write_shop
 from tests.remote import STORES, Remote, make_remote
@@ -55,6 +54,43 @@ def write_wide(root: Path, files: int = 3, row_groups: int = 4, rows: int = 6000
     return root
 
 
+def test_what_is_wanted_comes_first_and_each_file_is_complete(reads: LocalReads, tmp_path: Path) -> None:
+    made = write_wide(tmp_path / "made", files=6)
+    filling = Filling(reads, made, tmp_path / "cache", jobs=1)
+    snapshot = filling.at_first_file()
+    wanted = WantedList(snapshot.wanted_directory)
+    wanted.replace(Wanted(files=np.array([4, 2, 3])))
+    seen: list[str] = []
+
+    def look(*_: object) -> None:
+        for path in snapshot.arrived(files_of(made)) - set(seen):
+            seen.append(path)
+            assert filecmp.cmp(snapshot.path / path, made / path, shallow=False)
+
+    reads.before = look
+    filling.end()
+    wanted.close()
+    assert seen == [files_of(made)[file] for file in (0, 4, 2, 3, 1)]  # the first was begun before, the last came last
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_several_threads_fetch_a_large_file(
+    at_once: int, reads: LocalReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_RANGE", 500_000)
+    monkeypatch.setattr(fetch, "_LARGE", 1_000_000)
+    made = write_wide(tmp_path / "made")
+    pqcache.sync(made, tmp_path / "plain")
+    reads.done.clear()
+    report = pqcache.sync(made, tmp_path / "cache", fill=True, jobs=at_once)
+    for path in files_of(made):
+        size = (made / path).stat().st_size
+        ranges = sorted((offset, length) for name, offset, length in reads.done if name == path and length == 500_000)
+        assert [offset for offset, _ in ranges] == list(range(0, size - 500_000, 500_000))
+    assert report.fetched_bytes == sum((made / path).stat().st_size for path in files_of(made))
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
 @pytest.mark.parametrize("wide", [False, True])
 def test_published_as_by_a_plain_sync(remote: Remote, tmp_path: Path, wide: bool) -> None:
     made = write_wide(tmp_path / "made") if wide else write_shop(tmp_path / "made")
@@ -71,89 +107,23 @@ def test_published_as_by_a_plain_sync(remote: Remote, tmp_path: Path, wide: bool
     assert (again.published, again.fetched_bytes) == (False, 0)
 
 
-def test_no_byte_is_read_twice(reads: LocalReads, tmp_path: Path) -> None:
-    made = write_wide(tmp_path / "made")
-    pqcache.sync(made, tmp_path / "cache", fill=True)
-    for path in files_of(made):
-        ranges = sorted((offset, offset + length) for name, offset, length in reads.done if name == path)
-        assert ranges[0][0] == 0
-        assert ranges[-1][1] == (made / path).stat().st_size
-        assert all(one[1] == two[0] for one, two in pairwise(ranges))
-
-
 def test_all_is_known_before_anything_is_there(reads: LocalReads, tmp_path: Path) -> None:
     made = write_wide(tmp_path / "made")
     filling = Filling(reads, made, tmp_path / "cache")
     snapshot = filling.arriving()
-    found = snapshot.map()
-    assert found.state == ArrivalState.ARRIVING
+    assert not snapshot.is_abandoned()
     assert snapshot.is_being_filled()
     assert len(snapshot.index()) == 12
-    assert found.chunks.shape == (12, 6)
-    assert [entry.path for entry in snapshot.manifest().files] == files_of(made)
-    assert [(snapshot.path / path).stat().st_size for path in files_of(made)] == [
-        (made / path).stat().st_size for path in files_of(made)
-    ]
-    assert found.total_bytes == sum((made / path).stat().st_size for path in files_of(made))
-    assert 0 < found.arrived_bytes < found.total_bytes / 4
-    for path in files_of(made):
-        assert pq.read_metadata(snapshot.path / path).num_rows == 24_000
+    files = {entry.path: (entry.size, entry.rows) for entry in snapshot.manifest().files}
+    assert files == {path: ((made / path).stat().st_size, 24_000) for path in files_of(made)}
+    assert snapshot.arrived(files) == set()
     lease = snapshot.lease()
     report = filling.end()
     assert report.snapshot == snapshot.id
     assert not snapshot.path.exists()
     assert snapshot.published_path == (tmp_path / "cache" / "current").resolve()
-    assert found.state == ArrivalState.PUBLISHED
-    assert found.chunks.all()
-    assert (found.files == FileState.ARRIVED).all()
-    assert found.arrived_bytes == found.total_bytes
     assert not snapshot.is_being_filled()
     lease.close()
-
-
-def test_what_is_marked_is_there_and_what_is_wanted_comes_first(reads: LocalReads, tmp_path: Path) -> None:
-    made = write_wide(tmp_path / "made", rows=25_000)  # row groups of 1.2 MB, which are fetched one by one
-    filling = Filling(reads, made, tmp_path / "cache", jobs=1)
-    snapshot = filling.arriving()
-    arrived, index = snapshot.map(), snapshot.index()
-    order = [9, 8, 7, 4]
-    wanted = WantedList(snapshot.wanted_directory)
-    wanted.replace(Wanted(row_groups=np.array(order)))
-    seen: list[int] = []
-
-    def look(path: str, offset: int, length: int) -> None:
-        for row_group in np.flatnonzero(arrived.chunks.all(axis=1)).tolist():
-            if row_group in seen:
-                continue
-            seen.append(row_group)
-            name, number = index.paths[index.numbers("file")[row_group]], int(index.numbers("row_group")[row_group])
-            with pq.ParquetFile(snapshot.path / name) as copy, pq.ParquetFile(made / name) as original:
-                assert copy.read_row_group(number).equals(original.read_row_group(number))
-
-    reads.before = look
-    filling.end()
-    wanted.close()
-    assert [row_group for row_group in seen if row_group in order] == order
-    assert set(seen[: seen.index(order[-1])]) <= {*order, 0, 1, 2}  # what was fetched before anything was wanted
-    assert len(seen) >= 9  # without those of the last read
-
-
-def test_columns_come_before_the_others(reads: LocalReads, tmp_path: Path) -> None:
-    made = write_wide(tmp_path / "made", files=2, rows=200_000)  # columns of 1.6 MB, so that others lie between
-    filling = Filling(reads, made, tmp_path / "cache", jobs=1)
-    snapshot = filling.arriving()
-    arrived = snapshot.map()
-    names = snapshot.index().data_schema.names
-    wanted = WantedList(snapshot.wanted_directory)
-    wanted.replace(Wanted(row_groups=np.arange(8), columns=("b", "d")))
-    columns = [names.index(name) for name in ("b", "d")]
-    states: list[tuple[bool, float]] = []
-    reads.before = lambda *_: states.append((bool(arrived.chunks[:, columns].all()), float(arrived.chunks.mean())))
-    filling.end()
-    wanted.close()
-    share = next(share for complete, share in states if complete)
-    assert share < 0.6  # 2 of 6 columns, and the first piece of another row group
-    assert pq.read_table(tmp_path / "cache" / "current").num_rows == 1_600_000
 
 
 def test_what_readers_wait_for_is_reported(reads: LocalReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +132,7 @@ def test_what_readers_wait_for_is_reported(reads: LocalReads, tmp_path: Path, mo
     filling = Filling(reads, made, tmp_path / "cache", jobs=1)
     snapshot = filling.arriving()
     wanted = WantedList(snapshot.wanted_directory)
-    wanted.replace(Wanted(row_groups=np.array([4, 5]), urgent=True))
+    wanted.replace(Wanted(files=np.array([1, 2]), urgent=True))
 
     def reported(*_: object) -> None:
         wait_for(lambda: any(isinstance(event, Awaited) for event in filling.events))
@@ -170,8 +140,7 @@ def test_what_readers_wait_for_is_reported(reads: LocalReads, tmp_path: Path, mo
     reads.before = reported
     filling.end()
     wanted.close()
-    index = pqcache.Cache.open(tmp_path / "cache").snapshot().index()
-    size = int(index.numbers("bytes")[[4, 5]].sum())
+    size = sum((made / path).stat().st_size for path in files_of(made)[1:])
     assert next(event for event in filling.events if isinstance(event, Awaited)) == Awaited(1, size)
 
 
@@ -180,7 +149,7 @@ def test_a_reader_that_dies_wants_nothing(reads: LocalReads, tmp_path: Path) -> 
     filling = Filling(reads, made, tmp_path / "cache", jobs=1)
     snapshot = filling.arriving()
     wanted = WantedList(snapshot.wanted_directory)
-    wanted.replace(Wanted(row_groups=np.array([11, 10])))
+    wanted.replace(Wanted(files=np.array([2, 1])))
     left = sorted(path.name for path in snapshot.wanted_directory.iterdir())
     assert len(left) == 2
     os.close(wanted._descriptor)  # as at the end of its process
@@ -218,7 +187,7 @@ def test_lists_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         wanted = WantedList(tmp_path)
     finally:
         os.umask(umask)
-    wanted.replace(Wanted(row_groups=np.arange(3)))
+    wanted.replace(Wanted(files=np.arange(3)))
     assert stat.S_IMODE(next(tmp_path.glob("*.reader")).stat().st_mode) == 0o664
     opened = os.open
 
@@ -294,40 +263,6 @@ def test_a_part_of_the_source(how: dict[str, Any], rows: int, tmp_path: Path) ->
     assert not pqcache.sync(tmp_path / "cache").published
 
 
-def test_columns_of_the_source_in_the_order_that_is_wanted(reads: LocalReads, tmp_path: Path) -> None:
-    """Files with some columns of the source's arrive by row groups as others do, and are continued."""
-    made = write_wide(tmp_path / "made", rows=100_000)
-    filling = Filling(reads, made, tmp_path / "cache", jobs=1, columns=["b", "d", "id"])
-    snapshot = filling.arriving()
-    arrived, index = snapshot.map(), snapshot.index()
-    assert index.data_schema.names == ["b", "d", "id"]
-    wanted = WantedList(snapshot.wanted_directory)
-    wanted.replace(Wanted(row_groups=np.array([10, 5])))
-
-    def until(*_: object) -> None:
-        for row_group in (10, 5):
-            if not arrived.chunks[row_group].all():
-                return
-            name, number = index.paths[index.numbers("file")[row_group]], int(index.numbers("row_group")[row_group])
-            with pq.ParquetFile(snapshot.path / name) as copy, pq.ParquetFile(made / name) as original:
-                assert copy.read_row_group(number).equals(original.read_row_group(number, columns=["b", "d", "id"]))
-        raise KeyboardInterrupt
-
-    reads.before = until
-    with pytest.raises(KeyboardInterrupt):
-        filling.end()
-    wanted.close()
-    held = arrived.arrived_bytes
-    assert held < arrived.total_bytes / 2
-    reads.before = lambda *_: None
-    report = pqcache.sync(made, tmp_path / "cache", columns=["b", "d", "id"])
-    assert report.snapshot == snapshot.id
-    missing = arrived.total_bytes - held
-    assert missing <= report.fetched_bytes <= missing + scheduler.PIECE  # a part of a row group is fetched again
-    pqcache.sync(made, tmp_path / "plain", columns=["b", "d", "id"])
-    check_same(tmp_path / "plain", tmp_path / "cache")
-
-
 @pytest.mark.parametrize("rows", [0, 50_000])
 def test_a_column_that_only_files_without_rows_have(rows: int, tmp_path: Path) -> None:
     made = tmp_path / "made"
@@ -339,17 +274,6 @@ def test_a_column_that_only_files_without_rows_have(rows: int, tmp_path: Path) -
     pqcache.sync(made, tmp_path / "plain")
     pqcache.sync(made, tmp_path / "cache", fill=True)
     check_same(tmp_path / "plain", tmp_path / "cache")
-
-
-def test_a_reader_that_wants_such_a_column(reads: LocalReads, tmp_path: Path) -> None:
-    made = write_wide(tmp_path / "made", files=1)
-    pq.ParquetWriter(made / "b.parquet", pa.schema([("new", pa.float64())])).close()
-    filling = Filling(reads, made, tmp_path / "cache")
-    snapshot = filling.arriving()
-    wanted = WantedList(snapshot.wanted_directory)
-    wanted.replace(Wanted(row_groups=np.array([2]), columns=("new", "a"), urgent=True))
-    assert filling.end().files == 2
-    wanted.close()
 
 
 @pytest.mark.parametrize("kind", ["snapshot", "one file"])
@@ -414,7 +338,7 @@ def test_space_for_the_rewritten_files_when_a_run_goes_on(
 ) -> None:
     made = write_wide(tmp_path / "made")
     snapshot = killed_at_first(reads, made, tmp_path / "cache", row_group_size="256k")
-    total, used = snapshot.map().total_bytes, shutil.disk_usage
+    total, used = sum(entry.size for entry in snapshot.manifest().files), shutil.disk_usage
 
     def nearly_full(path: Path) -> Any:
         return used(path)._replace(free=total * 3 // 2)
