@@ -34,7 +34,7 @@ class Store:
     kind: str
 
     def range_of(self, path: str) -> str:
-        return rf"{path}$" if self.kind == "s3" else rf"{path}\?.*op=OPEN"
+        return path if self.kind == "s3" else rf"{path}\?.*op=OPEN"
 
 
 @pytest.fixture(params=[pytest.param("s3", marks=pytest.mark.s3), pytest.param("webhdfs", marks=pytest.mark.hdfs)])

@@ -76,7 +76,7 @@ def new_client(session: Any, url: str, options: Mapping[str, str], timeout: floa
         # a download is retried by its caller, which knows how far it got
         retries={"total_max_attempts": attempts, "mode": "standard"},
         max_pool_connections=64,
-        signature_version=UNSIGNED if is_true(options, "anon") else None,
+        signature_version=UNSIGNED if is_true(options, "anon") else _signature(session),
         s3={"addressing_style": options["addressing"]} if "addressing" in options else None,
         response_checksum_validation="when_required",
         request_checksum_calculation="when_required",
@@ -88,6 +88,11 @@ def new_client(session: Any, url: str, options: Mapping[str, str], timeout: floa
         raise UsageError(redact(url), str(error)) from error
     _set_speed_floor(client, timeout)
     return client
+
+
+def _signature(session: Any) -> str:
+    """Return the version of signatures, which URLs are not signed by unless it is said."""
+    return str((session.get_scoped_config().get("s3") or {}).get("signature_version", "s3v4"))
 
 
 def _set_speed_floor(client: Any, timeout: float) -> None:
