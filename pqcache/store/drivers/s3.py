@@ -1,4 +1,4 @@
-"""A source and a target on S3 or a compatible store, through botocore, which starts faster than boto3.
+"""A source on S3 or a compatible store, through botocore, which starts faster than boto3.
 
 Credentials, region, profile and endpoint come from where every AWS tool finds them (``AWS_*`` variables, ``~/.aws``,
 instance roles), or from ``-o``.
@@ -6,40 +6,74 @@ instance roles), or from ``-o``.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
+import http.client
 import logging
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+import re
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from copy import copy
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+import botocore.exceptions
+import botocore.session
+import urllib3.exceptions
+from botocore import UNSIGNED
+from botocore.config import Config
 from botocore.exceptions import ClientError
+from botocore.httpsession import get_cert_path
+from botocore.utils import get_environ_proxies
 
 from pqcache.errors import (
     SourceChanged,
+    SourceDenied,
     SourceError,
     SourceNotFound,
     SourceUnavailable,
     UsageError,
+    first_line,
 )
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, Capabilities, Source, check_options, read_range
-from pqcache.store.drivers.s3_client import ERRORS, OPTIONS, is_true, new_client, new_session, source_error
-from pqcache.store.drivers.s3_get import Body, RangeReader
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, Capabilities, Source, check_options
+from pqcache.store.drivers.http_connections import HttpConnections
+from pqcache.store.drivers.http_speed_floor import pool_classes, response_class
+from pqcache.store.drivers.network_errors import known_cause
 from pqcache.store.drivers.s3_list import identity, list_bucket, take_entries
-from pqcache.store.drivers.target import HIDDEN, StagedFile
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.urls import redact
+from pqcache.store.urls import redact, userinfo
 
 log = logging.getLogger("pqcache.store")
 
-_PART, _MAX_PARTS, _PARALLEL_PARTS = 16 << 20, 10_000, 4  # of a multipart upload; bytes, parts, threads
 _CHUNK = 256 << 10  # bytes; a larger one would be fresh memory each time, with page faults
-_UPLOADS = f"{HIDDEN}/uploads"  # a record for each multipart upload that is neither completed nor aborted
+_VALID = 300  # seconds that a URL may be used for, from when it is made
+_EXPRESS = "--x-s3"  # ends the names of directory buckets, which have sessions of their own
+OPTIONS = {
+    "endpoint": "URL of a compatible store, as AWS_ENDPOINT_URL",
+    "profile": "profile in ~/.aws/config, as AWS_PROFILE",
+    "region": "region, as AWS_DEFAULT_REGION",
+    "anon": "true reads public buckets without credentials",
+    "key": "access key id, as AWS_ACCESS_KEY_ID",
+    "secret": "secret access key, as AWS_SECRET_ACCESS_KEY",
+    "token": "session token, as AWS_SESSION_TOKEN",
+    "addressing": "path or virtual; by default what the endpoint needs",
+    "requester_pays": "true pays for the requests",
+}
+_DENIED = {
+    "403", "401", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch",
+    "InvalidToken", "AllAccessDisabled", "AccountProblem",
+}  # fmt: skip
+_MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NotFound"}
+_NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
+# a body is read through urllib3 or http.client, which raise errors of their own
+ERRORS = (
+    http.client.HTTPException,
+    botocore.exceptions.BotoCoreError,
+    botocore.exceptions.ClientError,
+    urllib3.exceptions.HTTPError,
+    OSError,
+)
 
 
 class S3Source(Source):
@@ -171,153 +205,192 @@ class S3Source(Source):
         return f"s3://{self._bucket}/{self._key(path)}".rstrip("/")
 
 
-class S3Target:
-    """A Target over botocore; see ``pqcache.store.drivers.base.Target``.
+class Body(Protocol):
+    """The body of a response; both methods return nothing at its end, and where the connection broke."""
 
-    S3 cannot rename. So every file is a multipart upload, which readers do not see until it is completed, and those of
-    a partition are completed one after the other once all of them are uploaded. Until then a small object beside the
-    records of the target names each upload, so that a later run aborts what a killed one has left, and nothing else:
-    not what others upload to the same bucket.
-    """
+    def read(self, size: int, /) -> bytes: ...
 
-    scratch = None
+    def readinto(self, buffer: memoryview, /) -> int: ...
 
-    def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
-        self._source = S3Source(url, options, timeout)
-        self._client = new_client(new_session(url, options), url, options, timeout, attempts=5)
-        self._bucket = {"Bucket": self._source._bucket, **self._source._extra}
-        self._prefix = f"{self._source._root}/" if self._source._root else ""
-        self.url = self._source.url
-        self.unfinished = f"{self.url}/{HIDDEN}"
 
-    def list(self) -> Iterator[SourceFile]:
-        yield from self._source.list()
+@dataclass(frozen=True)
+class Response:
+    """Headers, by lower-case name, and body of a response; ``close`` it in the end."""
 
-    def begin(self) -> None:
-        self._abort_left(self.list())
+    headers: Mapping[str, str] | http.client.HTTPMessage
+    body: Body
+    close: Callable[[], None]
 
-    def read_start(self, path: str, size: int) -> bytes:
-        return read_range(self._source, path, 0, size)
 
-    def write(self, path: str, data: bytes) -> None:
-        with self._errors(path):
-            self._client.put_object(**self._bucket, Key=self._source._key(path), Body=data)
+class RangeReader:
+    """Sends GETs for ranges of one bucket's objects; raises what botocore's client or ``http.client`` raises."""
 
-    def remove(self, paths: Sequence[str]) -> None:
-        with self._errors(""):
-            for first in range(0, len(paths), 1000):
-                keys = [{"Key": self._source._key(path)} for path in paths[first : first + 1000]]
-                answer = self._client.delete_objects(**self._bucket, Delete={"Objects": keys, "Quiet": True})
-                for failed in answer.get("Errors", ()):
-                    subject = f"s3://{self._bucket['Bucket']}/{failed['Key']}"
-                    raise SourceError(subject, f"cannot be removed ({failed['Code']})")
+    def __init__(self, client: Any, bucket: str, extra: Mapping[str, str], ca_bundle: str | None) -> None:
+        self._client, self._bucket, self._extra, self._ca_bundle = client, bucket, extra, ca_bundle
+        self._headers = {"x-amz-request-payer": payer} if (payer := extra.get("RequestPayer")) else {}
+        self._servers: dict[str, HttpConnections | None] = {}  # by scheme and host; None for one behind a proxy
 
-    def stage(self, file: Path, token: str, path: str) -> StagedFile:
-        size = file.stat().st_size
-        length = max(_PART, -(-size // _MAX_PARTS))
-        key = self._source._key(path)
-        with self._errors(path):
-            upload = self._client.create_multipart_upload(**self._bucket, Key=key)["UploadId"]
-            try:
-                self.write(_record_of(upload), json.dumps({"key": key, "upload": upload}).encode())
-                with ThreadPoolExecutor(_PARALLEL_PARTS) as pool:
-                    first = range(0, size, length)
-                    etags = list(pool.map(lambda offset: self._part(file, key, upload, offset, length), first))
-            except BaseException:
-                self._abort([(key, upload)])
-                raise
-        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
-        return StagedFile(path, file, size, (upload, parts))
-
-    def commit(self, token: str, directory: str, staged: Sequence[StagedFile], exclusive: bool) -> None:
-        for item in staged:
-            upload, parts = item.handle
-            try:
-                with self._errors(item.path):
-                    self._client.complete_multipart_upload(
-                        **self._bucket,
-                        Key=self._source._key(item.path),
-                        UploadId=upload,
-                        MultipartUpload={"Parts": parts},
-                    )
-            except SourceNotFound:  # completed by an earlier call, whose answer was lost
-                if self._source.stat(item.path).size != item.size:
-                    raise
-        self._forget([item.handle[0] for item in staged])
-
-    def discard(self, token: str, staged: Sequence[StagedFile]) -> None:
-        self._abort([(self._source._key(item.path), item.handle[0]) for item in staged])
-
-    def finish(self) -> None:
-        hidden = [file for file in self._source.list() if file.path.startswith(f"{HIDDEN}/")]
-        self._abort_left(hidden)
-        self.remove([file.path for file in hidden])
-
-    def abandon(self) -> None:
-        self.finish()
+    def open(self, key: str, first: int, last: int, tag: str) -> Response:
+        """Return the response to a GET of the bytes ``first`` to ``last``; with ``tag``, of that version only."""
+        found = None
+        if tag.isascii() and tag.isprintable() and not self._bucket.endswith(_EXPRESS):
+            found = self._get(key, {"Range": f"bytes={first}-{last}", **({"If-Match": f'"{tag}"'} if tag else {})})
+        return found or self._get_by_client(key, first, last, tag)
 
     def close(self) -> None:
-        self._source.close()
-        self._client.close()
+        """Close connections that are not in use."""
+        for connections in self._servers.values():
+            if connections is not None:
+                connections.close()
 
-    def _part(self, file: Path, key: str, upload: str, offset: int, length: int) -> str:
-        with file.open("rb", buffering=0) as data:
-            body = os.pread(data.fileno(), length, offset)
-        answer = self._client.upload_part(
-            **self._bucket,
-            Key=key,
-            UploadId=upload,
-            PartNumber=offset // length + 1,
-            Body=body,
-            ContentMD5=base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode(),
+    def _get(self, key: str, headers: Mapping[str, str]) -> Response | None:
+        """Return the response to a GET; None if the client has to ask."""
+        asked = {"Bucket": self._bucket, "Key": key, **self._extra}
+        url = self._client.generate_presigned_url("get_object", Params=asked, ExpiresIn=_VALID)
+        server, slash, target = url.partition("://")[2].partition("/")
+        server = f"{url.partition('://')[0]}://{server}"
+        if server not in self._servers:
+            self._servers[server] = None if _has_proxy(server) else HttpConnections(partial(self._connect, server))
+        connections = self._servers[server]
+        if connections is None:
+            return None
+        connection = connections.take()
+        try:
+            connection.request("GET", slash + target, headers={**headers, **self._headers})
+            response = connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
+        if response.status < 300:
+            return Response(response.headers, response, partial(connections.put_back, connection, response))
+        response.close()
+        connection.close()
+        if response.status >= 500 or response.status == 429:  # to ask again at once would not help
+            raise ClientError(
+                {"Error": {"Code": response.reason}, "ResponseMetadata": {"HTTPStatusCode": response.status}},
+                "GetObject",
+            )
+        log.debug("s3: the server answers %d to a GET; asking through botocore's client", response.status)
+        return None
+
+    def _get_by_client(self, key: str, first: int, last: int, tag: str) -> Response:
+        condition = {"IfMatch": f'"{tag}"'} if tag else {}
+        found = self._client.get_object(
+            Bucket=self._bucket, Key=key, Range=f"bytes={first}-{last}", **condition, **self._extra
         )
-        return str(answer["ETag"])
+        return Response(found["ResponseMetadata"]["HTTPHeaders"], found["Body"], found["Body"].close)
 
-    def _abort_left(self, files: Iterable[SourceFile]) -> None:
-        """Abort the uploads that are recorded among the target's files, by this run or a killed one."""
-        for file in [file for file in files if file.path.startswith(f"{_UPLOADS}/")]:
-            with suppress(SourceNotFound):  # removed by another run
-                self._abort_recorded(file)
-
-    def _abort_recorded(self, file: SourceFile) -> None:
-        data = self.read_start(file.path, file.identity.size)
+    def _connect(self, server: str) -> http.client.HTTPConnection:
+        config, parts = self._client.meta.config, urlsplit(server)
+        make: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+        if parts.scheme == "https":
+            make = partial(http.client.HTTPSConnection, context=_tls_context(self._ca_bundle))
+        connection = make(parts.hostname, parts.port, timeout=config.connect_timeout)
+        connection.response_class = response_class(config.read_timeout)
         try:
-            record = json.loads(data)
-            key, upload = str(record["key"]), str(record["upload"])
-        except (ValueError, TypeError, KeyError):
-            log.debug("s3: %s is no record of an upload", self._source._name(file.path))
-            return
-        if key.startswith(self._prefix):
-            self._abort([(key, upload)])
-
-    def _abort(self, uploads: Sequence[tuple[str, str]]) -> None:
-        """Abort uploads and remove their records; the record of one that may still be there is kept. Never fails."""
-        gone = []
-        for key, upload in uploads:
-            try:
-                self._client.abort_multipart_upload(**self._bucket, Key=key, UploadId=upload)
-            except ERRORS as error:
-                if not isinstance(source_error(key, error), SourceNotFound):
-                    log.debug("s3: the upload of %s is not aborted: %s", key, error)
-                    continue
-            gone.append(upload)
-        self._forget(gone)
-
-    def _forget(self, uploads: Sequence[str]) -> None:
-        """Remove the records of uploads that are no more; one that is left does no harm."""
-        try:
-            self.remove([_record_of(upload) for upload in uploads])
-        except SourceError as error:
-            log.debug("s3: records of uploads are left: %s", error)
-
-    @contextmanager
-    def _errors(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except ERRORS as error:
-            raise source_error(self._source._name(path), error) from error
+            connection.connect()
+            connection.sock.settimeout(config.read_timeout)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
-def _record_of(upload: str) -> str:
-    """Return where an upload is recorded."""
-    return f"{_UPLOADS}/{hashlib.sha256(upload.encode()).hexdigest()[:32]}.json"
+def _has_proxy(server: str) -> bool:
+    return urlsplit(server).scheme in get_environ_proxies(server)
+
+
+def _tls_context(ca_bundle: str | None) -> ssl.SSLContext:
+    """Return a context that trusts whom botocore's client trusts."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cafile=get_cert_path(ca_bundle or True))
+    return context
+
+
+def new_session(url: str, options: Mapping[str, str]) -> Any:
+    """Return the session of all clients, which loads the description of S3 once."""
+    user, password = userinfo(url)
+    key, secret = options.get("key") or user, options.get("secret") or password
+    if bool(key) != bool(secret):
+        raise UsageError(redact(url), "has a key or a secret without the other", "give both, or neither")
+    session = botocore.session.Session(profile=options.get("profile"))
+    if key:
+        session.set_credentials(key, secret, options.get("token"))
+    return session
+
+
+def new_client(session: Any, url: str, options: Mapping[str, str], timeout: float, attempts: int = 1) -> Any:
+    """Return a client that waits ``timeout`` seconds for an answer; a bad endpoint or region raises UsageError."""
+    config = Config(
+        connect_timeout=5,
+        read_timeout=timeout,
+        # a download is retried by its caller, which knows how far it got
+        retries={"total_max_attempts": attempts, "mode": "standard"},
+        max_pool_connections=64,
+        signature_version=UNSIGNED if is_true(options, "anon") else _signature(session),
+        s3={"addressing_style": options["addressing"]} if "addressing" in options else None,
+        response_checksum_validation="when_required",
+        request_checksum_calculation="when_required",
+    )
+    try:
+        region = options.get("region") or session.get_config_variable("region") or "us-east-1"
+        client = session.create_client("s3", region_name=region, endpoint_url=options.get("endpoint"), config=config)
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        raise UsageError(redact(url), str(error)) from error
+    _set_speed_floor(client, timeout)
+    return client
+
+
+def _signature(session: Any) -> str:
+    """Return the version of signatures, which URLs are not signed by unless it is said."""
+    return str((session.get_scoped_config().get("s3") or {}).get("signature_version", "s3v4"))
+
+
+def _set_speed_floor(client: Any, timeout: float) -> None:
+    """Let a client's answers have a floor of speed, also through a proxy."""
+    pools = getattr(client._endpoint.http_session, "_pool_classes_by_scheme", None)
+    if not isinstance(pools, dict):
+        log.debug("s3: this botocore has no pools of connections that are known: an answer that drips has no limit")
+        return
+    pools.update(pool_classes(pools, timeout))  # it is the dict of all managers
+
+
+def source_error(name: str, error: Exception) -> SourceError:
+    """Return pqcache's error for what botocore, urllib3 or ``http.client`` has raised about the object ``name``."""
+    if (known := known_cause(name, error)) is not None:
+        return known
+    if isinstance(error, botocore.exceptions.ClientError):
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if code in _MISSING or status == 404:
+            what = "no such bucket" if code == "NoSuchBucket" else "no such object"
+            return SourceNotFound(name, what, "check the URL")
+        if status == 412:
+            return SourceChanged(name, "is not the version that was listed")
+        if code == "InvalidObjectState":
+            found = error.response["Error"].get("StorageClass")  # such as DEEP_ARCHIVE
+            return SourceDenied(name, f"is archived ({found or code})", "restore it in the store")
+        if code in _DENIED or status in (401, 403):
+            return SourceDenied(
+                name,
+                f"access denied ({code})",
+                "check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, -o profile=NAME, or -o anon=true "
+                "for public data)",
+            )
+        if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
+            return SourceUnavailable(name, f"the server answers {status} {code}", "try again later")
+        return SourceError(name, f"the server answers {status} {code}")
+    if isinstance(error, _NO_CREDENTIALS):
+        return SourceDenied(
+            name,
+            "no credentials found",
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or -o anon=true for public data",
+        )
+    reason = first_line(error)
+    reason = re.sub(r"://[^/@\s\"]*@", "://***@", reason)  # AWS_ENDPOINT_URL may hold a password
+    return SourceUnavailable(name, reason, "check the endpoint and the network")
+
+
+def is_true(options: Mapping[str, str], name: str) -> bool:
+    """Return whether an option is on; without it, it is off."""
+    return options.get(name, "").lower() in ("1", "true", "yes")
