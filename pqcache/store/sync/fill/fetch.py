@@ -38,6 +38,7 @@ from pqcache.system.boot import boot_id
 from pqcache.system.checksum import checksum_of
 from pqcache.system.disk import fsync_path, open_plain, read_regular, write_at
 
+RANGES = ".ranges"  # ends the name of a large file of which some ranges are there
 _LOOK = 0.02  # seconds between looks at what readers want
 _REPORT = 0.5  # seconds between reports of what readers wait for
 _RANGE = 8 << 20  # bytes of a large file that a thread fetches at once, beside others that fetch other ranges of it
@@ -171,7 +172,7 @@ class Fetch:
             if not self._is_large(file):
                 return partial(self._fetch, file)
             size = self._entries[file].size
-            part = Path(f"{self._job.download_path(self._entries[file].sources[0])}.ranges")
+            part = Path(f"{self._job.download_path(self._entries[file].sources[0])}{RANGES}")
             starts = range(0, size, _RANGE)
             large = _LargeFile(file, part, len(starts))
             self._ranges.extend(partial(self._fetch_range, large, start, min(start + _RANGE, size)) for start in starts)

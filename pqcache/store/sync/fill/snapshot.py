@@ -28,7 +28,7 @@ from pqcache.store.publish import new_snapshot_id
 from pqcache.store.sync.build_snapshot import write_metadata
 from pqcache.store.sync.cache_run import CacheRun, RunResult, report_fetching
 from pqcache.store.sync.download.download_file import Vanished
-from pqcache.store.sync.fill.fetch import Fetch, abandon, checked_files
+from pqcache.store.sync.fill.fetch import RANGES, Fetch, abandon, checked_files
 from pqcache.store.sync.fill.prepare import prepare
 from pqcache.store.sync.plan import Plan, plan_sync
 from pqcache.store.sync.safety_checks import check_space
@@ -73,6 +73,8 @@ def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Or
         )
         _check_locks(job)
         take_over_or_remove(cache, job.workdir, *keys_of(job))
+        for part in (job.workdir / "fetch").glob(f"*{RANGES}"):  # which ranges of it are there is not known
+            part.unlink()
         left, reused_id = _find_left(job)
         if left is None:
             snapshot, entries = _begin(job, origin, reused_id, stack)

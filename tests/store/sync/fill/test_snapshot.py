@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.events import Awaited, Event, Fetched, Warned
+from pqcache.events import Awaited, Event, Fetched, Reused, Warned
+from pqcache.store.arriving.arriving_snapshot import find_arriving
 from pqcache.store.arriving.wanted import Wanted, WantedList, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync import safety_checks
@@ -89,6 +90,30 @@ def test_several_threads_fetch_a_large_file(
         assert [offset for offset, _ in ranges] == list(range(0, size - 500_000, 500_000))
     assert report.fetched_bytes == sum((made / path).stat().st_size for path in files_of(made))
     check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def test_ranges_that_a_killed_run_has_left_do_not_count(
+    reads: LocalReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_RANGE", 500_000)
+    monkeypatch.setattr(fetch, "_LARGE", 1_000_000)
+    made, cache = write_wide(tmp_path / "made", files=1), tmp_path / "cache"
+
+    def kill(path: str, offset: int, length: int) -> None:
+        if find_arriving(CacheDirectory(cache)) is not None and offset:
+            raise KeyboardInterrupt
+
+    reads.before = kill
+    with pytest.raises(KeyboardInterrupt):
+        pqcache.sync(made, cache, fill=True, jobs=1)
+    assert [path.suffix for path in (cache / "tmp").glob("*/fetch/*")] == [fetch.RANGES]
+    reads.before = lambda *_: None
+    events: list[Event] = []
+    report = pqcache.sync(made, cache, on_event=events.append)
+    assert not any(isinstance(event, Reused) for event in events)
+    assert report.fetched_bytes == (made / files_of(made)[0]).stat().st_size
+    pqcache.sync(made, tmp_path / "plain")
+    check_same(tmp_path / "plain", cache)
 
 
 @pytest.mark.parametrize("wide", [False, True])
