@@ -60,13 +60,17 @@ class ArrivingSnapshot(Snapshot):
     def errors(self) -> dict[str, SourceChanged]:
         """Return why files will never arrive, by path; with an empty path, why the run has given up the snapshot."""
         try:
-            return {
-                path: SourceChanged(*about) for path, about in json.loads(read_regular(self.path / CHANGED)).items()
-            }
-        except FileNotFoundError:
-            return {}
+            return self.read_errors()
         except (OSError, *MALFORMED):
             return {"": SourceChanged("", "", "")}
+
+    def read_errors(self) -> dict[str, SourceChanged]:
+        """Return what `errors` does; raises OSError or `MALFORMED`, where that says that the snapshot is given up."""
+        try:
+            known = json.loads(read_regular(self.path / CHANGED))
+        except FileNotFoundError:
+            return {}
+        return {path: SourceChanged(*about) for path, about in known.items()}
 
     def give_up(self, error: PqcacheError | None = None, path: str = "") -> None:
         """Say why a file, or with an empty path the snapshot, will never be complete; raises OSError.

@@ -109,7 +109,7 @@ class Fetch:
         self._lists = WantedLists(snapshot.wanted_directory)
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        lost = snapshot.errors()
+        lost = snapshot.read_errors()
         self._moved = next(iter(lost.values()), None)
         self._queue = _Queue([n for n, entry in enumerate(entries) if n not in checksums and entry.path not in lost])
         self._ranges: deque[Callable[[], None]] = deque()
@@ -259,7 +259,7 @@ class Fetch:
             raise ParquetError(entry.path, reason, advice)
 
     def _is_lost(self, file: int) -> bool:
-        return self._moved is not None and self._entries[file].path in self._snapshot.errors()
+        return self._moved is not None and self._entries[file].path in self._snapshot.read_errors()
 
     def _lose(self, file: int, error: PqcacheError) -> None:
         """Note that a file is not at the source any more as it was listed."""
