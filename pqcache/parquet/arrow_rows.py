@@ -23,19 +23,19 @@ def take(array: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
     """Return the values at positions, which must be within the array."""
     import pyarrow.compute as pc
 
-    return pc.take(without_offset(array), pa.array(positions), boundscheck=False)
+    return pc.take(_without_offset(array), pa.array(positions), boundscheck=False)
 
 
 def take_of_table(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:
     """Return the rows at positions."""
     for number, field in enumerate(table.schema):
         if _is_taken_wrong(field.type):
-            chunks = [without_offset(chunk) for chunk in table.column(number).chunks]
+            chunks = [_without_offset(chunk) for chunk in table.column(number).chunks]
             table = table.set_column(number, field, pa.chunked_array(chunks, field.type))
     return table.take(pa.array(positions))
 
 
-def without_offset(array: pa.Array) -> pa.Array:
+def _without_offset(array: pa.Array) -> pa.Array:
     """Return an array that pyarrow takes the right values of.
 
     pyarrow 26 takes other rows' values, or stray memory, of a slice of fixed-size lists of fixed-size lists, also as

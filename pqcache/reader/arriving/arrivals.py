@@ -95,7 +95,7 @@ class Arrivals:
         self._waited.numbers("microseconds")[os.getpid() % _PROCESSES] += int(1e6 * seconds)
 
     def arrived(self, row_groups: Ints) -> npt.NDArray[np.bool_]:
-        """Return of which row groups of the index the files are there."""
+        """Return for each row group of the index whether its file is there."""
         files = self._files[row_groups]
         if not self._is_complete:
             self._look(np.unique(files[~self._there[files]]))
@@ -262,7 +262,7 @@ class Arrivals:
 
     def _recorded(self) -> str | None:
         """Return why the run has given the snapshot up, or else why a file will never arrive, if it said so."""
-        for _, error in sorted(self._here().errors().items()):  # that of the snapshot first
+        for _, error in sorted(self._here().errors().items()):  # the snapshot's own error has an empty path
             if error.subject:
                 return f"{error.subject}: {error.reason}"
         return None

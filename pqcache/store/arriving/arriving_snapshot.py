@@ -1,4 +1,4 @@
-"""An arriving snapshot: the metadata of what it will be, and the files of it that are there, each of them complete.
+"""An arriving snapshot: its metadata is complete, and so is each of its files that has appeared.
 
 arriving/ID/                    ID is the one of the snapshot that it becomes
   dt=2026-11-19/part-00000.parquet    there when all of it is there, checked and durable
@@ -65,7 +65,7 @@ class ArrivingSnapshot(Snapshot):
             return {"": SourceChanged("", "", "")}
 
     def read_errors(self) -> dict[str, SourceChanged]:
-        """Return what `errors` does; raises OSError or `MALFORMED`, where that says that the snapshot is given up."""
+        """Return the same as `errors`, but raise OSError or `MALFORMED` if it cannot be read."""
         try:
             known = json.loads(read_regular(self.path / CHANGED))
         except FileNotFoundError:

@@ -161,7 +161,7 @@ class Source(ABC):
             yield filled
 
     def url_of(self, path: str) -> str:
-        """Return the URL of a file, without secrets; ``url`` may be that of the file itself."""
+        """Return the URL of a file, without secrets. A source may be that one file."""
         return self.url if self.url.endswith(f"/{path}") else f"{self.url}/{path}"
 
     def below(self, path: str) -> Source | None:
@@ -195,7 +195,7 @@ class Source(ABC):
         return url
 
     def narrow(self, where: str | None) -> None:  # noqa: B027
-        """Allow the next listing to leave out partitions of which no row satisfies ``where``."""
+        """Allow the next listing to skip partitions without a row that satisfies ``where``."""
 
     def shape_of(self, path: str) -> FileShape | None:
         """Return what a table makes of one of its files; None if it is taken as it is."""

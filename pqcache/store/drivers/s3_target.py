@@ -160,7 +160,7 @@ class S3Target:
         self._forget(gone)
 
     def _forget(self, uploads: Sequence[str]) -> None:
-        """Remove the records of uploads that are no more; one that is left does no harm."""
+        """Remove the records of completed or aborted uploads; a leftover record is harmless."""
         try:
             self.remove([_record_of(upload) for upload in uploads])
         except SourceError as error:

@@ -53,7 +53,7 @@ class Target(Protocol):
         """Where that lies which a run leaves that was stopped, without passwords and keys."""
 
     def list(self) -> Iterator[SourceFile]:
-        """Yield every file in the target, hidden ones included; nothing where there is no target yet."""
+        """Yield every file in the target, hidden ones included; nothing if there is no target yet."""
 
     def begin(self) -> None:
         """Make the target, and remove what runs that were killed have staged."""
@@ -81,10 +81,10 @@ class Target(Protocol):
         """Remove staged files that will not be committed; never fails."""
 
     def finish(self) -> None:
-        """Remove pqcache's own files from a target of which all is published."""
+        """Remove pqcache's own files once everything is published."""
 
     def abandon(self) -> None:
-        """Remove pqcache's own files from a target of which nothing is published."""
+        """Remove pqcache's own files if nothing was published."""
 
     def close(self) -> None:
         """Close connections and release locks; nothing else may be called afterwards."""

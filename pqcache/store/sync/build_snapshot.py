@@ -163,7 +163,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
                 rewrite(directory)
         tasks = ((d, f) for d in plan.directories if d.directory not in finished for f in d.downloads)
         with bad.collected():  # what has begun is ended all the same: the next attempt takes it over
-            for (directory, file), copy in download_all(threads, _downloader(job, stop.is_set), tasks, jobs):
+            for (directory, file), copy in download_all(threads, downloader_of(job, stop.is_set), tasks, jobs):
                 if not directory.rewrite:
                     with bad.collected(), job.blame(place_of(file.path)):
                         index.add(plan.path_of(copy.file), copy.metadata, copy.schema, copy.columns)
@@ -207,7 +207,7 @@ def _schemas_kept(job: SnapshotJob) -> SchemaSet:
     return schemas
 
 
-def _downloader(job: SnapshotJob, stopped: Callable[[], bool]) -> Downloader:
+def downloader_of(job: SnapshotJob, stopped: Callable[[], bool]) -> Downloader:
     subset = EVERYTHING if job.origin is None else job.origin.subset
     source = None if job.origin is None else job.origin.source
     options = DownloadOptions(

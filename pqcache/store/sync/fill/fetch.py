@@ -26,13 +26,14 @@ from pqcache.errors import (
 from pqcache.events import Advanced, Awaited, Warned
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
 from pqcache.store.arriving.wanted import Wanted, WantedLists
-from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.layout import ARRIVED
 from pqcache.store.manifest import FileEntry, SourceFile
 from pqcache.store.row_group_index import doubtful_columns, unfit_in_file
-from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions, Vanished, read_chunks
-from pqcache.store.sync.download.download_pool import Downloader, stoppable_threads
+from pqcache.store.sync.bad_partitions import blame_nobody
+from pqcache.store.sync.build_snapshot import downloader_of
+from pqcache.store.sync.download.download_file import Downloaded, Vanished, read_chunks
+from pqcache.store.sync.download.download_pool import stoppable_threads
 from pqcache.store.sync.snapshot_job import SnapshotJob
 from pqcache.system.boot import boot_id
 from pqcache.system.checksum import checksum_of
@@ -97,14 +98,13 @@ class Fetch:
     def __init__(
         self,
         job: SnapshotJob,
-        source: Source,
         snapshot: ArrivingSnapshot,
         entries: Sequence[FileEntry],
         checksums: dict[int, str],
     ) -> None:
         assert job.origin is not None
         self.checksums = checksums
-        self._job, self._source, self._snapshot, self._entries = job, source, snapshot, entries
+        self._job, self._source, self._snapshot, self._entries = job, job.origin.source, snapshot, entries
         self._doubtful = doubtful_columns(snapshot.index())
         self._lists = WantedLists(snapshot.wanted_directory)
         self._lock = threading.Lock()
@@ -115,20 +115,7 @@ class Fetch:
         self._ranges: deque[Callable[[], None]] = deque()
         self._looked = 0.0
         self._awaited = Awaited(0, 0)
-        self._downloader = Downloader(
-            source=source,
-            cache=job.run.cache.path,
-            target=job.download_path,
-            path=job.plan.path_of,
-            options=DownloadOptions(
-                subset=job.origin.subset,
-                patience=job.run.options.patience,
-                checksum=job.run.config.checksum,
-                confirm=not (source.capabilities.reads_versions and job.origin.subset.is_all),
-                stopped=self._stop.is_set,
-                on_event=job.on_event,
-            ),
-        )
+        self._downloader = replace(downloader_of(job, self._stop.is_set), blame=blame_nobody)
 
     def run(self) -> None:
         """Fetch all files; raises what keeps that from being done.

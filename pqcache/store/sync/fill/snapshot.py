@@ -83,7 +83,7 @@ def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Or
         checksums = checked_files(snapshot, entries)
         here = sum(entries[file].size for file in checksums) + tree_size(job.workdir / "fetch")
         report_fetching(job.on_event, sum(entry.size for entry in entries), here, len(entries) - len(checksums))
-        fetch = Fetch(job, origin.source, snapshot, entries, checksums)
+        fetch = Fetch(job, snapshot, entries, checksums)
         try:
             fetch.run()
         except SourceChanged as error:
