@@ -19,7 +19,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pqcache.errors import PqcacheError, SourceError, UsageError
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
@@ -72,23 +72,29 @@ class FileShape:
     deleted_rows: Callable[[], npt.NDArray[np.int64]] | None = None
 
 
-class LocalModes(Protocol):
+class LocalModes(ABC):
     """Who can read the files of a source on this machine."""
 
+    @abstractmethod
     def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
         """Return the bits for reading that a copy of a file may have if it is of ``group``: who can read the file.
 
         ``known`` are the directories of earlier calls.
         """
 
+    @abstractmethod
     def private_modes(self, paths: Sequence[str], group: int) -> Mapping[str, int]:
         """Return what `copy_mode` does for each of ``paths``, as they were listed last; empty if everyone can read."""
 
-    def note_modes(self, paths: Sequence[str]) -> None:
-        """Look at files that were listed elsewhere, for `private_modes`; those that are gone do not count."""
+    def note_modes(self, paths: Sequence[str]) -> None:  # noqa: B027
+        """Look at files that were listed elsewhere, for `private_modes`; those that are gone do not count.
+
+        Not needed by sources that look at them in `private_modes` itself.
+        """
 
     def local_places(self) -> Mapping[str, Sequence[str]]:
         """Return the directories that have files of a table whose log knows them, each with their paths below it."""
+        return {}
 
 
 class Source(ABC):

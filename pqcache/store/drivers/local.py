@@ -47,7 +47,7 @@ _CHUNK = 4 << 20
 _EVERYONE = stat_module.S_IROTH | stat_module.S_IRGRP
 
 
-class LocalSource(Source):
+class LocalSource(Source, LocalModes):
     """A Source over ``os``; see ``pqcache.store.drivers.base.Source``.
 
     Links are followed, each directory under one name: where a link and a directory of the source are the same, the link
@@ -205,9 +205,6 @@ class LocalSource(Source):
                 continue
             if ~status.st_mode & _EVERYONE:
                 self._private[path] = status.st_mode, status.st_gid
-
-    def local_places(self) -> Mapping[str, Sequence[str]]:
-        return {}
 
     def _above(self, path: str) -> Sequence[str]:
         """Return the directories above a file, from the source's root on."""

@@ -13,7 +13,7 @@ from pqcache.store.drivers.base import LocalModes, Source
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
 
 
-class OneSpelling(Source):
+class OneSpelling(Source, LocalModes):
     """A Source over another one, which it asks for files by their own paths.
 
     Keys have the spelling in which they are ``known``, or else that of the first path. The other source is a directory:
@@ -70,9 +70,6 @@ class OneSpelling(Source):
 
     def note_modes(self, paths: Sequence[str]) -> None:
         self._modes.note_modes([self._place_of(path) for path in paths])
-
-    def local_places(self) -> Mapping[str, Sequence[str]]:
-        return {}
 
     def second_names(self, paths: Sequence[str]) -> dict[str, str]:
         found = self._source.second_names([self._place_of(path) for path in paths])

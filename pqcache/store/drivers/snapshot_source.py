@@ -25,7 +25,7 @@ from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path
 
 
-class SnapshotSource(Source):
+class SnapshotSource(Source, LocalModes):
     """A Source over a leased snapshot; see ``pqcache.store.drivers.base.Source``."""
 
     capabilities = Capabilities(lists_only_data_files=True, lists_one_version=True)
@@ -69,12 +69,6 @@ class SnapshotSource(Source):
             with suppress(SourceNotFound):  # it is gone, which the next sync notices
                 modes[path] = self._files.copy_mode(path, group, known)
         return modes if any(mode != 0o444 for mode in modes.values()) else {}
-
-    def note_modes(self, paths: Sequence[str]) -> None:
-        """Do nothing: `private_modes` looks at them itself."""
-
-    def local_places(self) -> Mapping[str, Sequence[str]]:
-        return {}
 
     def close(self) -> None:
         self._files.close()

@@ -106,15 +106,12 @@ class TableSource(Source):
         return source, place, "" if self._table.has_versions else tag
 
 
-class LocalTableSource(TableSource):
+class LocalTableSource(TableSource, LocalModes):
     """A table whose files are on this machine, where modes say who can read them; see `LocalModes`."""
 
     @property
     def local_modes(self) -> LocalModes:
         return self
-
-    def note_modes(self, paths: Sequence[str]) -> None:
-        """Do nothing: `private_modes` has the stores look at them."""
 
     def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
         source, place = self._files.locate(self._file(path).url)
