@@ -102,8 +102,8 @@ def test_checksums_are_those_of_the_bytes_and_are_kept(tmp_path: Path) -> None:
 
     def checksums() -> dict[str, str]:
         snapshot = pqcache.Cache(cache).snapshot()
-        assert snapshot.check(FILES)
-        assert snapshot.check(ROW_GROUPS)
+        snapshot.check(FILES)
+        snapshot.check(ROW_GROUPS)
         return {entry.path: entry.checksum for entry in snapshot.manifest().files}
 
     pqcache.sync(str(shop), cache)

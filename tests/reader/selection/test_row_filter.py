@@ -262,9 +262,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     inner = Files.reading
 
-    def noted(self: Files, group: RowGroup, columns: Any) -> Any:
+    def noted(self: Files, group: RowGroup) -> Any:
         found.append((str(group.path.relative_to(self.data.root)), group.row_group))
-        return inner(self, group, columns)
+        return inner(self, group)
 
     monkeypatch.setattr(Files, "reading", noted)
     return found
