@@ -80,8 +80,8 @@ DATASETS: dict[str, Callable[[Path, int], None]] = {
 
 def by_pqcache(compression: str) -> Callable[[list[Path], Path, int], dict[str, Any]]:
     def run(sources: list[Path], target: Path, size: int) -> dict[str, Any]:
+        from pqcache.parquet.rewrite.directory import rewrite_directory
         from pqcache.parquet.rewrite.options import RewriteOptions
-        from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 
         result = rewrite_directory(sources, target, RewriteOptions(row_group_size=size, compression=compression))
         return {"again": result.encoded_again / max(1, result.encoded)}
@@ -194,7 +194,7 @@ def in_child(engine: str, sources: list[Path], target: Path, size: int) -> None:
     """Run one engine and print what it took."""
     process = psutil.Process()
     run = {**ENGINES, **{name: run for some in PEERS.values() for name, run in some.items()}}[engine]
-    for module in ("duckdb", "pandas", "polars", "pqcache.parquet.rewrite.rewrite_directory"):
+    for module in ("duckdb", "pandas", "polars", "pqcache.parquet.rewrite.directory"):
         with contextlib.suppress(ImportError):  # what a module takes to load is not the work
             importlib.import_module(module)
     spark = engine.startswith("spark")
@@ -261,7 +261,7 @@ def limits(sources: list[Path], size: int) -> tuple[float, float]:
     Work is divided among threads in pieces that have nothing to do with one another, so this is what no pipeline beats.
     """
     from pqcache.parquet.encodings import Encodings, choose_encodings
-    from pqcache.parquet.rewrite.concat_chunks import encode_rows
+    from pqcache.parquet.rewrite.encode import encode_rows
 
     files = [pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) for path in sources]
     parts = [(file, number) for file in files for number in range(file.num_row_groups)]

@@ -330,7 +330,7 @@ NEVER = (
     "pydantic",
     "fsspec",
     "aiohttp",
-    "pqcache.parquet.rewrite.rewrite_directory",
+    "pqcache.parquet.rewrite.directory",
     "pqcache.store.keys.build",
 )
 NO_ARROW = (

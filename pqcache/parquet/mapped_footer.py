@@ -20,7 +20,7 @@ from pqcache.parquet.column_mapping import ColumnKind, TableColumn
 from pqcache.parquet.footer import footer
 from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.projection import kept_sorting, keyvalues_of, number_of
-from pqcache.parquet.rewrite.file_writer import ARROW_SCHEMA, arrow_schema
+from pqcache.parquet.rewrite.files import ARROW_SCHEMA, arrow_schema
 
 Spelling = Mapping[tuple[str, ...], str]
 """The name of each column, or field of structs, by its path in lower case."""

@@ -15,7 +15,7 @@ from pqcache.errors import MALFORMED, ParquetError
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.footer import MAGIC
 from pqcache.parquet.footer.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.rewrite.file_writer import ARROW_SCHEMA, arrow_schema
+from pqcache.parquet.rewrite.files import ARROW_SCHEMA, arrow_schema
 
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 # PARQUET-816: they left the dictionary's page header out of a chunk's size, so readers read a bit more.

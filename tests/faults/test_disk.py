@@ -18,7 +18,7 @@ import pytest
 
 import pqcache
 from pqcache.events import Event, Fetched, Listed, Published
-from pqcache.parquet.rewrite import rewrite_directory as rewrite
+from pqcache.parquet.rewrite import directory as rewrite
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.sync import safety_checks
 from pqcache.store.tmp_directory import file_key

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.parquet.dense_columns import Dense, as_dense, as_list, dense_in, dense_of, smallest
+from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from pqcache.store.config import read_config
 from tests.datasets import files_of
 from tests.examples import examples

@@ -15,8 +15,8 @@ import pqcache
 from pqcache.cli import run
 from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet.footer.doubtful import check_read_right, local_stored_bytes_metadata
+from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from pqcache.torch import ParquetDataset
 from tests.real_files import JULIAN_DAY_0, UNKNOWN, annotated, write_int96, write_interval
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from pqcache.errors import SourceIncomplete, SourceNotFound, UsageError
 from pqcache.events import Advanced, OnEvent, ignore
+from pqcache.parquet.rewrite.directory import KnownOfSources
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite_directory import KnownOfSources
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_target
 from pqcache.store.drivers.retries import FEW_TRIES, with_retries

@@ -100,7 +100,7 @@ def _rewrite(
 
     Return the checksums of what was written, by name.
     """
-    from pqcache.parquet.rewrite.rewrite_directory import KnownOfSources
+    from pqcache.parquet.rewrite.directory import KnownOfSources
     from pqcache.store.sync.rewrite_files import RewriteTask, rewrite_files  # a plain sync need not wait for these
 
     assert job.rewrite is not None

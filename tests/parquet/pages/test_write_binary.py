@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages import write_binary
-from pqcache.parquet.rewrite.concat_chunks import concatenate_chunks, encode_rows
-from pqcache.parquet.rewrite.file_writer import OutputSchema, RowGroupFile, footer_schema_of
+from pqcache.parquet.rewrite.directory import rewrite_directory
+from pqcache.parquet.rewrite.encode import concatenate_chunks, encode_rows
+from pqcache.parquet.rewrite.files import OutputSchema, RowGroupFile, footer_schema_of
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from tests.examples import examples
 
 ENCODINGS = Encodings(codecs={"v": "none", "n": "none"})

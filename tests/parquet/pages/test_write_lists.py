@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pqcache.parquet import encodings
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages import write_lists
-from pqcache.parquet.rewrite import concat_chunks
+from pqcache.parquet.rewrite import encode
+from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from pqcache.system.buffer_pool import BufferPool
 from tests.examples import examples
 from tests.pages import real_pages
@@ -46,8 +46,8 @@ def test_metadata_are_those_of_pyarrow(codec: str, special: str | None) -> None:
     table = pa.table({"v": column})
     assert write_lists.length_of(table.schema.field(0), column, how) == 500
     own, its = (
-        concat_chunks.encode_rows(table, how, "x").chunks[0],
-        concat_chunks._chunks(table, how, "x", BufferPool())[0],
+        encode.encode_rows(table, how, "x").chunks[0],
+        encode._chunks(table, how, "x", BufferPool())[0],
     )
     mine, theirs = dict(own.fields[3][1]), dict(its.fields[3][1])
     assert sum(map(len, own.data)) == own.size == mine[7][1]

@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pqcache.parquet.rewrite.directory import RewriteResult, rewrite_directory, row_group_bytes
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite_directory import RewriteResult, rewrite_directory
-from pqcache.parquet.rewrite.unchanged_files import row_group_bytes
 from tests.pages import index_spans
 
 KB = 1 << 10

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pqcache.parquet.rewrite import direct_io_file
-from pqcache.parquet.rewrite.direct_io_file import WRITERS, DirectIoFile
+from pqcache.parquet.rewrite import files
+from pqcache.parquet.rewrite.files import WRITERS, DirectIoFile
 from pqcache.system.checksum import checksum_of, new_checksum
 from pqcache.system.disk import DIRECT_IO_BLOCK
 from tests.examples import examples
@@ -26,9 +26,9 @@ STEPS = st.lists(st.tuples(st.sampled_from(["write", "skip", "again"]), SIZES), 
 
 @pytest.mark.parametrize("use_page_cache", [False, True])
 def test_bytes_holes_and_checksum(tmp_path: Path, use_page_cache: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_io_file, "_BUFFER", 2 * DIRECT_IO_BLOCK)
-    monkeypatch.setattr(direct_io_file, "_LARGE", DIRECT_IO_BLOCK)
-    monkeypatch.setattr(direct_io_file, "_TOGETHER", DIRECT_IO_BLOCK)
+    monkeypatch.setattr(files, "_BUFFER", 2 * DIRECT_IO_BLOCK)
+    monkeypatch.setattr(files, "_LARGE", DIRECT_IO_BLOCK)
+    monkeypatch.setattr(files, "_TOGETHER", DIRECT_IO_BLOCK)
     path = tmp_path / "file"
 
     @settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
@@ -77,6 +77,6 @@ def test_a_failed_write_raises_when_the_file_is_closed(tmp_path: Path, monkeypat
     with ThreadPoolExecutor(WRITERS) as disk:
         file = DirectIoFile(tmp_path / "file", disk, new_checksum(), False, fresh=True)
         monkeypatch.setattr("os.pwrite", full)
-        file.write(bytes(direct_io_file._BUFFER))
+        file.write(bytes(files._BUFFER))
         with pytest.raises(OSError, match="No space left"):
             file.close()

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
+from pqcache.parquet.rewrite.directory import RewriteResult, rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite_directory import RewriteResult, rewrite_directory
 
 KB = 1 << 10
 LIMIT = 32 * KB
@@ -110,7 +110,7 @@ def test_int96_in_some_files_becomes_int64(tmp_path: Path) -> None:
 
 
 def test_a_range_index_is_right_in_what_is_cut_and_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite_directory._MIN_FILE", 0)
+    monkeypatch.setattr("pqcache.parquet.rewrite.directory._MIN_FILE", 0)
     rng = np.random.default_rng(1)
     blobs = [rng.bytes(1000) for _ in range(1_200)]
     frame = pd.DataFrame({"b": blobs}, index=pd.RangeIndex(100, 100 + 3 * 1_200, 3, name="key"))

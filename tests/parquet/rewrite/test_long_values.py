@@ -17,10 +17,10 @@ from pqcache.errors import ParquetError
 from pqcache.parquet.binary_views import bytes_in, length_prefixed_bytes, without_views
 from pqcache.parquet.footer.source_footer import read_source_footers
 from pqcache.parquet.pages.write_binary import pages_of
-from pqcache.parquet.rewrite import long_values, source_reader
-from pqcache.parquet.rewrite.long_values import LongColumns, long_columns_of
+from pqcache.parquet.rewrite import decode
+from pqcache.parquet.rewrite.decode import LongColumns, long_columns_of
+from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from tests.examples import examples
 
 TYPES = [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()]
@@ -86,13 +86,13 @@ def source(path: Path, rows: list[bytes | None], **options: Any) -> Path:
     return path
 
 
-def batches_of(path: Path, long_columns: bool = True) -> list[source_reader.RowBatch]:
+def batches_of(path: Path, long_columns: bool = True) -> list[decode.RowBatch]:
     opened = read_source_footers([path])
     found = long_columns_of([(s.metadata, s.schema) for s in opened], opened[0].schema) if long_columns else None
     assert (found is not None) == long_columns
     return list(
-        source_reader.read_batches(
-            list(source_reader.row_group_ranges(opened, 1 << 20)), opened[0].schema, 1 << 20, None, found
+        decode.read_batches(
+            list(decode.row_group_ranges(opened, 1 << 20)), opened[0].schema, 1 << 20, None, found
         )
     )
 
@@ -138,13 +138,13 @@ def test_damage_is_found_by_checksum(tmp_path: Path, place: float) -> None:
 def test_an_empty_page_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[bytes | None] = [bytes([i]) * 3000 for i in range(20)]
     path = source(tmp_path / "t.parquet", rows)
-    pages = long_values.text_pages
+    pages = decode.text_pages
 
     def with_empty_ones(*args: Any, **options: Any) -> Any:
         for page in pages(*args, **options):
             yield from (page, page._replace(there=page.there[:0], begins=page.begins[:0], lengths=page.lengths[:0]))
 
-    monkeypatch.setattr(long_values, "text_pages", with_empty_ones)
+    monkeypatch.setattr(decode, "text_pages", with_empty_ones)
     rewrite_directory([path], tmp_path / "out", RewriteOptions(row_group_size=1 << 20, compression="none"))
     assert read(sorted((tmp_path / "out").iterdir()))["long"].to_pylist() == rows
 

@@ -12,8 +12,8 @@ import pytest
 
 import pqcache
 from pqcache.cli import run
+from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions, differ_in_size_only, parse_compression, shuffle_of
-from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from pqcache.store.config import read_config
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.store.repartition.test_command import assert_cut_right

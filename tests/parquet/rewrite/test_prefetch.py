@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.rewrite.prefetch import join_small_batches, prefetch
-from pqcache.parquet.rewrite.source_reader import RowBatch
+from pqcache.parquet.rewrite.decode import RowBatch, join_small_batches, prefetch
 from tests.examples import examples
-from tests.parquet.rewrite.test_row_group_writer import batches_of
+from tests.parquet.rewrite.test_writer import batches_of
 
 
 def test_prefetch_runs_ahead_by_no_more_than_its_limit_and_stops() -> None:

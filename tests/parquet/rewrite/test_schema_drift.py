@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.errors import ParquetError
+from pqcache.parquet.rewrite.directory import KnownOfSources, rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite_directory import KnownOfSources, rewrite_directory
 from tests.parquet.rewrite.rewriting import (
     KB,
     by_duckdb,

@@ -14,7 +14,7 @@ import pytest
 from pqcache.errors import ParquetError
 from pqcache.parquet.dense_columns import Dense
 from tests.parquet.rewrite.rewriting import KB, rewrite
-from tests.parquet.rewrite.test_rewrite_directory import COLUMNS
+from tests.parquet.rewrite.test_directory import COLUMNS
 
 
 def tables(count: int, kinds: list[str] | None = None) -> list[pa.Table]:

@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.errors import ParquetError, UsageError
+from pqcache.parquet.rewrite.directory import count_unchanged_files, rewrite_directory, row_group_bytes
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
-from pqcache.parquet.rewrite.unchanged_files import count_unchanged_files, row_group_bytes
 from tests.parquet.rewrite.rewriting import (
     KB,
     check_same,

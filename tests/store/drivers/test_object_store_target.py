@@ -102,8 +102,8 @@ def test_many_files_are_removed_in_several_requests(target: ObjectStoreTarget, m
 def test_a_run_that_was_killed_is_continued(remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends between two copies: one file of the partition is there, and the next run removes it."""
     shop = write_shop(tmp_path / "shop", days=2, files=1, rows=400)
-    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite_directory._MIN_FILE", 0)
-    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite_directory._FILE_ROW_GROUPS", 1)
+    monkeypatch.setattr("pqcache.parquet.rewrite.directory._MIN_FILE", 0)
+    monkeypatch.setattr("pqcache.parquet.rewrite.directory._FILE_ROW_GROUPS", 1)
     size = 8 << 10
     pqcache.repartition(shop, tmp_path / "expected", row_group_size=size)
     with monkeypatch.context() as patch:

@@ -14,10 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.parquet.rewrite.file_writer import straddles
+from pqcache.parquet.rewrite.directory import count_unchanged_files, rewrite_directory, row_group_bytes, row_group_start
+from pqcache.parquet.rewrite.files import straddles
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
-from pqcache.parquet.rewrite.unchanged_files import count_unchanged_files, row_group_bytes, row_group_start
 from tests.datasets import rows_of, write_shop
 from tests.examples import examples
 from tests.servers.hdfs import Hdfs

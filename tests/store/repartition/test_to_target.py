@@ -171,8 +171,8 @@ def test_a_partition_is_seen_whole_or_not_at_all(remote: Remote, shop: Path, mon
         looks.append([path for path in contents(remote.url) if not path.startswith(HIDDEN)])
 
     monkeypatch.setattr(kind, "commit", looking)
-    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite_directory._MIN_FILE", 0)
-    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite_directory._FILE_ROW_GROUPS", 1)
+    monkeypatch.setattr("pqcache.parquet.rewrite.directory._MIN_FILE", 0)
+    monkeypatch.setattr("pqcache.parquet.rewrite.directory._FILE_ROW_GROUPS", 1)
     done = run_job(job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(row_group_size=LIMIT)))
     assert done.files[1] > 3
     assert looks[0] == []

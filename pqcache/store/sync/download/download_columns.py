@@ -30,7 +30,7 @@ from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.mapped_footer import as_in_table, in_spelling
 from pqcache.parquet.projection import ByteRange, Projection, number_of, project, top_elements
-from pqcache.parquet.rewrite.file_writer import write_errors
+from pqcache.parquet.rewrite.files import write_errors
 from pqcache.parquet.row_group_stats import columns_table, footer_in, row_group_columns
 from pqcache.store.drivers.base import FileShape, Source
 from pqcache.store.hive import parent

@@ -26,9 +26,9 @@ from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.doubtful import check_read_right
 from pqcache.parquet.footer.source_footer import SourceFooter, open_parquet, read_source_footers
 from pqcache.parquet.projection import keyvalues_of, project
-from pqcache.parquet.rewrite.concat_chunks import as_row_group, encode_rows
-from pqcache.parquet.rewrite.direct_io_file import WRITERS
-from pqcache.parquet.rewrite.file_writer import (
+from pqcache.parquet.rewrite.encode import as_row_group, encode_rows
+from pqcache.parquet.rewrite.files import (
+    WRITERS,
     FooterSchema,
     OutputSchema,
     RowGroupFile,

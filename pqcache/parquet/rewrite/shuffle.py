@@ -19,8 +19,8 @@ import pyarrow.types as pt
 
 from pqcache.parquet.arrow_rows import take_of_table
 from pqcache.parquet.arrow_sizes import Floats
-from pqcache.parquet.rewrite.file_writer import write_errors
-from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
+from pqcache.parquet.rewrite.decode import RowBatch, row_batch
+from pqcache.parquet.rewrite.files import write_errors
 
 _BITS = 6  # of a key, for each time that rows go to disk
 _WORD = (1 << 64) - 1

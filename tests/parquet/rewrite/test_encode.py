@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.rewrite.concat_chunks import concatenate_chunks, encode_rows
-from pqcache.parquet.rewrite.file_writer import OutputSchema, RowGroupFile, footer_schema_of
+from pqcache.parquet.rewrite.encode import concatenate_chunks, encode_rows
+from pqcache.parquet.rewrite.files import OutputSchema, RowGroupFile, footer_schema_of
 from tests.examples import examples
 
 FLOATS = st.floats(width=32)

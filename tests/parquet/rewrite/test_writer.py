@@ -20,13 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, PqcacheError
-from pqcache.parquet.rewrite import row_group_writer as w
-from pqcache.parquet.rewrite.file_writer import OutputSchema, RowGroupFile
+from pqcache.parquet.rewrite import writer as w
+from pqcache.parquet.rewrite.decode import RowBatch, prefetch, row_batch
+from pqcache.parquet.rewrite.directory import rewrite_directory, row_group_bytes
+from pqcache.parquet.rewrite.files import OutputSchema, RowGroupFile
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.prefetch import prefetch
-from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
-from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
-from pqcache.parquet.rewrite.unchanged_files import row_group_bytes
 from pqcache.parquet.schema_merge import working_schema
 from tests.examples import examples
 from tests.pages import indexed_pages, real_pages

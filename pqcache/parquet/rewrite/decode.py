@@ -6,8 +6,12 @@ Memory is bounded by the size of a batch, not by the sources' row groups: those 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +25,14 @@ import pyarrow.types as pt
 
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.arrow_sizes import Floats, Widths, arrow_bytes, least_width, widths_of
+from pqcache.parquet.binary_views import LONG
+from pqcache.parquet.chunk_reader import UNREADABLE, Leaf, leaf_of, pages_in, text_pages, view_type, views_of
 from pqcache.parquet.dense_columns import DenseChange, change_dense, dense_changes
 from pqcache.parquet.footer import footer
 from pqcache.parquet.footer.source_footer import SourceFooter, one_of_each_schema, open_parquet
-from pqcache.parquet.rewrite.long_values import LongColumns, TakeRows
-from pqcache.parquet.schema_merge import cast_to_schema
+from pqcache.parquet.pages.page_format import NotRead
+from pqcache.parquet.row_group_stats import first_page
+from pqcache.parquet.schema_merge import cast_to_schema, is_text
 from pqcache.system.disk import open_regular
 
 Numbers = range | npt.NDArray[np.int64]
@@ -320,3 +327,202 @@ def _ratios(
         return found
     by_name = dict(zip(source.schema.names, found, strict=True))
     return np.array([by_name.get(name, 1.0) for name in schema.names])
+
+
+# ---- Long strings and binary as views into the pages they are stored in, which are not copied until they are written
+
+log = logging.getLogger("pqcache.parquet")
+
+_READABLE = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # a column's encodings, levels among them
+
+
+Decoded = Callable[[int, str], Iterator[pa.Array]]
+"""Decodes a column of a row group, some rows at a time, with a reader of its own: readers share how many these are."""
+
+TakeRows = Callable[[int], pa.ChunkedArray]
+"""Takes so many rows of a column, the next ones; fewer where there are no more."""
+
+
+@dataclass(frozen=True)
+class LongColumns:
+    """Columns that are read as views, with their types as such."""
+
+    kinds: dict[str, pa.DataType]
+
+    def without(self, schema: pa.Schema) -> pa.Schema:
+        """Return ``schema`` without these columns."""
+        return pa.schema([field for field in schema if field.name not in self.kinds], schema.metadata)
+
+    def takers(
+        self, file: pq.ParquetFile, descriptor: int, groups: Sequence[int], decoded: Decoded
+    ) -> dict[str, TakeRows]:
+        """Return for each of the columns what takes its rows in these row groups of the open ``file``."""
+        found = {}
+        for name, kind in self.kinds.items():
+            views = self._views(file, descriptor, groups, name, decoded)
+            found[name] = _taker(views, kind)
+        return found
+
+    def _views(
+        self, file: pq.ParquetFile, descriptor: int, groups: Sequence[int], name: str, decoded: Decoded
+    ) -> Iterator[pa.Array]:
+        """Yield the rows of a column of an open file page by page; what the pages do not show is ``decoded``."""
+        kind, where = self.kinds[name], _leaf_of(file.metadata, file.schema_arrow.field(name))
+        assert where is not None  # see `_is_long`
+        number, leaf = where
+        for group in groups:
+            chunk = file.metadata.row_group(group).column(number)
+            done = 0
+            try:
+                pages = pages_in(descriptor, first_page(chunk), chunk.total_compressed_size)
+                for texts in text_pages(descriptor, chunk, leaf, pages, checked=True):
+                    if done + len(texts.there) > chunk.num_values or not texts.there.all():
+                        raise NotRead("nulls, or more values than the footer says")
+                    yield views_of([texts], kind)
+                    done += len(texts.there)
+            except UNREADABLE as error:
+                log.debug("column %s: pyarrow decodes the chunk from row %d on: %s", name, done, error)
+            if done == chunk.num_values:
+                continue
+            for array in decoded(group, name):
+                skipped = min(done, len(array))
+                done -= skipped
+                if skipped < len(array):
+                    yield array[skipped:].cast(kind)
+
+
+def long_columns_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Schema) -> LongColumns | None:
+    """Return the columns of ``schema`` worth reading as views: they hold long values in all row groups of ``files``.
+
+    There have to be other columns, which say how many rows there are.
+    """
+    kinds = {}
+    for field in schema:
+        if is_text(field.type) and all(_is_long(metadata, own, field) for metadata, own in files):
+            kinds[field.name] = view_type(field.type)
+    clear = len(set(schema.names)) == len(schema) and not any("." in name for name in schema.names)
+    return LongColumns(kinds) if kinds and clear and len(kinds) < len(schema) else None
+
+
+def _is_long(metadata: pq.FileMetaData, own: pa.Schema, field: pa.Field) -> bool:
+    where = own.get_all_field_indices(field.name)
+    if len(where) != 1 or own.field(where[0]).type != field.type or any("." in name for name in own.names):
+        return False
+    found = _leaf_of(metadata, field)
+    if found is None:
+        return False
+    chunks = (metadata.row_group(group).column(found[0]) for group in range(metadata.num_row_groups))
+    return all(
+        chunk.total_uncompressed_size >= LONG * chunk.num_values and _READABLE.issuperset(chunk.encodings)
+        for chunk in chunks
+    )
+
+
+def _leaf_of(metadata: pq.FileMetaData, field: pa.Field) -> tuple[int, Leaf] | None:
+    """Return the number and the leaf of a column of strings or binary, in a file of names without dots."""
+    schema = metadata.schema
+    numbers = [number for number in range(len(schema)) if schema.column(number).path == field.name]
+    leaf = leaf_of(schema.column(numbers[0]), field) if len(numbers) == 1 else None
+    return None if leaf is None or leaf.repetition else (numbers[0], leaf)
+
+
+def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> TakeRows:
+    """Return what takes so many rows, the next ones, off ``arrays``; fewer where there are no more."""
+    left: deque[pa.Array] = deque()
+
+    def take(count: int) -> pa.ChunkedArray:
+        found: list[pa.Array] = []
+        while count and (array := left.popleft() if left else next(arrays, None)) is not None:
+            found.append(array[:count])
+            if len(array) > count:
+                left.append(array[count:])
+            count -= len(found[-1])
+        return pa.chunked_array(found, kind)
+
+    return take
+
+
+# ---- Batches that are read ahead of their use: several parts of the sources at once, passed on in order
+
+ReadTask = Callable[[], Iterator[RowBatch]]
+"""What makes some consecutive batches, on whatever thread has time."""
+
+_LARGE = 512 << 10  # Arrow bytes of a table: to take it by itself is cheaper than to copy it
+_END = object()
+
+
+def prefetch(tasks: Sequence[ReadTask], limit: int, threads: int = 1) -> Generator[RowBatch, None, None]:
+    """Yield the batches of ``tasks``, in their order, made on ``threads`` that run ahead by ``limit`` Arrow bytes.
+
+    Each thread has a share of ``limit`` for itself, so that the one whose batches are next never waits for another.
+    """
+    threads = min(threads, len(tasks))
+    ready: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in tasks]
+    numbers = itertools.count()
+    freed = threading.Condition()
+    held = [0] * threads
+    stopped = False
+
+    def produce(thread: int) -> None:
+        while not stopped and (number := next(numbers)) < len(tasks):
+            try:
+                for batch in tasks[number]():
+                    with freed:
+                        while held[thread] > limit // threads and not stopped:
+                            freed.wait()
+                        if stopped:
+                            return
+                        held[thread] += batch.nbytes
+                    ready[number].put((thread, batch))
+                ready[number].put(_END)
+            except BaseException as error:  # noqa: BLE001 - raised again where the batches are used
+                ready[number].put(error)
+
+    workers = [threading.Thread(target=produce, args=(n,), name="pqcache-decode", daemon=True) for n in range(threads)]
+    for worker in workers:
+        worker.start()
+    try:
+        for batches in ready:
+            while (item := batches.get()) is not _END:
+                if isinstance(item, BaseException):
+                    raise item
+                thread, batch = item
+                yield batch
+                with freed:
+                    held[thread] -= batch.nbytes
+                    freed.notify_all()
+    finally:
+        with freed:
+            stopped = True
+            freed.notify_all()
+        for worker in workers:
+            worker.join()
+
+
+def join_small_batches(stream: Iterator[RowBatch], target: int) -> Iterator[RowBatch]:
+    """Yield ``stream`` with tiny neighbours joined, so that many tiny files cost about as much as one."""
+    waiting: list[RowBatch] = []
+    size = 0
+    for batch in stream:
+        if waiting and size + batch.nbytes > target:
+            yield _join(waiting)
+            waiting, size = [], 0
+        waiting.append(batch)
+        size += batch.nbytes
+        if size > target // 2:
+            yield _join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _join(waiting)
+
+
+def _join(waiting: list[RowBatch]) -> RowBatch:
+    if len(waiting) == 1:
+        return waiting[0]
+    table = pa.concat_tables([batch.table for batch in waiting]).unify_dictionaries()
+    if sum(batch.nbytes for batch in waiting) < _LARGE * len(waiting):
+        table = table.combine_chunks()
+    rows = np.array([max(1, batch.table.num_rows) for batch in waiting], np.float64)
+    ratios = np.average([batch.ratios for batch in waiting], axis=0, weights=rows)
+    numbers = range(waiting[0].numbers[0], waiting[0].numbers[0] + table.num_rows)
+    return row_batch(table, ratios, numbers, waiting[-1].done, waiting[0].widths)

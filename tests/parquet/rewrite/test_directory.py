@@ -156,7 +156,7 @@ def test_a_row_larger_than_a_row_group_stands_alone_and_is_named(tmp_path: Path)
 
 
 def test_files_roll_at_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite_directory._MIN_FILE", 0)
+    monkeypatch.setattr("pqcache.parquet.rewrite.directory._MIN_FILE", 0)
     rng = np.random.default_rng(5)
     source = tmp_path / "a.parquet"
     pq.write_table(pa.table({"blob": [rng.bytes(1000) for _ in range(1_500)]}), source)
