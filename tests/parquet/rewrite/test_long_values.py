@@ -91,9 +91,7 @@ def batches_of(path: Path, long_columns: bool = True) -> list[decode.RowBatch]:
     found = long_columns_of([(s.metadata, s.schema) for s in opened], opened[0].schema) if long_columns else None
     assert (found is not None) == long_columns
     return list(
-        decode.read_batches(
-            list(decode.row_group_ranges(opened, 1 << 20)), opened[0].schema, 1 << 20, None, found
-        )
+        decode.read_batches(list(decode.row_group_ranges(opened, 1 << 20)), opened[0].schema, 1 << 20, None, found)
     )
 
 
