@@ -77,7 +77,7 @@ def _is_same_endpoint(options: Mapping[str, str], other: Mapping[str, str]) -> b
 
 def _name_nodes(host: str, options: Mapping[str, str]) -> set[tuple[str, str]]:
     """Return the addresses and ports that an HDFS host or nameservice stands for; an empty one is the default."""
-    from pqcache.store.drivers.hadoop_site import site_configuration  # and an XML parser, which few syncs need
+    from pqcache.store.drivers.hadoop import site_configuration  # and an XML parser, which few syncs need
 
     known = {**site_configuration(), **options}
     if not host:

@@ -7,25 +7,198 @@ fsspec's, which does not survive a fork: fsspec makes another one in the child, 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from pqcache.errors import PqcacheError, SourceError, SourceUnavailable, UsageError
+from pqcache.errors import (
+    PqcacheError,
+    SourceDenied,
+    SourceError,
+    SourceNotFound,
+    SourceUnavailable,
+    UsageError,
+    first_line,
+)
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, Capabilities, DirectoryLimit, Source
-from pqcache.store.drivers.fsspec_errors import fsspec_error
-from pqcache.store.drivers.fsspec_identity import identity_of
 from pqcache.store.drivers.fsspec_systems import open_file_system
-from pqcache.store.drivers.time_limits import with_time_limit
-from pqcache.store.drivers.web_listing import is_listing
+from pqcache.store.drivers.remote import known_cause
+from pqcache.store.drivers.time_limits import Stalled, with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, url_scheme
 from pqcache.system.parallel import in_parallel
 
 T = TypeVar("T")
+
+# the first that is there is the tag; each changes with the bytes of the file
+_TAGS = (
+    "generation", "etag", "ETag", "e_tag", "lfs", "xet_hash", "blob_id", "md5", "md5Hash", "content_md5", "Content-MD5",
+    "checksum", "sha256", "sha", "content_hash", "version_id",
+)  # fmt: skip
+_TIMES = (
+    "mtime", "modified", "last_modified", "LastModified", "Last-Modified", "modification_time", "modifiedTime",
+    "updated", "last_write_time", "modify", "created",
+)  # fmt: skip
+_MILLISECONDS = 1e11  # a larger number of seconds would be a date after the year 5000
+
+
+def identity_of(info: Mapping[str, Any]) -> Identity | None:
+    """Return the identity in ``info``; None where it holds no size, or a size and nothing that changes with the bytes.
+
+    Times have microseconds: file systems give them as floats.
+    """
+    size = info.get("size")
+    tag = next((text for name in _TAGS if (text := _tag(info.get(name)))), "")
+    moment = next((time for name in _TIMES if (time := _nanoseconds(info.get(name)))), 0)
+    if not isinstance(size, int) or not (tag or moment):
+        return None
+    return Identity(size, moment, tag)
+
+
+def _tag(value: Any) -> str:
+    """Return the text of a tag; of what Hugging Face says of a large file, its checksum."""
+    if isinstance(value, Mapping):
+        value = value.get("sha256")
+    elif hasattr(value, "sha256"):
+        value = value.sha256
+    return "" if value is None else str(value).strip('"')
+
+
+def _nanoseconds(value: Any) -> int:
+    """Return a time in nanoseconds since 1970; 0 for what is none."""
+    if isinstance(value, str):
+        value = _parsed(value)
+    if isinstance(value, datetime):
+        value = (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return 0
+    seconds = value / 1000 if value > _MILLISECONDS else value
+    return round(seconds * 1e6) * 1000
+
+
+def _parsed(text: str) -> Any:
+    for parse in (datetime.fromisoformat, parsedate_to_datetime):
+        try:
+            return parse(text.replace("Z", "+00:00") if parse is datetime.fromisoformat else text)
+        except ValueError:
+            continue
+    return None
+
+
+# A page without links to data may be an empty directory, or one with other files. It may also be a form for logging in,
+# which servers send with the status 200. That must not look as if everything in the directory had been deleted.
+_PASSWORD = re.compile(rb"<input\b[^>]*\btype\s*=\s*[\"']?password", re.IGNORECASE)
+_SAYS_SO = re.compile(rb"index of|directory listing|parent directory", re.IGNORECASE)
+_LINK = re.compile(rb"<a\b[^>]*\bhref\s*=\s*[\"']?([^\"'\s>]+)", re.IGNORECASE)
+
+
+def is_listing(page: bytes, url: str) -> bool:
+    """Return whether a page without links to data is a listing of the directory ``url``, which ends in ``/``.
+
+    It is one if it says so, as those of servers do, or has a link to the directory above, and asks for no password.
+
+    >>> is_listing(b'<h1>Index of /lake/</h1>', 'http://host/lake/')
+    True
+    >>> is_listing(b'<a href="/">home</a> <a href="help.html">help</a>', 'http://host/lake/')
+    False
+    """
+    if _PASSWORD.search(page):
+        return False
+    return _SAYS_SO.search(page) is not None or any(_is_above(link, url) for link in _LINK.findall(page))
+
+
+def _is_above(link: bytes, url: str) -> bool:
+    """Return whether a link leads to the directory above; one to the server's root counts only if it is relative."""
+    text = link.decode(errors="replace")
+    above = urlsplit(urljoin(url, "..")).path
+    return (text.strip("./") == "" and ".." in text) or (above != "/" and urlsplit(urljoin(url, text)).path == above)
+
+
+_DENIED = ("AuthenticationException", "BadHostKeyException", "ClientAuthenticationError", "GatedRepoError")
+_MISSING = ("RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError")
+_CONNECTION = ("ClientConnectionError", "ClientPayloadError", "SSHException", "TransportError", "gaierror")
+_BROKEN = "HttpProcessingError"  # aiohttp's for what is no answer, or none to its end; it has the status 400
+_ADVICE = "check the credentials (-o KEY=VALUE goes to the file system of fsspec)"
+
+
+def fsspec_error(name: str, error: BaseException) -> PqcacheError:
+    """Return pqcache's error about the URL ``name``.
+
+    A file system may say "not found" for whatever went wrong, so what it was caused by counts first: a connection that
+    failed, or the status of an answer.
+    """
+    chain = _chain(error)
+    if (known := known_cause(name, error)) is not None:
+        return known
+    if any(isinstance(found, Stalled | TimeoutError) or "Timeout" in type(found).__name__ for found in chain):
+        return SourceUnavailable(name, "no answer in time", "check the host and the network")
+    is_broken = any(base.__name__ == _BROKEN for found in chain for base in type(found).__mro__)
+    for found in chain:
+        status = _status(found)
+        if is_broken or _is_connection(found):
+            return SourceUnavailable(name, "the connection failed", "check the host, the port and the network")
+        if not status:
+            continue
+        if status in (401, 403):
+            return SourceDenied(name, f"access denied ({status})", _ADVICE)
+        if status in (404, 410):
+            return SourceNotFound(name, "no such file or directory", "check the URL")
+        if status >= 500 or status in (408, 416, 429):
+            return SourceUnavailable(name, f"the server answers {status}", "try again later")
+        return SourceError(name, f"the server answers {status}", "check the URL and the options")
+    names = [base.__name__ for found in chain for base in type(found).__mro__]
+    if any(isinstance(found, PermissionError) for found in chain) or any(each in names for each in _DENIED):
+        return SourceDenied(name, "access denied", _ADVICE)
+    if any(each in names for each in _MISSING):
+        return SourceNotFound(name, "no such file or directory", "check the URL")
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return SourceNotFound(name, "no such file or directory", "check the URL")
+    if "range requests" in str(error) or "Cannot seek" in str(error):
+        return SourceError(name, "the server does not serve parts of a file", "copy it to another store first")
+    if isinstance(error, OSError):
+        return SourceUnavailable(name, _shown(error), "check the host and the network")
+    return SourceError(name, f"{type(error).__name__}: {_shown(error)}", "check the URL and the options")
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return an error and those that caused it."""
+    found: list[BaseException] = []
+    next_one: BaseException | None = error
+    while next_one is not None and next_one not in found and len(found) < 20:
+        found.append(next_one)
+        next_one = next_one.__cause__ or next_one.__context__
+    return found
+
+
+def _status(error: BaseException) -> int:
+    """Return the HTTP status that a client's error holds; 0 where there is none."""
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status", "status_code", "code"):
+            value = getattr(holder, name, None)
+            if isinstance(value, int | str) and re.fullmatch(r"[45]\d\d", str(value)):
+                return int(value)
+    return 0
+
+
+def _is_connection(error: BaseException) -> bool:
+    """Return whether an error is about a connection: Python's, or one of aiohttp, requests, httpx or paramiko."""
+    return isinstance(error, ConnectionError | EOFError) or any(
+        base.__name__ in _CONNECTION or (base.__name__ == "RequestException" and base.__module__.startswith("requests"))
+        for base in type(error).__mro__
+    )
+
+
+def _shown(error: BaseException) -> str:
+    """Return an error's first line without URLs, which may hold tokens."""
+    return re.sub(r"\b[a-z][a-z0-9+.-]*://\S+", "...", first_line(error))
+
+
 _FIRST_CHUNK, _MIN_CHUNK, _MAX_CHUNK = 256 << 10, 64 << 10, 4 << 20  # bytes
 _FAST, _SLOW = 0.5, 4.0  # seconds for a chunk, from which on the next one is larger or smaller
 _HTTP = ("http", "https")

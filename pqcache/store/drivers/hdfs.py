@@ -38,9 +38,8 @@ from pqcache.store.drivers.base import (
     read_range,
     root_of,
 )
-from pqcache.store.drivers.hadoop_site import site_configuration
-from pqcache.store.drivers.hdfs_user import act_as
-from pqcache.store.drivers.network_errors import known_cause
+from pqcache.store.drivers.hadoop import act_as, site_configuration
+from pqcache.store.drivers.remote import known_cause
 from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile
 from pqcache.store.drivers.time_limits import Stalled, with_time_limit
 from pqcache.store.manifest import Identity, SourceFile

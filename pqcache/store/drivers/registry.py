@@ -85,7 +85,7 @@ def open_target(
         return S3Target(url, options, timeout)
     if scheme in _OBJECT_STORES:
         with installed(url, "obstore", _OBJECT_STORES[scheme]):
-            from pqcache.store.drivers.object_store_target import ObjectStoreTarget
+            from pqcache.store.drivers.object_store import ObjectStoreTarget
         return ObjectStoreTarget(url, options, timeout)
     if scheme == "webhdfs":
         raise UsageError(redact(url), "webhdfs:// can be read, not written", "write hdfs:// with the RPC port instead")

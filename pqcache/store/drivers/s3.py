@@ -37,9 +37,8 @@ from pqcache.errors import (
     first_line,
 )
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, Capabilities, Source, check_options
-from pqcache.store.drivers.http_connections import HttpConnections
-from pqcache.store.drivers.http_speed_floor import pool_classes, response_class
-from pqcache.store.drivers.network_errors import known_cause
+from pqcache.store.drivers.http_client import HttpConnections, pool_classes, response_class
+from pqcache.store.drivers.remote import known_cause
 from pqcache.store.drivers.s3_list import identity, list_bucket, take_entries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo

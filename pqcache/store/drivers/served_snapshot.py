@@ -33,9 +33,8 @@ from pqcache.errors import (
 )
 from pqcache.store.access_token import TOKEN, checked_token, read_token
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, Capabilities, Source, check_options
-from pqcache.store.drivers.http_connections import HttpConnections
-from pqcache.store.drivers.http_speed_floor import MAX_ANSWER, response_class
-from pqcache.store.drivers.network_errors import known_cause
+from pqcache.store.drivers.http_client import MAX_ANSWER, HttpConnections, response_class
+from pqcache.store.drivers.remote import known_cause
 from pqcache.store.drivers.snapshot_source import files_below, identity_of, table_below
 from pqcache.store.manifest import FileEntry, Identity, SourceFile, TableVersion
 from pqcache.store.urls import printable, redact, url_scheme

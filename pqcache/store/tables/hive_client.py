@@ -27,7 +27,7 @@ from thrift.transport.TTransport import TTransportException
 
 from pqcache.errors import SourceDenied, SourceError, SourceIncomplete, SourceNotFound, SourceUnavailable, first_line
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT
-from pqcache.store.drivers.network_errors import known_cause
+from pqcache.store.drivers.remote import known_cause
 from pqcache.store.drivers.retries import SourceTooSlow
 from pqcache.store.drivers.time_limits import SpeedFloor, TooSlow
 from pqcache.store.tables.hive_url import FRAMED, NONE, PLAIN, MetastoreAddress

@@ -27,7 +27,7 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.network_errors import known_cause
+from pqcache.store.drivers.remote import known_cause
 from pqcache.store.tables.base import StoreFiles, usual_url
 from pqcache.store.urls import printable, url_scheme
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pqcache.errors import SourceError
-from pqcache.store.drivers import base, webhdfs_http
+from pqcache.store.drivers import base, webhdfs
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.manifest import Identity, SourceFile
@@ -48,7 +48,7 @@ def test_directories_that_hold_themselves(server: Server, monkeypatch: pytest.Mo
 
 
 def test_an_answer_without_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhdfs_http, "MAX_ANSWER", 100)
+    monkeypatch.setattr(webhdfs, "MAX_ANSWER", 100)
     source = open_source(f"webhdfs://127.0.0.1:{server.port}/wh")
     with pytest.raises(SourceError, match=r"the answer about /webhdfs/v1/wh has more than 100 bytes"):
         list(source.list())

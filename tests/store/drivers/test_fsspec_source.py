@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.drivers import fsspec_systems
-from pqcache.store.drivers.fsspec_errors import fsspec_error
-from pqcache.store.drivers.fsspec_identity import identity_of
+from pqcache.store.drivers.fsspec_source import fsspec_error, identity_of
 from pqcache.store.drivers.fsspec_systems import parsed
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.manifest import Identity

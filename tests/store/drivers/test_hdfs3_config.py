@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pqcache.errors import UsageError
-from pqcache.store.drivers.hdfs3 import Hdfs3Source
-from pqcache.store.drivers.hdfs3_config import settings
+from pqcache.store.drivers.hdfs3 import Hdfs3Source, settings
 from tests.store.drivers.fake_libhdfs3 import FakeLibhdfs3
 
 pytestmark = pytest.mark.usefixtures("clean_hdfs3")

@@ -11,7 +11,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import SourceDenied, SourceNotFound, SourceUnavailable, UsageError
-from pqcache.store.drivers.object_store_target import ObjectStoreTarget
+from pqcache.store.drivers.object_store import ObjectStoreTarget
 from pqcache.store.drivers.registry import open_target
 from pqcache.store.drivers.target import HIDDEN
 from tests.datasets import files_of, write_shop
@@ -48,7 +48,7 @@ def paths(target: ObjectStoreTarget) -> list[str]:
 def test_a_large_file_goes_up_in_parts_and_appears_at_once(
     target: ObjectStoreTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pqcache.store.drivers.object_store_target._PART", 5 << 20)
+    monkeypatch.setattr("pqcache.store.drivers.object_store._PART", 5 << 20)
     file = tmp_path / "big"
     file.write_bytes(os.urandom((12 << 20) + 7))
     staged = target.stage(file, "token", FILE)
@@ -91,7 +91,7 @@ def test_a_short_upload_is_sent_again(target: ObjectStoreTarget, file: Path, mon
 
 
 def test_many_files_are_removed_in_several_requests(target: ObjectStoreTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pqcache.store.drivers.object_store_target._DELETED_AT_ONCE", 2)
+    monkeypatch.setattr("pqcache.store.drivers.object_store._DELETED_AT_ONCE", 2)
     names = [f"dt={number}/x" for number in range(5)]
     for name in names:
         target.write(name, b"x")

@@ -11,8 +11,7 @@ import pytest
 
 from pqcache.errors import SourceDenied, SourceError
 from pqcache.store.drivers.registry import open_source
-from pqcache.store.drivers.webhdfs import WebHdfsSource
-from pqcache.store.drivers.webhdfs_http import redirect_target
+from pqcache.store.drivers.webhdfs import WebHdfsSource, redirect_target
 from tests.store.drivers.web_server import Asked, Server, reply, serving
 
 DATA = b"0123456789"

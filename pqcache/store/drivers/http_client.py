@@ -1,0 +1,117 @@
+"""HTTP connections that are kept for further requests, and whose answers have a floor of speed.
+
+A server that drips counts as unavailable. The bytes are counted where they leave the socket, below all that http.client
+and urllib3 do with them: a read of these libraries ends only when it has all bytes it was asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import io
+import select
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pqcache.store.drivers.time_limits import SpeedFloor
+
+MAX_ANSWER = 1 << 30  # bytes of an answer that is taken into memory
+
+
+class _Stream(io.RawIOBase):
+    """The bytes of a socket's answer, counted."""
+
+    def __init__(self, raw: io.RawIOBase, seconds: float) -> None:
+        self._raw = raw
+        self._floor = SpeedFloor(seconds)
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._raw.fileno()
+
+    def readinto(self, buffer: Any) -> int | None:
+        began = time.monotonic()
+        count: int | None = self._raw.readinto(buffer)
+        if count:
+            self._floor.count(count, time.monotonic() - began)
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+@functools.lru_cache
+def response_class(seconds: float) -> type[http.client.HTTPResponse]:
+    """Return a class of responses that raise TooSlow.
+
+    Answers to requests that write are excepted: a server may drip spaces while it completes an upload.
+    """
+
+    class FlooredResponse(http.client.HTTPResponse):
+        def __init__(self, sock: Any, debuglevel: int = 0, method: str | None = None, url: str | None = None) -> None:
+            super().__init__(sock, debuglevel, method, url)
+            if method in ("GET", "HEAD"):
+                self.fp = io.BufferedReader(_Stream(self.fp.detach(), seconds))
+
+    return FlooredResponse
+
+
+def pool_classes(classes: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Return the connection pools of urllib3, by scheme, as ones whose responses raise TooSlow."""
+    return {scheme: _pool_class(pool, seconds) for scheme, pool in classes.items()}
+
+
+def _pool_class(pool: Any, seconds: float) -> Any:
+    connection = type("Connection", (pool.ConnectionCls,), {"response_class": response_class(seconds)})
+    return type("Pool", (pool,), {"ConnectionCls": connection})
+
+
+class HttpConnections:
+    """Connections that ``connect`` makes; any thread may take one, which is then its own until it is put back."""
+
+    def __init__(self, connect: Callable[[], http.client.HTTPConnection]) -> None:
+        self._connect = connect
+        self._idle: list[http.client.HTTPConnection] = []
+        self._closed = False
+
+    def take(self) -> http.client.HTTPConnection:
+        """Return an idle connection that the server has not closed, or a new one."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self._connect()
+            if connection.sock is not None and not _is_readable(connection.sock.fileno()):
+                return connection
+            connection.close()
+
+    def put_back(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+        """Keep a connection for the next request if the response was read to its end, else close both."""
+        if response.isclosed() and not response.will_close:
+            self._idle.append(connection)
+        else:
+            response.close()
+            connection.close()
+        if self._closed:  # meanwhile, while a thread that nobody waits for was reading
+            self.close()
+
+    def close(self) -> None:
+        """Close the idle connections, and those in use when they are put back."""
+        self._closed = True
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # another thread closes them too
+                return
+            connection.close()
+
+
+def _is_readable(descriptor: int) -> bool:
+    """Return whether something has come that nobody asked for, as the end of the connection."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
