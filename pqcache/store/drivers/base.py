@@ -236,11 +236,6 @@ def root_of(url: str) -> str:
     return "/" + url.partition("://")[2].partition("/")[2].strip("/")
 
 
-def path_below(root: str, path: str) -> str:
-    """Return the absolute path of ``path``, relative to the absolute path ``root``."""
-    return f"{root.rstrip('/')}/{path}"
-
-
 def check_options(driver: str, options: Mapping[str, str], known: Mapping[str, str]) -> None:
     """Raise UsageError when ``options`` holds a name that is not in ``known`` (name -> what it means)."""
     for name in options:

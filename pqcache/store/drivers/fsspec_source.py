@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -26,12 +25,11 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, Capabilities, DirectoryLimit, Source
+from pqcache.store.drivers.base import TIMEOUT, Capabilities
 from pqcache.store.drivers.fsspec_systems import open_file_system
-from pqcache.store.drivers.remote import known_cause
-from pqcache.store.drivers.time_limits import Stalled, with_time_limit
+from pqcache.store.drivers.remote import RemoteSource
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.urls import redact, url_scheme
+from pqcache.store.urls import url_scheme
 from pqcache.system.parallel import in_parallel
 
 T = TypeVar("T")
@@ -127,45 +125,6 @@ _BROKEN = "HttpProcessingError"  # aiohttp's for what is no answer, or none to i
 _ADVICE = "check the credentials (-o KEY=VALUE goes to the file system of fsspec)"
 
 
-def fsspec_error(name: str, error: BaseException) -> PqcacheError:
-    """Return pqcache's error about the URL ``name``.
-
-    A file system may say "not found" for whatever went wrong, so what it was caused by counts first: a connection that
-    failed, or the status of an answer.
-    """
-    chain = _chain(error)
-    if (known := known_cause(name, error)) is not None:
-        return known
-    if any(isinstance(found, Stalled | TimeoutError) or "Timeout" in type(found).__name__ for found in chain):
-        return SourceUnavailable(name, "no answer in time", "check the host and the network")
-    is_broken = any(base.__name__ == _BROKEN for found in chain for base in type(found).__mro__)
-    for found in chain:
-        status = _status(found)
-        if is_broken or _is_connection(found):
-            return SourceUnavailable(name, "the connection failed", "check the host, the port and the network")
-        if not status:
-            continue
-        if status in (401, 403):
-            return SourceDenied(name, f"access denied ({status})", _ADVICE)
-        if status in (404, 410):
-            return SourceNotFound(name, "no such file or directory", "check the URL")
-        if status >= 500 or status in (408, 416, 429):
-            return SourceUnavailable(name, f"the server answers {status}", "try again later")
-        return SourceError(name, f"the server answers {status}", "check the URL and the options")
-    names = [base.__name__ for found in chain for base in type(found).__mro__]
-    if any(isinstance(found, PermissionError) for found in chain) or any(each in names for each in _DENIED):
-        return SourceDenied(name, "access denied", _ADVICE)
-    if any(each in names for each in _MISSING):
-        return SourceNotFound(name, "no such file or directory", "check the URL")
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return SourceNotFound(name, "no such file or directory", "check the URL")
-    if "range requests" in str(error) or "Cannot seek" in str(error):
-        return SourceError(name, "the server does not serve parts of a file", "copy it to another store first")
-    if isinstance(error, OSError):
-        return SourceUnavailable(name, _shown(error), "check the host and the network")
-    return SourceError(name, f"{type(error).__name__}: {_shown(error)}", "check the URL and the options")
-
-
 def _chain(error: BaseException) -> list[BaseException]:
     """Return an error and those that caused it."""
     found: list[BaseException] = []
@@ -194,11 +153,6 @@ def _is_connection(error: BaseException) -> bool:
     )
 
 
-def _shown(error: BaseException) -> str:
-    """Return an error's first line without URLs, which may hold tokens."""
-    return re.sub(r"\b[a-z][a-z0-9+.-]*://\S+", "...", first_line(error))
-
-
 _FIRST_CHUNK, _MIN_CHUNK, _MAX_CHUNK = 256 << 10, 64 << 10, 4 << 20  # bytes
 _FAST, _SLOW = 0.5, 4.0  # seconds for a chunk, from which on the next one is larger or smaller
 _HTTP = ("http", "https")
@@ -211,115 +165,131 @@ _SAFE = "/!$&'()*+,;=:@~"  # not encoded in a path of HTTP
 _DATA_SUFFIXES = (".parquet", ".parq", ".pq")
 
 
-class FsspecSource(Source):
-    """A Source over fsspec; see ``pqcache.store.drivers.base.Source``."""
+class FsspecSource(RemoteSource):
+    """A RemoteSource over fsspec."""
 
     capabilities = Capabilities(may_give_only_sizes=True)
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
-        self.url = redact(url).rstrip("/")
+        super().__init__(url, "", options, timeout)
         self._scheme = url_scheme(url)
-        self._timeout = timeout
-        self._only = ""
         if self._scheme in _HTTP and "?" in url:
             raise UsageError(self.url, "has a query", "name a directory or a file without one")
-        self._first = min(FIRST_ANSWER_TIMEOUT, timeout)
-        with self._errors(""):
-            self._fs, self._root = self._call(lambda: open_file_system(url, options), self._first)
+        with self.errors(""):
+            self._fs, self._root = self.within(lambda: open_file_system(url, options), self.first_timeout)
 
-    def list(self) -> Iterator[SourceFile]:
-        with self._errors(""):
-            if self._only:
-                yield SourceFile(self._only, self.stat(self._only))
-                return
-            if self._is_file():
-                self._root, _, self._only = self._root.rpartition("/")
-                self._only = self._decoded(self._only)
-                yield SourceFile(self._only, self.stat(self._only))
-                return
-            pending, limit = [""], DirectoryLimit(self.url)
-            while pending:
-                incomplete: list[str] = []
-                for path, info in self._entries(pending.pop()):
-                    if info["type"] == "directory":
-                        pending.append(limit.enter(path))
-                    elif (known := identity_of(info)) is None:
-                        incomplete.append(path)
-                    else:
-                        yield SourceFile(path, known)
-                for first in range(0, len(incomplete), _LOOKED_AT):
-                    yield from self._look_at(incomplete[first : first + _LOOKED_AT])
+    def _list(self) -> Iterator[SourceFile]:
+        if self._is_file():
+            only = self._decoded(self.take_only_file())
+            self._only = only
+            yield SourceFile(only, self.stat(only))
+        else:
+            yield from self.walk(self._entries)
 
-    def stat(self, path: str) -> Identity:
-        with self._errors(path):
-            info = self._info(self._name(path))
-            known = identity_of(info)
-            if known is None and isinstance(info.get("size"), int):
-                known = Identity(info["size"], 0)  # `check_identities` refuses to take it for a file's
-            if known is None:
-                raise SourceError(self._show(path), "the store does not say how large it is", "copy it elsewhere first")
-            return known
+    def _stat(self, path: str) -> Identity:
+        info = self._info(self.key_of(path))
+        known = identity_of(info)
+        if known is None and isinstance(info.get("size"), int):
+            known = Identity(info["size"], 0)  # `check_identities` refuses to take it for a file's
+        if known is None:
+            reason = "the store does not say how large it is"
+            raise SourceError(self.name_of(path), reason, "copy it elsewhere first")
+        return known
 
-    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
-        if length <= 0:
-            return
-
-        def chunks() -> Iterator[bytes]:
-            size, left = _FIRST_CHUNK, length
-            with self._fs.open(self._name(path), "rb", cache_type="none") as file:
-                if offset:
-                    file.seek(offset)
-                while left > 0:
-                    began = time.monotonic()
-                    chunk = file.read(min(size, left))
-                    if not chunk:
-                        return
-                    if len(chunk) > left:
-                        raise SourceUnavailable(self._show(path), "the server sent more than was asked for")
-                    left -= len(chunk)
-                    yield chunk
-                    # one request must end within the time limit, also on a slow line
-                    seconds = time.monotonic() - began
-                    if seconds < _FAST:
-                        size = min(_MAX_CHUNK, 2 * size)
-                    elif seconds > _SLOW:
-                        size = max(_MIN_CHUNK, size // 2)
-
-        with self._errors(path):
-            yield from with_time_limit(chunks, self._timeout, len)
+    def _read(self, path: str, offset: int, length: int, tag: str) -> Iterator[bytes]:
+        size, left = _FIRST_CHUNK, length
+        with self._fs.open(self.key_of(path), "rb", cache_type="none") as file:
+            if offset:
+                file.seek(offset)
+            while left > 0:
+                began = time.monotonic()
+                chunk = file.read(min(size, left))
+                if not chunk:
+                    return
+                if len(chunk) > left:
+                    raise SourceUnavailable(self.name_of(path), "the server sent more than was asked for")
+                left -= len(chunk)
+                yield chunk
+                # one request must end within the time limit, also on a slow line
+                seconds = time.monotonic() - began
+                if seconds < _FAST:
+                    size = min(_MAX_CHUNK, 2 * size)
+                elif seconds > _SLOW:
+                    size = max(_MIN_CHUNK, size // 2)
 
     def close(self) -> None:
         connection = getattr(self._fs, _CONNECTIONS.get(self._scheme, ""), None)
         if connection is not None:
-            with self._errors(""):
-                self._call(connection.close, self._first)
+            with self.errors(""):
+                self.within(connection.close, self.first_timeout)
 
-    def _entries(self, directory: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the path and the description of everything in a directory.
+    def explain(self, name: str, error: BaseException) -> PqcacheError:
+        # a file system may say "not found" for whatever went wrong, so what it was caused by counts first: a connection
+        # that failed, or the status of an answer
+        chain = _chain(error)
+        if any(isinstance(found, TimeoutError) or "Timeout" in type(found).__name__ for found in chain):
+            return SourceUnavailable(name, "no answer in time", self.network_advice)
+        is_broken = any(base.__name__ == _BROKEN for found in chain for base in type(found).__mro__)
+        for found in chain:
+            status = _status(found)
+            if is_broken or _is_connection(found):
+                return SourceUnavailable(name, "the connection failed", self.network_advice)
+            if not status:
+                continue
+            if status in (401, 403):
+                return SourceDenied(name, f"access denied ({status})", _ADVICE)
+            if status in (404, 410):
+                return SourceNotFound(name, "no such file or directory", "check the URL")
+            if status >= 500 or status in (408, 416, 429):
+                return SourceUnavailable(name, f"the server answers {status}", "try again later")
+            return SourceError(name, f"the server answers {status}", "check the URL and the options")
+        names = [base.__name__ for found in chain for base in type(found).__mro__]
+        if any(isinstance(found, PermissionError) for found in chain) or any(each in names for each in _DENIED):
+            return SourceDenied(name, "access denied", _ADVICE)
+        if any(each in names for each in _MISSING):
+            return SourceNotFound(name, "no such file or directory", "check the URL")
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return SourceNotFound(name, "no such file or directory", "check the URL")
+        if "range requests" in str(error) or "Cannot seek" in str(error):
+            return SourceError(name, "the server does not serve parts of a file", "copy it to another store first")
+        if isinstance(error, OSError):
+            return SourceUnavailable(name, first_line(error), self.network_advice)
+        return SourceError(name, f"{type(error).__name__}: {first_line(error)}", "check the URL and the options")
 
-        A web server's page that is no listing raises SourceError.
-        """
-        name = self._name(directory)
+    def _entries(self, directory: str) -> Iterator[tuple[str, SourceFile | None]]:
+        """Yield what is in a directory; a web server's page that is no listing raises SourceError."""
+        name = self.key_of(directory)
         name = f"{name}/" if self._scheme in _HTTP else name
         start = f"{name.rstrip('/')}/"
-        listed = self._call(lambda: self._fs.ls(name, detail=True, **_LS.get(self._scheme, {})))
+        listed = self.within(lambda: self._fs.ls(name, detail=True, **_LS.get(self._scheme, {})))
         below = [info for info in listed if self._is_below(str(info["name"]), start)]
         if self._scheme in _HTTP and not any(map(_is_data, below)):
             self._check_page(directory, name)
+        incomplete = []
         for info in below:
             found = str(info["name"])
-            rest = found[len(start) :].rstrip("/")
+            rest = self._decoded(found[len(start) :].rstrip("/"))
+            path = f"{directory}/{rest}" if directory else rest
             if info["type"] not in ("file", "directory"):  # a link
-                info = {**self._info(found), "name": found}
-            path = self._decoded(rest)
-            yield (f"{directory}/{path}" if directory else path), info
+                info = self.within(partial(self._info, found))
+            if info["type"] == "directory":
+                yield path, None
+            elif (known := identity_of(info)) is None:
+                incomplete.append(path)
+            else:
+                yield path, SourceFile(path, known)
+        for first in range(0, len(incomplete), _LOOKED_AT):
+            some = incomplete[first : first + _LOOKED_AT]
+            stats = in_parallel([partial(self.stat, path) for path in some], _AT_ONCE)
+            for path, known in zip(some, stats, strict=True):
+                yield path, SourceFile(path, known)
 
     def _check_page(self, directory: str, name: str) -> None:
         """Raise SourceError where a page without data is no listing of a directory."""
-        page = self._call(lambda: self._fs.cat_file(name))
+        page = self.within(lambda: self._fs.cat_file(name))
         if not is_listing(page, name):
             reason = "the server answers with a page that is no listing of a directory, perhaps one for logging in"
-            raise SourceError(self._show(directory), reason, "give credentials with -o, or check the URL")
+            raise SourceError(self.name_of(directory), reason, "give credentials with -o, or check the URL")
 
     def _is_below(self, found: str, start: str) -> bool:
         """Return whether a name that is listed for ``start`` lies in it; only a web page may have others."""
@@ -333,48 +303,27 @@ class FsspecSource(Source):
             raise SourceError(self.url, f"lists {found}, which is not in it", "the listing cannot be trusted")
         return True
 
-    def _look_at(self, paths: Sequence[str]) -> Iterator[SourceFile]:
-        """Yield files with the identity that the store gives when it is asked for one of them."""
-        stats = in_parallel([partial(self.stat, path) for path in paths], _AT_ONCE)
-        for path, known in zip(paths, stats, strict=True):
-            yield SourceFile(path, known)
-
     def _is_file(self) -> bool:
         """Return whether the URL names one file."""
         if self._scheme not in _HTTP:
-            return bool(self._info(self._root, self._first)["type"] == "file")
+            return bool(self.within(lambda: self._info(self._root), self.first_timeout)["type"] == "file")
         if self._root.endswith(_DATA_SUFFIXES):
             return True
-        answer = self._info(f"{self._root}/", self._first)  # a directory is a page that lists it
+        # a directory is a page that lists it
+        answer = self.within(lambda: self._info(f"{self._root}/"), self.first_timeout)
         return str(answer.get("mimetype", "text/html")) != "text/html"
 
-    def _info(self, name: str, seconds: float | None = None) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._call(lambda: self._fs.info(name, **_INFO.get(self._scheme, {})), seconds)
+    def _info(self, name: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._fs.info(name, **_INFO.get(self._scheme, {}))
         return found
 
-    def _call(self, call: Callable[[], T], seconds: float | None = None) -> T:
-        return next(with_time_limit(lambda: iter([call()]), seconds or self._timeout))
-
-    def _name(self, path: str) -> str:
+    def key_of(self, path: str) -> str:
         if self._scheme in _HTTP:
             path = quote(path, safe=_SAFE)
         return f"{self._root}/{path}" if path else self._root
 
     def _decoded(self, name: str) -> str:
         return unquote(name) if self._scheme in _HTTP else name
-
-    def _show(self, path: str) -> str:
-        return f"{self.url}/{path}" if path and not (self._only and self.url.endswith(f"/{path}")) else self.url
-
-    @contextmanager
-    def _errors(self, path: str) -> Iterator[None]:
-        """Turn what file systems raise into pqcache's errors."""
-        try:
-            yield
-        except PqcacheError:
-            raise
-        except Exception as error:  # each client has errors of its own
-            raise fsspec_error(self._show(path), error) from error
 
 
 def _is_data(info: Mapping[str, Any]) -> bool:

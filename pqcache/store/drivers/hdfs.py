@@ -12,7 +12,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,20 +30,17 @@ from pqcache.errors import (
     first_line,
 )
 from pqcache.store.drivers.base import (
-    FIRST_ANSWER_TIMEOUT,
     TIMEOUT,
     DirectoryLimit,
-    Source,
-    path_below,
     read_range,
     root_of,
 )
 from pqcache.store.drivers.hadoop import act_as, site_configuration
-from pqcache.store.drivers.remote import known_cause
+from pqcache.store.drivers.remote import RemoteSource
 from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile
 from pqcache.store.drivers.time_limits import Stalled, with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.urls import redact, userinfo
+from pqcache.store.urls import userinfo
 
 log = logging.getLogger("pqcache.store")
 
@@ -53,20 +50,18 @@ _PACKETS = 16  # that a read passes between threads at once,
 _PASS_ON_AFTER = 0.05  # seconds, or fewer of them: a connection that stalls must not hold them back
 
 
-class HdfsSource(Source):
-    """A Source over hdfs-native; see ``pqcache.store.drivers.base.Source``.
+class HdfsSource(RemoteSource):
+    """A RemoteSource over hdfs-native.
 
     It is built in the process that uses it: hdfs-native hangs in a child that is forked after a client was built.
     """
 
+    network_advice = "check the host, the port and the cluster's health"
+
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
-        parts = urlsplit(url)
-        self.url = redact(url).rstrip("/")
-        self._host = parts.netloc.rpartition("@")[2]
-        self._root = root_of(url)
-        self._only = ""
+        super().__init__(url, root_of(url), options, timeout)
+        self._host = urlsplit(url).netloc.rpartition("@")[2]
         _check_name(self.url, self._root)
-        self._timeout = timeout
         # more attempts take minutes with a NameNode that does not answer
         attempts = "1" if ":" in self._host else "4"
         # the site's configuration is in it, as hdfs-native reads the files without replacing ${variables}
@@ -75,42 +70,32 @@ class HdfsSource(Source):
         self._use_next_namenode()
         self._leave_user = act_as(userinfo(url)[0], self.url, self)
 
-    def list(self) -> Iterator[SourceFile]:
-        with self._errors(self._root):
-            if self._only:
-                yield SourceFile(self._only, self.stat(self._only))
-                return
-            info = self._first_info()
-            if not info.isdir:
-                self._root, _, self._only = self._root.rpartition("/")
-                yield SourceFile(self._only, _identity(info), info.blocksize or 0)
-                return
-            start, limit = len(self._root.rstrip("/")) + 1, DirectoryLimit(self.url)
-            for batch in with_time_limit(lambda: self._list(self._root), self._timeout):
-                for status in batch:
-                    if status.isdir:
-                        limit.enter(status.path)
-                    else:
-                        yield SourceFile(status.path[start:], _identity(status), status.blocksize or 0)
+    def _list(self) -> Iterator[SourceFile]:
+        info = self._first_info()
+        if not info.isdir:
+            yield SourceFile(self.take_only_file(), _identity(info), info.blocksize or 0)
+            return
+        start, limit = len(self._root.rstrip("/")) + 1, DirectoryLimit(self.url)
+        for batch in with_time_limit(self._batches, self.timeout):
+            for status in batch:
+                if status.isdir:
+                    limit.enter(status.path)
+                else:
+                    yield SourceFile(status.path[start:], _identity(status), status.blocksize or 0)
 
-    def stat(self, path: str) -> Identity:
-        name = self._name(path)
-        with self._errors(name):
-            return _identity(self._info(name))
+    def _stat(self, path: str) -> Identity:
+        return _identity(self.client.get_file_info(self.key_of(path)))
 
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
-        name = self._name(path)
-        with self._errors(name):
-            received = False
-            try:
-                packets_of = partial(self._read, name, offset, length)
-                for packets in with_time_limit(packets_of, self._timeout, lambda found: sum(map(len, found))):
-                    received = True
-                    yield from packets
-            except Stalled:
-                if not received:  # the NameNode may be why: the next try asks another one
-                    self._use_next_namenode()
-                raise
+        received = False
+        try:
+            for chunk in super().read(path, offset, length, tag):
+                received = True
+                yield chunk
+        except SourceUnavailable as error:
+            if isinstance(error.__cause__, Stalled) and not received:
+                self._use_next_namenode()  # which may be why: the next try asks another one
+            raise
 
     def close(self) -> None:
         self._leave_user()
@@ -134,7 +119,7 @@ class HdfsSource(Source):
         """Return the status of the root; each NameNode has a few seconds to answer."""
         for others in reversed(range(len(self._orders))):
             try:
-                return self._info(self._root, min(FIRST_ANSWER_TIMEOUT, self._timeout))
+                return self.within(lambda: self.client.get_file_info(self._root), self.first_timeout)
             except Stalled:
                 self._use_next_namenode()
                 if not others:
@@ -142,81 +127,59 @@ class HdfsSource(Source):
                 log.debug("hdfs: no answer from a NameNode of %s; asking the next one", self._host)
         raise AssertionError
 
-    def _info(self, name: str, seconds: float | None = None) -> hdfs_native.FileStatus:
-        return next(with_time_limit(lambda: iter([self.client.get_file_info(name)]), seconds or self._timeout))
-
-    def _list(self, name: str) -> Iterator[Sequence[hdfs_native.FileStatus]]:
-        found = iter(self.client.list_status(name, recursive=True))
+    def _batches(self) -> Iterator[Sequence[hdfs_native.FileStatus]]:
+        found = iter(self.client.list_status(self._root, recursive=True))
         while batch := tuple(islice(found, _BATCH)):
             yield batch
 
-    def _read(self, name: str, offset: int, length: int) -> Iterator[Sequence[bytes]]:
+    def _read(self, path: str, offset: int, length: int, tag: str) -> Iterator[bytes]:
         """Yield packets of 64 KiB, several at once: passing one between threads takes as long as receiving it."""
-        reader = self.client.read(name)
+        reader = self.client.read(self.key_of(path))
         length = min(length, max(0, len(reader) - offset))  # hdfs-native panics beyond the end
         packets: list[bytes] = []
         since = time.monotonic()
         for packet in reader.read_range_stream(offset, length) if length else ():
             packets.append(packet)
             if len(packets) == _PACKETS or time.monotonic() - since > _PASS_ON_AFTER:
-                yield packets
+                yield b"".join(packets)
                 packets, since = [], time.monotonic()
         if packets:
-            yield packets
+            yield b"".join(packets)
 
-    def _name(self, path: str) -> str:
-        name = path_below(self._root, path)
+    def key_of(self, path: str) -> str:
+        name = super().key_of(path)
         _check_name(self._show(name), name)
         return name
 
     def _show(self, name: str) -> str:
         return f"hdfs://{self._host}{name}"
 
-    @contextmanager
-    def _errors(self, name: str) -> Iterator[None]:
-        """Turn what hdfs-native raises into pqcache's errors; its panics are a BaseException of its own."""
-        try:
-            yield
-        except PqcacheError:
-            raise
-        except Exception as error:
-            raise self._error(name, error) from error
-        except BaseException as error:
-            if type(error).__name__ == "PanicException":
-                raise self._error(name, error) from error
-            raise
-
-    def _error(self, name: str, error: BaseException) -> PqcacheError:
-        show = self._show(name)
+    def explain(self, name: str, error: BaseException) -> PqcacheError:
         text = re.split(r"(\\n|\n)(\\t|\t)at ", str(error))[0]  # without Java's stack, which names many classes
-        if (known := known_cause(show, error)) is not None:
-            return known
-        if isinstance(error, Stalled):
-            return SourceUnavailable(show, "no answer in time", "check the host, the port and the cluster's health")
         if isinstance(error, FileNotFoundError) or "FileNotFoundException" in text:
-            return SourceNotFound(show, "no such file or directory", "check the URL")
+            return SourceNotFound(name, "no such file or directory", "check the URL")
         if isinstance(error, PermissionError) or "AccessControl" in text or "ermission denied" in text:
             if inode := re.search(r'inode=\\?"([^"\\]+)', text):  # the directory that is denied, not the dataset
-                show = self._show(inode[1])
+                name = self._show(inode[1])
             return SourceDenied(
-                show,
+                name,
                 "permission denied",
                 "check HADOOP_USER_NAME, the Kerberos ticket (klist) and the directory's permissions",
             )
         if re.search(r"SASL|GSSAPI|Kerberos", text):
-            return SourceDenied(show, first_line(text), "check the Kerberos ticket (klist) and the keytab")
+            return SourceDenied(name, first_line(text), "check the Kerberos ticket (klist) and the keytab")
         if "min-block-size" in text or "not a multiple of" in text:
-            return UsageError(show, _reason(text), "give another --block-size")
+            return UsageError(name, _reason(text), "give another --block-size")
         if "QuotaExceeded" in text or "NSQuota" in text or "DSQuota" in text:
-            return SourceError(show, _reason(text), "free some space or have the quota raised, then run again")
+            return SourceError(name, _reason(text), "free some space or have the quota raised, then run again")
         if "SafeMode" in text:
-            return SourceUnavailable(show, "the NameNode is in safe mode and takes no writes", "try again later")
+            return SourceUnavailable(name, "the NameNode is in safe mode and takes no writes", "try again later")
         if isinstance(error, FileExistsError) or "ParentNotDirectory" in text or "not empty" in text:
-            return SourceError(show, _reason(text), "check the path")
+            return SourceError(name, _reason(text), "check the path")
         if not isinstance(error, Exception):
-            return SourceError(show, f"the HDFS client failed ({first_line(error)})")
+            return SourceError(name, f"the HDFS client failed ({first_line(error)})")
         return SourceUnavailable(
-            show, first_line(error), "check that the NameNode runs and that the port is its RPC port"
+            name, first_line(error), "check that the NameNode runs and that the port is its RPC port"
         )
 
 
@@ -291,16 +254,15 @@ class HdfsTarget:
 
     def _write(self, path: str, data: Iterable[bytes]) -> int:
         """Write a new file; return its size, which the NameNode has confirmed."""
-        name = self._source._name(path)
-        with self._source._errors(name):
-            size = sum(with_time_limit(lambda: self._write_chunks(name, data), self._source._timeout))
+        with self._source.errors(path):
+            size = sum(with_time_limit(lambda: self._write_chunks(path, data), self._source.timeout))
         if (stored := self._source.stat(path).size) != size:
-            raise SourceUnavailable(self._source._show(name), f"has {stored:,} bytes of {size:,} that were written")
+            raise SourceUnavailable(self._source.name_of(path), f"has {stored:,} bytes of {size:,} that were written")
         return size
 
-    def _write_chunks(self, name: str, data: Iterable[bytes]) -> Iterator[int]:
+    def _write_chunks(self, path: str, data: Iterable[bytes]) -> Iterator[int]:
         options = hdfs_native.WriteOptions(block_size=self._block_size, overwrite=True, create_parent=True)
-        with self._source.client.create(name, options) as file:
+        with self._source.client.create(self._source.key_of(path), options) as file:
             for chunk in data:
                 file.write(chunk)
                 yield len(chunk)
@@ -309,7 +271,7 @@ class HdfsTarget:
         self._call(path, lambda name: self._source.client.mkdirs(name, create_parent=True))
 
     def _rename(self, path: str, to: str) -> None:
-        target = self._source._name(to)
+        target = self._source.key_of(to)
         self._call(path, lambda name: self._source.client.rename(name, target, overwrite=True))
 
     def _delete(self, path: str) -> None:
@@ -323,9 +285,8 @@ class HdfsTarget:
 
     def _call(self, path: str, call: Callable[[str], object]) -> None:
         """Run ``call`` with the full name of ``path``, within the time limit; its errors become pqcache's."""
-        name = self._source._name(path).rstrip("/") or "/"
-        with self._source._errors(name):
-            next(with_time_limit(lambda: iter([call(name)]), self._source._timeout))
+        with self._source.errors(path):
+            self._source.within(partial(call, self._source.key_of(path)))
 
 
 def _namenode_orders(host: str, configuration: Mapping[str, str]) -> deque[dict[str, str]]:

@@ -21,12 +21,13 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
-from pqcache.store.drivers.base import TIMEOUT, DirectoryLimit, Source, path_below, root_of
+from pqcache.store.drivers.base import TIMEOUT, root_of
 from pqcache.store.drivers.hadoop import environment_user, read_xml, site_files, with_variables_replaced
-from pqcache.store.drivers.remote import known_cause
+from pqcache.store.drivers.remote import RemoteSource
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
 
@@ -167,18 +168,26 @@ _DIRECTORY = ord("D")
 _importing = threading.Lock()
 
 
-class Hdfs3Source(Source):
-    """A Source over libhdfs3; see ``pqcache.store.drivers.base.Source``.
+class _LibraryError(Exception):
+    """What libhdfs3 says is wrong; as a string without the path that it is about, which may hold any words."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.text = _first_line(reason)
+        super().__init__(self.text.replace(name, ""))
+
+
+class Hdfs3Source(RemoteSource):
+    """A RemoteSource over libhdfs3.
 
     It belongs to the process that built it: after a fork, libhdfs3 mixes up the answers of both processes.
     """
 
+    has_time_limit = True
+    raises = (_LibraryError,)
+
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
-        self.url = redact(url).rstrip("/")
+        super().__init__(url, root_of(url), options, timeout)
         self._host = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
-        self._root = root_of(url)
-        self._only = ""
-        self._timeout = timeout
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._users = 0
@@ -194,45 +203,32 @@ class Hdfs3Source(Source):
         )
         self._lib = core._lib
 
-    def list(self) -> Iterator[SourceFile]:
+    def _list(self) -> Iterator[SourceFile]:
         with self._connected(self._root) as handle:
-            top = self._info(handle, path_below(self._root, self._only) if self._only else self._root)
-            if not top.is_directory:
-                if not self._only:
-                    self._root, _, self._only = self._root.rpartition("/")
-                yield SourceFile(self._only, top.identity, top.block_size)
-                return
-            pending, limit = [""], DirectoryLimit(self.url)
-            while pending:
-                directory = pending.pop()
-                for item in self._entries(handle, path_below(self._root, directory).rstrip("/") or "/"):
-                    path = "/".join(filter(None, (directory, item.name)))
-                    if item.is_directory:
-                        pending.append(limit.enter(path))
-                    else:
-                        yield SourceFile(path, item.identity, item.block_size)
+            top = self._info(handle, self._root)
+            if top.is_directory:
+                yield from self.walk(partial(self._entries, handle))
+            else:
+                yield SourceFile(self.take_only_file(), top.identity, top.block_size)
 
-    def stat(self, path: str) -> Identity:
-        name = path_below(self._root, path)
+    def _stat(self, path: str) -> Identity:
+        name = self.key_of(path)
         with self._connected(name) as handle:
             return self._info(handle, name).identity
 
-    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
-        name = path_below(self._root, path)
-        encoded = self._encoded(name)
-        if length <= 0:
-            return
+    def _read(self, path: str, offset: int, length: int, tag: str) -> Iterator[bytes]:
+        name = self.key_of(path)
         with self._connected(name) as handle:
             # a file handle per call: two threads on one crash, and one that failed once keeps failing
-            file = self._lib.hdfsOpenFile(handle, encoded, os.O_RDONLY, 0, 0, 0)
+            file = self._lib.hdfsOpenFile(handle, self._encoded(name), os.O_RDONLY, 0, 0, 0)
             if not file:
                 raise self._failure(name)
             try:
                 if offset and self._lib.hdfsSeek(handle, file, offset) != 0:
-                    error = self._reason()
-                    if error.startswith("HdfsEndOfStream"):
+                    error = self._failure(name)
+                    if error.text.startswith("HdfsEndOfStream"):
                         return  # the file is shorter now
-                    raise self._error(name, error)
+                    raise error
                 buffer = ctypes.create_string_buffer(min(_CHUNK, length))
                 while length > 0:
                     count = self._fill(handle, file, buffer, min(_CHUNK, length), name)
@@ -274,7 +270,12 @@ class Hdfs3Source(Source):
         finally:
             self._lib.hdfsFreeFileInfo(found, 1)
 
-    def _entries(self, handle: Any, directory: str) -> Sequence[_PathInfo]:
+    def _entries(self, handle: Any, directory: str) -> Iterator[tuple[str, SourceFile | None]]:
+        for item in self._infos(handle, self.key_of(directory)):
+            path = f"{directory}/{item.name}" if directory else item.name
+            yield path, None if item.is_directory else SourceFile(path, item.identity, item.block_size)
+
+    def _infos(self, handle: Any, directory: str) -> Sequence[_PathInfo]:
         count = ctypes.c_int(0)
         found = self._lib.hdfsListDirectory(handle, self._encoded(directory), ctypes.byref(count))
         if not found:  # an empty directory is not NULL
@@ -294,7 +295,7 @@ class Hdfs3Source(Source):
                 try:
                     self._fs.connect()
                 except OSError as error:
-                    raise self._error(name, str(error)) from error
+                    raise _LibraryError(name, str(error)) from error
             handle = self._fs._handle
             self._users += 1
         try:
@@ -315,31 +316,25 @@ class Hdfs3Source(Source):
             "start processes with 'spawn', or use --hdfs-driver hdfs-native",
         )
 
-    def _reason(self) -> str:
+    def _failure(self, name: str) -> _LibraryError:
         """Return why the last call failed; valid right after it, on the same thread."""
-        return bytes(self._lib.hdfsGetLastError() or b"").decode("utf-8", "replace")
+        return _LibraryError(name, bytes(self._lib.hdfsGetLastError() or b"").decode("utf-8", "replace"))
 
-    def _failure(self, name: str) -> SourceError:
-        return self._error(name, self._reason())
-
-    def _error(self, name: str, reason: str) -> SourceError:
-        show = f"hdfs://{self._host}{name}"
-        text = _first_line(reason)
-        if (known := known_cause(show, text.replace(name, ""))) is not None:
-            return known
-        kind = text.replace(name, "")  # a path may hold any of the words below
+    def explain(self, name: str, error: BaseException) -> SourceError:
+        assert isinstance(error, _LibraryError)
+        kind = str(error)
         missing = re.match(r"FileNotFoundException|File does not exist|Path is not a file", kind)
         if missing or kind.endswith("(is not a directory)"):
-            return SourceNotFound(show, "no such file or directory", "check the URL")
+            return SourceNotFound(name, "no such file or directory", "check the URL")
         if re.search(r"Permission denied|AccessControl|Sasl|Kerberos|GSS|principal|InvalidToken", kind):
             return SourceDenied(
-                show,
+                name,
                 "permission denied",
                 "check HADOOP_USER_NAME, the Kerberos ticket (klist) and the directory's permissions",
             )
         if "Timeout" in kind:
-            return SourceUnavailable(show, f"no answer for {self._timeout:.0f} s", "check the cluster's health")
-        return SourceUnavailable(show, text, "check that the NameNode runs and that the port is its RPC port")
+            return SourceUnavailable(name, f"no answer for {self.timeout:.0f} s", "check the cluster's health")
+        return SourceUnavailable(name, error.text, "check that the NameNode runs and that the port is its RPC port")
 
 
 class _PathInfo(NamedTuple):

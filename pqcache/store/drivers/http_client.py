@@ -11,11 +11,16 @@ import http.client
 import io
 import select
 import time
-from collections.abc import Callable
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
+from pqcache.errors import SourceError
+from pqcache.store.drivers.remote import RemoteSource
 from pqcache.store.drivers.time_limits import SpeedFloor
 
+_CHUNK = 256 << 10  # bytes; a larger one would be fresh memory each time, with page faults
 MAX_ANSWER = 1 << 30  # bytes of an answer that is taken into memory
 
 
@@ -71,10 +76,10 @@ def _pool_class(pool: Any, seconds: float) -> Any:
 
 
 class HttpConnections:
-    """Connections that ``connect`` makes; any thread may take one, which is then its own until it is put back."""
+    """Connections that ``make`` makes; any thread may take one, which is then its own until it is put back."""
 
-    def __init__(self, connect: Callable[[], http.client.HTTPConnection]) -> None:
-        self._connect = connect
+    def __init__(self, make: Callable[[], http.client.HTTPConnection], timeout: float) -> None:
+        self._make, self._timeout = make, timeout
         self._idle: list[http.client.HTTPConnection] = []
         self._closed = False
 
@@ -84,10 +89,22 @@ class HttpConnections:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                return self._connect()
+                return self._connected()
             if connection.sock is not None and not _is_readable(connection.sock.fileno()):
                 return connection
             connection.close()
+
+    def _connected(self) -> http.client.HTTPConnection:
+        connection = self._make()
+        connection.response_class = response_class(self._timeout)
+        try:
+            connection.connect()
+            assert connection.sock is not None
+            connection.sock.settimeout(self._timeout)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def put_back(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
         """Keep a connection for the next request if the response was read to its end, else close both."""
@@ -108,6 +125,48 @@ class HttpConnections:
             except IndexError:  # another thread closes them too
                 return
             connection.close()
+
+
+class Body(Protocol):
+    """The body of a response; both methods return nothing at its end, and where the connection broke."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def readinto(self, buffer: memoryview, /) -> int: ...
+
+
+class HttpSource(RemoteSource):
+    """A RemoteSource whose bodies are received into memory of the caller, which saves a copy of every byte."""
+
+    has_time_limit = True
+
+    @abstractmethod
+    def _opened(self, path: str, offset: int, length: int, tag: str) -> AbstractContextManager[Body]:
+        """Give the body of the response with a range of a file."""
+
+    def _read(self, path: str, offset: int, length: int, tag: str) -> Iterator[bytes]:
+        with self._opened(path, offset, length, tag) as body:
+            while length > 0 and (chunk := body.read(min(_CHUNK, length))):
+                length -= len(chunk)
+                yield chunk
+
+    def read_into(self, buffer: memoryview, path: str, offset: int, length: int, tag: str = "") -> Iterator[int]:
+        if length <= 0:
+            return
+        have = 0
+        try:
+            with self.errors(path), self._opened(path, offset, length, tag) as body:
+                while length > 0 and (count := body.readinto(buffer[have : have + min(_CHUNK, length)])):
+                    have, length = have + count, length - count
+                    if have == len(buffer):
+                        yield have
+                        have = 0
+        except SourceError:
+            if have:
+                yield have
+            raise
+        if have:
+            yield have
 
 
 def _is_readable(descriptor: int) -> bool:

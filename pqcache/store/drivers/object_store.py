@@ -35,33 +35,38 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, Capabilities, Source, read_range
+from pqcache.store.drivers.base import TIMEOUT, Capabilities, read_range
 from pqcache.store.drivers.object_store_config import BucketConfig, place_of
-from pqcache.store.drivers.remote import known_cause
+from pqcache.store.drivers.remote import RemoteSource
 from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile
-from pqcache.store.drivers.time_limits import Stalled, with_time_limit
+from pqcache.store.drivers.time_limits import with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.urls import redact
 
 log = logging.getLogger("pqcache.store")
 
 T = TypeVar("T")
 _PAGE = 1000  # objects that a listing passes between threads at once
+_PART, _MAX_PARTS, _PARALLEL_PARTS = 8 << 20, 10_000, 4  # of an upload; bytes, parts, parts at once
+_PART_TIMEOUT = 120.0  # seconds for one part, however slow the network
+_UPLOAD_TIMEOUT = 30 * 24 * 3600.0  # seconds for a file: each of its parts has a limit
+_CLIENT_TRIES = 2  # of one request, before the caller tries the whole file again
+_DELETED_AT_ONCE = 256  # as many as Azure takes in one request
+_TAIL = 4096  # bytes that are compared after a copy
+_LISTINGS = 5  # of what is to be removed, until there is nothing
 _STORES = {"gs": GCSStore, "az": AzureStore}
-_ERRORS = (BaseError, OSError, ValueError, Stalled)
 _process = {"used": False, "forked": False}
 
 
-class ObjectStoreSource(Source):
-    """A Source over obstore; see ``pqcache.store.drivers.base.Source``."""
+class ObjectStoreSource(RemoteSource):
+    """A RemoteSource over obstore."""
 
     capabilities = Capabilities(reads_versions=True)
+    raises = (BaseError, OSError, ValueError)
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
-        self.url = redact(url).rstrip("/")
         self.place = place_of(url, options)
-        self._root, self._only = self.place.root, ""
-        self._timeout = timeout
+        super().__init__(url, self.place.root, options, timeout)
+        self.network_advice = f"check {self.place.endpoint_words} and the network"
         self._check_process()
         _process["used"] = True
         try:
@@ -69,54 +74,38 @@ class ObjectStoreSource(Source):
         except (BaseError, ValueError, OSError) as error:
             advice = f"check the {self.place.credentials}"
             reason = re.sub(r"(Invalid Access Key).*", r"\1", first_line(error))  # the rest has a letter of it
-            raise UsageError(self.url, _without_urls(reason), advice) from error
+            raise UsageError(self.url, self.without_secrets(reason), advice) from error
 
-    def list(self) -> Iterator[SourceFile]:
-        with self.errors(""):
-            if self._only:
-                yield SourceFile(self._only, self.stat(self._only))
-                return
-            start = len(self._root) + 1 if self._root else 0
-            found, empty, directories = False, [], set()
-            for page in with_time_limit(self._pages, min(FIRST_ANSWER_TIMEOUT, self._timeout)):
-                for item in page:
-                    found, path = True, item["path"][start:]
-                    directories.add(path.rpartition("/")[0])
-                    if item["size"]:
-                        yield SourceFile(path, _identity(item))
-                    else:
-                        empty.append(SourceFile(path, _identity(item)))
-            for file in empty:  # obstore leaves out the last '/' in the name of an object that stands for a directory
-                if file.path not in _with_parents(directories):
-                    yield file
-            if not found and self._root:
-                directory, _, name = self._root.rpartition("/")
-                with suppress(SourceNotFound):
-                    file = SourceFile(name, self._stat(self._root))
-                    self._root, self._only = directory, name
-                    yield file
+    def _list(self) -> Iterator[SourceFile]:
+        start = len(self._root) + 1 if self._root else 0
+        found, empty, directories = False, [], set()
+        for page in with_time_limit(self._pages, self.first_timeout):
+            for item in page:
+                found, path = True, item["path"][start:]
+                directories.add(path.rpartition("/")[0])
+                if item["size"]:
+                    yield SourceFile(path, _identity(item))
+                else:
+                    empty.append(SourceFile(path, _identity(item)))
+        for file in empty:  # obstore leaves out the last '/' in the name of an object that stands for a directory
+            if file.path not in _with_parents(directories):
+                yield file
+        if not found and self._root:
+            with suppress(SourceNotFound):
+                known = self.stat("")
+                yield SourceFile(self.take_only_file(), known)
 
-    def stat(self, path: str) -> Identity:
-        with self.errors(path):
-            return self._stat(self.key_of(path))
+    def _stat(self, path: str) -> Identity:
+        return _identity(obstore.head(self._store, self.key_of(path)))
 
-    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
-        if length <= 0:
-            return
-
-        def chunks() -> Iterator[bytes]:
-            condition = {"if_match": f'"{tag}"'} if tag else {}
-            found = obstore.get(
-                self._store, self.key_of(path), options={"range": (offset, offset + length), **condition}
-            )
-            if tag and _tag(found.meta) != tag:
-                raise SourceChanged(self.name_of(path), "is not the version that was listed")
-            if tuple(found.range) != (offset, offset + length):
-                raise SourceUnavailable(self.name_of(path), "the server sent another range than was asked for")
-            yield from found.stream(min_chunk_size=1)  # as they come: a slow connection is no stalled one
-
-        with self.errors(path):
-            yield from with_time_limit(chunks, self._timeout, len)
+    def _read(self, path: str, offset: int, length: int, tag: str) -> Iterator[bytes]:
+        asked = {"range": (offset, offset + length), **({"if_match": f'"{tag}"'} if tag else {})}
+        found = obstore.get(self._store, self.key_of(path), options=asked)
+        if tag and _tag(found.meta) != tag:
+            raise SourceChanged(self.name_of(path), "is not the version that was listed")
+        if tuple(found.range) != (offset, offset + length):
+            raise SourceUnavailable(self.name_of(path), "the server sent another range than was asked for")
+        yield from found.stream(min_chunk_size=1)  # as they come: a slow connection is no stalled one
 
     def close(self) -> None:
         pass
@@ -124,17 +113,33 @@ class ObjectStoreSource(Source):
     def _pages(self) -> Iterator[Any]:
         yield from obstore.list(self._store, f"{self._root}/" if self._root else None, chunk_size=_PAGE)
 
-    def _stat(self, key: str) -> Identity:
-        with self.errors(key[len(self._root) + 1 :] if self._root else key):
-            return _identity(next(with_time_limit(lambda: iter([obstore.head(self._store, key)]), self._timeout)))
-
-    def key_of(self, path: str) -> str:
-        """Return the name of the object that a path is."""
-        return f"{self._root}/{path}" if self._root else path
-
-    def name_of(self, path: str) -> str:
-        """Return the URL of a path, fit to be shown."""
-        return f"{self.place.base}/{self.key_of(path)}".rstrip("/")
+    def explain(self, name: str, error: BaseException) -> PqcacheError:
+        text, place, advice = str(error), self.place, self.network_advice
+        if "kind: Timeout" in text:  # by the client's own limit, which is the same
+            return SourceUnavailable(name, "no answer in time", advice)
+        match = re.search(r"status code: (\d{3})", text)
+        status = int(match[1]) if match else 0
+        code = found[1] if (found := re.search(r"<Code>(\w+)</Code>", text)) else str(status)
+        if "token request" in text and status < 500:
+            return SourceDenied(name, "no credentials found, and this machine has no account of its own", place.advice)
+        if code in ("ContainerNotFound", "NoSuchBucket"):
+            return SourceNotFound(name, f"no such {place.bucket_word}", "check the URL")
+        if isinstance(error, FileNotFoundError) or status in (404, 410):
+            return SourceNotFound(name, "no such object", "check the URL")
+        if code in ("BlobArchived", "BlobBeingRehydrated"):
+            return SourceDenied(name, f"is archived ({code})", "rehydrate it in the store")
+        if isinstance(error, PreconditionError) or status == 412:
+            return SourceChanged(name, "is not the version that was listed")
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
+            return SourceDenied(name, f"access denied ({code})" if status else "access denied", place.advice)
+        if status >= 500 or status in (408, 429) or code == "PendingCopyOperation":
+            return SourceUnavailable(name, f"the server answers {code}", "try again later")
+        if status:
+            return SourceError(name, f"the server answers {status} {code}".rstrip(), place.advice)
+        if (reason := re.search(r"HTTP error: ([^\n]*)", text)) is not None:
+            kind = SourceError if "InvalidCertificate" in text else SourceUnavailable
+            return kind(name, _unreachable(text, reason[1].partition(" for url ")[0]), advice)
+        return SourceError(name, first_line(text))
 
     def _check_process(self) -> None:
         if _process["forked"]:
@@ -143,14 +148,9 @@ class ObjectStoreSource(Source):
 
     @contextmanager
     def errors(self, path: str) -> Iterator[None]:
-        """Turn what obstore raises into pqcache's errors."""
         self._check_process()
-        try:
+        with super().errors(path):
             yield
-        except PqcacheError:
-            raise
-        except _ERRORS as error:
-            raise _source_error(self.name_of(path), error, self.place) from error
 
 
 def _forget_parent() -> None:
@@ -190,39 +190,6 @@ def _with_parents(directories: set[str]) -> set[str]:
     return found
 
 
-def _source_error(name: str, error: Exception, place: BucketConfig) -> PqcacheError:
-    """Return pqcache's error; obstore's text has the URL of the request, which may hold a signature."""
-    text = str(error)
-    if (known := known_cause(name, error)) is not None:
-        return known
-    advice = f"check {place.endpoint_words} and the network"
-    if isinstance(error, Stalled) or "kind: Timeout" in text:  # by the client's own limit, which is the same
-        return SourceUnavailable(name, "no answer in time", advice)
-    match = re.search(r"status code: (\d{3})", text)
-    status = int(match[1]) if match else 0
-    code = found[1] if (found := re.search(r"<Code>(\w+)</Code>", text)) else str(status)
-    if "token request" in text and status < 500:
-        return SourceDenied(name, "no credentials found, and this machine has no account of its own", place.advice)
-    if code in ("ContainerNotFound", "NoSuchBucket"):
-        return SourceNotFound(name, f"no such {place.bucket_word}", "check the URL")
-    if isinstance(error, FileNotFoundError) or status in (404, 410):
-        return SourceNotFound(name, "no such object", "check the URL")
-    if code in ("BlobArchived", "BlobBeingRehydrated"):
-        return SourceDenied(name, f"is archived ({code})", "rehydrate it in the store")
-    if isinstance(error, PreconditionError) or status == 412:
-        return SourceChanged(name, "is not the version that was listed")
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
-        return SourceDenied(name, f"access denied ({code})" if status else "access denied", place.advice)
-    if status >= 500 or status in (408, 429) or code == "PendingCopyOperation":
-        return SourceUnavailable(name, f"the server answers {code}", "try again later")
-    if status:
-        return SourceError(name, f"the server answers {status} {code}".rstrip(), place.advice)
-    if (reason := re.search(r"HTTP error: ([^\n]*)", text)) is not None:
-        kind = SourceError if "InvalidCertificate" in text else SourceUnavailable
-        return kind(name, _unreachable(text, _without_urls(reason[1])), advice)
-    return SourceError(name, _without_urls(first_line(text)))
-
-
 def _unreachable(text: str, reason: str) -> str:
     """Return which host did not answer and why, from obstore's text, of which ``reason`` is all that it says itself."""
     asked = re.search(r"Error performing [A-Z]+ (https?://\S+)", text)
@@ -234,19 +201,6 @@ def _unreachable(text: str, reason: str) -> str:
     if not host:
         return reason
     return f"{host} cannot be reached ({reason})" if "kind: Connect" in text else f"{host}: {reason}"
-
-
-def _without_urls(text: str) -> str:
-    return re.sub(r"\s*\(?\bhttps?://\S+", "", text)
-
-
-_PART, _MAX_PARTS, _PARALLEL_PARTS = 8 << 20, 10_000, 4  # of an upload; bytes, parts, parts at once
-_PART_TIMEOUT = 120.0  # seconds for one part, however slow the network
-_UPLOAD_TIMEOUT = 30 * 24 * 3600.0  # seconds for a file: each of its parts has a limit
-_CLIENT_TRIES = 2  # of one request, before the caller tries the whole file again
-_DELETED_AT_ONCE = 256  # as many as Azure takes in one request
-_TAIL = 4096  # bytes that are compared after a copy
-_LISTINGS = 5  # of what is to be removed, until there is nothing
 
 
 class ObjectStoreTarget:
@@ -348,8 +302,8 @@ class ObjectStoreTarget:
             if tail != file.read():
                 raise SourceUnavailable(name, "is not the file that was copied there", "see whether others write there")
 
-    def _call(self, path: str, call: Callable[[str], T], seconds: float | None = None) -> T:
-        """Return what ``call`` does with the name of an object, within a time limit; its errors become pqcache's."""
+    def _call(self, path: str, call: Callable[[str], object], seconds: float | None = None) -> None:
+        """Run ``call`` with the name of an object, within a time limit; its errors become pqcache's."""
+        limit = max(self._timeout, _PART_TIMEOUT) * (_CLIENT_TRIES + 1) if seconds is None else seconds
         with self._source.errors(path):
-            limit = max(self._timeout, _PART_TIMEOUT) * (_CLIENT_TRIES + 1) if seconds is None else seconds
-            return next(with_time_limit(lambda: iter([call(self._source.key_of(path))]), limit))
+            self._source.within(partial(call, self._source.key_of(path)), limit)

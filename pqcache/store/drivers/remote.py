@@ -1,15 +1,156 @@
-"""Causes of errors that the clients of all stores share: dead hosts, certificates, clocks and expired credentials."""
+"""What is around every store on a network, once for all drivers: time limits, and errors without secrets."""
 
 from __future__ import annotations
 
 import re
 import socket
 import ssl
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
-from pqcache.errors import AccessExpired, SourceError
+from pqcache.errors import AccessExpired, PqcacheError, SourceError, SourceUnavailable
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, DirectoryLimit, Source
 from pqcache.store.drivers.retries import SourceTooSlow
-from pqcache.store.drivers.time_limits import FLOOR, TooSlow
+from pqcache.store.drivers.time_limits import FLOOR, TooSlow, with_time_limit, within
+from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.urls import is_secret, redact, userinfo
 
+T = TypeVar("T")
+
+_SHORTEST_SECRET = 4  # characters; to remove shorter ones would make a text unreadable
+_USER = re.compile(r"://[^?#\s\"'<>]*@")  # in a URL
+_QUERY = re.compile(r"[?;#&][^\s\"'<>()?;#&=]*=[^\s\"'<>()]*")
+
+
+class RemoteSource(Source):
+    """A Source over a network: its driver talks to the client, and this class does what all drivers have in common.
+
+    A driver writes `_list`, `_stat` and `_read`, which do what `Source` says of their public namesakes, `explain` and
+    `close`. The first three raise whatever the client raises, or a SourceError if the driver knows more.
+
+    - **Retries** are the caller's. The client's own are off.
+    - **Time.** `_stat` and `_read` run within the timeout, on a thread that is given up when it passes, and
+      `_read` above a floor of speed. `_list` calls `within` for each of its requests, as one listing may take hours.
+      If the client gives up by itself, the driver sets ``has_time_limit``; HTTP clients get their connections
+      from ``http_client.py``, which have the same floor.
+    - **Secrets** are taken out of what the client says: the options' values, users in URLs, and queries.
+
+    Attributes:
+        timeout: seconds without a byte after which the store is unavailable.
+        first_timeout: the same for the first answer of a listing.
+        has_time_limit: whether the client raises an error after ``timeout`` seconds without a byte.
+        raises: what the client raises; any other exception is no error of the store.
+        network_advice: what to check if there is no answer.
+    """
+
+    has_time_limit = False
+    raises: tuple[type[BaseException], ...] = (Exception,)
+    network_advice = "check the host, the port and the network"
+
+    def __init__(self, url: str, root: str, options: Mapping[str, str], timeout: float) -> None:
+        self.url = redact(url).rstrip("/")
+        self.timeout, self.first_timeout = timeout, min(FIRST_ANSWER_TIMEOUT, timeout)
+        self._root, self._only = root, ""  # where the dataset is in the store; its name if it is a single file
+        secrets = {value for name, value in options.items() if is_secret(name)} | {userinfo(url)[1]}
+        self._secrets = sorted((text for text in secrets if len(text) >= _SHORTEST_SECRET), key=len, reverse=True)
+
+    @abstractmethod
+    def _list(self) -> Iterator[SourceFile]: ...
+
+    @abstractmethod
+    def _stat(self, path: str) -> Identity: ...
+
+    @abstractmethod
+    def _read(self, path: str, offset: int, length: int, tag: str) -> Iterator[bytes]: ...
+
+    @abstractmethod
+    def explain(self, name: str, error: BaseException) -> PqcacheError:
+        """Return pqcache's error about the URL ``name`` for what the client has raised."""
+
+    def list(self) -> Iterator[SourceFile]:
+        with self.errors(""):
+            if self._only:
+                yield SourceFile(self._only, self.stat(self._only))
+            else:
+                yield from self._list()
+
+    def stat(self, path: str) -> Identity:
+        with self.errors(path):
+            return self._stat(path) if self.has_time_limit else self.within(partial(self._stat, path))
+
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
+        if length <= 0:
+            return
+        read = partial(self._read, path, offset, length, tag)
+        with self.errors(path):
+            yield from read() if self.has_time_limit else with_time_limit(read, self.timeout, len)
+
+    def within(self, call: Callable[[], T], seconds: float | None = None) -> T:
+        """Return what ``call`` returns; raise Stalled after ``seconds``, or else the timeout."""
+        return within(seconds or self.timeout, call)
+
+    def walk(self, entries: Callable[[str], Iterable[tuple[str, SourceFile | None]]]) -> Iterator[SourceFile]:
+        """Yield all files below the root; ``entries`` yields the paths in a directory, with None for directories."""
+        pending, limit = [""], DirectoryLimit(self.url)
+        while pending:
+            directory = pending.pop()
+            with self.errors(directory):
+                for path, file in entries(directory):
+                    if file is None:
+                        pending.append(limit.enter(path))
+                    else:
+                        yield file
+
+    def url_of(self, path: str) -> str:
+        return f"{self.url.rpartition('/')[0]}/{path}" if self._only else super().url_of(path)
+
+    def key_of(self, path: str) -> str:
+        """Return the name of a file in the store."""
+        if not path:
+            return self._root
+        return f"{self._root.rstrip('/')}/{path}" if self._root else path
+
+    def name_of(self, path: str) -> str:
+        """Return the URL of a file or directory, fit to be shown."""
+        return self.url_of(path) if path else self.url
+
+    def take_only_file(self) -> str:
+        """Note that the URL names a single file; return its path, which is its name."""
+        directory, slash, self._only = self._root.rpartition("/")
+        self._root = directory or slash
+        return self._only
+
+    @contextmanager
+    def errors(self, path: str) -> Iterator[None]:
+        """Raise pqcache's errors about ``path`` for what the client raises inside the block."""
+        try:
+            yield
+        except PqcacheError:
+            raise
+        except BaseException as error:
+            if not isinstance(error, self.raises) and type(error).__name__ != "PanicException":  # of a client in Rust
+                raise
+            found = self._error(self.name_of(path), error)
+            raise type(found)(found.subject, self.without_secrets(found.reason), found.advice) from error
+
+    def _error(self, name: str, error: BaseException) -> PqcacheError:
+        if (known := known_cause(name, error)) is not None:
+            return known
+        if isinstance(error, TimeoutError):
+            return SourceUnavailable(name, "no answer in time", self.network_advice)
+        return self.explain(name, error)
+
+    def without_secrets(self, text: str) -> str:
+        """Return what the client says without secrets that it may hold."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return _USER.sub("://***@", _QUERY.sub("?***", text))
+
+
+# causes of errors that the clients of all stores share: dead hosts, certificates, clocks and expired credentials
 _NO_HOST = re.compile(r"Name or service not known|No address associated with hostname|nodename nor servname", re.I)
 _SKEWED = re.compile(
     r"RequestTimeTooSkewed|RequestInTheFuture|clock skew too great|reasonable timeframe|date header too old|"

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import http.client
 import logging
-import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import botocore.exceptions
@@ -36,16 +35,14 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, Capabilities, Source, check_options
-from pqcache.store.drivers.http_client import HttpConnections, pool_classes, response_class
-from pqcache.store.drivers.remote import known_cause
+from pqcache.store.drivers.base import TIMEOUT, Capabilities, check_options
+from pqcache.store.drivers.http_client import Body, HttpConnections, HttpSource, pool_classes
 from pqcache.store.drivers.s3_list import identity, list_bucket, take_entries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
 
 log = logging.getLogger("pqcache.store")
 
-_CHUNK = 256 << 10  # bytes; a larger one would be fresh memory each time, with page faults
 _VALID = 300  # seconds that a URL may be used for, from when it is made
 _EXPRESS = "--x-s3"  # ends the names of directory buckets, which have sessions of their own
 OPTIONS = {
@@ -65,28 +62,25 @@ _DENIED = {
 }  # fmt: skip
 _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NotFound"}
 _NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
-# a body is read through urllib3 or http.client, which raise errors of their own
-ERRORS = (
-    http.client.HTTPException,
-    botocore.exceptions.BotoCoreError,
-    botocore.exceptions.ClientError,
-    urllib3.exceptions.HTTPError,
-    OSError,
-)
 
 
-class S3Source(Source):
-    """A Source over botocore; see ``pqcache.store.drivers.base.Source``."""
+class S3Source(HttpSource):
+    """A RemoteSource over botocore."""
 
     capabilities = Capabilities(reads_versions=True)
+    raises = (  # a body is read through urllib3 or http.client, which raise errors of their own
+        http.client.HTTPException,
+        botocore.exceptions.BotoCoreError,
+        botocore.exceptions.ClientError,
+        urllib3.exceptions.HTTPError,
+        OSError,
+    )
+    network_advice = "check the endpoint and the network"
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         check_options("s3://", options, OPTIONS)
-        parts = urlsplit(url.replace("?", "%3F").replace("#", "%23"))
-        self.url = redact(url).rstrip("/")
-        self._bucket = parts.netloc.rpartition("@")[2]
-        self._root = url.partition("://")[2].partition("/")[2].strip("/")
-        self._only = ""
+        super().__init__(url, url.partition("://")[2].partition("/")[2].strip("/"), options, timeout)
+        self._bucket = urlsplit(url.replace("?", "%3F").replace("#", "%23")).netloc.rpartition("@")[2]
         self._is_borrower = False
         if not self._bucket:
             raise UsageError(redact(url), "no bucket", "write s3://BUCKET/PATH")
@@ -99,73 +93,35 @@ class S3Source(Source):
         self._extra = {"RequestPayer": "requester"} if is_true(options, "requester_pays") else {}
         session = new_session(url, options)
         self._client = new_client(session, url, options, timeout)
-        self._lister = new_client(session, url, options, min(FIRST_ANSWER_TIMEOUT, timeout))
+        self._lister = new_client(session, url, options, self.first_timeout)
         take_entries(self._client)
         take_entries(self._lister)
         ca_bundle = session.get_config_variable("ca_bundle")
         self._ranges = RangeReader(self._client, self._bucket, self._extra, ca_bundle)
 
-    def list(self) -> Iterator[SourceFile]:
+    def _list(self) -> Iterator[SourceFile]:
         prefix = f"{self._root}/" if self._root else ""
         found = False
-        try:
-            if self._only:
-                yield SourceFile(self._only, self.stat(self._only))
-                return
-            for key, known in list_bucket(self._lister, self._bucket, prefix, self._extra):
-                found = True
-                path = key[len(prefix) :]
-                if path and not (path.endswith("/") and known.size == 0):
-                    yield SourceFile(path, known)
-            if not found and self._root and self._is_file():
-                yield SourceFile(self._only, self.stat(self._only))
-        except ERRORS as error:
-            raise source_error(self._name(""), error) from error
+        for key, known in list_bucket(self._lister, self._bucket, prefix, self._extra):
+            found = True
+            path = key[len(prefix) :]
+            if path and not (path.endswith("/") and known.size == 0):
+                yield SourceFile(path, known)
+        if not found and self._root and self._is_file():
+            yield SourceFile(self._only, self.stat(self._only))
 
-    def stat(self, path: str) -> Identity:
-        try:
-            head = self._client.head_object(Bucket=self._bucket, Key=self._key(path), **self._extra)
-        except ERRORS as error:
-            raise source_error(self._name(path), error) from error
+    def _stat(self, path: str) -> Identity:
+        head = self._client.head_object(Bucket=self._bucket, Key=self.key_of(path), **self._extra)
         try:
             return identity(head["ContentLength"], head["LastModified"], head["ETag"])
         except KeyError as error:
             reason = f"the server answers without {error.args[0]}, as S3 never does"
-            raise SourceError(self._name(path), reason, "check the endpoint") from error
-
-    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
-        if length <= 0:
-            return
-        try:
-            with self._opened(path, offset, length, tag) as body:
-                while length > 0 and (chunk := body.read(min(_CHUNK, length))):
-                    length -= len(chunk)
-                    yield chunk
-        except ERRORS as error:
-            raise source_error(self._name(path), error) from error
-
-    def read_into(self, buffer: memoryview, path: str, offset: int, length: int, tag: str = "") -> Iterator[int]:
-        if length <= 0:
-            return
-        have = 0
-        try:
-            with self._opened(path, offset, length, tag) as body:
-                while length > 0 and (count := body.readinto(buffer[have : have + min(_CHUNK, length)])):
-                    have, length = have + count, length - count
-                    if have == len(buffer):
-                        yield have
-                        have = 0
-        except ERRORS as error:
-            if have:
-                yield have
-            raise source_error(self._name(path), error) from error
-        if have:
-            yield have
+            raise SourceError(self.name_of(path), reason, "check the endpoint") from error
 
     def below(self, path: str) -> S3Source:
         """Return a source of the directory ``path``, which uses the connections of this one as long as it is open."""
         source = copy(self)
-        source.url, source._root, source._is_borrower = f"{self.url}/{path}", self._key(path), True
+        source.url, source._root, source._is_borrower = f"{self.url}/{path}", self.key_of(path), True
         return source
 
     def close(self) -> None:
@@ -175,41 +131,57 @@ class S3Source(Source):
         self._client.close()
         self._lister.close()
 
+    def explain(self, name: str, error: BaseException) -> SourceError:
+        if isinstance(error, botocore.exceptions.ClientError):
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            if code in _MISSING or status == 404:
+                what = "no such bucket" if code == "NoSuchBucket" else "no such object"
+                return SourceNotFound(name, what, "check the URL")
+            if status == 412:
+                return SourceChanged(name, "is not the version that was listed")
+            if code == "InvalidObjectState":
+                found = error.response["Error"].get("StorageClass")  # such as DEEP_ARCHIVE
+                return SourceDenied(name, f"is archived ({found or code})", "restore it in the store")
+            if code in _DENIED or status in (401, 403):
+                return SourceDenied(
+                    name,
+                    f"access denied ({code})",
+                    "check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, -o profile=NAME, or -o anon=true "
+                    "for public data)",
+                )
+            if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
+                return SourceUnavailable(name, f"the server answers {status} {code}", "try again later")
+            return SourceError(name, f"the server answers {status} {code}")
+        if isinstance(error, _NO_CREDENTIALS):
+            return SourceDenied(
+                name,
+                "no credentials found",
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or -o anon=true for public data",
+            )
+        return SourceUnavailable(name, first_line(error), self.network_advice)
+
     def _is_file(self) -> bool:
         """Return whether the URL names one object; if so, its directory becomes the root."""
         try:
             self._client.head_object(Bucket=self._bucket, Key=self._root, **self._extra)
         except ClientError:
             return False
-        self._root, _, self._only = self._root.rpartition("/")
+        self.take_only_file()
         return True
 
     @contextmanager
     def _opened(self, path: str, offset: int, length: int, tag: str) -> Iterator[Body]:
         last = offset + length - 1
-        with closing(self._ranges.open(self._key(path), offset, last, tag)) as response:
+        with closing(self._ranges.open(self.key_of(path), offset, last, tag)) as response:
             headers = response.headers
             # a body of another length was changed on its way, as by compression: no part of it is the file's
             exact = headers.get("content-length", str(length)) == str(length)
             if not exact or not headers.get("content-range", "").startswith(f"bytes {offset}-{last}/"):
-                raise SourceUnavailable(self._name(path), "the server sent another range than was asked for")
+                raise SourceUnavailable(self.name_of(path), "the server sent another range than was asked for")
             if tag and headers.get("etag", "").strip('"') != tag:
-                raise SourceChanged(self._name(path), "is not the version that was listed")
+                raise SourceChanged(self.name_of(path), "is not the version that was listed")
             yield response.body
-
-    def _key(self, path: str) -> str:
-        return f"{self._root}/{path}" if self._root else path
-
-    def _name(self, path: str) -> str:
-        return f"s3://{self._bucket}/{self._key(path)}".rstrip("/")
-
-
-class Body(Protocol):
-    """The body of a response; both methods return nothing at its end, and where the connection broke."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-    def readinto(self, buffer: memoryview, /) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -249,7 +221,7 @@ class RangeReader:
         server, slash, target = url.partition("://")[2].partition("/")
         server = f"{url.partition('://')[0]}://{server}"
         if server not in self._servers:
-            self._servers[server] = None if _has_proxy(server) else HttpConnections(partial(self._connect, server))
+            self._servers[server] = None if _has_proxy(server) else self._connections(server)
         connections = self._servers[server]
         if connections is None:
             return None
@@ -279,20 +251,14 @@ class RangeReader:
         )
         return Response(found["ResponseMetadata"]["HTTPHeaders"], found["Body"], found["Body"].close)
 
-    def _connect(self, server: str) -> http.client.HTTPConnection:
+    def _connections(self, server: str) -> HttpConnections:
         config, parts = self._client.meta.config, urlsplit(server)
         make: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
         if parts.scheme == "https":
             make = partial(http.client.HTTPSConnection, context=_tls_context(self._ca_bundle))
-        connection = make(parts.hostname, parts.port, timeout=config.connect_timeout)
-        connection.response_class = response_class(config.read_timeout)
-        try:
-            connection.connect()
-            connection.sock.settimeout(config.read_timeout)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        return HttpConnections(
+            partial(make, parts.hostname, parts.port, timeout=config.connect_timeout), config.read_timeout
+        )
 
 
 def _has_proxy(server: str) -> bool:
@@ -352,42 +318,6 @@ def _set_speed_floor(client: Any, timeout: float) -> None:
         log.debug("s3: this botocore has no pools of connections that are known: an answer that drips has no limit")
         return
     pools.update(pool_classes(pools, timeout))  # it is the dict of all managers
-
-
-def source_error(name: str, error: Exception) -> SourceError:
-    """Return pqcache's error for what botocore, urllib3 or ``http.client`` has raised about the object ``name``."""
-    if (known := known_cause(name, error)) is not None:
-        return known
-    if isinstance(error, botocore.exceptions.ClientError):
-        code = str(error.response.get("Error", {}).get("Code", ""))
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if code in _MISSING or status == 404:
-            what = "no such bucket" if code == "NoSuchBucket" else "no such object"
-            return SourceNotFound(name, what, "check the URL")
-        if status == 412:
-            return SourceChanged(name, "is not the version that was listed")
-        if code == "InvalidObjectState":
-            found = error.response["Error"].get("StorageClass")  # such as DEEP_ARCHIVE
-            return SourceDenied(name, f"is archived ({found or code})", "restore it in the store")
-        if code in _DENIED or status in (401, 403):
-            return SourceDenied(
-                name,
-                f"access denied ({code})",
-                "check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, -o profile=NAME, or -o anon=true "
-                "for public data)",
-            )
-        if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
-            return SourceUnavailable(name, f"the server answers {status} {code}", "try again later")
-        return SourceError(name, f"the server answers {status} {code}")
-    if isinstance(error, _NO_CREDENTIALS):
-        return SourceDenied(
-            name,
-            "no credentials found",
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or -o anon=true for public data",
-        )
-    reason = first_line(error)
-    reason = re.sub(r"://[^/@\s\"]*@", "://***@", reason)  # AWS_ENDPOINT_URL may hold a password
-    return SourceUnavailable(name, reason, "check the endpoint and the network")
 
 
 def is_true(options: Mapping[str, str], name: str) -> bool:

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from pqcache.errors import (
@@ -17,7 +17,7 @@ from pqcache.errors import (
     SourceNotFound,
 )
 from pqcache.store.drivers.base import TIMEOUT, read_range
-from pqcache.store.drivers.s3 import ERRORS, S3Source, new_client, new_session, source_error
+from pqcache.store.drivers.s3 import S3Source, new_client, new_session
 from pqcache.store.drivers.target import HIDDEN, StagedFile
 from pqcache.store.manifest import SourceFile
 
@@ -56,13 +56,13 @@ class S3Target:
         return read_range(self._source, path, 0, size)
 
     def write(self, path: str, data: bytes) -> None:
-        with self._errors(path):
-            self._client.put_object(**self._bucket, Key=self._source._key(path), Body=data)
+        with self._source.errors(path):
+            self._client.put_object(**self._bucket, Key=self._source.key_of(path), Body=data)
 
     def remove(self, paths: Sequence[str]) -> None:
-        with self._errors(""):
+        with self._source.errors(""):
             for first in range(0, len(paths), 1000):
-                keys = [{"Key": self._source._key(path)} for path in paths[first : first + 1000]]
+                keys = [{"Key": self._source.key_of(path)} for path in paths[first : first + 1000]]
                 answer = self._client.delete_objects(**self._bucket, Delete={"Objects": keys, "Quiet": True})
                 for failed in answer.get("Errors", ()):
                     subject = f"s3://{self._bucket['Bucket']}/{failed['Key']}"
@@ -71,8 +71,8 @@ class S3Target:
     def stage(self, file: Path, token: str, path: str) -> StagedFile:
         size = file.stat().st_size
         length = max(_PART, -(-size // _MAX_PARTS))
-        key = self._source._key(path)
-        with self._errors(path):
+        key = self._source.key_of(path)
+        with self._source.errors(path):
             upload = self._client.create_multipart_upload(**self._bucket, Key=key)["UploadId"]
             try:
                 self.write(_record_of(upload), json.dumps({"key": key, "upload": upload}).encode())
@@ -89,10 +89,10 @@ class S3Target:
         for item in staged:
             upload, parts = item.handle
             try:
-                with self._errors(item.path):
+                with self._source.errors(item.path):
                     self._client.complete_multipart_upload(
                         **self._bucket,
-                        Key=self._source._key(item.path),
+                        Key=self._source.key_of(item.path),
                         UploadId=upload,
                         MultipartUpload={"Parts": parts},
                     )
@@ -102,7 +102,7 @@ class S3Target:
         self._forget([item.handle[0] for item in staged])
 
     def discard(self, token: str, staged: Sequence[StagedFile]) -> None:
-        self._abort([(self._source._key(item.path), item.handle[0]) for item in staged])
+        self._abort([(self._source.key_of(item.path), item.handle[0]) for item in staged])
 
     def finish(self) -> None:
         hidden = [file for file in self._source.list() if file.path.startswith(f"{HIDDEN}/")]
@@ -141,7 +141,7 @@ class S3Target:
             record = json.loads(data)
             key, upload = str(record["key"]), str(record["upload"])
         except (ValueError, TypeError, KeyError):
-            log.debug("s3: %s is no record of an upload", self._source._name(file.path))
+            log.debug("s3: %s is no record of an upload", self._source.name_of(file.path))
             return
         if key.startswith(self._prefix):
             self._abort([(key, upload)])
@@ -151,11 +151,11 @@ class S3Target:
         gone = []
         for key, upload in uploads:
             try:
-                self._client.abort_multipart_upload(**self._bucket, Key=key, UploadId=upload)
-            except ERRORS as error:
-                if not isinstance(source_error(key, error), SourceNotFound):
-                    log.debug("s3: the upload of %s is not aborted: %s", key, error)
-                    continue
+                with suppress(SourceNotFound), self._source.errors(""):
+                    self._client.abort_multipart_upload(**self._bucket, Key=key, UploadId=upload)
+            except SourceError as error:
+                log.debug("s3: the upload of %s is not aborted: %s", key, error)
+                continue
             gone.append(upload)
         self._forget(gone)
 
@@ -165,13 +165,6 @@ class S3Target:
             self.remove([_record_of(upload) for upload in uploads])
         except SourceError as error:
             log.debug("s3: records of uploads are left: %s", error)
-
-    @contextmanager
-    def _errors(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except ERRORS as error:
-            raise source_error(self._source._name(path), error) from error
 
 
 def _record_of(upload: str) -> str:

@@ -13,15 +13,13 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 from pqcache.errors import (
-    CacheError,
     DamagedError,
     SourceChanged,
     SourceDenied,
@@ -32,12 +30,11 @@ from pqcache.errors import (
     first_line,
 )
 from pqcache.store.access_token import TOKEN, checked_token, read_token
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, Capabilities, Source, check_options
-from pqcache.store.drivers.http_client import MAX_ANSWER, HttpConnections, response_class
-from pqcache.store.drivers.remote import known_cause
+from pqcache.store.drivers.base import TIMEOUT, Capabilities, check_options
+from pqcache.store.drivers.http_client import MAX_ANSWER, HttpConnections, HttpSource
 from pqcache.store.drivers.snapshot_source import files_below, identity_of, table_below
 from pqcache.store.manifest import FileEntry, Identity, SourceFile, TableVersion
-from pqcache.store.urls import printable, redact, url_scheme
+from pqcache.store.urls import printable, url_scheme
 from pqcache.system.checksum import checksum_text, new_checksum
 
 SCHEME = "pqcache+http"
@@ -49,7 +46,6 @@ OPTIONS = {
     "token_file": "a file with the token of the server",
 }
 _PINNED = re.compile(r"snapshots/(\d{8}T\d{6}Z-\d+)(?:/(.*))?")
-_CHUNK = 1 << 20
 _REASON = 4096  # bytes of an answer that says what is wrong
 _ERRORS = (OSError, http.client.HTTPException, ValueError, RecursionError)  # the last of JSON that is too deep
 
@@ -63,14 +59,15 @@ class _Pinned:
     table: TableVersion | None
 
 
-class ServedSource(Source):
-    """A Source over HTTP; see ``pqcache.store.drivers.base.Source``."""
+class ServedSource(HttpSource):
+    """A RemoteSource over HTTP."""
 
     capabilities = Capabilities(reads_versions=True, lists_only_data_files=True, lists_one_version=True)
+    raises = _ERRORS
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         check_options(f"{SCHEME}://", options, OPTIONS)
-        self.url = redact(url).rstrip("/")
+        super().__init__(url, "", options, timeout)
         host, _, path = url.partition("://")[2].partition("/")
         parts = urlsplit(f"//{host}")
         if "@" in host:
@@ -82,7 +79,13 @@ class ServedSource(Source):
         self._fixed = pinned[1] if pinned else ""
         self._below = (pinned[2] or "") if pinned else self._below
         self._headers = _headers(_token(options))
-        self._connections = HttpConnections(partial(_connect, url_scheme(url) == TLS_SCHEME, parts, timeout))
+        wait = self.first_timeout
+        make: Callable[[], http.client.HTTPConnection]
+        if url_scheme(url) == TLS_SCHEME:
+            make = partial(http.client.HTTPSConnection, parts.hostname, parts.port, timeout=wait)
+        else:
+            make = partial(http.client.HTTPConnection, parts.hostname, parts.port or PORT, timeout=wait)
+        self._connections = HttpConnections(make, timeout)
         self._pinned: _Pinned | None = None
         self._lock = threading.Lock()
 
@@ -91,38 +94,12 @@ class ServedSource(Source):
         """What is known of the table that the snapshot was made from."""
         return self._snapshot().table
 
-    def list(self) -> Iterator[SourceFile]:
+    def _list(self) -> Iterator[SourceFile]:
         for path, entry in self._snapshot().files.items():
             yield SourceFile(path, identity_of(entry))
 
-    def stat(self, path: str) -> Identity:
+    def _stat(self, path: str) -> Identity:
         return identity_of(self._entry(self._snapshot(), path))
-
-    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
-        if length <= 0:
-            return
-        with self._errors(path), self._range(path, offset, length, tag) as response:
-            while length > 0 and (chunk := response.read(min(_CHUNK, length))):
-                length -= len(chunk)
-                yield chunk
-
-    def read_into(self, buffer: memoryview, path: str, offset: int, length: int, tag: str = "") -> Iterator[int]:
-        if length <= 0:
-            return
-        have = 0
-        try:
-            with self._errors(path), self._range(path, offset, length, tag) as response:
-                while length > 0 and (count := response.readinto(buffer[have : have + min(_CHUNK, length)])):
-                    have, length = have + count, length - count
-                    if have == len(buffer):
-                        yield have
-                        have = 0
-        except SourceError:
-            if have:
-                yield have
-            raise
-        if have:
-            yield have
 
     def close(self) -> None:
         self._connections.close()
@@ -134,7 +111,7 @@ class ServedSource(Source):
     def _snapshot(self) -> _Pinned:
         with self._lock:
             if self._pinned is None:
-                with self._errors(""):
+                with self.errors(""):
                     self._pinned = self._find()
             return self._pinned
 
@@ -180,7 +157,7 @@ class ServedSource(Source):
             raise SourceNotFound(f"{self.url}/{path}", "no such file in the snapshot", "check the path") from None
 
     @contextmanager
-    def _range(self, path: str, offset: int, length: int, tag: str) -> Iterator[http.client.HTTPResponse]:
+    def _opened(self, path: str, offset: int, length: int, tag: str) -> Iterator[http.client.HTTPResponse]:
         """Yield the response with these bytes of a file."""
         pinned = self._snapshot()
         resource = f"snapshots/{pinned.id}/files/{quote(self._entry(pinned, path).path, safe='/=')}"
@@ -190,13 +167,13 @@ class ServedSource(Source):
             with self._get(resource, headers) as response:
                 found = response.headers.get("Content-Range", ""), response.headers.get("Content-Length")
                 if not found[0].startswith(f"bytes {offset}-{last}/") or found[1] != str(length):
-                    raise SourceUnavailable(self._shown(path), "the server sent another range than was asked for")
+                    raise SourceUnavailable(self.name_of(path), "the server sent another range than was asked for")
                 yield response
         except _SnapshotGone as gone:
             with self._lock:
                 if self._pinned is pinned:
                     self._pinned = None
-            raise SourceNotFound(self._shown(path), gone.reason, gone.advice) from gone
+            raise SourceNotFound(self.name_of(path), gone.reason, gone.advice) from gone
 
     @contextmanager
     def _get(self, resource: str, headers: Mapping[str, str] | None = None) -> Iterator[http.client.HTTPResponse]:
@@ -236,38 +213,19 @@ class ServedSource(Source):
             return SourceError(place, "the server redirects, which pqcache does not follow here", "check the URL")
         return SourceError(place, reason, "check the server, and run 'pqcache verify' on the served cache")
 
-    @contextmanager
-    def _errors(self, path: str) -> Iterator[None]:
-        """Raise the errors of the client's libraries as SourceErrors."""
-        shown = self._shown(path)
-        try:
-            yield
-        except (SourceError, CacheError):
-            raise
-        except _ERRORS as error:
-            raise _source_error(shown, error) from error
-
-    def _shown(self, path: str) -> str:
-        return f"{self.url}/{path}".rstrip("/")
+    def explain(self, name: str, error: BaseException) -> SourceError:
+        if isinstance(error, ConnectionRefusedError):
+            return SourceUnavailable(name, "cannot connect", "check that 'pqcache serve' runs there, and the port")
+        if isinstance(error, ValueError | RecursionError) or type(error) in (
+            http.client.BadStatusLine,
+            http.client.UnknownProtocol,
+        ):
+            return SourceError(name, "what answers there is no 'pqcache serve'", "check the host and the port")
+        return SourceUnavailable(name, first_line(error), self.network_advice)
 
 
 class _SnapshotGone(SourceNotFound):
     """The snapshot is not kept any more."""
-
-
-def _source_error(shown: str, error: BaseException) -> SourceError:
-    if (known := known_cause(shown, error)) is not None:
-        return known
-    if isinstance(error, TimeoutError):
-        return SourceUnavailable(shown, "no answer in time", "check the host, the port and the network")
-    if isinstance(error, ConnectionRefusedError):
-        return SourceUnavailable(shown, "cannot connect", "check that 'pqcache serve' runs there, and the port")
-    if isinstance(error, ValueError | RecursionError) or type(error) in (
-        http.client.BadStatusLine,
-        http.client.UnknownProtocol,
-    ):
-        return SourceError(shown, "what answers there is no 'pqcache serve'", "check the host and the port")
-    return SourceUnavailable(shown, first_line(error), "check the host, the port and the network")
 
 
 def _reason(response: http.client.HTTPResponse) -> str:
@@ -295,22 +253,3 @@ def _token(options: Mapping[str, str]) -> str:
 
 def _headers(token: str) -> Mapping[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
-
-
-def _connect(is_secure: bool, server: Any, timeout: float) -> http.client.HTTPConnection:
-    """Return a new connection to the host and port of a split URL."""
-    wait = min(FIRST_ANSWER_TIMEOUT, timeout)
-    connection: http.client.HTTPConnection
-    if is_secure:
-        connection = http.client.HTTPSConnection(server.hostname, server.port, timeout=wait)
-    else:
-        connection = http.client.HTTPConnection(server.hostname, server.port or PORT, timeout=wait)
-    connection.response_class = response_class(timeout)
-    try:
-        connection.connect()
-        assert connection.sock is not None
-        connection.sock.settimeout(timeout)
-    except BaseException:
-        connection.close()
-        raise
-    return connection

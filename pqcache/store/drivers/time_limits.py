@@ -22,7 +22,7 @@ _QUEUED = 4  # items that may wait to be taken
 _IDLE_SECONDS = 1.0  # after which a thread without work ends
 
 
-class Stalled(Exception):
+class Stalled(TimeoutError):
     """Nothing came within the time limit."""
 
 
@@ -94,6 +94,11 @@ class _Thread(threading.Thread):
 
 
 os.register_at_fork(after_in_child=_Thread.idle.clear)  # a child has only the thread that forked
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """Return what ``call`` returns; raise Stalled after ``seconds``."""
+    return next(with_time_limit(lambda: iter([call()]), seconds))
 
 
 def with_time_limit(

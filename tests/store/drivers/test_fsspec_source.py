@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.drivers import fsspec_systems
-from pqcache.store.drivers.fsspec_source import fsspec_error, identity_of
+from pqcache.store.drivers.fsspec_source import FsspecSource, identity_of
 from pqcache.store.drivers.fsspec_systems import parsed
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.manifest import Identity
@@ -113,7 +113,7 @@ def test_a_directory_that_may_not_be_read_is_no_deletion(
         return ls(self, path, **how)
 
     monkeypatch.setattr(MemoryFileSystem, "ls", refuse)
-    with pytest.raises(SourceDenied, match=r"^memory://lake: access denied; check the credentials"):
+    with pytest.raises(SourceDenied, match=r"^memory://lake/dt=2026-11-02: access denied; check the credentials"):
         pqcache.sync(tmp_path / "cache", max_delete="100%")
     assert rows_of(tmp_path / "cache/current") == before
 
@@ -388,6 +388,7 @@ def test_errors_of_other_clients_are_distinguished() -> None:
     class HttpProcessingError(Answer):
         """As aiohttp's, from which it raises another with the same status."""
 
+    source = FsspecSource("memory://host", {})
     hidden, broken = FileNotFoundError("x"), Answer(400)
     hidden.__cause__ = Answer(503)
     broken.__cause__ = HttpProcessingError(400)
@@ -403,10 +404,10 @@ def test_errors_of_other_clients_are_distinguished() -> None:
         (NotADirectoryError(), SourceNotFound),
         (Answer(None), SourceError),
     ):
-        error = fsspec_error("sftp://host/x", found)
-        assert type(error) is kind
-        assert "SECRET" not in str(error)
-        assert str(error).startswith("sftp://host/x: ")
+        with pytest.raises(kind, match=r"^memory://host/x: ") as error, source.errors("x"):
+            raise found
+        assert error.type is kind
+        assert "SECRET" not in str(error.value)
 
 
 MOMENT = datetime(2026, 11, 20, 4, 0, 3, 250_000, tzinfo=timezone.utc)

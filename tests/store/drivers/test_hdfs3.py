@@ -89,7 +89,7 @@ def test_a_file_in_place_of_a_directory_is_that_file(library: FakeLibhdfs3) -> N
     library.put("/wh/dt=1", b"now a file")
     source = Hdfs3Source(f"{URL}/wh", {})
     with source._connected("/wh") as handle:
-        (entry,) = source._entries(handle, "/wh/dt=1")
+        (entry,) = source._infos(handle, "/wh/dt=1")
     assert (entry.name, entry.is_directory) == ("", False)
     with pytest.raises(SourceNotFound):
         source.stat("dt=1/a.parquet")

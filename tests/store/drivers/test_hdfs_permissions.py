@@ -27,7 +27,6 @@ class Lake:
     server: Hdfs
     native: str  # the superuser's hdfs:// URL
     url: str
-    shown: str  # the URL as errors show it
     env: Mapping[str, str]
     shop: Path
 
@@ -42,12 +41,10 @@ class Lake:
 def lake(request: pytest.FixtureRequest, hdfs: Hdfs, hdfs_dir: str, tmp_path: Path) -> Lake:
     native = f"{hdfs_dir}/shop"
     http = native.replace(hdfs.url, hdfs.webhdfs_url)
-    url, shown, env = (
-        (native, native, {"HADOOP_USER_NAME": OTHER})
-        if request.param == "hdfs"
-        else (http.replace("://", f"://{OTHER}@"), http, {})
+    url, env = (
+        (native, {"HADOOP_USER_NAME": OTHER}) if request.param == "hdfs" else (http.replace("://", f"://{OTHER}@"), {})
     )
-    made = Lake(server=hdfs, native=native, url=url, shown=shown, env=env, shop=write_shop(tmp_path / "made"))
+    made = Lake(server=hdfs, native=native, url=url, env=env, shop=write_shop(tmp_path / "made"))
     made.upload()
     return made
 
@@ -67,7 +64,7 @@ def test_a_denied_directory_publishes_nothing(denied: str, mode: int, lake: Lake
     """The first, one in the middle and the last that is listed; and readable without being searchable."""
     lake.chmod(denied, mode)
     line = error_of(run("sync", lake.url, tmp_path / "cache", env=lake.env), 1)
-    assert lake.shown in line
+    assert lake.url in line
     assert "permission denied" in line
     assert not (tmp_path / "cache").exists()
 
@@ -76,7 +73,7 @@ def test_a_directory_above_that_is_denied(lake: Lake, tmp_path: Path) -> None:
     lake.chmod("", 0o700)
     line = error_of(run("sync", f"{lake.url}/dt=2026-11-01", tmp_path / "cache", env=lake.env), 1)
     # hdfs:// names the directory that denies, WebHDFS says only what was asked for
-    denied = lake.shown if lake.shown.startswith("hdfs:") else f"{lake.shown}/dt=2026-11-01"
+    denied = lake.url if lake.url.startswith("hdfs:") else f"{lake.url}/dt=2026-11-01"
     assert f"{denied}: permission denied" in line
     assert not (tmp_path / "cache").exists()
 
@@ -89,7 +86,7 @@ def test_a_cache_keeps_its_snapshot_when_a_directory_is_denied(lake: Lake, tmp_p
     lake.chmod("dt=2026-11-02", 0o700)
     for how in ([], ["--force"], ["--dry-run"]):
         line = error_of(run("sync", cache, *how, env=lake.env), 1)
-        assert lake.shown in line
+        assert lake.url in line
         assert "permission denied" in line
     assert os.readlink(cache / "current") == before
     assert rows_of(cache / "current") == rows
@@ -106,7 +103,7 @@ def test_a_file_that_cannot_be_read_is_named(lake: Lake, tmp_path: Path) -> None
     lake.upload()
     lake.chmod("dt=2026-11-04/part-00001.parquet", 0o600)
     line = error_of(run("sync", cache, env=lake.env), 1)
-    assert f"{lake.shown}/dt=2026-11-04/part-00001.parquet: permission denied" in line
+    assert f"{lake.url}/dt=2026-11-04/part-00001.parquet: permission denied" in line
     assert os.readlink(cache / "current") == before
     assert rows_of(cache / "current") == rows
     lake.chmod("dt=2026-11-04/part-00001.parquet", 0o644)

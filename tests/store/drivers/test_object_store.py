@@ -29,7 +29,7 @@ from pqcache.errors import (
     SourceUnavailable,
     UsageError,
 )
-from pqcache.store.drivers.object_store import _source_error, new_store
+from pqcache.store.drivers.object_store import ObjectStoreSource, new_store
 from pqcache.store.drivers.object_store_config import place_of
 from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.urls import is_secret, redact
@@ -306,13 +306,14 @@ def test_the_limit_of_the_client_is_no_other_error() -> None:
     bucket = Bucket()
     bucket.cut, bucket.drip = 10, 3.0
     with serving(bucket.answer) as server:
-        place = place_of("gs://lake", {"endpoint": server.url, "anon": "true"})
+        source = ObjectStoreSource("gs://lake", {"endpoint": server.url, "anon": "true"})
         with pytest.raises(BaseError) as raised:
-            for _ in obstore.get(new_store(place, 0.2), "x", options={"range": (0, 100)}).stream(min_chunk_size=1):
+            for _ in obstore.get(new_store(source.place, 0.2), "x", options={"range": (0, 100)}).stream(
+                min_chunk_size=1
+            ):
                 pass
-        found = _source_error("gs://lake/x", raised.value, place)
-        assert isinstance(found, SourceUnavailable)
-        assert found.reason == "no answer in time"
+        with pytest.raises(SourceUnavailable, match=r"^gs://lake/x: no answer in time"), source.errors("x"):
+            raise raised.value
 
 
 def test_a_host_with_a_wrong_certificate_is_named(tmp_path: Path) -> None:
