@@ -1,7 +1,8 @@
 """What a driver is: a `Source`, which is listed and read. Its other half, a `Target`, is in ``target.py``.
 
-To support another store, write the four methods of `Source`, say in `Capabilities` what the store promises, and have
-``registry.py`` open it. The rest of pqcache knows no store: all drivers speak the same terms and raise the same errors.
+A store on a network gets a subclass of `RemoteSource` in ``remote.py``, which does what all need. `Capabilities`
+say what the store promises, and ``registry.py`` opens the driver. The rest of pqcache knows no store: all drivers speak
+the same terms and raise the same errors.
 
 - Paths are relative to ``url``, with ``/`` between segments, spelled as in the store: not percent-encoded.
 - Any thread may call any method, also on one file at once. A driver belongs to the process that opened it, not to a

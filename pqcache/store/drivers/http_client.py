@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import http.client
 import io
+import math
 import select
 import time
 from abc import abstractmethod
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 from pqcache.errors import SourceError
 from pqcache.store.drivers.remote import RemoteSource
-from pqcache.store.drivers.time_limits import SpeedFloor
+from pqcache.store.drivers.time_limits import SpeedFloor, TooLarge
 
 _CHUNK = 256 << 10  # bytes; a larger one would be fresh memory each time, with page faults
 MAX_ANSWER = 1 << 30  # bytes of an answer that is taken into memory
@@ -27,9 +28,10 @@ MAX_ANSWER = 1 << 30  # bytes of an answer that is taken into memory
 class _Stream(io.RawIOBase):
     """The bytes of a socket's answer, counted."""
 
-    def __init__(self, raw: io.RawIOBase, seconds: float) -> None:
+    def __init__(self, raw: io.RawIOBase, seconds: float, most: float) -> None:
         self._raw = raw
         self._floor = SpeedFloor(seconds)
+        self._most, self._count = most, 0
 
     def readable(self) -> bool:
         return True
@@ -42,6 +44,9 @@ class _Stream(io.RawIOBase):
         count: int | None = self._raw.readinto(buffer)
         if count:
             self._floor.count(count, time.monotonic() - began)
+            self._count += count
+            if self._count > self._most:
+                raise TooLarge(f"more than {self._most:,} bytes")
         return count
 
     def close(self) -> None:
@@ -50,8 +55,8 @@ class _Stream(io.RawIOBase):
 
 
 @functools.lru_cache
-def response_class(seconds: float) -> type[http.client.HTTPResponse]:
-    """Return a class of responses that raise TooSlow.
+def response_class(seconds: float, most: float = math.inf) -> type[http.client.HTTPResponse]:
+    """Return a class of responses that raise TooSlow, and TooLarge if one has more than ``most`` bytes.
 
     Answers to requests that write are excepted: a server may drip spaces while it completes an upload.
     """
@@ -60,19 +65,19 @@ def response_class(seconds: float) -> type[http.client.HTTPResponse]:
         def __init__(self, sock: Any, debuglevel: int = 0, method: str | None = None, url: str | None = None) -> None:
             super().__init__(sock, debuglevel, method, url)
             if method in ("GET", "HEAD"):
-                self.fp = io.BufferedReader(_Stream(self.fp.detach(), seconds))
+                self.fp = io.BufferedReader(_Stream(self.fp.detach(), seconds, most))
 
     return FlooredResponse
 
 
-def pool_classes(classes: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Return the connection pools of urllib3, by scheme, as ones whose responses raise TooSlow."""
-    return {scheme: _pool_class(pool, seconds) for scheme, pool in classes.items()}
+def pool_classes(classes: dict[str, Any], seconds: float, most: float = math.inf) -> dict[str, Any]:
+    """Return the connection pools of urllib3, by scheme, as ones whose responses are of `response_class`."""
 
+    def limited(pool: Any) -> Any:
+        members = {"response_class": response_class(seconds, most)}
+        return type("Pool", (pool,), {"ConnectionCls": type("Connection", (pool.ConnectionCls,), members)})
 
-def _pool_class(pool: Any, seconds: float) -> Any:
-    connection = type("Connection", (pool.ConnectionCls,), {"response_class": response_class(seconds)})
-    return type("Pool", (pool,), {"ConnectionCls": connection})
+    return {scheme: limited(pool) for scheme, pool in classes.items()}
 
 
 class HttpConnections:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from pqcache.errors import AccessExpired, PqcacheError, SourceError, SourceUnavailable
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, DirectoryLimit, Source
 from pqcache.store.drivers.retries import SourceTooSlow
-from pqcache.store.drivers.time_limits import FLOOR, TooSlow, with_time_limit, within
+from pqcache.store.drivers.time_limits import FLOOR, TooLarge, TooSlow, with_time_limit, within
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import is_secret, redact, userinfo
 
@@ -181,6 +181,8 @@ def known_cause(name: str, error: BaseException | str) -> SourceError | None:
         if isinstance(found, TooSlow):
             advice = "check the network and the server's load"
             return SourceTooSlow(name, f"the server sends fewer than {FLOOR:,} bytes a second ({found})", advice)
+        if isinstance(found, TooLarge):
+            return SourceError(name, f"the server's answer has {found}", "check the endpoint")
         if isinstance(found, socket.gaierror) and found.errno == socket.EAI_NONAME:
             return _no_host(name)
         if isinstance(found, ssl.SSLCertVerificationError):

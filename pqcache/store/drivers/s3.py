@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import logging
+import math
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -43,6 +44,7 @@ from pqcache.store.urls import redact, userinfo
 
 log = logging.getLogger("pqcache.store")
 
+_MAX_PAGE = 32 << 20  # bytes of a page of a listing, which has 1,000 keys
 _VALID = 300  # seconds that a URL may be used for, from when it is made
 _EXPRESS = "--x-s3"  # ends the names of directory buckets, which have sessions of their own
 OPTIONS = {
@@ -93,7 +95,7 @@ class S3Source(HttpSource):
         self._extra = {"RequestPayer": "requester"} if is_true(options, "requester_pays") else {}
         session = new_session(url, options)
         self._client = new_client(session, url, options, timeout)
-        self._lister = new_client(session, url, options, self.first_timeout)
+        self._lister = new_client(session, url, options, self.first_timeout, max_answer=_MAX_PAGE)
         take_entries(self._client)
         take_entries(self._lister)
         ca_bundle = session.get_config_variable("ca_bundle")
@@ -284,7 +286,15 @@ def new_session(url: str, options: Mapping[str, str]) -> Any:
     return session
 
 
-def new_client(session: Any, url: str, options: Mapping[str, str], timeout: float, attempts: int = 1) -> Any:
+def new_client(
+    session: Any,
+    url: str,
+    options: Mapping[str, str],
+    timeout: float,
+    *,
+    attempts: int = 1,
+    max_answer: float = math.inf,
+) -> Any:
     """Return a client that waits ``timeout`` seconds for an answer; a bad endpoint or region raises UsageError."""
     config = Config(
         connect_timeout=5,
@@ -302,7 +312,7 @@ def new_client(session: Any, url: str, options: Mapping[str, str], timeout: floa
         client = session.create_client("s3", region_name=region, endpoint_url=options.get("endpoint"), config=config)
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise UsageError(redact(url), str(error)) from error
-    _set_speed_floor(client, timeout)
+    _set_limits(client, timeout, max_answer)
     return client
 
 
@@ -311,13 +321,15 @@ def _signature(session: Any) -> str:
     return str((session.get_scoped_config().get("s3") or {}).get("signature_version", "s3v4"))
 
 
-def _set_speed_floor(client: Any, timeout: float) -> None:
-    """Let a client's answers have a floor of speed, also through a proxy."""
+def _set_limits(client: Any, timeout: float, max_answer: float) -> None:
+    """Let a client's answers have a floor of speed and a largest size, also through a proxy."""
     pools = getattr(client._endpoint.http_session, "_pool_classes_by_scheme", None)
     if not isinstance(pools, dict):
-        log.debug("s3: this botocore has no pools of connections that are known: an answer that drips has no limit")
+        log.debug(
+            "s3: the connection pools of this botocore are unknown: answers have no floor of speed and no largest size"
+        )
         return
-    pools.update(pool_classes(pools, timeout))  # it is the dict of all managers
+    pools.update(pool_classes(pools, timeout, max_answer))  # it is the dict of all managers
 
 
 def is_true(options: Mapping[str, str], name: str) -> bool:

@@ -30,6 +30,10 @@ class TooSlow(OSError):
     """Fewer bytes than the floor came in the time of a timeout."""
 
 
+class TooLarge(OSError):
+    """An answer has more bytes than it may have."""
+
+
 class SpeedFloor:
     """Counts bytes of one answer and seconds spent waiting for them."""
 
