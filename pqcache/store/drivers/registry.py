@@ -102,7 +102,7 @@ def open_target(
 def _has_file_system(url: str) -> bool:
     """Return whether fsspec knows the scheme of ``url``; UsageError where fsspec is missing."""
     with installed(url, "fsspec and aiohttp", "http"):
-        from pqcache.store.drivers.fsspec_systems import is_known
+        from pqcache.store.drivers.fsspec_source import is_known
 
         return is_known(url)
 

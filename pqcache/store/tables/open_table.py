@@ -8,10 +8,10 @@ from functools import partial
 
 from pqcache.errors import SourceError, SourceNotFound, UsageError
 from pqcache.store.drivers.base import Source
-from pqcache.store.drivers.one_spelling import OneSpelling
 from pqcache.store.drivers.registry import installed
 from pqcache.store.manifest import SourceFile
 from pqcache.store.tables.base import MOVED, OpenOptions, StoreFiles, Table, TableListing, TableLog, log_state
+from pqcache.store.tables.one_spelling import OneSpelling
 from pqcache.store.tables.table_format import LOGS, is_log, refuse_part
 from pqcache.store.tables.table_source import TableSource, table_source
 from pqcache.store.urls import check_url, redact, url_scheme, with_usual_scheme

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
-from pqcache.store.drivers import fsspec_systems
-from pqcache.store.drivers.fsspec_source import FsspecSource, identity_of
-from pqcache.store.drivers.fsspec_systems import parsed
+from pqcache.store.drivers import fsspec_source
+from pqcache.store.drivers.fsspec_source import FsspecSource, identity_of, parsed
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.manifest import Identity
 from pqcache.store.urls import redact
@@ -465,7 +464,7 @@ def test_options_are_numbers_texts_or_objects() -> None:
     assert parsed("password", "22") == "22"
     assert parsed("client_kwargs", '{"headers": {"Authorization": "x"}}') == {"headers": {"Authorization": "x"}}
     assert parsed("endpoint", "http://x") == "http://x"
-    assert {"http", "https", "memory", "hf", "sftp"} <= set(fsspec_systems.schemes())
+    assert {"http", "https", "memory", "hf", "sftp"} <= set(fsspec_source.schemes())
 
 
 def test_options_with_secrets_are_used_and_not_remembered(web: tuple[Web, Server], tmp_path: Path) -> None:
