@@ -114,7 +114,7 @@ def test_retries_end(options: dict[str, object], bucket: Bucket, tmp_path: Path)
         ((403, SKEWED), LATER, "the clocks of this machine and of the server differ too much (RequestTimeTooSkewed)"),
         ((400, EXPIRED), LATER, "the credentials have expired (ExpiredToken)"),
         ((403, EXPIRED), LATER, "the credentials have expired (ExpiredToken)"),
-        ((403, DENIED), 1, "access denied (AccessDenied)"),
+        ((403, DENIED), 1, "access denied (403 AccessDenied)"),
         ((404, NO_BUCKET), 1, "no such bucket"),
     ],
 )

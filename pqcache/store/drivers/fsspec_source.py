@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from pqcache.errors import (
@@ -29,7 +29,7 @@ from pqcache.errors import (
     first_line,
 )
 from pqcache.store.drivers.base import TIMEOUT, Capabilities, check_options
-from pqcache.store.drivers.remote import RemoteSource
+from pqcache.store.drivers.remote import RemoteSource, answer_error
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import is_secret, redact, url_scheme
 from pqcache.system.parallel import in_parallel
@@ -128,7 +128,6 @@ def parsed(name: str, value: str) -> Any:
 
 
 def _parameters(kind: type) -> list[str]:
-    """Return the parameters that a class's constructor and those of its bases name."""
     names: dict[str, None] = {}
     for base in kind.__mro__[:-1]:
         made = base.__dict__.get("__init__")
@@ -139,8 +138,6 @@ def _parameters(kind: type) -> list[str]:
                 names[name] = None
     return list(names)
 
-
-T = TypeVar("T")
 
 # the first that is there is the tag; each changes with the bytes of the file
 _TAGS = (
@@ -229,12 +226,12 @@ def _is_above(link: bytes, url: str) -> bool:
 _DENIED = ("AuthenticationException", "BadHostKeyException", "ClientAuthenticationError", "GatedRepoError")
 _MISSING = ("RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError")
 _CONNECTION = ("ClientConnectionError", "ClientPayloadError", "SSHException", "TransportError", "gaierror")
+_NOTHING = "no such file or directory"
 _BROKEN = "HttpProcessingError"  # aiohttp's for what is no answer, or none to its end; it has the status 400
 _ADVICE = "check the credentials (-o KEY=VALUE goes to the file system of fsspec)"
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return an error and those that caused it."""
     found: list[BaseException] = []
     next_one: BaseException | None = error
     while next_one is not None and next_one not in found and len(found) < 20:
@@ -344,20 +341,14 @@ class FsspecSource(RemoteSource):
                 return SourceUnavailable(name, "the connection failed", self.network_advice)
             if not status:
                 continue
-            if status in (401, 403):
-                return SourceDenied(name, f"access denied ({status})", _ADVICE)
-            if status in (404, 410):
-                return SourceNotFound(name, "no such file or directory", "check the URL")
-            if status >= 500 or status in (408, 416, 429):
-                return SourceUnavailable(name, f"the server answers {status}", "try again later")
-            return SourceError(name, f"the server answers {status}", "check the URL and the options")
+            return answer_error(name, 503 if status == 416 else status, str(status), _ADVICE, _NOTHING)
         names = [base.__name__ for found in chain for base in type(found).__mro__]
         if any(isinstance(found, PermissionError) for found in chain) or any(each in names for each in _DENIED):
             return SourceDenied(name, "access denied", _ADVICE)
         if any(each in names for each in _MISSING):
-            return SourceNotFound(name, "no such file or directory", "check the URL")
+            return SourceNotFound(name, _NOTHING, "check the URL")
         if isinstance(error, FileNotFoundError | NotADirectoryError):
-            return SourceNotFound(name, "no such file or directory", "check the URL")
+            return SourceNotFound(name, _NOTHING, "check the URL")
         if "range requests" in str(error) or "Cannot seek" in str(error):
             return SourceError(name, "the server does not serve parts of a file", "copy it to another store first")
         if isinstance(error, OSError):
@@ -412,7 +403,6 @@ class FsspecSource(RemoteSource):
         return True
 
     def _is_file(self) -> bool:
-        """Return whether the URL names one file."""
         if self._scheme not in _HTTP:
             return bool(self.within(lambda: self._info(self._root), self.first_timeout)["type"] == "file")
         if self._root.endswith(_DATA_SUFFIXES):

@@ -184,7 +184,7 @@ class HdfsSource(RemoteSource):
 
 
 class HdfsTarget:
-    """A Target over hdfs-native; see ``pqcache.store.drivers.base.Target``.
+    """A Target over hdfs-native.
 
     Files of an attempt are staged in a directory of their own in ``_pqcache/tmp``; one rename makes it the partition.
     """

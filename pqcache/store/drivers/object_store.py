@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import obstore
@@ -37,14 +37,13 @@ from pqcache.errors import (
 )
 from pqcache.store.drivers.base import TIMEOUT, Capabilities, read_range
 from pqcache.store.drivers.object_store_config import BucketConfig, place_of
-from pqcache.store.drivers.remote import RemoteSource
+from pqcache.store.drivers.remote import RemoteSource, answer_error
 from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile
 from pqcache.store.drivers.time_limits import with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 
 log = logging.getLogger("pqcache.store")
 
-T = TypeVar("T")
 _PAGE = 1000  # objects that a listing passes between threads at once
 _PART, _MAX_PARTS, _PARALLEL_PARTS = 8 << 20, 10_000, 4  # of an upload; bytes, parts, parts at once
 _PART_TIMEOUT = 120.0  # seconds for one part, however slow the network
@@ -54,6 +53,7 @@ _DELETED_AT_ONCE = 256  # as many as Azure takes in one request
 _TAIL = 4096  # bytes that are compared after a copy
 _LISTINGS = 5  # of what is to be removed, until there is nothing
 _STORES = {"gs": GCSStore, "az": AzureStore}
+_STATUSES = {FileNotFoundError: 404, PreconditionError: 412, PermissionDeniedError: 403, UnauthenticatedError: 401}
 _process = {"used": False, "forked": False}
 
 
@@ -118,24 +118,18 @@ class ObjectStoreSource(RemoteSource):
         if "kind: Timeout" in text:  # by the client's own limit, which is the same
             return SourceUnavailable(name, "no answer in time", advice)
         match = re.search(r"status code: (\d{3})", text)
-        status = int(match[1]) if match else 0
-        code = found[1] if (found := re.search(r"<Code>(\w+)</Code>", text)) else str(status)
+        code = found[1] if (found := re.search(r"<Code>(\w+)</Code>", text)) else ""
+        said = " ".join(filter(None, [match[1] if match else "", code])) or type(error).__name__
+        known = (meant for kind, meant in _STATUSES.items() if isinstance(error, kind))
+        status = int(match[1]) if match else next(known, 0)
         if "token request" in text and status < 500:
             return SourceDenied(name, "no credentials found, and this machine has no account of its own", place.advice)
         if code in ("ContainerNotFound", "NoSuchBucket"):
             return SourceNotFound(name, f"no such {place.bucket_word}", "check the URL")
-        if isinstance(error, FileNotFoundError) or status in (404, 410):
-            return SourceNotFound(name, "no such object", "check the URL")
         if code in ("BlobArchived", "BlobBeingRehydrated"):
             return SourceDenied(name, f"is archived ({code})", "rehydrate it in the store")
-        if isinstance(error, PreconditionError) or status == 412:
-            return SourceChanged(name, "is not the version that was listed")
-        if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
-            return SourceDenied(name, f"access denied ({code})" if status else "access denied", place.advice)
-        if status >= 500 or status in (408, 429) or code == "PendingCopyOperation":
-            return SourceUnavailable(name, f"the server answers {code}", "try again later")
         if status:
-            return SourceError(name, f"the server answers {status} {code}".rstrip(), place.advice)
+            return answer_error(name, 503 if code == "PendingCopyOperation" else status, said, place.advice)
         if (reason := re.search(r"HTTP error: ([^\n]*)", text)) is not None:
             kind = SourceError if "InvalidCertificate" in text else SourceUnavailable
             return kind(name, _unreachable(text, reason[1].partition(" for url ")[0]), advice)
@@ -204,7 +198,7 @@ def _unreachable(text: str, reason: str) -> str:
 
 
 class ObjectStoreTarget:
-    """A Target over obstore; see ``pqcache.store.drivers.base.Target``.
+    """A Target over obstore.
 
     These stores cannot rename, and obstore cannot leave an upload to be completed later. So the files of an attempt
     are staged in ``_pqcache/tmp``, and copied within the store to where readers see them, one after the other: each

@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from pqcache.errors import AccessExpired, PqcacheError, SourceError, SourceUnavailable
+from pqcache.errors import (
+    AccessExpired,
+    PqcacheError,
+    SourceChanged,
+    SourceDenied,
+    SourceError,
+    SourceNotFound,
+    SourceUnavailable,
+)
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, DirectoryLimit, Source
 from pqcache.store.drivers.retries import SourceTooSlow
 from pqcache.store.drivers.time_limits import FLOOR, TooLarge, TooSlow, with_time_limit, within
@@ -148,6 +156,22 @@ class RemoteSource(Source):
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return _USER.sub("://***@", _QUERY.sub("?***", text))
+
+
+def answer_error(name: str, status: int, said: str, denied: str, missing: str = "no such object") -> SourceError:
+    """Return the error for an answer of HTTP that means ``status``, whatever it ``said``.
+
+    ``denied`` is what to do without access, ``missing`` the reason if there is nothing.
+    """
+    if status in (401, 403):
+        return SourceDenied(name, f"access denied ({said})", denied)
+    if status in (404, 410):
+        return SourceNotFound(name, missing, "check the URL")
+    if status == 412:
+        return SourceChanged(name, "is not the version that was listed")
+    if status >= 500 or status in (408, 429):
+        return SourceUnavailable(name, f"the server answers {said}", "try again later")
+    return SourceError(name, f"the server answers {said}", "check the URL and the options")
 
 
 # causes of errors that the clients of all stores share: dead hosts, certificates, clocks and expired credentials

@@ -11,7 +11,7 @@ import logging
 import math
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -31,13 +31,13 @@ from pqcache.errors import (
     SourceChanged,
     SourceDenied,
     SourceError,
-    SourceNotFound,
     SourceUnavailable,
     UsageError,
     first_line,
 )
 from pqcache.store.drivers.base import TIMEOUT, Capabilities, check_options
 from pqcache.store.drivers.http_client import Body, HttpConnections, HttpSource, pool_classes
+from pqcache.store.drivers.remote import answer_error
 from pqcache.store.drivers.s3_list import identity, list_bucket, take_entries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
@@ -58,11 +58,15 @@ OPTIONS = {
     "addressing": "path or virtual; by default what the endpoint needs",
     "requester_pays": "true pays for the requests",
 }
-_DENIED = {
-    "403", "401", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch",
-    "InvalidToken", "AllAccessDisabled", "AccountProblem",
-}  # fmt: skip
-_MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NotFound"}
+_STATUSES = {  # of codes that some stores send with another status
+    **dict.fromkeys(("NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NotFound"), 404),
+    **dict.fromkeys(("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"), 403),
+    **dict.fromkeys(("InvalidToken", "AllAccessDisabled", "AccountProblem"), 403),
+    **dict.fromkeys(("SlowDown", "RequestTimeout"), 503),
+}
+_DENIED_ADVICE = (
+    "check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, -o profile=NAME, or -o anon=true for public data)"
+)
 _NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
 
 
@@ -109,8 +113,10 @@ class S3Source(HttpSource):
             path = key[len(prefix) :]
             if path and not (path.endswith("/") and known.size == 0):
                 yield SourceFile(path, known)
-        if not found and self._root and self._is_file():
-            yield SourceFile(self._only, self.stat(self._only))
+        if not found and self._root:
+            with suppress(ClientError):
+                known = self._stat("")
+                yield SourceFile(self.take_only_file(), known)
 
     def _stat(self, path: str) -> Identity:
         head = self._client.head_object(Bucket=self._bucket, Key=self.key_of(path), **self._extra)
@@ -137,24 +143,12 @@ class S3Source(HttpSource):
         if isinstance(error, botocore.exceptions.ClientError):
             code = str(error.response.get("Error", {}).get("Code", ""))
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            if code in _MISSING or status == 404:
-                what = "no such bucket" if code == "NoSuchBucket" else "no such object"
-                return SourceNotFound(name, what, "check the URL")
-            if status == 412:
-                return SourceChanged(name, "is not the version that was listed")
             if code == "InvalidObjectState":
                 found = error.response["Error"].get("StorageClass")  # such as DEEP_ARCHIVE
                 return SourceDenied(name, f"is archived ({found or code})", "restore it in the store")
-            if code in _DENIED or status in (401, 403):
-                return SourceDenied(
-                    name,
-                    f"access denied ({code})",
-                    "check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, -o profile=NAME, or -o anon=true "
-                    "for public data)",
-                )
-            if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
-                return SourceUnavailable(name, f"the server answers {status} {code}", "try again later")
-            return SourceError(name, f"the server answers {status} {code}")
+            missing = "no such bucket" if code == "NoSuchBucket" else "no such object"
+            said = f"{status} {code}" if code != str(status) else code
+            return answer_error(name, _STATUSES.get(code, status), said, _DENIED_ADVICE, missing)
         if isinstance(error, _NO_CREDENTIALS):
             return SourceDenied(
                 name,
@@ -162,15 +156,6 @@ class S3Source(HttpSource):
                 "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or -o anon=true for public data",
             )
         return SourceUnavailable(name, first_line(error), self.network_advice)
-
-    def _is_file(self) -> bool:
-        """Return whether the URL names one object; if so, its directory becomes the root."""
-        try:
-            self._client.head_object(Bucket=self._bucket, Key=self._root, **self._extra)
-        except ClientError:
-            return False
-        self.take_only_file()
-        return True
 
     @contextmanager
     def _opened(self, path: str, offset: int, length: int, tag: str) -> Iterator[Body]:

@@ -28,7 +28,7 @@ _UPLOADS = f"{HIDDEN}/uploads"  # a record for each multipart upload that is nei
 
 
 class S3Target:
-    """A Target over botocore; see ``pqcache.store.drivers.base.Target``.
+    """A Target over botocore.
 
     S3 cannot rename. So every file is a multipart upload, which readers do not see until it is completed, and those of
     a partition are completed one after the other once all of them are uploaded. Until then a small object beside the
@@ -168,5 +168,4 @@ class S3Target:
 
 
 def _record_of(upload: str) -> str:
-    """Return where an upload is recorded."""
     return f"{_UPLOADS}/{hashlib.sha256(upload.encode()).hexdigest()[:32]}.json"

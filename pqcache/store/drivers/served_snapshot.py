@@ -91,7 +91,6 @@ class ServedSource(HttpSource):
 
     @property
     def table_version(self) -> TableVersion | None:
-        """What is known of the table that the snapshot was made from."""
         return self._snapshot().table
 
     def _list(self) -> Iterator[SourceFile]:
@@ -158,7 +157,6 @@ class ServedSource(HttpSource):
 
     @contextmanager
     def _opened(self, path: str, offset: int, length: int, tag: str) -> Iterator[http.client.HTTPResponse]:
-        """Yield the response with these bytes of a file."""
         pinned = self._snapshot()
         resource = f"snapshots/{pinned.id}/files/{quote(self._entry(pinned, path).path, safe='/=')}"
         last = offset + length - 1
@@ -192,7 +190,6 @@ class ServedSource(HttpSource):
         self._connections.put_back(connection, response)
 
     def _refused(self, resource: str, response: http.client.HTTPResponse) -> SourceError:
-        """Return the error that a server's answer means."""
         status, place = response.status, self.url
         if "/files/" in resource:
             place = f"{self.url} ({printable(resource.partition('/files/')[2])})"
@@ -229,7 +226,6 @@ class _SnapshotGone(SourceNotFound):
 
 
 def _reason(response: http.client.HTTPResponse) -> str:
-    """Return what the server says is wrong."""
     try:
         value = json.loads(response.read(_REASON))
         return printable(" ".join(str(value["error"]).split()))
@@ -238,7 +234,6 @@ def _reason(response: http.client.HTTPResponse) -> str:
 
 
 def _token(options: Mapping[str, str]) -> str:
-    """Return the token to send; empty where there is none."""
     token, file = options.get("token"), options.get("token_file")
     if token is not None and file is not None:
         raise UsageError("-o token and -o token_file", "exclude each other", "give one of them")

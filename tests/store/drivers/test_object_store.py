@@ -277,7 +277,7 @@ def test_bad_servers_are_unavailable_and_never_waited_for() -> None:
 
         assert read() == bucket.data
         bucket.status = 503
-        with pytest.raises(SourceUnavailable, match=r"^gs://lake/x: the server answers Broken; try again later"):
+        with pytest.raises(SourceUnavailable, match=r"^gs://lake/x: the server answers 503 Broken; try again later"):
             read()
         bucket.status = 400
         with pytest.raises(SourceError, match=r"^gs://lake/x: the server answers 400 Broken"):

@@ -150,6 +150,6 @@ def test_a_copy_that_is_under_way_is_tried_again(file: Path) -> None:
     body = b"<?xml version='1.0'?><Error><Code>PendingCopyOperation</Code></Error>"
     with serving(lambda _, handler: reply(handler, body, 409)) as server:
         target = open_target("az://lake/x", {"endpoint": server.url, "account_name": "a", "account_key": "d3Jvbmc="})
-        with pytest.raises(SourceUnavailable, match="the server answers PendingCopyOperation"):
+        with pytest.raises(SourceUnavailable, match="the server answers 409 PendingCopyOperation"):
             target.read_start(FILE, 5)
         target.close()
