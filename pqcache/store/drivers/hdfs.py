@@ -32,12 +32,11 @@ from pqcache.errors import (
 from pqcache.store.drivers.base import (
     TIMEOUT,
     DirectoryLimit,
-    read_range,
     root_of,
 )
 from pqcache.store.drivers.hadoop import act_as, site_configuration
 from pqcache.store.drivers.remote import RemoteSource
-from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile
+from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile, StoreTarget
 from pqcache.store.drivers.time_limits import Stalled, with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import userinfo
@@ -183,30 +182,25 @@ class HdfsSource(RemoteSource):
         )
 
 
-class HdfsTarget:
+class HdfsTarget(StoreTarget):
     """A Target over hdfs-native.
 
     Files of an attempt are staged in a directory of their own in ``_pqcache/tmp``; one rename makes it the partition.
     """
 
-    scratch = None
+    _source: HdfsSource
 
     def __init__(self, url: str, options: Mapping[str, str], block_size: int | None, timeout: float = TIMEOUT) -> None:
-        self._source = HdfsSource(url, options, timeout)
+        super().__init__(HdfsSource(url, options, timeout))
         self._block_size = block_size
-        self.url = self._source.url
-        self.unfinished = f"{self.url}/{HIDDEN}"
 
     def list(self) -> Iterator[SourceFile]:
         with suppress(SourceNotFound):
-            yield from self._source.list()
+            yield from super().list()
 
     def begin(self) -> None:
         self._call("", lambda name: self._source.client.mkdirs(name, create_parent=True))
         self._delete(STAGING)
-
-    def read_start(self, path: str, size: int) -> bytes:
-        return read_range(self._source, path, 0, size)
 
     def write(self, path: str, data: bytes) -> None:
         staged = f"{STAGING}/{os.urandom(8).hex()}"
@@ -248,9 +242,6 @@ class HdfsTarget:
 
     def abandon(self) -> None:
         self._delete(HIDDEN)
-
-    def close(self) -> None:
-        self._source.close()
 
     def _write(self, path: str, data: Iterable[bytes]) -> int:
         """Write a new file; return its size, which the NameNode has confirmed."""

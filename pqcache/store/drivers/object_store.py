@@ -38,7 +38,7 @@ from pqcache.errors import (
 from pqcache.store.drivers.base import TIMEOUT, Capabilities, read_range
 from pqcache.store.drivers.object_store_config import BucketConfig, place_of
 from pqcache.store.drivers.remote import RemoteSource, answer_error
-from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile
+from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile, StoreTarget
 from pqcache.store.drivers.time_limits import with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 
@@ -197,7 +197,7 @@ def _unreachable(text: str, reason: str) -> str:
     return f"{host} cannot be reached ({reason})" if "kind: Connect" in text else f"{host}: {reason}"
 
 
-class ObjectStoreTarget:
+class ObjectStoreTarget(StoreTarget):
     """A Target over obstore.
 
     These stores cannot rename, and obstore cannot leave an upload to be completed later. So the files of an attempt
@@ -205,27 +205,19 @@ class ObjectStoreTarget:
     of them appears complete. The copy is made by the store, so that no byte is sent again.
     """
 
-    scratch = None
+    _source: ObjectStoreSource
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
-        self._source = ObjectStoreSource(url, options, timeout)
+        super().__init__(ObjectStoreSource(url, options, timeout))
         self._timeout = timeout
         place = self._source.place
         if place.is_anonymous:  # with which obstore asks Google's machines for an account all the same
             advice = "give -o token=TOKEN (any for an emulator)" if place.scheme == "gs" else "give -o account_key=KEY"
             raise UsageError(self._source.url, "is written with credentials only", f"{advice}, or in the environment")
         self._store = new_store(place, max(timeout, _PART_TIMEOUT), _CLIENT_TRIES)
-        self.url = self._source.url
-        self.unfinished = f"{self.url}/{HIDDEN}"
-
-    def list(self) -> Iterator[SourceFile]:
-        yield from self._source.list()
 
     def begin(self) -> None:
         self.remove([file.path for file in self.list() if file.path.startswith(f"{STAGING}/")])
-
-    def read_start(self, path: str, size: int) -> bytes:
-        return read_range(self._source, path, 0, size)
 
     def write(self, path: str, data: bytes) -> None:
         self._call(path, lambda key: obstore.put(self._store, key, data, use_multipart=False))
@@ -276,9 +268,6 @@ class ObjectStoreTarget:
 
     def abandon(self) -> None:
         self.finish()
-
-    def close(self) -> None:
-        self._source.close()
 
     def _copy(self, to: str, key: str) -> None:
         obstore.copy(self._store, key, to)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,9 +16,9 @@ from pqcache.errors import (
     SourceError,
     SourceNotFound,
 )
-from pqcache.store.drivers.base import TIMEOUT, read_range
+from pqcache.store.drivers.base import TIMEOUT
 from pqcache.store.drivers.s3 import S3Source, new_client, new_session
-from pqcache.store.drivers.target import HIDDEN, StagedFile
+from pqcache.store.drivers.target import HIDDEN, StagedFile, StoreTarget
 from pqcache.store.manifest import SourceFile
 
 log = logging.getLogger("pqcache.store")
@@ -27,7 +27,7 @@ _PART, _MAX_PARTS, _PARALLEL_PARTS = 16 << 20, 10_000, 4  # of a multipart uploa
 _UPLOADS = f"{HIDDEN}/uploads"  # a record for each multipart upload that is neither completed nor aborted
 
 
-class S3Target:
+class S3Target(StoreTarget):
     """A Target over botocore.
 
     S3 cannot rename. So every file is a multipart upload, which readers do not see until it is completed, and those of
@@ -36,24 +36,16 @@ class S3Target:
     not what others upload to the same bucket.
     """
 
-    scratch = None
+    _source: S3Source
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
-        self._source = S3Source(url, options, timeout)
+        super().__init__(S3Source(url, options, timeout))
         self._client = new_client(new_session(url, options), url, options, timeout, attempts=5)
         self._bucket = {"Bucket": self._source._bucket, **self._source._extra}
         self._prefix = f"{self._source._root}/" if self._source._root else ""
-        self.url = self._source.url
-        self.unfinished = f"{self.url}/{HIDDEN}"
-
-    def list(self) -> Iterator[SourceFile]:
-        yield from self._source.list()
 
     def begin(self) -> None:
         self._abort_left(self.list())
-
-    def read_start(self, path: str, size: int) -> bytes:
-        return read_range(self._source, path, 0, size)
 
     def write(self, path: str, data: bytes) -> None:
         with self._source.errors(path):
@@ -113,7 +105,7 @@ class S3Target:
         self.finish()
 
     def close(self) -> None:
-        self._source.close()
+        super().close()
         self._client.close()
 
     def _part(self, file: Path, key: str, upload: str, offset: int, length: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pqcache.store.drivers.base import Source, read_range
 from pqcache.store.manifest import SourceFile
 
 HIDDEN = "_pqcache"  # directory of a target for what is not published yet; readers skip it
@@ -88,3 +89,23 @@ class Target(Protocol):
 
     def close(self) -> None:
         """Close connections and release locks; nothing else may be called afterwards."""
+
+
+class StoreTarget:
+    """What all targets have in common whose files are listed and read by a source."""
+
+    scratch = None
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.url = source.url
+        self.unfinished = f"{self.url}/{HIDDEN}"
+
+    def list(self) -> Iterator[SourceFile]:
+        yield from self._source.list()
+
+    def read_start(self, path: str, size: int) -> bytes:
+        return read_range(self._source, path, 0, size)
+
+    def close(self) -> None:
+        self._source.close()
