@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -44,9 +42,7 @@ from pqcache.store.urls import userinfo
 log = logging.getLogger("pqcache.store")
 
 _CHUNK = 1 << 20  # bytes of a write
-_BATCH = 512  # files that a listing passes between threads at once
-_PACKETS = 16  # that a read passes between threads at once,
-_PASS_ON_AFTER = 0.05  # seconds, or fewer of them: a connection that stalls must not hold them back
+_LISTED_AT_ONCE = 512  # files that a listing passes between threads
 
 
 class HdfsSource(RemoteSource):
@@ -55,6 +51,7 @@ class HdfsSource(RemoteSource):
     It is built in the process that uses it: hdfs-native hangs in a child that is forked after a client was built.
     """
 
+    at_once = 16  # packets of 64 KiB
     network_advice = "check the host, the port and the cluster's health"
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
@@ -75,12 +72,12 @@ class HdfsSource(RemoteSource):
             yield SourceFile(self.take_only_file(), _identity(info), info.blocksize or 0)
             return
         start, limit = len(self._root.rstrip("/")) + 1, DirectoryLimit(self.url)
-        for batch in with_time_limit(self._batches, self.timeout):
-            for status in batch:
-                if status.isdir:
-                    limit.enter(status.path)
-                else:
-                    yield SourceFile(status.path[start:], _identity(status), status.blocksize or 0)
+        found = partial(self.client.list_status, self._root, recursive=True)
+        for status in with_time_limit(lambda: iter(found()), self.timeout, at_once=_LISTED_AT_ONCE):
+            if status.isdir:
+                limit.enter(status.path)
+            else:
+                yield SourceFile(status.path[start:], _identity(status), status.blocksize or 0)
 
     def _stat(self, path: str) -> Identity:
         return _identity(self.client.get_file_info(self.key_of(path)))
@@ -126,24 +123,11 @@ class HdfsSource(RemoteSource):
                 log.debug("hdfs: no answer from a NameNode of %s; asking the next one", self._host)
         raise AssertionError
 
-    def _batches(self) -> Iterator[Sequence[hdfs_native.FileStatus]]:
-        found = iter(self.client.list_status(self._root, recursive=True))
-        while batch := tuple(islice(found, _BATCH)):
-            yield batch
-
     def _read(self, path: str, offset: int, length: int, tag: str) -> Iterator[bytes]:
-        """Yield packets of 64 KiB, several at once: passing one between threads takes as long as receiving it."""
         reader = self.client.read(self.key_of(path))
         length = min(length, max(0, len(reader) - offset))  # hdfs-native panics beyond the end
-        packets: list[bytes] = []
-        since = time.monotonic()
-        for packet in reader.read_range_stream(offset, length) if length else ():
-            packets.append(packet)
-            if len(packets) == _PACKETS or time.monotonic() - since > _PASS_ON_AFTER:
-                yield b"".join(packets)
-                packets, since = [], time.monotonic()
-        if packets:
-            yield b"".join(packets)
+        if length:
+            yield from reader.read_range_stream(offset, length)
 
     def key_of(self, path: str) -> str:
         name = super().key_of(path)

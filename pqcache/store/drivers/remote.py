@@ -50,11 +50,13 @@ class RemoteSource(Source):
         timeout: seconds without a byte after which the store is unavailable.
         first_timeout: the same for the first answer of a listing.
         has_time_limit: whether the client raises an error after ``timeout`` seconds without a byte.
+        at_once: chunks of a read that are passed on from that thread together; more if they are small.
         raises: what the client raises; any other exception is no error of the store.
         network_advice: what to check if there is no answer.
     """
 
     has_time_limit = False
+    at_once = 1
     raises: tuple[type[BaseException], ...] = (Exception,)
     network_advice = "check the host, the port and the network"
 
@@ -94,7 +96,7 @@ class RemoteSource(Source):
             return
         read = partial(self._read, path, offset, length, tag)
         with self.errors(path):
-            yield from read() if self.has_time_limit else with_time_limit(read, self.timeout, len)
+            yield from read() if self.has_time_limit else with_time_limit(read, self.timeout, len, self.at_once)
 
     def within(self, call: Callable[[], T], seconds: float | None = None) -> T:
         """Return what ``call`` returns; raise Stalled after ``seconds``, or else the timeout."""

@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import ClassVar, Generic, TypeVar
 
 T = TypeVar("T")
 FLOOR = 1000  # bytes a second
-_QUEUED = 4  # items that may wait to be taken
+_QUEUED = 4  # batches of items that may wait to be taken
+_PASS_ON_AFTER = 0.05  # seconds, after which a batch that is not full is passed on
 _IDLE_SECONDS = 1.0  # after which a thread without work ends
 
 
@@ -55,9 +57,10 @@ class SpeedFloor:
             self._bytes, self._waited = 0, 0.0
 
 
-class _EndOfItems(Generic[T]):
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
+@dataclass
+class _LastBatch(Generic[T]):
+    items: list[T]
+    error: BaseException | None
 
 
 class _Thread(threading.Thread):
@@ -106,16 +109,17 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
 
 def with_time_limit(
-    make: Callable[[], Iterator[T]], seconds: float, size: Callable[[T], int] | None = None
+    make: Callable[[], Iterator[T]], seconds: float, size: Callable[[T], int] | None = None, at_once: int = 1
 ) -> Iterator[T]:
     """Yield what ``make()`` yields; raise Stalled when ``seconds`` pass without anything.
 
-    With ``size``, which returns an item's bytes, TooSlow when they come more slowly than the floor.
+    With ``size``, which returns an item's bytes, TooSlow when they come more slowly than the floor. ``at_once`` items
+    are passed between threads together, as passing one may take as long as making it; fewer if they come slowly.
 
     ``make`` runs on a thread of its own, a few items ahead of the caller. A stalled thread is abandoned: it ends
     with its call, or with the process.
     """
-    items: SimpleQueue[T | _EndOfItems[T]] = SimpleQueue()
+    batches: SimpleQueue[list[T] | _LastBatch[T]] = SimpleQueue()
     free_slots: SimpleQueue[None] = SimpleQueue()  # a semaphore, but implemented in C
     closed = threading.Event()
     for _ in range(_QUEUED):
@@ -123,15 +127,20 @@ def with_time_limit(
 
     def produce() -> None:
         error: BaseException | None = None
+        batch: list[T] = []
+        since = time.monotonic()
         try:
             for item in make():
-                free_slots.get()
-                if closed.is_set():
-                    break
-                items.put(item)
+                batch.append(item)
+                if len(batch) >= at_once or time.monotonic() - since > _PASS_ON_AFTER:
+                    free_slots.get()
+                    if closed.is_set():
+                        break
+                    batches.put(batch)
+                    batch, since = [], time.monotonic()
         except BaseException as failure:  # noqa: BLE001  the caller raises it
             error = failure
-        items.put(_EndOfItems(error))
+        batches.put(_LastBatch(batch, error))
 
     floor = SpeedFloor(seconds)
     _Thread.take().submit(produce)
@@ -139,17 +148,18 @@ def with_time_limit(
         while True:
             began = time.monotonic()
             try:
-                item = items.get(timeout=seconds)
+                batch = batches.get(timeout=seconds)
             except queue.Empty:
                 raise Stalled from None
-            if isinstance(item, _EndOfItems):
-                if item.error is not None:
-                    raise item.error
+            if isinstance(batch, _LastBatch):
+                yield from batch.items
+                if batch.error is not None:
+                    raise batch.error
                 return
             if size is not None:
-                floor.count(size(item), time.monotonic() - began)
+                floor.count(sum(map(size, batch)), time.monotonic() - began)
             free_slots.put(None)
-            yield item
+            yield from batch
     finally:
         closed.set()
         free_slots.put(None)
