@@ -81,7 +81,7 @@ def open_target(
         return HdfsTarget(url, options, block_size, timeout)
     if scheme == "s3":
         with installed(url, "botocore", "s3"):
-            from pqcache.store.drivers.s3_target import S3Target
+            from pqcache.store.drivers.s3 import S3Target
         return S3Target(url, options, timeout)
     if scheme in _OBJECT_STORES:
         with installed(url, "obstore", _OBJECT_STORES[scheme]):

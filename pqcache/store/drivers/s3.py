@@ -1,22 +1,38 @@
-"""A source on S3 or a compatible store, through botocore, which starts faster than boto3.
+"""A source and a target on S3 or a compatible store, through botocore, which starts faster than boto3.
 
 Credentials, region, profile and endpoint come from where every AWS tool finds them (``AWS_*`` variables, ``~/.aws``,
 instance roles), or from ``-o``.
+
+Listings are parsed here, page by page, as botocore's client does it slowly: an event handler takes the entries out of
+each response before the client parses it. The rest is the client's: errors, the encoding of keys. A response in which
+the entries are not found is left to the client as it is.
+
+Stores that imitate S3 have listings that end too early or never. So every key has to come after the one before it, as
+S3 promises, and a page that is not the last has to lead to another: by its token, or by its last key as in version 1 of
+the API, which older stores answer with whatever they are asked.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
+import json
 import logging
 import math
+import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from datetime import datetime
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
+from xml.etree import ElementTree
 
 import botocore.exceptions
 import botocore.session
@@ -25,12 +41,13 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from botocore.httpsession import get_cert_path
-from botocore.utils import get_environ_proxies
+from botocore.utils import get_environ_proxies, parse_timestamp
 
 from pqcache.errors import (
     SourceChanged,
     SourceDenied,
     SourceError,
+    SourceNotFound,
     SourceUnavailable,
     UsageError,
     first_line,
@@ -38,15 +55,15 @@ from pqcache.errors import (
 from pqcache.store.drivers.base import TIMEOUT, Capabilities, check_options
 from pqcache.store.drivers.http_client import Body, HttpConnections, HttpSource, pool_classes
 from pqcache.store.drivers.remote import answer_error
-from pqcache.store.drivers.s3_list import identity, list_bucket, take_entries
+from pqcache.store.drivers.target import HIDDEN, StagedFile, StoreTarget
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.urls import redact, userinfo
+from pqcache.store.urls import printable, redact, userinfo
 
 log = logging.getLogger("pqcache.store")
 
 _MAX_PAGE = 32 << 20  # bytes of a page of a listing, which has 1,000 keys
 _VALID = 300  # seconds that a URL may be used for, from when it is made
-_EXPRESS = "--x-s3"  # ends the names of directory buckets, which have sessions of their own
+_EXPRESS = "--x-s3"  # ends the names of directory buckets: their listings have no order, and sessions are their own
 OPTIONS = {
     "endpoint": "URL of a compatible store, as AWS_ENDPOINT_URL",
     "profile": "profile in ~/.aws/config, as AWS_PROFILE",
@@ -68,6 +85,12 @@ _DENIED_ADVICE = (
     "check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, -o profile=NAME, or -o anon=true for public data)"
 )
 _NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
+_ENTRIES = "pqcache"  # the key of a page under which the handler puts them
+_ADVICE = "the listing cannot be trusted: nothing was published, check the store, or list it with another tool"
+MAX_KEYS = 20_000_000  # of a listing; more would not fit into memory
+MAX_EMPTY_PAGES = 100  # in a row
+_PART, _MAX_PARTS, _PARALLEL_PARTS = 16 << 20, 10_000, 4  # of a multipart upload; bytes, parts, threads
+_UPLOADS = f"{HIDDEN}/uploads"  # a record for each multipart upload that is neither completed nor aborted
 
 
 class S3Source(HttpSource):
@@ -320,3 +343,269 @@ def _set_limits(client: Any, timeout: float, max_answer: float) -> None:
 def is_true(options: Mapping[str, str], name: str) -> bool:
     """Return whether an option is on; without it, it is off."""
     return options.get(name, "").lower() in ("1", "true", "yes")
+
+
+class _KeyChecker:
+    """Checks that each key of a listing is a new one below the prefix, and that keys come in order."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self.last, self.count = "", 0
+        self._place, self._prefix = f"s3://{bucket}/{prefix}".rstrip("/"), prefix
+        self._seen: set[str] | None = set() if bucket.endswith(_EXPRESS) else None
+
+    def check(self, key: str) -> None:
+        """Raise SourceError where a key cannot be the next one."""
+        if self._seen is not None:
+            is_new = key not in self._seen
+            self._seen.add(key)
+        else:
+            is_new = key > self.last or not self.count  # as their bytes in UTF-8
+        if not is_new and (key == self.last or self._seen is not None):
+            raise self.error(f"lists {printable(key)} twice")
+        if not is_new:
+            raise self.error(f"lists {printable(key)} after {printable(self.last)}, out of order or once more")
+        if not key.startswith(self._prefix):
+            raise self.error(f"lists {printable(key)}, which is not below it")
+        self.last, self.count = key, self.count + 1
+        if self.count > MAX_KEYS:
+            raise SourceError(self._place, f"lists more than {MAX_KEYS:,} keys", "name a part of it")
+
+    def error(self, reason: str) -> SourceError:
+        """Return the error for a listing with this fault."""
+        return SourceError(self._place, reason, _ADVICE)
+
+
+def list_bucket(client: Any, bucket: str, prefix: str, extra: Mapping[str, str]) -> Iterator[tuple[str, Identity]]:
+    """Yield the key and the identity of each object below ``prefix``; ``extra`` are parameters of each request.
+
+    A listing that contradicts itself raises SourceError; the client's errors are raised as they are.
+    """
+    keys = _KeyChecker(bucket, prefix)
+    request = {"Bucket": bucket, "Prefix": prefix, **extra}
+    call, empty = client.list_objects_v2, 0
+    position: dict[str, str] = {}
+    while True:
+        page, before = call(**request, **position), keys.count
+        try:
+            for key, known in entries(page):
+                keys.check(key)
+                yield key, known
+        except KeyError as error:
+            raise keys.error(f"lists an object without {error.args[0]}") from error
+        except (ValueError, OverflowError) as error:
+            raise keys.error(f"lists an object whose size or date cannot be read ({first_line(error)})") from error
+        if page.keys() <= {"ResponseMetadata"}:
+            raise keys.error("answers with something that is no listing")
+        token = page.get("NextContinuationToken")
+        if not page.get("IsTruncated", bool(token)):
+            return
+        empty = empty + 1 if keys.count == before else 0
+        if empty and (not token or empty > MAX_EMPTY_PAGES):
+            raise keys.error("has no end: pages without a key lead to others" if token else "ends in an empty page")
+        if token:
+            position = {"ContinuationToken": token}
+        else:
+            if call != client.list_objects:
+                log.debug("s3: %s is listed with version 1 of the API: a page has no token", bucket)
+            call, position = client.list_objects, {"Marker": keys.last}
+
+
+def take_entries(client: Any) -> None:
+    """Make a client put the entries of listings where ``entries`` finds them."""
+    for name in ("ListObjectsV2", "ListObjects"):
+        client.meta.events.register(f"before-parse.s3.{name}", _take)
+
+
+def entries(page: Mapping[str, Any]) -> Iterator[tuple[str, Identity]]:
+    """Yield the key and the identity of each object on a page."""
+    if _ENTRIES not in page:  # an unknown response, or a botocore without the event
+        if page.get("Contents"):
+            log.debug("s3: botocore parsed the entries of a listing")
+        for item in page.get("Contents", ()):
+            yield item["Key"], identity(item["Size"], item["LastModified"], item["ETag"])
+        return
+    encoded = page.get("EncodingType") == "url"
+    for fields in page[_ENTRIES]:
+        key = fields["Key"]
+        if encoded:
+            slash = "%2F" if "%2F" in key else "/"  # Ceph encodes a slash, Amazon does not
+            directory, slash, name = key.rpartition(slash)
+            key = _decoded(directory + slash) + unquote_plus(name)
+        size = int(fields["Size"])
+        if not 0 <= size < 1 << 63:
+            raise ValueError(f"{size:,} bytes")
+        yield key, Identity(size, _nanoseconds(fields["LastModified"]), fields["ETag"].strip('"'))
+
+
+def identity(size: int, modified: datetime, etag: str) -> Identity:
+    """Return the identity of an object from values that botocore has parsed."""
+    return Identity(size, int(modified.timestamp()) * 1_000_000_000, etag.strip('"'))
+
+
+def _take(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any) -> None:
+    if response_dict["status_code"] >= 300:
+        return
+    try:
+        root = ElementTree.fromstring(response_dict["body"])
+    except ElementTree.ParseError:
+        return  # botocore reports it
+    space = root.tag.rpartition("ListBucketResult")[0]
+    if root.tag != f"{space}ListBucketResult":
+        return
+    skip, contents = len(space), f"{space}Contents"
+    found = [{child.tag[skip:]: child.text or "" for child in item} for item in root.iter(contents)]
+    if not all(fields.keys() >= {"Key", "Size", "LastModified", "ETag"} for fields in found):
+        return
+    rest = ElementTree.Element(root.tag)
+    rest.extend(child for child in root if child.tag != contents)
+    response_dict["body"] = ElementTree.tostring(rest)
+    customized_response_dict[_ENTRIES] = found
+
+
+_decoded = lru_cache(1024)(unquote_plus)
+
+
+@lru_cache(1024)
+def _nanoseconds(text: str) -> int:
+    """Return a time like 2026-11-20T04:00:03.000Z in nanoseconds since 1970, rounded down to a second."""
+    try:
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        moment = parse_timestamp(text)
+    return int(moment.timestamp()) * 1_000_000_000
+
+
+class S3Target(StoreTarget):
+    """A Target over botocore.
+
+    S3 cannot rename. So every file is a multipart upload, which readers do not see until it is completed, and those of
+    a partition are completed one after the other once all of them are uploaded. Until then a small object beside the
+    records of the target names each upload, so that a later run aborts what a killed one has left, and nothing else:
+    not what others upload to the same bucket.
+    """
+
+    _source: S3Source
+
+    def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
+        super().__init__(S3Source(url, options, timeout))
+        self._client = new_client(new_session(url, options), url, options, timeout, attempts=5)
+        self._bucket = {"Bucket": self._source._bucket, **self._source._extra}
+        self._prefix = f"{self._source._root}/" if self._source._root else ""
+
+    def begin(self) -> None:
+        self._abort_left(self.list())
+
+    def write(self, path: str, data: bytes) -> None:
+        with self._source.errors(path):
+            self._client.put_object(**self._bucket, Key=self._source.key_of(path), Body=data)
+
+    def remove(self, paths: Sequence[str]) -> None:
+        with self._source.errors(""):
+            for first in range(0, len(paths), 1000):
+                keys = [{"Key": self._source.key_of(path)} for path in paths[first : first + 1000]]
+                answer = self._client.delete_objects(**self._bucket, Delete={"Objects": keys, "Quiet": True})
+                for failed in answer.get("Errors", ()):
+                    subject = f"s3://{self._bucket['Bucket']}/{failed['Key']}"
+                    raise SourceError(subject, f"cannot be removed ({failed['Code']})")
+
+    def stage(self, file: Path, token: str, path: str) -> StagedFile:
+        size = file.stat().st_size
+        length = max(_PART, -(-size // _MAX_PARTS))
+        key = self._source.key_of(path)
+        with self._source.errors(path):
+            upload = self._client.create_multipart_upload(**self._bucket, Key=key)["UploadId"]
+            try:
+                self.write(_record_of(upload), json.dumps({"key": key, "upload": upload}).encode())
+                with ThreadPoolExecutor(_PARALLEL_PARTS) as pool:
+                    first = range(0, size, length)
+                    etags = list(pool.map(lambda offset: self._part(file, key, upload, offset, length), first))
+            except BaseException:
+                self._abort([(key, upload)])
+                raise
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+        return StagedFile(path, file, size, (upload, parts))
+
+    def commit(self, token: str, directory: str, staged: Sequence[StagedFile], exclusive: bool) -> None:
+        for item in staged:
+            upload, parts = item.handle
+            try:
+                with self._source.errors(item.path):
+                    self._client.complete_multipart_upload(
+                        **self._bucket,
+                        Key=self._source.key_of(item.path),
+                        UploadId=upload,
+                        MultipartUpload={"Parts": parts},
+                    )
+            except SourceNotFound:  # completed by an earlier call, whose answer was lost
+                if self._source.stat(item.path).size != item.size:
+                    raise
+        self._forget([item.handle[0] for item in staged])
+
+    def discard(self, token: str, staged: Sequence[StagedFile]) -> None:
+        self._abort([(self._source.key_of(item.path), item.handle[0]) for item in staged])
+
+    def finish(self) -> None:
+        hidden = [file for file in self._source.list() if file.path.startswith(f"{HIDDEN}/")]
+        self._abort_left(hidden)
+        self.remove([file.path for file in hidden])
+
+    def abandon(self) -> None:
+        self.finish()
+
+    def close(self) -> None:
+        super().close()
+        self._client.close()
+
+    def _part(self, file: Path, key: str, upload: str, offset: int, length: int) -> str:
+        with file.open("rb", buffering=0) as data:
+            body = os.pread(data.fileno(), length, offset)
+        answer = self._client.upload_part(
+            **self._bucket,
+            Key=key,
+            UploadId=upload,
+            PartNumber=offset // length + 1,
+            Body=body,
+            ContentMD5=base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode(),
+        )
+        return str(answer["ETag"])
+
+    def _abort_left(self, files: Iterable[SourceFile]) -> None:
+        """Abort the uploads that are recorded among the target's files, by this run or a killed one."""
+        for file in [file for file in files if file.path.startswith(f"{_UPLOADS}/")]:
+            with suppress(SourceNotFound):  # removed by another run
+                self._abort_recorded(file)
+
+    def _abort_recorded(self, file: SourceFile) -> None:
+        data = self.read_start(file.path, file.identity.size)
+        try:
+            record = json.loads(data)
+            key, upload = str(record["key"]), str(record["upload"])
+        except (ValueError, TypeError, KeyError):
+            log.debug("s3: %s is no record of an upload", self._source.name_of(file.path))
+            return
+        if key.startswith(self._prefix):
+            self._abort([(key, upload)])
+
+    def _abort(self, uploads: Sequence[tuple[str, str]]) -> None:
+        """Abort uploads and remove their records; the record of one that may still be there is kept. Never fails."""
+        gone = []
+        for key, upload in uploads:
+            try:
+                with suppress(SourceNotFound), self._source.errors(""):
+                    self._client.abort_multipart_upload(**self._bucket, Key=key, UploadId=upload)
+            except SourceError as error:
+                log.debug("s3: the upload of %s is not aborted: %s", key, error)
+                continue
+            gone.append(upload)
+        self._forget(gone)
+
+    def _forget(self, uploads: Sequence[str]) -> None:
+        """Remove the records of completed or aborted uploads; a leftover record is harmless."""
+        try:
+            self.remove([_record_of(upload) for upload in uploads])
+        except SourceError as error:
+            log.debug("s3: records of uploads are left: %s", error)
+
+
+def _record_of(upload: str) -> str:
+    return f"{_UPLOADS}/{hashlib.sha256(upload.encode()).hexdigest()[:32]}.json"

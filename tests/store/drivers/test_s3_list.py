@@ -24,8 +24,7 @@ from botocore.exceptions import ClientError
 
 import pqcache
 from pqcache.errors import SourceError
-from pqcache.store.drivers.s3 import S3Source
-from pqcache.store.drivers.s3_list import entries, take_entries
+from pqcache.store.drivers.s3 import S3Source, entries, take_entries
 from pqcache.store.manifest import Identity
 from tests.examples import examples
 from tests.store.drivers.fake_s3 import fake_s3

@@ -15,7 +15,7 @@ pytest.importorskip("botocore")
 
 import pqcache
 from pqcache.errors import SourceError
-from pqcache.store.drivers import s3_list
+from pqcache.store.drivers import s3
 from pqcache.store.drivers.s3 import S3Source
 from tests.datasets import shop_table
 from tests.store.drivers.fake_s3 import Answer, FakeS3, Query, fake_s3, page
@@ -104,8 +104,8 @@ FAULTS = {
 def test_a_listing_that_contradicts_itself_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_list, "MAX_KEYS", 20)
-    monkeypatch.setattr(s3_list, "MAX_EMPTY_PAGES", 5)
+    monkeypatch.setattr(s3, "MAX_KEYS", 20)
+    monkeypatch.setattr(s3, "MAX_EMPTY_PAGES", 5)
     with fake_s3(broken(name)) as fake, pytest.raises(SourceError) as error:
         pqcache.sync("s3://b/wh", tmp_path / "cache", options=fake.options, as_files=True)
     assert error.value.exit_code == 1
@@ -117,10 +117,10 @@ def test_a_listing_that_contradicts_itself_is_refused(
 
 def test_a_directory_bucket_has_no_order() -> None:
     keys = [f"wh/{n}.parquet" for n in (3, 1, 2)]
-    entries = s3_list.list_bucket(_Listing([page_of(keys)]), "b--x-s3", "wh/", {})
+    entries = s3.list_bucket(_Listing([page_of(keys)]), "b--x-s3", "wh/", {})
     assert [key for key, _ in entries] == keys
     with pytest.raises(SourceError, match=r"lists wh/1\.parquet twice"):
-        list(s3_list.list_bucket(_Listing([page_of([*keys, keys[1]])]), "b--x-s3", "wh/", {}))
+        list(s3.list_bucket(_Listing([page_of([*keys, keys[1]])]), "b--x-s3", "wh/", {}))
 
 
 def page_of(keys: list[str]) -> dict[str, object]:

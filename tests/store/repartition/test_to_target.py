@@ -224,7 +224,7 @@ def test_unfinished_uploads_of_killed_runs_are_aborted_and_no_others(
 def test_large_files_go_up_in_parts(
     s3_bucket: Bucket, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pqcache.store.drivers.s3_target._PART", 5 << 20)
+    monkeypatch.setattr("pqcache.store.drivers.s3._PART", 5 << 20)
     file = tmp_path / "big"
     file.write_bytes(os.urandom((12 << 20) + 7))
     target = open_target(f"{s3_bucket.url}/out")
