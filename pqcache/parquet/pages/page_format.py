@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cramjam
@@ -52,6 +53,21 @@ _KINDS: _Kinds = {
 
 class NotRead(ValueError):
     """A column chunk of a kind that is not read here, or a damaged one; its text says which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """A column chunk that was encoded by itself; offsets count from the beginning of ``data``.
+
+    ``columns`` is its ColumnIndex, which may be encoded.
+    """
+
+    rows: int
+    fields: Struct
+    data: list[memoryview]
+    size: int
+    offsets: Struct | None
+    columns: bytes | Struct | None = None
 
 
 class MoreValues(NotRead):

@@ -8,7 +8,6 @@ https://github.com/apache/parquet-format.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,22 +17,11 @@ from pqcache.parquet.binary_views import INLINE, LONG, bytes_in, is_view, length
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import thrift_fields as fields
 from pqcache.parquet.footer.thrift import I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.pages.page_format import data_page_header, encode_run
+from pqcache.parquet.pages.page_format import Chunk, data_page_header, encode_run
 from pqcache.parquet.schema_merge import is_text
 
 _PAGE = 1 << 20
 _BYTE_ARRAY = 6
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodedColumn:
-    """A column chunk: its metadata and OffsetIndex with offsets from 0, its bytes in so many parts, its ColumnIndex."""
-
-    fields: Struct
-    data: list[memoryview]
-    size: int
-    offsets: Struct
-    columns: Struct | None = None
 
 
 def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
@@ -48,7 +36,7 @@ def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
     )
 
 
-def pages_of(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn:
+def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Chunk:
     """Return the pages of a column that `is_direct`."""
     data: list[memoryview] = []
     places: list[Struct] = []
@@ -85,7 +73,7 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn:
     levels = _size_statistics(sum(sizes), row, field.nullable)
     meta = fields.with_page_statistics(meta, fields.PLAIN, len(places), levels)
     offsets: Struct = {1: (LIST, Items(STRUCT, places)), 2: (LIST, Items(I64, sizes))}
-    return EncodedColumn(fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets=offsets)
+    return Chunk(rows=row, fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets=offsets)
 
 
 def _length_prefixed(chunk: pa.Array) -> Iterator[tuple[memoryview, npt.NDArray[np.int64]]]:

@@ -19,8 +19,7 @@ from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import footer, thrift, thrift_fields
 from pqcache.parquet.footer.thrift import I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.pages.page_format import data_page_header, encode_run
-from pqcache.parquet.pages.write_binary import EncodedColumn
+from pqcache.parquet.pages.page_format import Chunk, data_page_header, encode_run
 from pqcache.system.buffer_pool import BufferPool
 
 _SHORTEST, _LARGEST = 16, 1 << 28  # values of a list; bytes of a list
@@ -59,7 +58,7 @@ def _path(field: pa.Field) -> str:
 
 def pages_of_lists(
     field: pa.Field, column: pa.ChunkedArray, length: int, encodings: Encodings, memory: BufferPool
-) -> EncodedColumn:
+) -> Chunk:
     """Return the pages of a column whose lists are all of ``length``."""
     codec, special = CODECS[encodings.codecs[_path(field)]], encodings.special.get(_path(field))
     compress = None
@@ -104,9 +103,8 @@ def pages_of_lists(
         physical, path, codec.number, [thrift_fields.RLE, encoding], total, uncompressed, at
     )
     meta = thrift_fields.with_page_statistics(meta, encoding, len(places), sizes)
-    return EncodedColumn(
-        fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets={1: (LIST, Items(STRUCT, places))}
-    )
+    offsets: Struct = {1: (LIST, Items(STRUCT, places))}
+    return Chunk(rows=row, fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets=offsets)
 
 
 def _cut(column: pa.ChunkedArray, length: int) -> list[pa.Array]:

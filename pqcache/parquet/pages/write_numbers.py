@@ -18,8 +18,7 @@ from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import thrift_fields
 from pqcache.parquet.footer.thrift import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.page_index import boundary_order
-from pqcache.parquet.pages.page_format import data_page_header, encode_flags, encode_run
-from pqcache.parquet.pages.write_binary import EncodedColumn
+from pqcache.parquet.pages.page_format import Chunk, data_page_header, encode_flags, encode_run
 from pqcache.system.buffer_pool import Buffer
 
 _ROWS = 20_000  # of a page, as pyarrow has them
@@ -51,7 +50,7 @@ def _dtype(kind: pa.DataType) -> str | None:
     return None
 
 
-def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn | None:
+def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Chunk | None:
     """Return the pages of a column that `is_plain`; None where a value is not a number."""
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if array.null_count:
@@ -75,7 +74,7 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn 
     return _encoded(field, buffer, sizes, _Pages(values.dtype, rows, nulls, *bounds))
 
 
-def _pages_with_nulls(field: pa.Field, array: pa.Array) -> EncodedColumn | None:
+def _pages_with_nulls(field: pa.Field, array: pa.Array) -> Chunk | None:
     """Return the pages of an array with nulls and other values; None where one is not a number."""
     count = len(array)
     bits = np.frombuffer(array.buffers()[0], np.uint8)
@@ -130,7 +129,7 @@ class _Pages(NamedTuple):
     high: _Numbers
 
 
-def _encoded(field: pa.Field, buffer: Buffer, sizes: list[int], pages: _Pages) -> EncodedColumn:
+def _encoded(field: pa.Field, buffer: Buffer, sizes: list[int], pages: _Pages) -> Chunk:
     """Return the chunk that is ``buffer``, whose pages take ``sizes`` bytes."""
     ends, begins = np.cumsum(sizes), np.append(0, np.cumsum(sizes)[:-1]).tolist()
     places = [
@@ -152,9 +151,8 @@ def _encoded(field: pa.Field, buffer: Buffer, sizes: list[int], pages: _Pages) -
     else:
         del meta[thrift_fields.SIZES]
     about: Struct = {2: (I64, 0), 3: (STRUCT, dict(sorted(meta.items())))}
-    return EncodedColumn(
-        fields=about, data=[buffer.data], size=size, offsets={1: (LIST, Items(STRUCT, places))}, columns=index
-    )
+    offsets: Struct = {1: (LIST, Items(STRUCT, places))}
+    return Chunk(rows=count, fields=about, data=[buffer.data], size=size, offsets=offsets, columns=index)
 
 
 def _head(rows: int, width: int, nullable: bool) -> bytes:

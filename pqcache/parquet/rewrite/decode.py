@@ -1,4 +1,4 @@
-"""Source files of one partition directory as a stream of batches, decoded ahead of their use.
+"""Rows of source files, decoded ahead of their use and in order.
 
 Memory is bounded by the size of a batch, not by the sources' row groups: those are read some rows at a time.
 """
@@ -11,10 +11,10 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -35,37 +35,49 @@ from pqcache.parquet.row_group_stats import first_page
 from pqcache.parquet.schema_merge import cast_to_schema, is_text
 from pqcache.system.disk import open_regular
 
-Numbers = range | npt.NDArray[np.int64]
+log = logging.getLogger("pqcache.parquet")
 
+_AGAIN = "fetch the file again"
 _MAX_RATIO = 4.0
 _TINY = 8  # to a batch
+_LARGE = 512 << 10  # Arrow bytes of a table: to take it by itself is cheaper than to copy it
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowBatch:
     """Some rows of the source files, most often consecutive ones.
 
-    ``weights`` are the bytes that each top-level column is estimated to take on disk; ``numbers`` counts each row
-    through all source files; ``done`` is how many bytes of the sources are behind the reader after this batch.
+    Attributes:
+        ratios: compressed over uncompressed bytes of each column at the source.
+        numbers: each row's, counted through all source files.
+        done: bytes of the sources that are behind the reader after this batch.
+        widths: those of the table's columns, if they are known.
     """
 
     table: pa.Table
     ratios: Floats
-    weights: Floats
-    nbytes: int
-    numbers: Numbers
+    numbers: range | npt.NDArray[np.int64]
     done: int
-    widths: Widths
+    widths: Widths | None = None
 
+    @cached_property
+    def _sizes(self) -> Floats:
+        return arrow_bytes(self.table, self.widths or widths_of(self.table.schema))
 
-def row_batch(table: pa.Table, ratios: Floats, numbers: Numbers, done: int, widths: Widths | None = None) -> RowBatch:
-    """Return ``table`` as a batch, weighed."""
-    widths = widths or widths_of(table.schema)
-    sizes = arrow_bytes(table, widths)
-    weights: Floats = sizes * ratios + table.num_rows / 8
-    return RowBatch(
-        table=table, ratios=ratios, weights=weights, nbytes=int(sizes.sum()), numbers=numbers, done=done, widths=widths
-    )
+    @cached_property
+    def nbytes(self) -> int:
+        """Arrow bytes."""
+        return int(self._sizes.sum())
+
+    @cached_property
+    def weights(self) -> Floats:
+        """The bytes that each column is estimated to take on disk."""
+        result: Floats = self._sizes * self.ratios + self.table.num_rows / 8
+        return result
+
+    def slice(self, start: int, stop: int) -> RowBatch:
+        """The rows from ``start`` to ``stop``."""
+        return replace(self, table=self.table.slice(start, stop - start), numbers=self.numbers[start:stop])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,150 +111,15 @@ def row_group_ranges(sources: Sequence[SourceFooter], target: int) -> Iterator[R
         size += source.size
 
 
-def read_batches(
-    some: Sequence[RowGroupRange],
-    schema: pa.Schema,
-    target: int,
-    stored: pa.Schema | None = None,
-    long_columns: LongColumns | None = None,
-) -> Iterator[RowBatch]:
-    """Yield the rows of ``some`` in order, under ``schema``, in batches of about ``target`` Arrow bytes.
-
-    ``stored`` is the schema that they are relabelled with in the end, as for time stamps that are written as
-    plain numbers. Columns that are ``long_columns`` come as views. The tables of tiny files are joined before
-    they are weighed, so that a file costs hardly more than its decoding.
-
-    Raises:
-        ParquetError: a file is damaged, or a value does not fit ``schema``; names the file.
-    """
-    widths = widths_of(stored or schema)
-    waiting: list[_DecodedRows] = []
-    size = 0
-    how = _Decoding(schema=schema, target=target, stored=stored, long_columns=long_columns)
-    for rows in _decoded_rows(some, how):
-        nbytes = rows.table.get_total_buffer_size() if rows.tiny else target
-        if waiting and size + nbytes > target:
-            yield _as_batch(waiting, widths)
-            waiting, size = [], 0
-        waiting.append(rows)
-        size += nbytes
-        if not rows.tiny:
-            yield _as_batch(waiting, widths)
-            waiting, size = [], 0
-    if waiting:
-        yield _as_batch(waiting, widths)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _DecodedRows:
-    """Some rows as they were decoded: not yet weighed. ``tiny`` says that they are a small part of a batch."""
-
-    table: pa.Table
-    ratios: Floats
-    number: int
-    done: int
-    tiny: bool
-
-
-def _as_batch(waiting: Sequence[_DecodedRows], widths: Widths) -> RowBatch:
-    last = waiting[-1]
-    if len(waiting) == 1:
-        table = last.table
-    else:
-        table = pa.concat_tables([rows.table for rows in waiting]).unify_dictionaries().combine_chunks()
-    first = waiting[0].number
-    return row_batch(table, last.ratios, range(first, first + table.num_rows), last.done, widths)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Decoding:
-    """How source files are decoded: under ``schema``, in tables of about ``target`` bytes.
-
-    ``stored`` and ``long_columns`` are as in `read_batches`.
-    """
-
-    schema: pa.Schema
-    target: int
-    stored: pa.Schema | None
-    long_columns: LongColumns | None
-
-    def converted(self, table: pa.Table, kind: _SourceKind, name: str, first: int) -> pa.Table:
-        """Return rows as they were decoded, the row number ``first`` of ``name`` and on, under the schema."""
-        decoded = self.schema if self.long_columns is None else self.long_columns.without(self.schema)
-        table = cast_to_schema(change_dense(table, kind.recast, name, first), decoded, name)
-        return table if self.stored is None else table.cast(self.stored)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _SourceKind:
-    """What source files of one schema have in common: what is changed, each leaf's column, the least bytes of a row."""
-
-    recast: dict[str, DenseChange]
-    columns: npt.NDArray[np.int64]
-    least: float
-
-    def cost(self, span: RowGroupRange) -> float:
-        """Return the bytes that rows take decoded, at least."""
-        return max(span.size, span.rows * max(self.least, 1 / 8))
-
-
-def _kind_of(source: SourceFooter, schema: pa.Schema) -> _SourceKind:
-    name = str(source.path)
-    return _SourceKind(
-        recast=dense_changes(source.schema, schema, name) if source.rows else {},
-        columns=np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)], np.int64),
-        least=sum(least_width(field.type) for field in source.schema),
-    )
-
-
-def _decoded_rows(some: Sequence[RowGroupRange], how: _Decoding) -> Iterator[_DecodedRows]:
-    """Yield the rows of ``some`` in tables of at most about ``how.target`` Arrow bytes."""
-    for _, alike in itertools.groupby(some, lambda span: id(span.source.schema)):
-        kind = ratios = None  # tiny neighbours share their weights, as they will share a batch
-        for source, spans in itertools.groupby(alike, lambda span: span.source):
-            kind = kind or _kind_of(source, how.schema)
-            for rows in _rows_of_file(source, spans, how, kind, ratios):
-                ratios = rows.ratios
-                yield rows
-
-
-def _rows_of_file(
-    source: SourceFooter, spans: Iterable[RowGroupRange], how: _Decoding, kind: _SourceKind, ratios: Floats | None
-) -> Iterator[_DecodedRows]:
-    """Yield the rows of a source; ``ratios`` are those of the tiny rows before it, if there are some."""
-    name = str(source.path)
-    with open_parquet(source.path, source.int96, source.metadata) as file:
-        for span in spans:
-            tiny = span.size <= how.target // _TINY
-            if ratios is None or not tiny:
-                ratios = _ratios(*_bytes_of(span), source, kind, how.schema)
-            rows_at_once = max(1, int(how.target * span.rows / kind.cost(span)))
-            rows = 0
-            for decoded_table, views in _tables(file, span.groups, rows_at_once, source.path, how.long_columns):
-                table = how.converted(decoded_table, kind, name, span.first + rows)
-                for column, rows_of in views.items():
-                    field = how.schema.field(column).with_type(rows_of.type)
-                    table = table.add_column(how.schema.get_field_index(column), field, rows_of)
-                number = span.before[0] + span.first + rows
-                rows += table.num_rows
-                yield _DecodedRows(table=table, ratios=ratios, number=number, done=_done(span, rows), tiny=tiny)
-            if rows != span.rows:
-                raise ParquetError(
-                    name,
-                    f"row groups {span.groups[0]} to {span.groups[-1]} hold {rows:,} rows, and {span.rows:,} in "
-                    "the footer",
-                    "fetch the file again",
-                )
-
-
-def _done(span: RowGroupRange, rows: int) -> int:
-    """Return the bytes of the sources that are behind the reader after so many rows of ``span``."""
-    file_rows = max(1, span.source.rows)
-    return span.before[1] + span.source.size * (span.first + rows) // file_rows
+def _nested_dictionary(kind: pa.DataType) -> bool:
+    if not pt.is_nested(kind):
+        return False
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return any(pt.is_dictionary(child) or _nested_dictionary(child) for child in inner)
 
 
 def _small_together(row_groups: Sequence[tuple[int, int]], target: int) -> Iterator[tuple[list[int], int, int]]:
-    """Yield the row groups to be read in one go, one or several small ones, with their rows and their bytes."""
+    """Yield one row group or several small ones, with their rows and bytes."""
     groups: list[int] = []
     rows = size = 0
     for number, (count, nbytes) in enumerate(row_groups):
@@ -258,70 +135,135 @@ def _small_together(row_groups: Sequence[tuple[int, int]], target: int) -> Itera
         yield groups, rows, size
 
 
-def _nested_dictionary(kind: pa.DataType) -> bool:
-    if not pt.is_nested(kind):
-        return False
-    inner = [kind.field(number).type for number in range(kind.num_fields)]
-    return any(pt.is_dictionary(child) or _nested_dictionary(child) for child in inner)
+@dataclass(frozen=True, kw_only=True)
+class _SourceKind:
+    """What source files of one schema share: how dense columns change, each leaf's column, the least bytes of a row."""
+
+    recast: dict[str, DenseChange]
+    columns: npt.NDArray[np.int64]
+    least: float
 
 
-def _tables(
-    file: pq.ParquetFile, groups: list[int], rows: int, path: Path, long_columns: LongColumns | None
-) -> Iterator[tuple[pa.Table, dict[str, pa.ChunkedArray]]]:
-    """Yield the rows of some row groups, ``rows`` at a time, the ``long_columns`` separately."""
-
-    def decoded(group: int, name: str) -> Iterator[pa.Array]:
-        with open_parquet(path, metadata=file.metadata) as spans:
-            for record_batch in spans.iter_batches(
-                batch_size=rows, row_groups=[group], columns=[name], use_threads=False
-            ):
-                yield record_batch.column(0)
-
-    try:
-        with ExitStack() as stack:
-            columns, take = None, dict[str, TakeRows]()
-            if long_columns is not None:
-                descriptor = open_regular(path)
-                stack.callback(os.close, descriptor)
-                take = long_columns.takers(file, descriptor, groups, decoded)
-                columns = [name for name in file.schema_arrow.names if name not in take]
-            # One thread decodes while another encodes: threads per column as well would cost CPU time.
-            for record_batch in file.iter_batches(
-                batch_size=rows, row_groups=groups, columns=columns, use_threads=False
-            ):
-                views = {name: some(record_batch.num_rows) for name, some in take.items()}
-                for name, column in views.items():
-                    if len(column) != record_batch.num_rows:
-                        raise ParquetError(path, f"column {name} has fewer rows than others", "fetch the file again")
-                yield pa.Table.from_batches([record_batch]), views
-            for name, some in take.items():
-                if len(some(1)):
-                    raise ParquetError(path, f"column {name} has more rows than others", "fetch the file again")
-    except (pa.ArrowException, OSError) as error:
-        raise ParquetError(path, f"cannot be decoded ({first_line(error)})", "fetch the file again") from error
+def _kind_of(source: SourceFooter, schema: pa.Schema) -> _SourceKind:
+    name = str(source.path)
+    return _SourceKind(
+        recast=dense_changes(source.schema, schema, name),
+        columns=np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)], np.int64),
+        least=sum(least_width(column.type) for column in source.schema),
+    )
 
 
-def _bytes_of(span: RowGroupRange) -> tuple[Floats, Floats]:
-    """Return the compressed and the uncompressed bytes of each leaf column."""
-    groups = [span.source.metadata.row_group(number) for number in span.groups]
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """Decodes source files under ``schema``, in batches of about ``batch_bytes`` Arrow bytes.
+
+    Attributes:
+        stored: the schema that rows are relabelled with in the end, as for time stamps that are written as numbers.
+        long_columns: see `long_columns_of`.
+    """
+
+    schema: pa.Schema
+    batch_bytes: int
+    stored: pa.Schema | None = None
+    long_columns: Mapping[str, pa.DataType] = field(default_factory=dict)
+
+    def batches(self, spans: Iterable[RowGroupRange]) -> Iterator[RowBatch]:
+        """Yield the rows of ``spans`` in order.
+
+        Raises:
+            ParquetError: a file is damaged, or a value does not fit the schema; names the file.
+        """
+        return join_small_batches(self._decoded(spans), self.batch_bytes)
+
+    def _decoded(self, spans: Iterable[RowGroupRange]) -> Iterator[RowBatch]:
+        widths = widths_of(self.stored or self.schema)
+        for _, alike in itertools.groupby(spans, lambda span: id(span.source.schema)):
+            kind = ratios = None  # tiny neighbours share their ratios, as they will share a batch
+            for source, some in itertools.groupby(alike, lambda span: span.source):
+                kind = kind or _kind_of(source, self.schema)
+                with open_parquet(source.path, source.int96, source.metadata) as file:
+                    for span in some:
+                        if ratios is None or span.size > self.batch_bytes // _TINY:
+                            ratios = _ratios(span, kind.columns, self.schema)
+                        rows = 0
+                        for table in self._tables(file, span, kind):
+                            number = span.before[0] + span.first + rows
+                            rows += table.num_rows
+                            done = span.before[1] + source.size * (span.first + rows) // max(1, source.rows)
+                            numbers = range(number, number + table.num_rows)
+                            yield RowBatch(table=table, ratios=ratios, numbers=numbers, done=done, widths=widths)
+
+    def _tables(self, file: pq.ParquetFile, span: RowGroupRange, kind: _SourceKind) -> Iterator[pa.Table]:
+        """Yield the rows of an open file as they are to be encoded."""
+        name = str(span.source.path)
+        schema = pa.schema([column for column in self.schema if column.name not in self.long_columns])
+        cost = max(span.size, span.rows * max(kind.least, 1 / 8))
+        rows = 0
+        for table, views in self._read(file, span, max(1, int(self.batch_bytes * span.rows / cost))):
+            table = change_dense(table, kind.recast, name, span.first + rows)
+            table = cast_to_schema(table, schema.with_metadata(self.schema.metadata), name)
+            if self.stored is not None:
+                table = table.cast(self.stored)
+            for column, values in views.items():
+                position = self.schema.get_field_index(column)
+                table = table.add_column(position, self.schema.field(position).with_type(values.type), values)
+            rows += table.num_rows
+            yield table
+        if rows != span.rows:
+            raise ParquetError(
+                name,
+                f"row groups {span.groups[0]} to {span.groups[-1]} hold {rows:,} rows, and {span.rows:,} in the footer",
+                _AGAIN,
+            )
+
+    def _read(
+        self, file: pq.ParquetFile, span: RowGroupRange, rows: int
+    ) -> Iterator[tuple[pa.Table, dict[str, pa.ChunkedArray]]]:
+        """Yield the columns of an open file, ``rows`` rows at a time, and the long ones beside them."""
+        path, groups = span.source.path, span.groups
+
+        def decode(name: str, group: int) -> Iterator[pa.Array]:
+            # A reader of its own, as all columns of one have to be read with the same number of rows.
+            with open_parquet(path, metadata=file.metadata) as other:
+                for some in other.iter_batches(batch_size=rows, row_groups=[group], columns=[name], use_threads=False):
+                    yield some.column(0)
+
+        try:
+            with ExitStack() as stack:
+                columns, take = None, dict[str, _Take]()
+                if self.long_columns:
+                    descriptor = open_regular(path)
+                    stack.callback(os.close, descriptor)
+                    for name, kind in self.long_columns.items():
+                        views = _views(file, descriptor, groups, name, kind, partial(decode, name))
+                        take[name] = _taker(views, kind)
+                    columns = [name for name in file.schema_arrow.names if name not in take]
+                # One thread decodes while another encodes: threads per column as well would cost CPU time.
+                for batch in file.iter_batches(batch_size=rows, row_groups=groups, columns=columns, use_threads=False):
+                    long = {name: some(batch.num_rows) for name, some in take.items()}
+                    for name, column in long.items():
+                        if len(column) != batch.num_rows:
+                            raise ParquetError(
+                                path, f"column {name} has fewer rows than others", "fetch the file again"
+                            )
+                    yield pa.Table.from_batches([batch]), long
+                for name, some in take.items():
+                    if len(some(1)):
+                        raise ParquetError(path, f"column {name} has more rows than others", _AGAIN)
+        except (pa.ArrowException, OSError) as error:
+            raise ParquetError(path, f"cannot be decoded ({first_line(error)})", _AGAIN) from error
+
+
+def _ratios(span: RowGroupRange, columns: npt.NDArray[np.int64], schema: pa.Schema) -> Floats:
+    """Compressed over uncompressed bytes of each column of ``schema``; ``columns`` are those of the source's leaves."""
+    source = span.source
+    groups = [source.metadata.row_group(number) for number in span.groups]
     chunks = [[group.column(leaf) for leaf in range(group.num_columns)] for group in groups]
-    found = [[(chunk.total_compressed_size, chunk.total_uncompressed_size) for chunk in some] for some in chunks]
-    compressed, uncompressed = np.array(found, np.float64).sum(axis=0).reshape(-1, 2).T
-    return compressed, uncompressed
-
-
-def _ratios(
-    compressed: npt.NDArray[Any],
-    uncompressed: npt.NDArray[Any],
-    source: SourceFooter,
-    kind: _SourceKind,
-    schema: pa.Schema,
-) -> Floats:
-    """Return compressed / uncompressed bytes for each column of ``schema``, given those of the source's leaves."""
-    columns = len(source.schema)
-    totals = [np.bincount(kind.columns, sizes, columns) for sizes in (compressed, uncompressed)]
+    sizes = [[(chunk.total_compressed_size, chunk.total_uncompressed_size) for chunk in some] for some in chunks]
+    leaves = np.array(sizes, np.float64).sum(axis=0).reshape(-1, 2).T
+    compressed, uncompressed = (np.bincount(columns, some, len(source.schema)) for some in leaves)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = totals[0] / totals[1]
+        found = compressed / uncompressed
     found = np.where(np.isfinite(found) & (found > 0), np.minimum(found, _MAX_RATIO), 1.0)
     if source.schema.names == schema.names:
         return found
@@ -329,86 +271,71 @@ def _ratios(
     return np.array([by_name.get(name, 1.0) for name in schema.names])
 
 
-# ---- Long strings and binary as views into the pages they are stored in, which are not copied until they are written
+def join_small_batches(stream: Iterable[RowBatch], target: int) -> Iterator[RowBatch]:
+    """Yield ``stream`` with small neighbours joined, so that many tiny files cost about as much as one.
 
-log = logging.getLogger("pqcache.parquet")
+    They are joined before anything weighs them, which costs per column, however few the rows.
+    """
+    waiting: list[RowBatch] = []
+    size = 0
+    for batch in stream:
+        nbytes = batch.table.get_total_buffer_size()
+        if waiting and size + nbytes > target:
+            yield _join(waiting, size)
+            waiting, size = [], 0
+        waiting.append(batch)
+        size += nbytes
+        if size > target // 2:
+            yield _join(waiting, size)
+            waiting, size = [], 0
+    if waiting:
+        yield _join(waiting, size)
+
+
+def _join(waiting: list[RowBatch], size: int) -> RowBatch:
+    first, last = waiting[0], waiting[-1]
+    if first is last:
+        return first
+    table = pa.concat_tables([batch.table for batch in waiting]).unify_dictionaries()
+    if size < _LARGE * len(waiting):
+        table = table.combine_chunks()
+    rows = [max(1, batch.table.num_rows) for batch in waiting]
+    ratios = np.average([batch.ratios for batch in waiting], axis=0, weights=rows)
+    numbers = range(first.numbers[0], first.numbers[0] + table.num_rows)
+    return replace(last, table=table, ratios=ratios, numbers=numbers)
+
+
+# ---- Long strings and binary, as views into their pages that are not copied until they are written
+#
+# A plain page of binary values is their bytes, each with its length before it, in the file that is read as in the one
+# that is written. So what goes from one to the other are stretches of pages. See
+# https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout: a view is the length, and either
+# up to 12 bytes or the first four, the number of the buffer and where in it the bytes begin.
 
 _READABLE = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # a column's encodings, levels among them
 
-
-Decoded = Callable[[int, str], Iterator[pa.Array]]
-"""Decodes a column of a row group, some rows at a time, with a reader of its own: readers share how many these are."""
-
-TakeRows = Callable[[int], pa.ChunkedArray]
+_Take = Callable[[int], pa.ChunkedArray]
 """Takes so many rows of a column, the next ones; fewer where there are no more."""
 
 
-@dataclass(frozen=True)
-class LongColumns:
-    """Columns that are read as views, with their types as such."""
-
-    kinds: dict[str, pa.DataType]
-
-    def without(self, schema: pa.Schema) -> pa.Schema:
-        """Return ``schema`` without these columns."""
-        return pa.schema([field for field in schema if field.name not in self.kinds], schema.metadata)
-
-    def takers(
-        self, file: pq.ParquetFile, descriptor: int, groups: Sequence[int], decoded: Decoded
-    ) -> dict[str, TakeRows]:
-        """Return for each of the columns what takes its rows in these row groups of the open ``file``."""
-        found = {}
-        for name, kind in self.kinds.items():
-            views = self._views(file, descriptor, groups, name, decoded)
-            found[name] = _taker(views, kind)
-        return found
-
-    def _views(
-        self, file: pq.ParquetFile, descriptor: int, groups: Sequence[int], name: str, decoded: Decoded
-    ) -> Iterator[pa.Array]:
-        """Yield the rows of a column of an open file page by page; what the pages do not show is ``decoded``."""
-        kind, where = self.kinds[name], _leaf_of(file.metadata, file.schema_arrow.field(name))
-        assert where is not None  # see `_is_long`
-        number, leaf = where
-        for group in groups:
-            chunk = file.metadata.row_group(group).column(number)
-            done = 0
-            try:
-                pages = pages_in(descriptor, first_page(chunk), chunk.total_compressed_size)
-                for texts in text_pages(descriptor, chunk, leaf, pages, checked=True):
-                    if done + len(texts.there) > chunk.num_values or not texts.there.all():
-                        raise NotRead("nulls, or more values than the footer says")
-                    yield views_of([texts], kind)
-                    done += len(texts.there)
-            except UNREADABLE as error:
-                log.debug("column %s: pyarrow decodes the chunk from row %d on: %s", name, done, error)
-            if done == chunk.num_values:
-                continue
-            for array in decoded(group, name):
-                skipped = min(done, len(array))
-                done -= skipped
-                if skipped < len(array):
-                    yield array[skipped:].cast(kind)
-
-
-def long_columns_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Schema) -> LongColumns | None:
-    """Return the columns of ``schema`` worth reading as views: they hold long values in all row groups of ``files``.
+def long_columns_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Schema) -> dict[str, pa.DataType]:
+    """The columns of ``schema`` worth reading as views: all row groups of ``files`` hold long values. With their types.
 
     There have to be other columns, which say how many rows there are.
     """
     kinds = {}
-    for field in schema:
-        if is_text(field.type) and all(_is_long(metadata, own, field) for metadata, own in files):
-            kinds[field.name] = view_type(field.type)
+    for column in schema:
+        if is_text(column.type) and all(_is_long(metadata, own, column) for metadata, own in files):
+            kinds[column.name] = view_type(column.type)
     clear = len(set(schema.names)) == len(schema) and not any("." in name for name in schema.names)
-    return LongColumns(kinds) if kinds and clear and len(kinds) < len(schema) else None
+    return kinds if clear and len(kinds) < len(schema) else {}
 
 
-def _is_long(metadata: pq.FileMetaData, own: pa.Schema, field: pa.Field) -> bool:
-    where = own.get_all_field_indices(field.name)
-    if len(where) != 1 or own.field(where[0]).type != field.type or any("." in name for name in own.names):
+def _is_long(metadata: pq.FileMetaData, own: pa.Schema, column: pa.Field) -> bool:
+    where = own.get_all_field_indices(column.name)
+    if len(where) != 1 or own.field(where[0]).type != column.type or any("." in name for name in own.names):
         return False
-    found = _leaf_of(metadata, field)
+    found = _leaf_of(metadata, column)
     if found is None:
         return False
     chunks = (metadata.row_group(group).column(found[0]) for group in range(metadata.num_row_groups))
@@ -418,16 +345,48 @@ def _is_long(metadata: pq.FileMetaData, own: pa.Schema, field: pa.Field) -> bool
     )
 
 
-def _leaf_of(metadata: pq.FileMetaData, field: pa.Field) -> tuple[int, Leaf] | None:
-    """Return the number and the leaf of a column of strings or binary, in a file of names without dots."""
+def _leaf_of(metadata: pq.FileMetaData, column: pa.Field) -> tuple[int, Leaf] | None:
+    """The number and the leaf of a column of strings or binary, in a file of names without dots."""
     schema = metadata.schema
-    numbers = [number for number in range(len(schema)) if schema.column(number).path == field.name]
-    leaf = leaf_of(schema.column(numbers[0]), field) if len(numbers) == 1 else None
+    numbers = [number for number in range(len(schema)) if schema.column(number).path == column.name]
+    leaf = leaf_of(schema.column(numbers[0]), column) if len(numbers) == 1 else None
     return None if leaf is None or leaf.repetition else (numbers[0], leaf)
 
 
-def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> TakeRows:
-    """Return what takes so many rows, the next ones, off ``arrays``; fewer where there are no more."""
+def _views(
+    file: pq.ParquetFile,
+    descriptor: int,
+    groups: Sequence[int],
+    name: str,
+    kind: pa.DataType,
+    decode: Callable[[int], Iterator[pa.Array]],
+) -> Iterator[pa.Array]:
+    """Yield the rows of a column page by page; from the first page that cannot be viewed on, ``decode`` a row group."""
+    where = _leaf_of(file.metadata, file.schema_arrow.field(name))
+    assert where is not None  # see `_is_long`
+    number, leaf = where
+    for group in groups:
+        chunk = file.metadata.row_group(group).column(number)
+        done = 0
+        try:
+            pages = pages_in(descriptor, first_page(chunk), chunk.total_compressed_size)
+            for texts in text_pages(descriptor, chunk, leaf, pages, checked=True):
+                if done + len(texts.there) > chunk.num_values or not texts.there.all():
+                    raise NotRead("nulls, or more values than the footer says")
+                yield views_of([texts], kind)
+                done += len(texts.there)
+        except UNREADABLE as error:
+            log.debug("column %s: pyarrow decodes the chunk from row %d on: %s", name, done, error)
+        if done == chunk.num_values:
+            continue
+        for array in decode(group):
+            skipped = min(done, len(array))
+            done -= skipped
+            if skipped < len(array):
+                yield array[skipped:].cast(kind)
+
+
+def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> _Take:
     left: deque[pa.Array] = deque()
 
     def take(count: int) -> pa.ChunkedArray:
@@ -442,12 +401,11 @@ def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> TakeRows:
     return take
 
 
-# ---- Batches that are read ahead of their use: several parts of the sources at once, passed on in order
+# ---- Several parts of the sources at once, passed on in order
 
 ReadTask = Callable[[], Iterator[RowBatch]]
-"""What makes some consecutive batches, on whatever thread has time."""
+"""Makes some consecutive batches, on whatever thread has time."""
 
-_LARGE = 512 << 10  # Arrow bytes of a table: to take it by itself is cheaper than to copy it
 _END = object()
 
 
@@ -467,12 +425,13 @@ def prefetch(tasks: Sequence[ReadTask], limit: int, threads: int = 1) -> Generat
         while not stopped and (number := next(numbers)) < len(tasks):
             try:
                 for batch in tasks[number]():
+                    nbytes = batch.nbytes  # counted here, before the lock is taken
                     with freed:
                         while held[thread] > limit // threads and not stopped:
                             freed.wait()
                         if stopped:
                             return
-                        held[thread] += batch.nbytes
+                        held[thread] += nbytes
                     ready[number].put((thread, batch))
                 ready[number].put(_END)
             except BaseException as error:  # noqa: BLE001 - raised again where the batches are used
@@ -497,32 +456,3 @@ def prefetch(tasks: Sequence[ReadTask], limit: int, threads: int = 1) -> Generat
             freed.notify_all()
         for worker in workers:
             worker.join()
-
-
-def join_small_batches(stream: Iterator[RowBatch], target: int) -> Iterator[RowBatch]:
-    """Yield ``stream`` with tiny neighbours joined, so that many tiny files cost about as much as one."""
-    waiting: list[RowBatch] = []
-    size = 0
-    for batch in stream:
-        if waiting and size + batch.nbytes > target:
-            yield _join(waiting)
-            waiting, size = [], 0
-        waiting.append(batch)
-        size += batch.nbytes
-        if size > target // 2:
-            yield _join(waiting)
-            waiting, size = [], 0
-    if waiting:
-        yield _join(waiting)
-
-
-def _join(waiting: list[RowBatch]) -> RowBatch:
-    if len(waiting) == 1:
-        return waiting[0]
-    table = pa.concat_tables([batch.table for batch in waiting]).unify_dictionaries()
-    if sum(batch.nbytes for batch in waiting) < _LARGE * len(waiting):
-        table = table.combine_chunks()
-    rows = np.array([max(1, batch.table.num_rows) for batch in waiting], np.float64)
-    ratios = np.average([batch.ratios for batch in waiting], axis=0, weights=rows)
-    numbers = range(waiting[0].numbers[0], waiting[0].numbers[0] + table.num_rows)
-    return row_batch(table, ratios, numbers, waiting[-1].done, waiting[0].widths)

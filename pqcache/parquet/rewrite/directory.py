@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet.codecs import codec_name
 from pqcache.parquet.dense_columns import Dense, as_lists, common_dense, dense_in, with_dense_columns
+from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.doubtful import check_read_right, doubtful_columns
 from pqcache.parquet.footer.source_footer import (
@@ -33,14 +34,12 @@ from pqcache.parquet.int96 import int96_as_int64, int96_places, is_uniform
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
 from pqcache.parquet.nested import leaves_in
 from pqcache.parquet.rewrite.decode import (
-    LongColumns,
+    Decoder,
     ReadTask,
     RowBatch,
     RowGroupRange,
-    join_small_batches,
     long_columns_of,
     prefetch,
-    read_batches,
     row_group_ranges,
 )
 from pqcache.parquet.rewrite.files import (
@@ -53,7 +52,7 @@ from pqcache.parquet.rewrite.files import (
 )
 from pqcache.parquet.rewrite.options import COMPAT_CODEC, DEFAULT_CODEC, RewriteOptions
 from pqcache.parquet.rewrite.shuffle import shuffle_rows
-from pqcache.parquet.rewrite.writer import MIN_FILL, WriterSettings, write_row_groups
+from pqcache.parquet.rewrite.writer import MIN_FILL, RewriteResult, WriterSettings, write_row_groups
 from pqcache.parquet.schema_merge import check_names, merge_schemas, with_time_zones, working_schema
 from pqcache.system.disk import fsync_path, link_or_copy
 
@@ -64,23 +63,6 @@ _MIN_BATCH, _MAX_BATCH, _PER_COLUMN = 64 << 10, 4 << 20, 4 << 10
 _DECODERS, _TASKS = 2, 8  # threads, and how many tasks of rows are held at once
 _AHEAD = 2  # row-group sizes of Arrow bytes, which are about one row group
 _MIN_AHEAD, _MAX_AHEAD = 8 << 20, 512 << 20
-
-
-@dataclass(frozen=True)
-class RewriteResult:
-    """What `rewrite_directory` made.
-
-    Attributes:
-        outputs: the files of the target, in order of their rows.
-        encoded: compressed bytes that were encoded.
-        encoded_again: how many of them were taken back and encoded another time.
-        warnings: what the user should know, each naming a file.
-    """
-
-    outputs: tuple[OutputFile, ...]
-    encoded: int
-    encoded_again: int
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,24 +82,6 @@ class KnownOfSources:
     int96: str | None = None
     shuffled_with: int | None = None
     of_table: pa.Schema | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rewrite:
-    """The files of a directory, of which the first ``linked`` need no rewriting, and how the others are rewritten."""
-
-    opened: list[SourceFooter]
-    linked: int
-    declared: pa.Schema
-    target: Path
-    options: RewriteOptions
-    shuffled_with: int | None
-    use_page_cache: bool
-
-    @property
-    def rest(self) -> list[SourceFooter]:
-        """The files to rewrite."""
-        return self.opened[self.linked :]
 
 
 def rewrite_directory(
@@ -169,102 +133,85 @@ def rewrite_directory(
         groups = source.metadata.num_row_groups
         outputs.append(OutputFile(path=target / name, rows=source.rows, row_groups=groups, linked=True))
         report(source.size)
-    job = _Rewrite(
-        opened=opened,
-        linked=keep,
-        declared=declared,
-        target=target,
-        options=options,
-        shuffled_with=known.shuffled_with,
-        use_page_cache=use_page_cache,
-    )
-    result = RewriteResult(tuple(outputs), 0, 0, ())
-    if job.rest and (not keep or any(source.rows for source in job.rest)):
-        alike = one_of_each_schema(job.rest)
+    result = RewriteResult(())
+    rest = opened[keep:]
+    if rest and (not keep or any(source.rows for source in rest)):
+        alike = one_of_each_schema(rest)
         doubtful = {id(kind.schema) for kind in alike if doubtful_columns(kind.metadata, kind.schema, False)}
-        for source in job.rest:
+        for source in rest:
             if id(source.schema) in doubtful:
                 check_read_right(source.path, source.metadata, source.schema, nanoseconds=False)
-        found = _write_rest(job, report)
-        result = replace(found, outputs=(*outputs, *found.outputs))
+        output_schema = _output_schema(opened, declared)
+        settings = _settings(rest, output_schema.working, options, use_page_cache)
+        if options.keep_int96 and (kept := int96_places(opened)):
+            described = output_schema.working
+            output_schema = replace(output_schema, working=int96_as_int64(described, kept), described=described)
+            settings = replace(settings, plain=replace(settings.plain, int96=True))
+        if options.shuffle is None:
+            output_schema = replace(output_schema, index=range_index(rest))
+        with closing(_rows(rest, target, output_schema, options, known.shuffled_with)) as rows:
+            result = write_row_groups(_counted(rows, report), target, output_schema, settings, keep)
+        done, expected = (sum(some.rows for some in files) for files in (result.outputs, rest))
+        if done != expected:
+            raise ParquetError(target, f"{done:,} rows were written of {expected:,}", "please report this")
+        report(sum(source.size for source in rest if not source.rows))
+        result = replace(result, warnings=(*conflicts(rest), *result.warnings))
     fsync_path(target)
-    return result
+    return replace(result, outputs=(*outputs, *result.outputs))
 
 
-def _write_rest(job: _Rewrite, report: Callable[[int], None]) -> RewriteResult:
-    """Rewrite the files that cannot be linked."""
-    rest, options, target = job.rest, job.options, job.target
-    size = options.limit
-    output_schema = _output_schema(job.opened, job.declared)
-    kept = int96_places(job.opened) if options.keep_int96 else set()
-    stored = None
-    if kept:
-        stored = int96_as_int64(output_schema.working, kept)
-        output_schema = replace(output_schema, working=stored, described=output_schema.working)
-    if options.shuffle is None:
-        output_schema = replace(output_schema, index=range_index(rest))
-    settings = WriterSettings(
-        row_group_size=size,
-        max_file=max(_MIN_FILE, _FILE_ROW_GROUPS * size),
-        codec=_codec_of(rest, output_schema.working, options),
-        name_of=_names_of(rest),
-        level=options.compression_level,
-        compat=options.compat,
-        decimal_as_integer=_decimals_as_integers(rest),
-        int96=bool(kept),
-        block_size=options.block_size,
-        use_page_cache=job.use_page_cache,
+def _settings(
+    sources: list[SourceFooter], schema: pa.Schema, options: RewriteOptions, use_page_cache: bool
+) -> WriterSettings:
+    return WriterSettings(
+        options=options,
+        max_file=max(_MIN_FILE, _FILE_ROW_GROUPS * options.limit),
+        codec=_codec_of(sources, schema, options),
+        name_of=_names_of(sources),
+        plain=Encodings(level=options.compression_level, decimal_as_integer=_decimals_as_integers(sources)),
+        use_page_cache=use_page_cache,
     )
-    # Wide tables take larger batches: each batch has a cost per column, however few its rows.
-    batch_bytes = max(min(max(size // _BATCHES, _MIN_BATCH), _MAX_BATCH), _PER_COLUMN * len(output_schema.working))
-    held = min(max(_AHEAD * size, _MIN_AHEAD), _MAX_AHEAD)
-    with ExitStack() as stack:
-        first = held if options.shuffle is None else held // 4
-        schema = output_schema.described or output_schema.working
-        long_columns = None
-        if stored is None and options.shuffle is None:
-            long_columns = long_columns_of([(source.metadata, source.schema) for source in rest], schema)
-        ahead = prefetch(_read_tasks(rest, schema, batch_bytes, first, stored, long_columns), first, _DECODERS)
-        stack.callback(ahead.close)
-        if options.shuffle is not None:
-            before = job.shuffled_with
-            known = None if before is None else (before, sum(source.rows for source in rest))
-            rows = target.with_name(f"{target.name}.rows")
-            shuffling = partial(shuffle_rows, ahead, options.shuffle, held, batch_bytes, rows, known)
-            ahead = prefetch([shuffling], held)
-            stack.callback(ahead.close)
-        written = write_row_groups(_counted(ahead, report), target, output_schema, settings, job.linked)
-    done = sum(output.rows for output in written.outputs)
-    expected = sum(source.rows for source in rest)
-    if done != expected:
-        raise ParquetError(target, f"{done:,} rows were written of {expected:,}", "please report this")
-    report(sum(source.size for source in rest if not source.rows))
-    warnings = (*conflicts(rest), *written.warnings)
-    return RewriteResult(written.outputs, written.encoded, written.again, warnings)
 
 
-def _read_tasks(
+def _rows(
     sources: list[SourceFooter],
-    schema: pa.Schema,
-    batch_bytes: int,
-    held: int,
-    stored: pa.Schema | None,
-    long_columns: LongColumns | None,
-) -> list[ReadTask]:
+    target: Path,
+    output_schema: OutputSchema,
+    options: RewriteOptions,
+    shuffled_with: int | None,
+) -> Generator[RowBatch, None, None]:
+    """Yield all rows as they are to be written, decoded ahead."""
+    schema, stored = output_schema.working, None
+    if output_schema.described is not None:
+        schema, stored = output_schema.described, output_schema.working
+    # Wide tables take larger batches: each batch has a cost per column, however few its rows.
+    batch_bytes = max(min(max(options.limit // _BATCHES, _MIN_BATCH), _MAX_BATCH), _PER_COLUMN * len(schema))
+    held = min(max(_AHEAD * options.limit, _MIN_AHEAD), _MAX_AHEAD)
+    decoder = Decoder(schema=schema, batch_bytes=batch_bytes, stored=stored)
+    if options.shuffle is None:
+        if stored is None:
+            files = [(source.metadata, source.schema) for source in sources]
+            decoder = replace(decoder, long_columns=long_columns_of(files, schema))
+        yield from prefetch(_read_tasks(sources, decoder, held), held, _DECODERS)
+        return
+    with closing(prefetch(_read_tasks(sources, decoder, held // 4), held // 4, _DECODERS)) as ahead:
+        known = None if shuffled_with is None else (shuffled_with, sum(source.rows for source in sources))
+        place = target.with_name(f"{target.name}.rows")
+        shuffled = partial(shuffle_rows, ahead, options.shuffle, held, batch_bytes, place, known)
+        yield from prefetch([shuffled], held)
+
+
+def _read_tasks(sources: list[SourceFooter], decoder: Decoder, held: int) -> list[ReadTask]:
     """Return what decodes ``sources``, in parts that are worth opening a file for and small enough to be held."""
     found: list[list[RowGroupRange]] = [[]]
     size = 0
-    for span in row_group_ranges(sources, batch_bytes):
+    for span in row_group_ranges(sources, decoder.batch_bytes):
         if found[-1] and size + span.size > held // _TASKS:
             found.append([])
             size = 0
         found[-1].append(span)
         size += span.size
-
-    def task(some: list[RowGroupRange]) -> Iterator[RowBatch]:
-        return join_small_batches(read_batches(some, schema, batch_bytes, stored, long_columns), batch_bytes)
-
-    return [partial(task, some) for some in found]
+    return [partial(decoder.batches, some) for some in found]
 
 
 def _counted(stream: Iterator[RowBatch], report: Callable[[int], None]) -> Iterator[RowBatch]:

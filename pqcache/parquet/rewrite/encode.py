@@ -1,4 +1,4 @@
-"""Row groups put together from column chunks that were encoded separately.
+"""Rows encoded as column chunks, and row groups put together from chunks that were encoded separately.
 
 A column chunk is a row of pages, and a page depends on nothing but the chunk's dictionary. So a chunk without one may
 be the pages of several writers, one after the other; its metadata is theirs, added up. Pages with a dictionary have to
@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.types as pt
 
-from pqcache.parquet.binary_views import without_views
+from pqcache.parquet.arrow_sizes import Floats
+from pqcache.parquet.binary_views import bytes_in, without_views
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Items, Struct
@@ -37,44 +43,51 @@ from pqcache.parquet.footer.thrift_fields import (
 )
 from pqcache.parquet.nested import leaves_in
 from pqcache.parquet.page_index import boundary_order
-from pqcache.parquet.pages.write_binary import EncodedColumn, is_direct, pages_of
+from pqcache.parquet.pages.page_format import Chunk
+from pqcache.parquet.pages.write_binary import is_direct, pages_of
 from pqcache.parquet.pages.write_lists import length_of, pages_of_lists
 from pqcache.parquet.pages.write_numbers import is_plain, pages_of_numbers
+from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.system.buffer_pool import BufferPool
 
 log = logging.getLogger("pqcache.parquet")
 
+THREADS = 2  # that encode
+_WORTH_A_THREAD = 1 << 20  # Arrow bytes
+_UNEVEN = 0.6  # of what the larger share of the columns takes
 _OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
+
+Encoded = Mapping[int, Sequence[Chunk]]
+"""Encoded rows: the chunks of each leaf column, in the order of their rows."""
 
 Order = Callable[[bytes], Any]
 """Returns for a minimum or maximum, as stored, a value that compares as the column's values do."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
-    """A column chunk as a writer of its own has left it; offsets count from the beginning of ``data``.
+def size_of(encoded: Encoded) -> int:
+    """Return the bytes that encoded rows take on disk."""
+    return sum(chunk.size for chunks in encoded.values() for chunk in chunks)
 
-    ``columns`` is its ColumnIndex, which may be encoded.
+
+@dataclass(frozen=True, kw_only=True)
+class FooterSchema:
+    """What row groups look like in a footer.
+
+    Attributes:
+        template: the footer of a file of pyarrow's with the same columns.
+        schema: the schema elements of the footer.
+        paths: path_in_schema of each leaf.
+        names: each leaf's path as `Encodings` name it.
+        tops: the top-level column of each leaf.
+        orders: how minima and maxima of each leaf compare.
     """
 
-    fields: Struct
-    data: list[memoryview]
-    size: int
-    offsets: Struct | None
-    columns: bytes | Struct | None
-
-
-@dataclass(frozen=True)
-class EncodedRows:
-    """Some rows of some columns, encoded: one chunk for each leaf column."""
-
-    rows: int
-    chunks: list[Chunk]
-
-    @property
-    def size(self) -> int:
-        """Bytes on disk."""
-        return sum(chunk.size for chunk in self.chunks)
+    template: Struct
+    schema: list[Struct]
+    paths: list[tuple[bytes, ...]]
+    names: list[str]
+    tops: npt.NDArray[np.int64]
+    orders: list[Order]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,30 +102,140 @@ class RowGroup:
     columns: Mapping[int, bytes]
 
 
-def encode_rows(table: pa.Table, encodings: Encodings, name: str, memory: BufferPool | None = None) -> EncodedRows:
-    """Return ``table`` as one row group would hold it, in a block of ``memory``; ``name`` is the file to blame."""
-    memory, apart = memory or BufferPool(), dict[int, EncodedColumn]()
+class Encoder:
+    """Encodes rows with ``encodings``, which may be changed between row groups; errors blame ``name``.
+
+    Attributes:
+        columns: how many top-level columns there are.
+        dictionaries: the most values of each column that arrives with a dictionary.
+        encoded: compressed bytes.
+        again: how many of them were encoded more than once.
+    """
+
+    def __init__(self, footer_schema: FooterSchema, plain: Encodings, name: str, executor: Executor) -> None:
+        self.encodings, self.name, self.executor = plain, name, executor
+        self.footer_schema = footer_schema
+        self.columns = int(footer_schema.tops[-1]) + 1
+        self.dictionaries: dict[str, int] = {}
+        self.encoded = self.again = 0
+        self._memory = BufferPool()
+        self._leaves = [np.flatnonzero(footer_schema.tops == column).tolist() for column in range(self.columns)]
+
+    def leaves(self, columns: Iterable[int]) -> list[int]:
+        """Return the leaf columns of top-level columns."""
+        return [leaf for column in columns for leaf in self._leaves[column]]
+
+    def dictionary_columns(self) -> list[int]:
+        """Return the top-level columns that have a dictionary, so that all their rows are encoded in one go."""
+        coded = set(self.encodings.dictionary)
+        names = self.footer_schema.names
+        return [n for n, leaves in enumerate(self._leaves) if any(names[leaf] in coded for leaf in leaves)]
+
+    def part(self, table: pa.Table, columns: Sequence[int]) -> Encoded:
+        """Encode ``table``, which holds these columns."""
+        chunks = encode_rows(table, self.encodings, self.name, self._memory)
+        self.encoded += sum(chunk.size for chunk in chunks)
+        return {leaf: [chunk] for leaf, chunk in zip(self.leaves(columns), chunks, strict=True)}
+
+    def encode(self, batches: Sequence[RowBatch], columns: Sequence[int], halves: bool = False) -> Encoded:
+        """Encode columns of batches on as many threads as help; with ``halves`` a column may come in two chunks."""
+        how = self.encodings
+        if not columns:
+            return {}
+        table = pa.concat_tables([batch.table.select(list(columns)) for batch in batches])
+        if any(pt.is_dictionary(column.type) for column in table.schema):
+            table = table.unify_dictionaries()  # a second dictionary would make the writer fall back to plain
+            note_dictionaries(table, self.dictionaries)
+        sizes = np.sum([batch.weights for batch in batches], axis=0)[list(columns)]
+        tasks = _divided(table, sizes, how, halves)
+        run = map if len(tasks) == 1 else self.executor.map  # another thread would only be waited for
+        found = defaultdict(list)
+        parts = run(lambda task: encode_rows(task[0], how, self.name, self._memory), tasks)
+        for (_, share), chunks in zip(tasks, parts, strict=True):
+            for leaf, chunk in zip(self.leaves(columns[n] for n in share), chunks, strict=True):
+                found[leaf].append(chunk)
+        self.encoded += size_of(found)
+        return found
+
+    def by_column(self, leaves: Sequence[int], sizes: Sequence[float]) -> Floats:
+        """Return sizes of leaf columns summed by top-level column."""
+        tops = self.footer_schema.tops[list(leaves)]
+        return np.bincount(tops, weights=sizes, minlength=self.columns).astype(np.float64)
+
+    def taken(self, encoded: Encoded) -> Floats:
+        """Return the bytes that encoded rows take by top-level column."""
+        return self.by_column(list(encoded), [sum(chunk.size for chunk in chunks) for chunks in encoded.values()])
+
+    def joined(self, parts: Sequence[Encoded]) -> RowGroup:
+        """Return the row group that holds ``parts``, one after the other."""
+        leaves = range(len(self.footer_schema.paths))
+        chunks = [[chunk for part in parts for chunk in part.get(leaf, ())] for leaf in leaves]
+        return concatenate_chunks(chunks, self.footer_schema.orders)
+
+
+def note_dictionaries(table: pa.Table, known: dict[str, int]) -> None:
+    """Remember in ``known`` how large the dictionaries of a table are at most."""
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        if pt.is_dictionary(column.type) and column.num_chunks:
+            known[name] = max(known.get(name, 0), len(column.chunk(0).dictionary))
+
+
+def _divided(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool) -> list[tuple[pa.Table, list[int]]]:
+    """Return parts of ``table`` that take about as long to encode as one another, and which columns each has.
+
+    Parts have different columns, or, where one column takes nearly all the time and ``halves`` allows it, are the first
+    and the last rows of all columns. ``sizes`` are what the columns take on disk, about. What a column chunk's bytes
+    are depends on how its rows are cut, so nothing here depends on the machine.
+    """
+    direct = [
+        is_direct(name, column, encodings) or is_plain(name, column, encodings)
+        for name, column in zip(table.schema.names, table.columns, strict=True)
+    ]
+    costs = np.where(direct, 0, sizes)
+    nbytes = 0  # a column in many chunks takes long to count: only so far as it matters
+    for column, done in zip(table.columns, direct, strict=True):
+        if not done and nbytes <= _WORTH_A_THREAD:
+            nbytes += bytes_in(column)
+    large = nbytes > _WORTH_A_THREAD
+    shares = _shares(costs, THREADS if large else 1)
+    cuts = [0, table.num_rows]
+    halves = halves and large and table.num_rows > 1  # nothing is known of the values of no rows
+    if halves and max(costs[share].sum() for share in shares) > _UNEVEN * costs.sum():
+        shares, cuts = [list(range(table.num_columns))], [0, table.num_rows // 2, table.num_rows]
+    return [(table.select(share).slice(low, high - low), share) for low, high in pairwise(cuts) for share in shares]
+
+
+def _shares(sizes: Floats, number: int) -> list[list[int]]:
+    """Return columns divided into at most ``number`` shares that are about as large as one another."""
+    shares: list[list[int]] = [[] for _ in range(number)]
+    totals = [0.0] * number
+    for column in np.argsort(-sizes):
+        least = totals.index(min(totals))
+        shares[least].append(int(column))
+        totals[least] += float(sizes[column])
+    return [sorted(share) for share in shares if share]
+
+
+def encode_rows(table: pa.Table, encodings: Encodings, name: str, memory: BufferPool | None = None) -> list[Chunk]:
+    """Return the chunks of ``table`` as one row group, in a block of ``memory``; ``name`` is the file to blame."""
+    memory = memory or BufferPool()
+    found: dict[int, list[Chunk]] = {}
     for n, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
         if is_direct(field.name, column, encodings):
-            apart[n] = pages_of(field, column)
+            found[n] = [pages_of(field, column)]
         elif is_plain(field.name, column, encodings):
             if (numbers := pages_of_numbers(field, column)) is not None:
-                apart[n] = numbers
+                found[n] = [numbers]
             else:
                 log.debug("column %s: pyarrow encodes it, as some values are NaN", field.name)
         elif length := length_of(field, column, encodings):
-            apart[n] = pages_of_lists(field, column, length, encodings, memory)
-    if not apart:
-        return EncodedRows(table.num_rows, _chunks(without_views(table), encodings, name, memory))
-    rest = [n for n in range(table.num_columns) if n not in apart]
-    leaves = [sum(1 for _ in leaves_in(table.schema.field(n).type)) for n in rest]
-    chunks = iter(_chunks(without_views(table.select(rest)), encodings, name, memory) if rest else [])
-    found = {n: list(islice(chunks, count)) for n, count in zip(rest, leaves, strict=True)}
-    for n, pages in apart.items():
-        found[n] = [
-            Chunk(fields=pages.fields, data=pages.data, size=pages.size, offsets=pages.offsets, columns=pages.columns)
-        ]
-    return EncodedRows(table.num_rows, [chunk for n in range(table.num_columns) for chunk in found[n]])
+            found[n] = [pages_of_lists(field, column, length, encodings, memory)]
+    rest = [n for n in range(table.num_columns) if n not in found]
+    if rest:
+        chunks = iter(_chunks(without_views(table.select(rest)), encodings, name, memory))
+        for n in rest:
+            found[n] = list(islice(chunks, sum(1 for _ in leaves_in(table.schema.field(n).type))))
+    return [chunk for n in range(table.num_columns) for chunk in found[n]]
 
 
 def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: BufferPool) -> list[Chunk]:
@@ -135,14 +258,9 @@ def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: BufferPool
         for page in () if offsets is None else offsets[1][1].values:
             page[1] = (I64, page[1][1] - start)
         fields = {**chunk, 3: (STRUCT, _moved(meta, -start))}
+        pages, columns = [data[start : start + size]], index(chunk, COLUMN_INDEX)
         chunks.append(
-            Chunk(
-                fields=fields,
-                data=[data[start : start + size]],
-                size=size,
-                offsets=offsets,
-                columns=index(chunk, COLUMN_INDEX),
-            )
+            Chunk(rows=table.num_rows, fields=fields, data=pages, size=size, offsets=offsets, columns=columns)
         )
     return chunks
 
@@ -155,29 +273,23 @@ def _moved(meta: Struct, delta: int) -> Struct:
     return found
 
 
-def concatenate_chunks(
-    counts: Sequence[Sequence[int]], chunks_of_leaves: Sequence[Sequence[Chunk]], orders: Sequence[Order]
-) -> RowGroup:
+def concatenate_chunks(chunks_of_leaves: Sequence[Sequence[Chunk]], orders: Sequence[Order]) -> RowGroup:
     """Return the row group that holds, for each leaf column, the chunks of ``chunks_of_leaves``, one after the other.
 
-    Args:
-        counts: for each leaf column the rows of its chunks.
-        chunks_of_leaves: for each leaf column of the row group its chunks, in the order of the rows; only
-            the first can have a dictionary.
-        orders: for each leaf column how its minima and maxima compare.
+    Only the first of a leaf's chunks can have a dictionary. ``orders`` say for each leaf how minima and maxima compare.
     """
-    rows = sum(counts[0])
+    rows = sum(chunk.rows for chunk in chunks_of_leaves[0])
     chunks: list[Struct] = []
     data: list[memoryview] = []
     offsets: dict[int, Struct] = {}
     columns: dict[int, bytes] = {}
     begin = at = len(footer.MAGIC)
     uncompressed = 0
-    for number, (some, rows_of, order) in enumerate(zip(chunks_of_leaves, counts, orders, strict=True)):
+    for number, (some, order) in enumerate(zip(chunks_of_leaves, orders, strict=True)):
         meta = _moved(_added([chunk.fields[3][1] for chunk in some], order), at)
         fields = {field: value for field, value in some[0].fields.items() if field not in (4, 5, 6, 7)}
         chunks.append({**fields, 2: (I64, 0), 3: (STRUCT, meta)})
-        if (found := _offsets(some, rows_of, at)) is not None:
+        if (found := _offsets(some, at)) is not None:
             offsets[number] = found
         if (index := _columns(some, order)) is not None and number in offsets:
             columns[number] = index
@@ -197,10 +309,9 @@ def concatenate_chunks(
     return RowGroup(rows=rows, fields=group, data=data, size=at - begin, offsets=offsets, columns=columns)
 
 
-def as_row_group(part: EncodedRows) -> RowGroup:
-    """Return the row group that is one part."""
-    count = len(part.chunks)
-    return concatenate_chunks([[part.rows]] * count, [[chunk] for chunk in part.chunks], [bytes] * count)
+def as_row_group(chunks: Sequence[Chunk]) -> RowGroup:
+    """Return the row group of one chunk for each leaf column."""
+    return concatenate_chunks([[chunk] for chunk in chunks], [bytes] * len(chunks))
 
 
 def _added(metas: Sequence[Struct], order: Order) -> Struct:
@@ -269,19 +380,19 @@ def _statistics(metas: Sequence[Struct], order: Order) -> Struct | None:
     return dict(sorted(found.items()))
 
 
-def _offsets(chunks: Sequence[Chunk], rows: Sequence[int], at: int) -> Struct | None:
-    """Return one OffsetIndex for chunks of so many ``rows`` that lie one after the other from ``at`` on."""
+def _offsets(chunks: Sequence[Chunk], at: int) -> Struct | None:
+    """Return one OffsetIndex for chunks that lie one after the other from ``at`` on."""
     found = [chunk.offsets for chunk in chunks if chunk.offsets is not None]
     if len(found) < len(chunks):
         log.debug("no page index: pyarrow wrote no OffsetIndex for some of the column's pages")
         return None
     pages: list[Struct] = []
     first = 0
-    for chunk, index, count in zip(chunks, found, rows, strict=True):
+    for chunk, index in zip(chunks, found, strict=True):
         for page in index[1][1].values:
             pages.append({**page, 1: (I64, page[1][1] + at), 3: (I64, page[3][1] + first)})
         at += chunk.size
-        first += count
+        first += chunk.rows
     result: Struct = {1: (LIST, Items(STRUCT, pages))}
     if all(2 in index for index in found):
         result[2] = (LIST, Items(I64, list(_each(found, 2))))

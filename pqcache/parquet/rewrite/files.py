@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -23,7 +22,7 @@ from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.key_values import RangeIndex, with_range
 from pqcache.parquet.page_index import PageIndex, place_page_indexes, shift_page_index
-from pqcache.parquet.rewrite.encode import Order, RowGroup, orders_of
+from pqcache.parquet.rewrite.encode import FooterSchema, RowGroup, orders_of
 from pqcache.system.checksum import Checksum, checksum_text, new_checksum
 from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
 
@@ -54,24 +53,6 @@ class OutputSchema:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FooterSchema:
-    """What the row groups of an `OutputSchema` look like in a footer.
-
-    Attributes:
-        schema: the schema elements of the footer.
-        paths: path_in_schema of each leaf.
-        tops: the top-level column of each leaf.
-        orders: how minima and maxima of each leaf compare.
-    """
-
-    template: thrift.Struct
-    schema: list[thrift.Struct]
-    paths: list[tuple[bytes, ...]]
-    tops: npt.NDArray[np.int64]
-    orders: list[Order]
-
-
-@dataclass(frozen=True, kw_only=True)
 class OutputFile:
     """One output file; one that is linked comes without a checksum."""
 
@@ -91,13 +72,13 @@ def footer_schema_of(output_schema: OutputSchema, plain: Encodings) -> FooterSch
         schema = written = footer.with_names_of(written, described, "the new schema") or written
     if output_schema.elements is not None:
         schema = footer.with_names_of(written, output_schema.elements, "the source's schema") or written
-    leaves = footer.leaves_of(schema, "the new schema")
-    tops = np.array([leaf.column for leaf in footer.leaves_of(written, "the new schema")], np.int64)
+    leaves = footer.leaves_of(written, "the new schema")
     return FooterSchema(
         template=template,
         schema=schema,
-        paths=[leaf.path for leaf in leaves],
-        tops=tops,
+        paths=[leaf.path for leaf in footer.leaves_of(schema, "the new schema")],
+        names=[b".".join(leaf.path).decode("utf-8", "replace") for leaf in leaves],
+        tops=np.array([leaf.column for leaf in leaves], np.int64),
         orders=orders_of(template, "the new schema"),
     )
 

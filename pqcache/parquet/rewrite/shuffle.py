@@ -19,7 +19,7 @@ import pyarrow.types as pt
 
 from pqcache.parquet.arrow_rows import take_of_table
 from pqcache.parquet.arrow_sizes import Floats
-from pqcache.parquet.rewrite.decode import RowBatch, row_batch
+from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.parquet.rewrite.files import write_errors
 
 _BITS = 6  # of a key, for each time that rows go to disk
@@ -153,7 +153,8 @@ def shuffle_rows(
             for low in range(0, part.table.num_rows, step):
                 some = part.cut(low, min(low + step, part.table.num_rows))
                 yielded += some.table.num_rows
-                yield row_batch(dictionaries.decoded(some.table), mean, some.numbers, done * yielded // total)
+                table = dictionaries.decoded(some.table)
+                yield RowBatch(table=table, ratios=mean, numbers=some.numbers, done=done * yielded // total)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

@@ -13,24 +13,19 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.types as pt
 
 from pqcache.errors import ParquetError
 from pqcache.parquet.arrow_sizes import Floats, weigh
-from pqcache.parquet.binary_views import bytes_in, without_views
+from pqcache.parquet.binary_views import without_views
 from pqcache.parquet.encodings import EncodedSize, Encodings, choose_encodings, encoded_size, encoded_sizes
-from pqcache.parquet.footer import footer
-from pqcache.parquet.pages.write_binary import is_direct
-from pqcache.parquet.pages.write_numbers import is_plain
-from pqcache.parquet.rewrite.decode import RowBatch, row_batch
-from pqcache.parquet.rewrite.encode import Chunk, EncodedRows, RowGroup, concatenate_chunks, encode_rows
+from pqcache.parquet.rewrite.decode import RowBatch
+from pqcache.parquet.rewrite.encode import THREADS, Encoded, Encoder, RowGroup, size_of
 from pqcache.parquet.rewrite.files import (
     WRITERS,
     OutputFile,
@@ -39,7 +34,7 @@ from pqcache.parquet.rewrite.files import (
     footer_schema_of,
     widen_dictionary_indices,
 )
-from pqcache.system.buffer_pool import BufferPool
+from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.units import format_size
 
 MIN_FILL = 0.95
@@ -60,80 +55,159 @@ _LOOK_SHARE, _LOOK_SLICES, _MIN_LOOK = 40, 32, 1 << 17  # a fortieth of them,
 _LOOK_SPACE = 0.03  # while so much of a row group is to be filled
 _TRUSTED = 0.02  # estimates that are worse off than this make parts of an eighth of a row group:
 _SHARES, _MIN_PAGES = 8, 128 << 10  # less is lost where one is too large, but pages get smaller
+_MAX_ROWS = 64 << 20  # pyarrow splits larger row groups by itself
+_PAGE_HEADER = 64  # bytes, about
 _MAX_WARNINGS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriterSettings:
-    """How the row groups are cut and encoded.
+    """How row groups are cut and encoded.
 
-    ``codec`` names the codec to try for a leaf column, by position; ``max_file`` is when a new file begins;
-    ``name_of`` says which file and row a row was, by its number. No row group lies across a multiple of
-    ``block_size`` bytes, unless it is larger: the rest of a block is left empty.
-    ``use_page_cache`` says that the files are read next.
+    Attributes:
+        max_file: bytes after which a new file begins.
+        codec: the codec to try for a leaf column, by position.
+        name_of: the file and row that a row was, by its number.
+        plain: what does not depend on the data: the level of compression, how decimals and times are stored.
+        use_page_cache: the files are read next.
     """
 
-    row_group_size: int
+    options: RewriteOptions
     max_file: int
     codec: Callable[[int], str]
     name_of: Callable[[int], str]
-    level: int | None = None
-    compat: bool = False
-    decimal_as_integer: bool = False
-    int96: bool = False
-    block_size: int | None = None
+    plain: Encodings = field(default_factory=Encodings)
     use_page_cache: bool = False
 
 
 @dataclass(frozen=True)
-class WriteResult:
-    """What `write_row_groups` did. Bytes are compressed bytes; ``again`` counts those encoded more than once."""
+class RewriteResult:
+    """What was written.
+
+    Attributes:
+        outputs: the files of the target, in order of their rows.
+        encoded: compressed bytes that were encoded.
+        encoded_again: how many of them were taken back and encoded another time.
+        warnings: what the user should know, each naming a file.
+    """
 
     outputs: tuple[OutputFile, ...]
     encoded: int = 0
-    again: int = 0
+    encoded_again: int = 0
     warnings: tuple[str, ...] = ()
+
+
+def write_row_groups(
+    stream: Iterator[RowBatch], target: Path, output_schema: OutputSchema, settings: WriterSettings, first: int = 0
+) -> RewriteResult:
+    """Write ``stream`` to ``target/part-<first>.parquet`` and on, in row groups that fill their size.
+
+    No row group's compressed size exceeds that of the options unless one row alone does (there is a warning then),
+    and all but the last fill at least 95 % of it. Every file is on disk when this returns; on an error the files it
+    began are removed.
+
+    Raises:
+        ParquetError: whatever ``stream`` raises, or a type that Parquet cannot hold.
+        PqcacheError: an output cannot be written.
+    """
+    with ThreadPoolExecutor(WRITERS, "pqcache-disk") as disk, ThreadPoolExecutor(THREADS, "pqcache-encode") as encoders:
+        try:
+            footer_schema = footer_schema_of(output_schema, settings.plain)
+            encoder = Encoder(footer_schema, settings.plain, str(target), encoders)
+            files = RowGroupFiles(
+                target=target,
+                footer_schema=footer_schema,
+                disk=disk,
+                number=first,
+                limit=settings.options.limit,
+                max_file=settings.max_file,
+                block_size=settings.options.block_size,
+                use_page_cache=settings.use_page_cache,
+            )
+            writer = _Writer(RowQueue(stream), encoder, files, settings)
+            try:
+                writer.run()
+                outputs = files.finish(widen_dictionary_indices(output_schema, encoder.dictionaries))
+            except BaseException:
+                files.abandon()
+                raise
+        except pa.ArrowException as error:
+            raise ParquetError(target, f"cannot be written as Parquet ({error})") from error
+    if writer.unreported:
+        writer.warnings.append(f"{writer.unreported:,} more rows are larger than a row group may be")
+    return RewriteResult(outputs, encoder.encoded, encoder.again, tuple(writer.warnings))
+
+
+# ---- Row groups
+
+
+@dataclass
+class _Part:
+    """Some rows of a row group: its appendable columns, encoded, and all columns as they were decoded."""
+
+    rows: int
+    encoded: Encoded
+    batches: list[RowBatch]
+
+    @property
+    def size(self) -> int:
+        return size_of(self.encoded)
+
+    @property
+    def held(self) -> int:
+        return sum(batch.nbytes for batch in self.batches)
+
+
+@dataclass(kw_only=True)
+class _OpenRowGroup:
+    """A row group being built.
+
+    Attributes:
+        appendable: columns without a dictionary, whose pages can be added part by part.
+        dictionary: columns with a dictionary, which are encoded when it is known which rows there will be.
+        size: bytes of the ``parts``.
+        weights: of all rows so far; ``held`` are their decoded bytes.
+        most: rows that the next part may have, after one was too large; None for any number.
+        failed: how many parts in a row were too large.
+        wanting: it has to grow, whatever the estimate.
+        probed: its encodings were chosen from its own rows.
+        fits, over: rows with which the row group is known to fit, and not to fit.
+        tries: how often the ``dictionary`` columns have been encoded.
+        force: add so many rows, whatever the estimate.
+    """
+
+    appendable: list[int]
+    dictionary: list[int]
+    weights: Floats
+    parts: list[_Part] = field(default_factory=list)
+    rows: int = 0
+    size: int = 0
+    held: int = 0
+    most: int | None = None
+    failed: int = 0
+    fits: int = 0
+    over: int | None = None
+    tries: int = 0
+    wanting: bool = False
+    probed: bool = False
+    force: int = 0
 
 
 class _Writer:
     """The state of `write_row_groups`."""
 
-    def __init__(
-        self,
-        stream: Iterator[RowBatch],
-        target: Path,
-        output_schema: OutputSchema,
-        settings: WriterSettings,
-        first: int,
-        disk: Executor,
-        encoders: Executor,
-    ) -> None:
-        self.queue = RowQueue(stream)
-        self.target, self.output_schema, self.settings = target, output_schema, settings
-        self.limit = settings.row_group_size
+    def __init__(self, queue: RowQueue, encoder: Encoder, files: RowGroupFiles, settings: WriterSettings) -> None:
+        self.queue, self.encoder, self.files, self.settings = queue, encoder, files, settings
+        self.limit = settings.options.limit
         self.max_bytes = max(_MIN_MAX_ARROW, _MAX_ARROW_RATIO * self.limit)
-        self.estimate = SizeEstimate(np.ones(len(output_schema.working)))
-        plain = Encodings(decimal_as_integer=settings.decimal_as_integer, int96=settings.int96)
-        self.encoder = Encoder(output_schema, plain, str(target), encoders)
-        self.footer_schema = self.encoder.footer_schema
-        self.files = RowGroupFiles(
-            target=target,
-            footer_schema=self.footer_schema,
-            disk=disk,
-            number=first,
-            limit=self.limit,
-            max_file=settings.max_file,
-            block_size=settings.block_size,
-            use_page_cache=settings.use_page_cache,
-        )
+        self.estimate = SizeEstimate(np.ones(encoder.columns))
         self.warnings: list[str] = []
         self.unreported = 0
 
     def run(self) -> None:
-        """Write everything that the stream gives, row group by row group."""
         number = 0
         while True:
-            self.queue.fill(self.limit, self.estimate.factors, MAX_ROWS, self.max_bytes)
+            self.queue.fill(self.limit, self.estimate.factors, _MAX_ROWS, self.max_bytes)
             if not self.queue.rows:
                 return
             if number in (0, 1, 4) or number % _PROBE_EVERY == 0:
@@ -145,10 +219,8 @@ class _Writer:
         """Choose the encodings, unless those there are do as well, and make a first estimate, from a sample."""
         size = min(max(self.queue.bytes // _PROBE_SHARE, _MIN_PROBE), _MAX_PROBE)
         sample = self.queue.sample(size, _SAMPLE_SLICES)
-        settings = self.settings
-        plain = Encodings(level=settings.level, decimal_as_integer=settings.decimal_as_integer, int96=settings.int96)
-        encodings = choose_encodings(sample, settings.codec, plain, settings.compat, self.encoder.executor)
-        encoder = self.encoder
+        settings, encoder = self.settings, self.encoder
+        encodings = choose_encodings(sample, settings.codec, settings.plain, settings.options.compat, encoder.executor)
         if (
             encoder.encoded
             and not anew
@@ -158,9 +230,8 @@ class _Writer:
         encoder.encodings = encodings
         rows, leaves = estimate_from_sample(sample, encodings, self.limit)
         weights = weigh(sample, self.queue.ratios())
-        self.estimate = SizeEstimate(
-            encoder.by_column(range(len(leaves)), leaves) / np.maximum(weights * rows / sample.num_rows, 1e-9)
-        )
+        factors = encoder.by_column(range(len(leaves)), leaves) / np.maximum(weights * rows / sample.num_rows, 1e-9)
+        self.estimate = SizeEstimate(factors)
 
     def row_group(self) -> RowGroup:
         """Encode rows, part by part, until a row group is full; take the last ones back where they are too many."""
@@ -170,18 +241,19 @@ class _Writer:
                 self.add(group, count)
                 continue
             coded = self.encoder.encode([batch for part in group.parts for batch in part.batches], group.dictionary)
-            dictionary_bytes = sum(part.size for _, part in coded)
+            dictionary_bytes = size_of(coded)
             size = group.size + dictionary_bytes
             group.tries += 1
             if group.dictionary:
-                self.estimate.learn_dictionary(np.asarray(group.weights), self.encoder.taken(coded), group.dictionary)
+                self.estimate.learn_dictionary(group.weights, self.encoder.taken(coded), group.dictionary)
             if size <= limit:
                 group.fits = group.rows
             if size > limit and group.rows > 1:
                 self.encoder.again += dictionary_bytes
                 group.over = group.rows
-                self.take_back(group, size > _FAR_OFF * limit and not group.probed)
-                if size > _FAR_OFF * limit and not group.probed:
+                anew = size > _FAR_OFF * limit and not group.probed
+                self.take_back(group, anew)
+                if anew:
                     self.probe(anew=True)  # it may not be worth a dictionary any more
                     group = replace(self.begun(), probed=True)
                 continue
@@ -190,26 +262,22 @@ class _Writer:
                 group.wanting, group.most, group.failed = True, None, 0
                 if group.tries >= _MAX_ESTIMATES and group.over is not None:
                     self.take_back(group, True)
-            else:
-                if size > limit:
-                    self.warn_single(size, int(group.parts[0].batches[0].numbers[0]))
-                elif size < MIN_FILL * limit and self.queue.rows and self.full(group):
-                    self.warn_capped(size)
-                return self.put_together(group, coded)
+                continue
+            if size > limit:
+                self.warn_single(size, int(group.parts[0].batches[0].numbers[0]))
+            elif size < MIN_FILL * limit and self.queue.rows and self.full(group):
+                self.warn_capped(size)
+            return self.encoder.joined([*(part.encoded for part in group.parts), coded])
 
-    def begun(self) -> OpenRowGroup:
-        """Return an empty row group: which of its columns are appendable follows from their encodings."""
-        names = footer.leaves_of(footer.schema_of(self.footer_schema.template, "the new schema"), "the new schema")
-        paths = [b".".join(leaf.path).decode("utf-8", "replace") for leaf in names]
-        dictionary = set(self.encoder.encodings.dictionary)
-        coded = {int(top) for path, top in zip(paths, self.footer_schema.tops, strict=True) if path in dictionary}
-        columns = range(len(self.output_schema.working))
-        return OpenRowGroup(appendable=[n for n in columns if n not in coded], dictionary=sorted(coded))
+    def begun(self) -> _OpenRowGroup:
+        dictionary = self.encoder.dictionary_columns()
+        appendable = [column for column in range(self.encoder.columns) if column not in dictionary]
+        return _OpenRowGroup(appendable=appendable, dictionary=dictionary, weights=np.zeros(self.encoder.columns))
 
-    def rows_to_add(self, group: OpenRowGroup) -> int:
+    def rows_to_add(self, group: _OpenRowGroup) -> int:
         """Return how many rows to encode next as a part of ``group``; 0 where it is full."""
         queue, estimate, limit = self.queue, self.estimate, self.limit
-        max_rows = min(MAX_ROWS, sys.maxsize if group.over is None else group.over - 1) - group.rows
+        max_rows = min(_MAX_ROWS, sys.maxsize if group.over is None else group.over - 1) - group.rows
         if group.most is not None:
             max_rows = min(max_rows, group.most)
         if group.force:
@@ -220,9 +288,8 @@ class _Writer:
         factors = estimate.factors.copy()
         factors[group.dictionary] *= 1 + estimate.dictionary_margin
         space = limit * (1 - _SPARE) - group.size
-        if group.rows:
-            space -= float(np.dot(factors[group.dictionary], np.asarray(group.weights)[group.dictionary]))
-        headers = PAGE_HEADER * sum(int(top) in set(group.appendable) for top in self.footer_schema.tops)
+        space -= float(np.dot(factors[group.dictionary], group.weights[group.dictionary]))
+        headers = _PAGE_HEADER * len(self.encoder.leaves(group.appendable))
         queue.fill(space, factors, max_rows, self.max_bytes - group.held)
         if not queue.rows or (group.rows and group.held + queue.batches[0].nbytes > self.max_bytes):
             return 0
@@ -253,43 +320,42 @@ class _Writer:
             return 0
         return count
 
-    def look(self, group: OpenRowGroup) -> None:
+    def look(self, group: _OpenRowGroup) -> None:
         """Estimate anew what queued rows will take, from a sample of them."""
         queue = self.queue
         sample = queue.sample(max(queue.bytes / _LOOK_SHARE, _MIN_LOOK), _LOOK_SLICES).select(group.appendable)
-        part = self.encoder.part(sample)
-        self.encoder.again += part.size
-        weights = np.zeros(len(self.output_schema.working))
+        part = self.encoder.part(sample, group.appendable)
+        self.encoder.again += size_of(part)
+        weights = np.zeros(self.encoder.columns)
         weights[group.appendable] = weigh(sample, queue.ratios()[group.appendable])
-        taken = self.encoder.taken([(self.encoder.leaves(group.appendable), part)])
-        self.estimate.look(weights, taken, group.appendable)
+        self.estimate.look(weights, self.encoder.taken(part), group.appendable)
 
-    def add(self, group: OpenRowGroup, count: int) -> None:
+    def add(self, group: _OpenRowGroup, count: int) -> None:
         """Encode the first queued rows as a part of ``group``, unless they turn out to be too many."""
         queue, estimate = self.queue, self.estimate
-        weights = queue.weights(count)
+        more = queue.weights(count)
+        weights = group.weights + more
         batches = queue.take(count)
-        parts = self.encoder.encode(batches, group.appendable, halves=True)
-        size = sum(part.size for _, part in parts)
+        part = _Part(count, self.encoder.encode(batches, group.appendable, halves=True), batches)
         if group.appendable:
-            estimate.learn_part(weights, self.encoder.taken(parts), group.appendable, size / self.limit)
-        later = estimate.of(np.asarray(group.weights + weights), group.dictionary) * (1 - estimate.dictionary_margin)
-        if group.size + size + (0 if group.force else later) > self.limit and (group.rows or count > 1):
-            self.encoder.again += size
+            estimate.learn_part(more, self.encoder.taken(part.encoded), group.appendable, part.size / self.limit)
+        later = estimate.of(weights, group.dictionary) * (1 - estimate.dictionary_margin)
+        if group.size + part.size + (0 if group.force else later) > self.limit and (group.rows or count > 1):
+            self.encoder.again += part.size
             queue.put_back(batches)
             # No bound on the whole row group: what rows take depends on where they are cut.
             group.most, group.failed = count - 1, group.failed + 1
             if group.force:
                 group.over, group.force = count, max(1, (group.fits + count) // 2)
             return
-        group.parts.append(RowGroupPart(count, size, parts, batches))
+        group.parts.append(part)
         group.rows += count
-        group.size += size
-        group.weights = group.weights + weights
-        group.held += sum(batch.nbytes for batch in batches)
+        group.size += part.size
+        group.weights = weights
+        group.held += part.held
         group.most, group.failed, group.wanting = None, 0, False
 
-    def take_back(self, group: OpenRowGroup, everything: bool) -> None:
+    def take_back(self, group: _OpenRowGroup, everything: bool) -> None:
         """Take rows off ``group``: the parts that are too many, or all, as where estimates have failed too often."""
         bisect = group.tries >= _MAX_ESTIMATES
         while group.parts:
@@ -298,20 +364,16 @@ class _Writer:
             self.encoder.again += last.size
             group.rows -= last.rows
             group.size -= last.size
-            group.held -= sum(batch.nbytes for batch in last.batches)
-            weights = np.sum([batch.weights for part in group.parts for batch in part.batches], axis=0)
-            group.weights = weights if group.parts else 0.0
-            if (
-                not (bisect or everything)
-                and group.parts
-                and group.size + self.estimate.of(weights, group.dictionary) <= self.limit
-            ):
+            group.held -= last.held
+            group.weights = _weights([batch for part in group.parts for batch in part.batches], self.encoder.columns)
+            fits = group.size + self.estimate.of(group.weights, group.dictionary) <= self.limit
+            if fits and not (bisect or everything):
                 break
         group.most, group.failed, group.force = None, 0, 0
         if bisect and group.over is not None:
             group.force = max(1, (group.fits + group.over) // 2)
 
-    def wants_more(self, group: OpenRowGroup, size: int, dictionary_bytes: int) -> bool:
+    def wants_more(self, group: _OpenRowGroup, size: int, dictionary_bytes: int) -> bool:
         """Return whether a row group of ``size`` bytes that fits should get more rows.
 
         ``dictionary_bytes`` of it would be encoded again.
@@ -322,229 +384,147 @@ class _Writer:
         worth = size < MIN_FILL * self.limit or (size < _WELL * self.limit and dictionary_bytes < _CHEAP * self.limit)
         if not worth or self.full(group) or (group.tries > 1 and size >= MIN_FILL * self.limit):
             return False
-        self.queue.fill(1, self.estimate.factors, MAX_ROWS, self.max_bytes)
+        self.queue.fill(1, self.estimate.factors, _MAX_ROWS, self.max_bytes)
         return self.queue.rows > 0
 
-    def full(self, group: OpenRowGroup) -> bool:
+    def full(self, group: _OpenRowGroup) -> bool:
         """Return whether as much is in ``group`` as may be held at once."""
-        return group.held + self.queue.bytes > self.max_bytes or group.rows + self.queue.rows > MAX_ROWS
-
-    def put_together(self, group: OpenRowGroup, coded: Encoded) -> RowGroup:
-        """Return ``group`` as it is to be written."""
-        found: list[list[Chunk]] = [[] for _ in self.footer_schema.paths]
-        counts: list[list[int]] = [[] for _ in self.footer_schema.paths]
-        parts = [pair for part in group.parts for pair in part.encoded]
-        for leaves, part in [*parts, *coded]:
-            for leaf, chunk in zip(leaves, part.chunks, strict=True):
-                found[leaf].append(chunk)
-                counts[leaf].append(part.rows)
-        return concatenate_chunks(counts, found, self.footer_schema.orders)
+        return group.held + self.queue.bytes > self.max_bytes or group.rows + self.queue.rows > _MAX_ROWS
 
     def warn_single(self, size: int, number: int) -> None:
-        """Note that row ``number`` is larger than a row group may be."""
         if len(self.warnings) == _MAX_WARNINGS:
             self.unreported += 1
             return
-        name = self.settings.name_of(number)
         self.warnings.append(
-            f"{name} alone takes {format_size(size)}, more than the row-group size of {format_size(self.limit)}; "
-            "it stands alone in a row group"
+            f"{self.settings.name_of(number)} alone takes {format_size(size)}, more than the row-group size of "
+            f"{format_size(self.limit)}; it stands alone in a row group"
         )
 
     def warn_capped(self, size: int) -> None:
-        """Note that a row group was closed early to bound memory."""
         text = (
-            f"{self.target}: row groups are kept below {format_size(self.limit)} (one at "
+            f"{self.files.target}: row groups are kept below {format_size(self.limit)} (one at "
             f"{format_size(size)}), because their rows take more than {format_size(self.max_bytes)} of memory decoded"
         )
         if not any("of memory decoded" in known for known in self.warnings):
             self.warnings.append(text)
 
 
-def write_row_groups(
-    stream: Iterator[RowBatch], target: Path, output_schema: OutputSchema, settings: WriterSettings, first: int = 0
-) -> WriteResult:
-    """Write ``stream`` to ``target/part-<first>.parquet`` and on, in row groups that fill their size.
-
-    No row group's compressed size exceeds ``settings.row_group_size`` unless one row alone does (there is a
-    warning then), and all but the last fill at least 95 % of it. Every file is on disk when this returns; on an
-    error the files it began are removed.
-
-    Raises:
-        ParquetError: whatever ``stream`` raises, or a type that Parquet cannot hold.
-        PqcacheError: an output cannot be written.
-    """
-    with ThreadPoolExecutor(WRITERS, "pqcache-disk") as disk, ThreadPoolExecutor(THREADS, "pqcache-encode") as encoders:
-        try:
-            writer = _Writer(stream, target, output_schema, settings, first, disk, encoders)
-            try:
-                writer.run()
-                outputs = writer.files.finish(widen_dictionary_indices(output_schema, writer.encoder.dictionaries))
-            except BaseException:
-                writer.files.abandon()
-                raise
-        except pa.ArrowException as error:
-            raise ParquetError(target, f"cannot be written as Parquet ({error})") from error
-    if writer.unreported:
-        writer.warnings.append(f"{writer.unreported:,} more rows are larger than a row group may be")
-    return WriteResult(outputs, writer.encoder.encoded, writer.encoder.again, tuple(writer.warnings))
+def _weights(batches: Sequence[RowBatch], columns: int) -> Floats:
+    return np.sum([batch.weights for batch in batches], axis=0) if batches else np.zeros(columns)
 
 
-# ---- A row group being built, part by part, and what encodes its rows
+# ---- Rows that wait to be encoded
 
-MAX_ROWS = 64 << 20  # pyarrow splits larger row groups by itself
-PAGE_HEADER = 64  # bytes, about
-
-Encoded = list[tuple[list[int], EncodedRows]]
-"""Encoded columns: each part with its leaf columns."""
+_NEAR = 0.001  # of what there is space for: estimates are not that good
 
 
-@dataclass
-class RowGroupPart:
-    """Some rows of a row group: its appendable columns, encoded, and all columns as they were decoded."""
+class RowQueue:
+    """Decoded rows that wait to be written: batches in order, how many rows there are, and what they weigh."""
 
-    rows: int
-    size: int
-    encoded: Encoded
-    batches: list[RowBatch]
+    def __init__(self, stream: Iterator[RowBatch]) -> None:
+        self.stream = stream
+        self.batches: deque[RowBatch] = deque()
+        self.total: Floats | float = 0.0
+        self.rows = 0
+        self.bytes = 0
+        self.exhausted = False
 
+    def fill(self, goal: float, factors: Floats, max_rows: int, max_bytes: int) -> None:
+        """Take batches in, one at least, until they are estimated to exceed ``goal``, or are too many to be held."""
+        while self.rows <= max_rows and self.bytes <= max_bytes:
+            if self.rows and float(np.dot(factors, self.total)) > goal:
+                return
+            batch = next(self.stream, None)
+            if batch is None:
+                self.exhausted = True
+                return
+            if batch.table.num_rows:
+                self.batches.append(batch)
+                self.total = self.total + batch.weights
+                self.rows += batch.table.num_rows
+                self.bytes += batch.nbytes
 
-@dataclass(kw_only=True)
-class OpenRowGroup:
-    """A row group being built.
+    def weights(self, rows: int) -> Floats:
+        """Return the weights of the first ``rows`` rows."""
+        result: Floats = np.zeros(len(self.batches[0].weights))
+        for batch in self.batches:
+            if rows <= 0:
+                break
+            result = result + (batch if rows >= batch.table.num_rows else batch.slice(0, rows)).weights
+            rows -= batch.table.num_rows
+        return result
 
-    Attributes:
-        appendable: columns without a dictionary, whose pages can be added part by part.
-        dictionary: columns with a dictionary, which are encoded when it is known which rows there will be.
-        size: bytes of the ``parts``.
-        weights: of all rows so far; ``held`` are their decoded bytes.
-        most: rows that the next part may have, after one was too large; None for any number.
-        wanting: it has to grow, whatever the estimate.
-        probed: its encodings were chosen from its own rows.
-        fits, over: rows with which the row group is known to fit, and not to fit.
-        tries: how often the ``dictionary`` columns have been encoded.
-        force: add so many rows, whatever the estimate.
-    """
+    def cut(self, goal: float, factors: Floats, max_rows: int, max_bytes: int) -> int:
+        """Return how many rows, one at least, are estimated to take at most ``goal`` bytes."""
+        rows = held = 0
+        estimate = 0.0
+        for batch in self.batches:
+            more = float(np.dot(factors, batch.weights))
+            held += batch.nbytes
+            if rows and held > max_bytes:
+                break
+            if estimate + more > goal:
+                rows += _fitting(batch, factors, goal - estimate)
+                break
+            estimate += more
+            rows += batch.table.num_rows
+        return max(1, min(rows, max_rows))
 
-    appendable: list[int]
-    dictionary: list[int]
-    parts: list[RowGroupPart] = field(default_factory=list)
-    rows: int = 0
-    size: int = 0
-    weights: Floats | float = 0.0
-    held: int = 0
-    most: int | None = None
-    failed: int = 0
-    fits: int = 0
-    over: int | None = None
-    tries: int = 0
-    wanting: bool = False
-    probed: bool = False
-    force: int = 0
+    def take(self, rows: int) -> list[RowBatch]:
+        """Take the first ``rows`` rows out, and return them."""
+        taken: list[RowBatch] = []
+        while rows:
+            batch = self.batches.popleft()
+            if (count := batch.table.num_rows) > rows:
+                self.batches.appendleft(batch.slice(rows, count))
+                batch = batch.slice(0, rows)
+            taken.append(batch)
+            rows -= batch.table.num_rows
+        self._count()
+        return taken
 
+    def put_back(self, batches: Sequence[RowBatch]) -> None:
+        """Put what `take` returned in front again."""
+        self.batches.extendleft(reversed(batches))
+        self._count()
 
-class Encoder:
-    """Encodes rows with ``encodings``, which may be changed between row groups; errors blame ``name``.
+    def _count(self) -> None:
+        self.rows = sum(batch.table.num_rows for batch in self.batches)
+        self.bytes = sum(batch.nbytes for batch in self.batches)
+        self.total = np.sum([batch.weights for batch in self.batches], axis=0) if self.batches else 0.0
 
-    ``dictionaries`` are the most values of each column that arrives with a dictionary. ``encoded`` counts
-    compressed bytes, ``again`` those of them that were encoded more than once.
-    """
+    def ratios(self) -> Floats:
+        """Return the mean of the batches' ratios."""
+        rows = [batch.table.num_rows for batch in self.batches]
+        result: Floats = np.average([batch.ratios for batch in self.batches], axis=0, weights=rows)
+        return result
 
-    def __init__(self, output_schema: OutputSchema, plain: Encodings, name: str, executor: Executor) -> None:
-        self.encodings, self.name, self.executor = plain, name, executor
-        self.types = output_schema.working.types
-        self.footer_schema = footer_schema_of(output_schema, plain)
-        self._leaves = [np.flatnonzero(self.footer_schema.tops == n).tolist() for n in range(len(self.types))]
-        self.dictionaries: dict[str, int] = {}
-        self.memory = BufferPool()
-        self.encoded = self.again = 0
-
-    def part(self, table: pa.Table) -> EncodedRows:
-        """Return ``table`` encoded."""
-        found = encode_rows(table, self.encodings, self.name, self.memory)
-        self.encoded += found.size
-        return found
-
-    def encode(self, batches: Sequence[RowBatch], columns: Sequence[int], halves: bool = False) -> Encoded:
-        """Encode columns of batches on as many threads as help; return each part with its leaf columns.
-
-        With ``halves`` a column may come in two parts, the one with the first rows first.
-        """
-        how = self.encodings
-        if not columns:
-            return []
-        table = pa.concat_tables([batch.table.select(list(columns)) for batch in batches])
-        if any(pt.is_dictionary(column.type) for column in table.schema):
-            table = table.unify_dictionaries()  # a second dictionary would make the writer fall back to plain
-            self.note_dictionaries(table)
-        sizes = np.sum([batch.weights for batch in batches], axis=0)[list(columns)]
-        tasks = split_work(table, sizes, how, halves)
-        run = map if len(tasks) == 1 else self.executor.map  # another thread would only be waited for
-        parts = list(run(lambda task: encode_rows(task[0], how, self.name, self.memory), tasks))
-        self.encoded += sum(part.size for part in parts)
-        leaves = [self.leaves([columns[n] for n in share]) for _, share in tasks]
-        return list(zip(leaves, parts, strict=True))
-
-    def note_dictionaries(self, table: pa.Table) -> None:
-        """Remember how large the dictionaries of a table are."""
-        for name, column in zip(table.schema.names, table.columns, strict=True):
-            if pt.is_dictionary(column.type) and column.num_chunks:
-                self.dictionaries[name] = max(self.dictionaries.get(name, 0), len(column.chunk(0).dictionary))
-
-    def leaves(self, columns: Sequence[int]) -> list[int]:
-        """Return the leaf columns of top-level columns."""
-        return [leaf for n in columns for leaf in self._leaves[n]]
-
-    def by_column(self, leaves: Sequence[int], sizes: Sequence[float]) -> Floats:
-        """Return sizes of leaf columns summed by top-level column."""
-        tops = self.footer_schema.tops[list(leaves)]
-        return np.bincount(tops, weights=sizes, minlength=len(self.types)).astype(np.float64)
-
-    def taken(self, parts: Encoded) -> Floats:
-        """Return the bytes that parts take by top-level column."""
-        leaves = [leaf for some, _ in parts for leaf in some]
-        return self.by_column(leaves, [chunk.size for _, part in parts for chunk in part.chunks])
+    def sample(self, size: float, places: int) -> pa.Table:
+        """Return about ``size`` Arrow bytes in slices spread over all rows."""
+        share = min(1.0, size / max(1, self.bytes))
+        rows = max(1, int(self.rows * share / places))
+        step = self.rows / places
+        table = pa.concat_tables([batch.table for batch in self.batches])
+        if rows < step:
+            table = pa.concat_tables([table.slice(int(turn * step), rows) for turn in range(places)])
+        return without_views(table).unify_dictionaries().combine_chunks()
 
 
-# ---- How columns and rows of a part are divided among threads
-
-THREADS = 2
-_WORTH_A_THREAD, _WORTH_HALVES = 1 << 20, 1 << 20  # Arrow bytes
-_UNEVEN = 0.6  # of what the larger share of the columns takes
-
-
-def split_work(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool) -> list[tuple[pa.Table, list[int]]]:
-    """Return parts of ``table`` that take about as long to encode as one another, and which columns each has.
-
-    Parts have different columns, or, where one column takes nearly all the time and ``halves`` allows it, are the first
-    and the last rows of all columns. ``sizes`` are what the columns take on disk, about.
-    """
-    direct = [
-        is_direct(name, column, encodings) or is_plain(name, column, encodings)
-        for name, column in zip(table.schema.names, table.columns, strict=True)
-    ]
-    costs = np.where(direct, 0, sizes)
-    nbytes = 0  # a column in many chunks takes long to count: only so far as it matters
-    for column, done in zip(table.columns, direct, strict=True):
-        if not done and nbytes <= _WORTH_HALVES:
-            nbytes += bytes_in(column)
-    shares = _shares(costs, THREADS if nbytes > _WORTH_A_THREAD else 1)
-    cuts = [0, table.num_rows]
-    halves = halves and table.num_rows > 1  # nothing is known of the values of no rows
-    if halves and nbytes > _WORTH_HALVES and max(costs[share].sum() for share in shares) > _UNEVEN * costs.sum():
-        shares, cuts = [list(range(table.num_columns))], [0, table.num_rows // 2, table.num_rows]
-    return [(table.select(share).slice(low, high - low), share) for low, high in pairwise(cuts) for share in shares]
-
-
-def _shares(sizes: Floats, number: int) -> list[list[int]]:
-    """Return columns divided into at most ``number`` shares that are about as large as one another."""
-    shares: list[list[int]] = [[] for _ in range(number)]
-    totals = [0.0] * number
-    for column in np.argsort(-sizes):
-        least = totals.index(min(totals))
-        shares[least].append(int(column))
-        totals[least] += float(sizes[column])
-    return [sorted(share) for share in shares if share]
+def _fitting(batch: RowBatch, factors: Floats, space: float) -> int:
+    """Return how many of a batch's first rows are estimated to take at most ``space`` bytes; not all of them do."""
+    low, high = 0, batch.table.num_rows  # low rows fit, high do not
+    below, above = 0.0, float(np.dot(factors, batch.weights))
+    halve = False
+    while high - low > 1 and above - below > _NEAR * space:
+        share = 0.5 if halve else (space - below) / (above - below)  # rows are about as large as one another
+        middle = min(max(low + int((high - low) * share), low + 1), high - 1)
+        taken = float(np.dot(factors, batch.slice(0, middle).weights))
+        halve = not halve and min(middle - low, high - middle) < (high - low) // 4
+        if taken <= space:
+            low, below = middle, taken
+        else:
+            high, above = middle, taken
+    return low
 
 
 # ---- How many bytes rows will take on disk, before they are encoded: extrapolated from a sample, then learned
@@ -654,146 +634,3 @@ def _grown(small: EncodedSize, large: EncodedSize, few: int, many: int, rows: fl
     packing = min(1.0, large.total / max(1, large.uncompressed))
     more = power * math.log2(times) / 8 * large.values / many * packing
     return float(dictionary + rows * (mean + more))
-
-
-# ---- Decoded rows that wait to be encoded: how many there are, what they weigh, and where to cut them
-
-_NEAR = 0.001  # of what there is space for: estimates are not that good
-
-
-class RowQueue:
-    """Rows that wait to be written: batches in order, and what they weigh."""
-
-    def __init__(self, stream: Iterator[RowBatch]) -> None:
-        self.stream = stream
-        self.batches: deque[RowBatch] = deque()
-        self.total: Floats | float = 0.0
-        self.rows = 0
-        self.bytes = 0
-        self.exhausted = False
-
-    def _pull(self) -> bool:
-        batch = next(self.stream, None)
-        if batch is None:
-            self.exhausted = True
-            return False
-        if batch.table.num_rows:
-            self.batches.append(batch)
-            self.total = self.total + batch.weights
-            self.rows += batch.table.num_rows
-            self.bytes += batch.nbytes
-        return True
-
-    def fill(self, goal: float, factors: Floats, max_rows: int, max_bytes: int) -> None:
-        """Take batches in, one at least, until they are estimated to exceed ``goal``, or are too many to be held."""
-        while not self.exhausted and not self.full(max_rows, max_bytes):
-            if self.rows and float(np.dot(factors, self.total)) > goal:
-                return
-            self._pull()
-
-    def full(self, max_rows: int, max_bytes: int) -> bool:
-        """Return whether as much is there as may be held."""
-        return self.rows > max_rows or self.bytes > max_bytes
-
-    def weights(self, rows: int) -> Floats:
-        """Return the weights of the first ``rows`` rows."""
-        result: Floats = np.zeros(len(self.batches[0].weights))
-        for batch in self.batches:
-            if rows <= 0:
-                break
-            entire = rows >= batch.table.num_rows
-            result = result + (
-                batch.weights if entire else weigh(batch.table.slice(0, rows), batch.ratios, batch.widths)
-            )
-            rows -= batch.table.num_rows
-        return result
-
-    def cut(self, goal: float, factors: Floats, max_rows: int, max_bytes: int) -> int:
-        """Return how many rows, one at least, are estimated to take at most ``goal`` bytes."""
-        rows = held = 0
-        estimate = 0.0
-        for batch in self.batches:
-            more = float(np.dot(factors, batch.weights))
-            held += batch.nbytes
-            if rows and held > max_bytes:
-                break
-            if estimate + more > goal:
-                rows += _fitting(batch, factors, goal - estimate)
-                break
-            estimate += more
-            rows += batch.table.num_rows
-        return max(1, min(rows, max_rows))
-
-    def first(self, rows: int) -> pa.Table:
-        """Return the first ``rows`` rows."""
-        parts = []
-        for batch in self.batches:
-            parts.append(batch.table.slice(0, rows))
-            rows -= parts[-1].num_rows
-            if not rows:
-                break
-        table = pa.concat_tables(parts)
-        if any(pt.is_dictionary(column.type) for column in table.schema):
-            table = table.unify_dictionaries()  # a second dictionary would make the writer fall back to plain
-        return table
-
-    def take(self, rows: int) -> list[RowBatch]:
-        """Take the first ``rows`` rows out, and return them."""
-        taken: list[RowBatch] = []
-        while rows:
-            batch = self.batches.popleft()
-            if batch.table.num_rows > rows:
-                for part, numbers in (
-                    (batch.table.slice(rows), batch.numbers[rows:]),
-                    (batch.table.slice(0, rows), batch.numbers[:rows]),
-                ):
-                    self.batches.appendleft(row_batch(part, batch.ratios, numbers, batch.done, batch.widths))
-                continue
-            taken.append(batch)
-            rows -= batch.table.num_rows
-        self._count()
-        return taken
-
-    def put_back(self, batches: Sequence[RowBatch]) -> None:
-        """Put what `take` returned in front again."""
-        self.batches.extendleft(reversed(batches))
-        self._count()
-
-    def _count(self) -> None:
-        self.rows = sum(batch.table.num_rows for batch in self.batches)
-        self.bytes = sum(batch.nbytes for batch in self.batches)
-        self.total = np.sum([batch.weights for batch in self.batches], axis=0) if self.batches else 0.0
-
-    def ratios(self) -> Floats:
-        """Return the mean of the batches' ratios."""
-        rows = [batch.table.num_rows for batch in self.batches]
-        result: Floats = np.average([batch.ratios for batch in self.batches], axis=0, weights=rows)
-        return result
-
-    def sample(self, size: float, places: int) -> pa.Table:
-        """Return about ``size`` Arrow bytes in slices spread over all rows."""
-        share = min(1.0, size / max(1, self.bytes))
-        rows = max(1, int(self.rows * share / places))
-        step = self.rows / places
-        if rows >= step:
-            return without_views(self.first(self.rows))
-        queued = pa.concat_tables([batch.table for batch in self.batches])
-        table = without_views(pa.concat_tables([queued.slice(int(turn * step), rows) for turn in range(places)]))
-        return table.unify_dictionaries().combine_chunks()
-
-
-def _fitting(batch: RowBatch, factors: Floats, space: float) -> int:
-    """Return how many of a batch's first rows are estimated to take at most ``space`` bytes; not all of them do."""
-    low, high = 0, batch.table.num_rows  # low rows fit, high do not
-    below, above = 0.0, float(np.dot(factors, batch.weights))
-    halve = False
-    while high - low > 1 and above - below > _NEAR * space:
-        share = 0.5 if halve else (space - below) / (above - below)  # rows are about as large as one another
-        middle = min(max(low + int((high - low) * share), low + 1), high - 1)
-        taken = float(np.dot(factors, weigh(batch.table.slice(0, middle), batch.ratios, batch.widths)))
-        halve = not halve and min(middle - low, high - middle) < (high - low) // 4
-        if taken <= space:
-            low, below = middle, taken
-        else:
-            high, above = middle, taken
-    return low

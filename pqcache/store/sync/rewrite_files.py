@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.rewrite.directory import KnownOfSources, RewriteResult, rewrite_directory
+from pqcache.parquet.rewrite.directory import KnownOfSources, rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.writer import RewriteResult
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,10 +30,10 @@ def write(path: Path, tables: list[pa.Table], how: Encodings = ENCODINGS) -> Non
     schema = tables[0].schema
     parts = [encode_rows(table, how, "x") for table in tables]
     footer_schema = footer_schema_of(OutputSchema(working=schema, declared=schema, elements=None, keyvalues={}), how)
-    chunks = [[part.chunks[leaf] for part in parts] for leaf in range(len(footer_schema.paths))]
+    chunks = [[part[leaf] for part in parts] for leaf in range(len(footer_schema.paths))]
     with ThreadPoolExecutor(2) as disk:
         file = RowGroupFile(path=path, footer_schema=footer_schema, disk=disk)
-        file.append(concatenate_chunks([[part.rows for part in parts]] * len(chunks), chunks, footer_schema.orders))
+        file.append(concatenate_chunks(chunks, footer_schema.orders))
         file.finish({})
 
 
@@ -77,7 +77,7 @@ def test_metadata_are_those_of_pyarrow(values: list[bytes]) -> None:
     table = pa.table({"v": values})
     own, its = (
         write_binary.pages_of(table.schema.field("v"), table.column("v")),
-        encode_rows(table, ENCODINGS, "x").chunks[0],
+        encode_rows(table, ENCODINGS, "x")[0],
     )
     mine, theirs = own.fields[3][1], its.fields[3][1]
     assert b"".join(own.data) == bytes(its.data[0])

@@ -46,7 +46,7 @@ def test_metadata_are_those_of_pyarrow(codec: str, special: str | None) -> None:
     table = pa.table({"v": column})
     assert write_lists.length_of(table.schema.field(0), column, how) == 500
     own, its = (
-        encode.encode_rows(table, how, "x").chunks[0],
+        encode.encode_rows(table, how, "x")[0],
         encode._chunks(table, how, "x", BufferPool())[0],
     )
     mine, theirs = dict(own.fields[3][1]), dict(its.fields[3][1])

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from pqcache.parquet.encodings import LIMITED, Encodings
 from pqcache.parquet.footer import thrift
 from pqcache.parquet.pages import write_numbers
-from pqcache.parquet.pages.page_format import decode_hybrid, encode_flags
+from pqcache.parquet.pages.page_format import Chunk, decode_hybrid, encode_flags
 from pqcache.parquet.rewrite import encode
 from pqcache.parquet.rewrite.directory import rewrite_directory
-from pqcache.parquet.rewrite.encode import Chunk
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.system.buffer_pool import BufferPool
 from tests.examples import examples
@@ -62,7 +61,7 @@ def array_of(kind: pa.DataType, rows: int, seed: int) -> pa.Array:
 def both(table: pa.Table) -> tuple[Chunk, Chunk]:
     """Return the chunk that is made here, and pyarrow's."""
     assert write_numbers.is_plain("x", table["x"], HOW)
-    return encode.encode_rows(table, HOW, "a").chunks[0], encode._chunks(table, HOW, "a", BufferPool())[0]
+    return encode.encode_rows(table, HOW, "a")[0], encode._chunks(table, HOW, "a", BufferPool())[0]
 
 
 @pytest.mark.skipif(not LIMITED, reason="this pyarrow cuts pages elsewhere")

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet.rewrite.directory import RewriteResult, rewrite_directory, row_group_bytes
+from pqcache.parquet.rewrite.directory import rewrite_directory, row_group_bytes
 from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.writer import RewriteResult
 from tests.pages import index_spans
 
 KB = 1 << 10

@@ -55,19 +55,13 @@ def write(path: Path, table: pa.Table, ends: list[int], dictionary: tuple[str, .
     )
     for name in table.column_names:
         if whole is not None and name in dictionary:
-            chunks.append([whole.chunks[dictionary.index(name)]])
+            chunks.append([whole[dictionary.index(name)]])
         else:
-            chunks.append([part.chunks[plain.index(name)] for part in slices])
+            chunks.append([part[plain.index(name)] for part in slices])
     with ThreadPoolExecutor(1) as disk:
         file = RowGroupFile(path=path, footer_schema=footer_schema, disk=disk)
         file.skip(100)
-        file.append(
-            concatenate_chunks(
-                [[part.rows for part in slices] if len(some) > 1 else [table.num_rows] for some in chunks],
-                chunks,
-                footer_schema.orders,
-            )
-        )
+        file.append(concatenate_chunks(chunks, footer_schema.orders))
         file.finish({})
     return path
 

@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.parquet.rewrite.directory import RewriteResult, rewrite_directory
+from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.writer import RewriteResult
 
 KB = 1 << 10
 LIMIT = 32 * KB

@@ -18,7 +18,7 @@ from pqcache.parquet.binary_views import bytes_in, length_prefixed_bytes, withou
 from pqcache.parquet.footer.source_footer import read_source_footers
 from pqcache.parquet.pages.write_binary import pages_of
 from pqcache.parquet.rewrite import decode
-from pqcache.parquet.rewrite.decode import LongColumns, long_columns_of
+from pqcache.parquet.rewrite.decode import Decoder, long_columns_of
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
 from tests.examples import examples
@@ -88,11 +88,10 @@ def source(path: Path, rows: list[bytes | None], **options: Any) -> Path:
 
 def batches_of(path: Path, long_columns: bool = True) -> list[decode.RowBatch]:
     opened = read_source_footers([path])
-    found = long_columns_of([(s.metadata, s.schema) for s in opened], opened[0].schema) if long_columns else None
-    assert (found is not None) == long_columns
-    return list(
-        decode.read_batches(list(decode.row_group_ranges(opened, 1 << 20)), opened[0].schema, 1 << 20, None, found)
-    )
+    found = long_columns_of([(s.metadata, s.schema) for s in opened], opened[0].schema) if long_columns else {}
+    assert bool(found) == long_columns
+    decoder = Decoder(schema=opened[0].schema, batch_bytes=1 << 20, long_columns=found)
+    return list(decoder.batches(decode.row_group_ranges(opened, 1 << 20)))
 
 
 @pytest.mark.parametrize("dictionary", [False, True])
@@ -158,13 +157,11 @@ def test_what_pyarrow_decodes_is_a_few_rows_at_a_time(tmp_path: Path, monkeypatc
 
 def test_rows_that_pages_lack_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = source(tmp_path / "t.parquet", [bytes([i]) * 3000 for i in range(100)])
-    monkeypatch.setattr(
-        LongColumns, "takers", lambda *_: {"long": lambda count: pa.chunked_array([], pa.binary_view())}
-    )
+    monkeypatch.setattr(decode, "_taker", lambda *_: lambda count: pa.chunked_array([], pa.binary_view()))
     with pytest.raises(ParquetError, match="fewer rows"):
         batches_of(path)
     views = pa.chunked_array([pa.array([b"x"]).cast(pa.binary_view())])
-    monkeypatch.setattr(LongColumns, "takers", lambda *_: {"long": lambda n: pa.chunked_array([views.chunk(0)] * n)})
+    monkeypatch.setattr(decode, "_taker", lambda *_: lambda count: pa.chunked_array([views.chunk(0)] * count))
     with pytest.raises(ParquetError, match="more rows"):
         batches_of(path)
 
@@ -190,4 +187,4 @@ def test_what_is_not_read_as_views(tmp_path: Path, names: list[str], types: list
     pq.write_table(pa.table(dict(zip(names, columns, strict=True))), tmp_path / "t.parquet")
     metadata = pq.read_metadata(tmp_path / "t.parquet")
     schema = pq.read_schema(tmp_path / "t.parquet")
-    assert long_columns_of([(metadata, schema)], schema) is None
+    assert not long_columns_of([(metadata, schema)], schema)

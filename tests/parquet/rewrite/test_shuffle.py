@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.parquet.rewrite.decode import RowBatch, row_batch
+from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.shuffle import shuffle_rows
@@ -30,7 +30,8 @@ LIMIT = 32 * KB
 def batches_of(table: pa.Table, rows: int) -> Iterator[RowBatch]:
     for first in range(0, table.num_rows, rows):
         part = table.slice(first, rows)
-        yield row_batch(part, np.ones(table.num_columns), range(first, first + part.num_rows), first + part.num_rows)
+        end = first + part.num_rows
+        yield RowBatch(table=part, ratios=np.ones(table.num_columns), numbers=range(first, end), done=end)
 
 
 def ids_of(directory: Path) -> list[int]:

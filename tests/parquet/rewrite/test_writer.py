@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, PqcacheError
 from pqcache.parquet.rewrite import writer as w
-from pqcache.parquet.rewrite.decode import RowBatch, prefetch, row_batch
+from pqcache.parquet.rewrite.decode import RowBatch, prefetch
 from pqcache.parquet.rewrite.directory import rewrite_directory, row_group_bytes
 from pqcache.parquet.rewrite.files import OutputSchema, RowGroupFile
 from pqcache.parquet.rewrite.options import RewriteOptions
@@ -36,7 +36,8 @@ def batches_of(table: pa.Table, rows: int, ratio: float = 1.0) -> Iterator[RowBa
     ratios = np.full(table.num_columns, ratio)
     for first in range(0, max(1, table.num_rows), rows):
         part = table.slice(first, rows)
-        yield row_batch(part, ratios, range(first, first + part.num_rows), first + part.num_rows)
+        end = first + part.num_rows
+        yield RowBatch(table=part, ratios=ratios, numbers=range(first, end), done=end)
 
 
 def output_schema_of(table: pa.Table) -> OutputSchema:
@@ -45,7 +46,7 @@ def output_schema_of(table: pa.Table) -> OutputSchema:
 
 def settings_of(size: int, codec: str = "lz4", max_file: int = 1 << 40) -> w.WriterSettings:
     return w.WriterSettings(
-        row_group_size=size,
+        options=RewriteOptions(row_group_size=size),
         max_file=max_file,
         codec=lambda leaf: codec,
         name_of=lambda number: f"source.parquet: row {number:,}",
@@ -54,11 +55,11 @@ def settings_of(size: int, codec: str = "lz4", max_file: int = 1 << 40) -> w.Wri
 
 def write(
     table: pa.Table, target: Path, size: int, rows: int = 1000, ratio: float = 1.0, codec: str = "lz4"
-) -> w.WriteResult:
+) -> w.RewriteResult:
     return w.write_row_groups(batches_of(table, rows, ratio), target, output_schema_of(table), settings_of(size, codec))
 
 
-def sizes_of(written: w.WriteResult) -> list[tuple[int, int]]:
+def sizes_of(written: w.RewriteResult) -> list[tuple[int, int]]:
     found = []
     for output in written.outputs:
         metadata = pq.read_metadata(output.path)
@@ -69,14 +70,14 @@ def sizes_of(written: w.WriteResult) -> list[tuple[int, int]]:
     return found
 
 
-def check(written: w.WriteResult, table: pa.Table, size: int) -> list[float]:
+def check(written: w.RewriteResult, table: pa.Table, size: int) -> list[float]:
     """Assert that the data is whole and every row group within the limit and full; return the fills."""
     sizes = sizes_of(written)
     assert all(found <= size for found, _ in sizes)
     fills = [found / size for found, _ in sizes[:-1]]
     assert all(fill >= 0.95 for fill in fills), fills
     assert pa.concat_tables([pq.ParquetFile(output.path).read() for output in written.outputs]).equals(table)
-    assert written.encoded - written.again == sum(found for found, _ in sizes)
+    assert written.encoded - written.encoded_again == sum(found for found, _ in sizes)
     return fills
 
 
@@ -147,7 +148,7 @@ def test_steady_data_is_filled_to_the_brim(tmp_path: Path) -> None:
     fills = check(written, table, 100_000)
     assert len(fills) > 15
     assert np.median(fills) >= 0.995
-    assert written.again <= 0.1 * written.encoded
+    assert written.encoded_again <= 0.1 * written.encoded
 
 
 def test_sorted_data_with_a_dictionary_that_keeps_growing(tmp_path: Path) -> None:
@@ -242,7 +243,7 @@ def test_a_wrong_first_estimate_costs_one_row_group(tmp_path: Path) -> None:
         target.mkdir()
         written = write(table, target, 50_000, ratio=ratio)
         check(written, table, 50_000)
-        assert written.again <= 4 * 50_000
+        assert written.encoded_again <= 4 * 50_000
 
 
 def test_rows_larger_than_the_limit_stand_alone(tmp_path: Path) -> None:
@@ -286,7 +287,7 @@ def test_memory_is_bounded_where_data_shrinks_to_nothing(tmp_path: Path, monkeyp
 
 
 def test_row_groups_are_below_the_rows_pyarrow_would_split_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(w, "MAX_ROWS", 5_000)
+    monkeypatch.setattr(w, "_MAX_ROWS", 5_000)
     table = pa.table({"zero": np.zeros(22_000, np.int8)})
     written = write(table, tmp_path, 1 << 20, 700)
     assert [rows for _, rows in sizes_of(written)] == [5_000] * 4 + [2_000]

@@ -26,10 +26,9 @@ from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.doubtful import check_read_right
 from pqcache.parquet.footer.source_footer import SourceFooter, open_parquet, read_source_footers
 from pqcache.parquet.projection import keyvalues_of, project
-from pqcache.parquet.rewrite.encode import as_row_group, encode_rows
+from pqcache.parquet.rewrite.encode import FooterSchema, as_row_group, encode_rows, note_dictionaries
 from pqcache.parquet.rewrite.files import (
     WRITERS,
-    FooterSchema,
     OutputSchema,
     RowGroupFile,
     footer_schema_of,
@@ -179,10 +178,7 @@ class _FilteredFile:
         table = pa.concat_tables(self.waiting)
         if any(pt.is_dictionary(column.type) for column in table.schema):
             table = table.unify_dictionaries()  # a second dictionary would make the writer fall back to plain
-            for column, values in zip(table.schema.names, table.columns, strict=True):
-                if pt.is_dictionary(values.type):
-                    size = len(values.chunk(0).dictionary)
-                    self.dictionaries[column] = max(self.dictionaries.get(column, 0), size)
+            note_dictionaries(table, self.dictionaries)
         assert self.encodings is not None
         self.file.append(as_row_group(encode_rows(table, self.encodings, self.name)))
         self.waiting, self.size = [], 0
@@ -256,10 +252,8 @@ def _encodings_of(
     source: SourceFooter, group: int, wanted: Sequence[bool], footer_schema: FooterSchema, as_integer: bool, name: str
 ) -> Encodings:
     """Return the settings that a row group of the source was written with."""
-    written = footer.leaves_of(footer.schema_of(footer_schema.template, name), name)
-    paths = [".".join(part.decode("utf-8", "replace") for part in leaf.path) for leaf in written]
     metadata = source.metadata.row_group(group)
-    chunks = dict(zip(paths, map(metadata.column, _leaves(source, wanted, name)), strict=True))
+    chunks = dict(zip(footer_schema.names, map(metadata.column, _leaves(source, wanted, name)), strict=True))
     codecs = {path: chunk.compression.lower() for path, chunk in chunks.items()}
     known_as = {"uncompressed": "none", "lz4_raw": "lz4"}
     return Encodings(
