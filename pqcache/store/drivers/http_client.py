@@ -21,7 +21,6 @@ from pqcache.errors import SourceError
 from pqcache.store.drivers.remote import RemoteSource
 from pqcache.store.drivers.time_limits import SpeedFloor, TooLarge
 
-_CHUNK = 256 << 10  # bytes; a larger one would be fresh memory each time, with page faults
 MAX_ANSWER = 1 << 30  # bytes of an answer that is taken into memory
 
 
@@ -141,9 +140,14 @@ class Body(Protocol):
 
 
 class HttpSource(RemoteSource):
-    """A RemoteSource whose bodies are received into memory of the caller, which saves a copy of every byte."""
+    """A RemoteSource whose bodies are received into memory of the caller, which saves a copy of every byte.
+
+    Attributes:
+        chunk: bytes that are received by one call, and lost if the connection breaks meanwhile.
+    """
 
     has_time_limit = True
+    chunk = 256 << 10
 
     @abstractmethod
     def _opened(self, path: str, offset: int, length: int, tag: str) -> AbstractContextManager[Body]:
@@ -151,7 +155,7 @@ class HttpSource(RemoteSource):
 
     def _read(self, path: str, offset: int, length: int, tag: str) -> Iterator[bytes]:
         with self._opened(path, offset, length, tag) as body:
-            while length > 0 and (chunk := body.read(min(_CHUNK, length))):
+            while length > 0 and (chunk := body.read(min(self.chunk, length))):
                 length -= len(chunk)
                 yield chunk
 
@@ -161,7 +165,7 @@ class HttpSource(RemoteSource):
         have = 0
         try:
             with self.errors(path), self._opened(path, offset, length, tag) as body:
-                while length > 0 and (count := body.readinto(buffer[have : have + min(_CHUNK, length)])):
+                while length > 0 and (count := body.readinto(buffer[have : have + min(self.chunk, length)])):
                     have, length = have + count, length - count
                     if have == len(buffer):
                         yield have

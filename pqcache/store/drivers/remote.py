@@ -50,7 +50,7 @@ class RemoteSource(Source):
         timeout: seconds without a byte after which the store is unavailable.
         first_timeout: the same for the first answer of a listing.
         has_time_limit: whether the client raises an error after ``timeout`` seconds without a byte.
-        at_once: chunks of a read that are passed on from that thread together; more if they are small.
+        at_once: how many chunks of a read are passed on from that thread together: many if they are small.
         raises: what the client raises; any other exception is no error of the store.
         network_advice: what to check if there is no answer.
     """

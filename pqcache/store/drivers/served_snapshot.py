@@ -64,6 +64,7 @@ class ServedSource(HttpSource):
 
     capabilities = Capabilities(reads_versions=True, lists_only_data_files=True, lists_one_version=True)
     raises = _ERRORS
+    chunk = 1 << 20  # the server is near, and each call takes time
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         check_options(f"{SCHEME}://", options, OPTIONS)
