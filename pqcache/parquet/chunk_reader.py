@@ -26,8 +26,20 @@ import pyarrow.types as pt
 
 from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.footer import footer, thrift, thrift_fields
-from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct, read_varint
-from pqcache.parquet.footer.thrift_walk import Check, Checks, key, walk_struct
+from pqcache.parquet.footer.thrift import (
+    BINARY,
+    I32,
+    I64,
+    LIST,
+    STRUCT,
+    Check,
+    Checks,
+    Items,
+    Struct,
+    key,
+    read_varint,
+    walk_struct,
+)
 from pqcache.parquet.numpy_types import numpy_dtype
 from pqcache.parquet.pages import page_format
 from pqcache.parquet.pages.page_format import Bytes, MoreValues, NotRead, read_run

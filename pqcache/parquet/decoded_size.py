@@ -25,8 +25,18 @@ import pyarrow.parquet as pq
 from pqcache.errors import MALFORMED, ParquetError, first_line
 from pqcache.parquet.footer import thrift_fields
 from pqcache.parquet.footer.footer import MAGIC, not_parquet
-from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Struct, read_varint
-from pqcache.parquet.footer.thrift_walk import Check, Checks, items_at, key, walk_struct
+from pqcache.parquet.footer.thrift import (
+    I64,
+    LIST,
+    STRUCT,
+    Check,
+    Checks,
+    Struct,
+    items_at,
+    key,
+    read_varint,
+    walk_struct,
+)
 from pqcache.parquet.nested import leaves_of, names_of_chunks
 from pqcache.parquet.pages import page_format
 from pqcache.parquet.row_group_stats import first_page

@@ -30,9 +30,19 @@ import pyarrow.types as pt
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.footer import MAGIC, read_local_tail
-from pqcache.parquet.footer.thrift import I32, LIST, STRUCT, Items, Struct, put_varint
+from pqcache.parquet.footer.thrift import (
+    I32,
+    LIST,
+    STRUCT,
+    Items,
+    Struct,
+    items_at,
+    key,
+    put_varint,
+    skip_value,
+    walk_struct,
+)
 from pqcache.parquet.footer.thrift_fields import FIXED_LEN_BYTE_ARRAY, INT96, STATISTICS, TYPE
-from pqcache.parquet.footer.thrift_walk import items_at, key, skip_value, walk_struct
 from pqcache.parquet.nested import leaves_in, leaves_of, top_level_names
 
 _COLUMN_ORDERS = 7  # of FileMetaData

@@ -1,10 +1,10 @@
-"""Rejects footers that contradict themselves (see `footer_counts`), and those on which pyarrow would end the process.
+"""Rejects footers that contradict themselves (see `FooterCounts`), and those on which pyarrow would end the process.
 
 That is a C++ error, which nothing catches. Opening a file is safe, and so is reading its rows. But
 `RowGroupMetaData.column`, `ColumnChunkMetaData.compression` and `.statistics` end the process where a column chunk
 contradicts its schema: another type, a codec that does not exist, a minimum shorter than its type, level histograms of
 the wrong length, metadata that are missing or encrypted. So the row groups are looked through first (see
-`thrift_walk`). What pyarrow's parser would read otherwise than it is written here, like a list whose elements are not
+`walk_struct`). What pyarrow's parser would read otherwise than it is written here, like a list whose elements are not
 of the kind that they should be, is refused too.
 """
 
@@ -16,10 +16,20 @@ from functools import lru_cache
 
 from pqcache.errors import ParquetError
 from pqcache.parquet.footer import footer, thrift, thrift_fields
-from pqcache.parquet.footer.footer_counts import FooterCounts
-from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, read_varint
+from pqcache.parquet.footer.thrift import (
+    BINARY,
+    I32,
+    I64,
+    LIST,
+    STRUCT,
+    Check,
+    items_at,
+    key,
+    read_varint,
+    skip_value,
+    walk_struct,
+)
 from pqcache.parquet.footer.thrift_fields import COMPRESSED, DATA, DICTIONARY, UNCOMPRESSED, VALUES
-from pqcache.parquet.footer.thrift_walk import Check, items_at, key, skip_value, walk_struct
 
 _REQUIRED = (VALUES, UNCOMPRESSED, COMPRESSED, DATA)
 _MAX_RECENT = (
@@ -395,3 +405,56 @@ _COLUMN = {
 }
 _STATISTICS = {key(number, BINARY): _extreme for number in (1, 2, 5, 6)}
 _SIZES = {key(1, I64): _unencoded, key(2, LIST): _repetitions, key(3, LIST): _definitions}
+
+
+# ---- Counts and sizes that contradict one another: pyarrow would read only some of the rows, or too many
+#
+# The rows of a file are those of its row groups. A column without lists has as many values as its row group has rows,
+# and one with lists at least as many. No column chunk reaches beyond the file, and none holds more values than pages of
+# its size can. What old writers do is not refused: they leave out fields that are not required, and the sizes of some
+# chunks are too small (PARQUET-816).
+
+_PAGE_VALUES_BITS = 31  # of a page's number of values
+_PAGE_HEADER = 16  # bytes, at least
+
+
+class FooterCounts:
+    """Takes what a footer says of each column chunk, row group and the file, and raises ValueError if it cannot be.
+
+    ``size`` is the file's, None where it is not known.
+    """
+
+    def __init__(self, size: int | None) -> None:
+        self._size = size
+        self._groups = self._rows = 0
+        self._values: dict[tuple[int, bool], str] = {}  # the first column of the row group with so many, flat or not
+
+    def add_chunk(self, path: str, flat: bool, values: int, size: int, data: int, dictionary: int) -> None:
+        """Add a chunk of the column ``path``, whose pages begin at ``data``, or before that with a ``dictionary``.
+
+        ``flat`` says that the column has no lists.
+        """
+        end = size + (dictionary if 0 < dictionary < data else data)  # 0 and -1 also mean that there is none
+        if self._size is not None and end > self._size and values:
+            raise ValueError(
+                f"column {path} of row group {self._groups} ends at byte {end:,} of a file of {self._size:,} bytes"
+            )
+        if values >> _PAGE_VALUES_BITS > size // _PAGE_HEADER:
+            raise ValueError(f"column {path} of row group {self._groups} has {values:,} values in {size:,} bytes")
+        self._values.setdefault((values, flat), path)
+
+    def end_row_group(self, rows: int) -> None:
+        """Compare the columns added since the last row group with its number of rows."""
+        if rows < 0:
+            raise ValueError(f"row group {self._groups} has {rows:,} rows")
+        for (values, flat), path in self._values.items():
+            if values != rows and (flat or values < rows or not rows):
+                raise ValueError(f"row group {self._groups} has {rows:,} rows, its column {path} {values:,} values")
+        self._values.clear()
+        self._groups += 1
+        self._rows += rows
+
+    def end_file(self, rows: int) -> None:
+        """Compare the row groups with the number of rows of the file."""
+        if rows != self._rows:
+            raise ValueError(f"the file has {rows:,} rows, its row groups {self._rows:,}")

@@ -27,10 +27,12 @@ from pqcache.parquet.footer.doubtful import check_read_right, doubtful_columns
 from pqcache.parquet.footer.source_footer import (
     SourceFooter,
     has_int96,
+    int96_as_int64,
+    int96_places,
+    is_uniform,
     one_of_each_schema,
     read_source_footers,
 )
-from pqcache.parquet.int96 import int96_as_int64, int96_places, is_uniform
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
 from pqcache.parquet.nested import leaves_in
 from pqcache.parquet.rewrite.decode import (
