@@ -7,6 +7,8 @@ and Encodings.md of https://github.com/apache/parquet-format.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,55 +55,48 @@ def _dtype(kind: pa.DataType) -> str | None:
 def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Chunk | None:
     """Return the pages of a column that `is_plain`; None where a value is not a number."""
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    if array.null_count:
-        return _pages_with_nulls(field, array) if field.nullable else None
-    values = _values(array)
-    bounds = _bounds(values)
-    if bounds is None:
+    if array.null_count and not field.nullable:
         return None
-    count, width = len(values), values.itemsize
-    in_full_pages = count // _ROWS * _ROWS
-    rows = _rows_of_pages(count)
-    heads = {own: _head(own, width, field.nullable) for own in rows[-2:]}
-    sizes = [len(heads[own]) + own * width for own in rows]
-    buffer = np.frombuffer(pa.allocate_buffer(sum(sizes)), np.uint8)  # of the memory that decoded rows leave
-    at = in_full_pages // _ROWS * sizes[0]
-    if in_full_pages:
-        _fill(buffer[:at], heads[_ROWS], values[:in_full_pages])
-    if in_full_pages < count:
-        _fill(buffer[at:], heads[count - in_full_pages], values[in_full_pages:])
-    nulls = [0] * len(rows) if field.nullable else None
-    return _encoded(field, buffer, sizes, _Pages(values.dtype, rows, nulls, *bounds))
-
-
-def _pages_with_nulls(field: pa.Field, array: pa.Array) -> Chunk | None:
-    """Return the pages of an array with nulls and other values; None where one is not a number."""
-    count = len(array)
-    bits = np.frombuffer(array.buffers()[0], np.uint8)
-    there = np.unpackbits(bits, count=array.offset + count, bitorder="little")[array.offset :]
-    values = _values(array)[there.view(bool)]
-    rows = _rows_of_pages(count)
-    filled = np.add.reduceat(there, np.arange(0, count, _ROWS), dtype=np.int64).tolist()
-    ends = np.cumsum(filled).tolist()
+    count, values = len(array), _values(array)
+    rows = [min(_ROWS, count - first) for first in range(0, count, _ROWS)]
+    filled, there = rows, np.zeros(0, np.uint8)
+    if array.null_count:
+        bits = np.frombuffer(array.buffers()[0], np.uint8)
+        there = np.unpackbits(bits, count=array.offset + count, bitorder="little")[array.offset :]
+        values = values[there.view(bool)]
+        filled = np.add.reduceat(there, np.arange(0, count, _ROWS), dtype=np.int64).tolist()
+    ends = accumulate(filled)
     parts = [values[end - own : end] for own, end in zip(filled, ends, strict=True)]
-    bounds = _bounds_of(parts)
+    bounds = _bounds(parts)
     if bounds is None:
         return None
     heads = []
     for page, (own, part) in enumerate(zip(rows, parts, strict=True)):
-        flags = there[page * _ROWS : page * _ROWS + own]
-        levels = encode_flags(flags) if len(part) < own else encode_run(own, 1)
-        heads.append(data_page_header(own, thrift_fields.PLAIN, len(levels) + part.nbytes) + levels)
+        if len(part) == own:
+            heads.append(_full_head(own, part.nbytes, field.nullable))
+        else:
+            heads.append(_head(own, part.nbytes, encode_flags(there[page * _ROWS : page * _ROWS + own])))
     sizes = [len(head) + part.nbytes for head, part in zip(heads, parts, strict=True)]
-    buffer = np.frombuffer(pa.allocate_buffer(sum(sizes)), np.uint8)
+    buffer = np.frombuffer(pa.allocate_buffer(sum(sizes)), np.uint8)  # of the memory that decoded rows leave
     at = 0
     for head, part in zip(heads, parts, strict=True):
         begin, end = at + len(head), at + len(head) + part.nbytes
         buffer[at:begin] = np.frombuffer(head, np.uint8)
         buffer[begin:end] = part.view(np.uint8)
         at = end
-    nulls = [own - have for own, have in zip(rows, filled, strict=True)]
+    nulls = [own - have for own, have in zip(rows, filled, strict=True)] if field.nullable else None
     return _encoded(field, buffer, sizes, _Pages(values.dtype, rows, nulls, *bounds))
+
+
+def _head(rows: int, size: int, levels: bytes) -> bytes:
+    """Return what is in front of a page's values: its header, and the levels."""
+    return data_page_header(rows, thrift_fields.PLAIN, len(levels) + size) + levels
+
+
+@lru_cache(64)
+def _full_head(rows: int, size: int, nullable: bool) -> bytes:
+    """Return what is in front of the values of a page without nulls."""
+    return _head(rows, size, encode_run(rows, 1) if nullable else b"")
 
 
 def _values(array: pa.Array) -> _Numbers:
@@ -109,11 +104,6 @@ def _values(array: pa.Array) -> _Numbers:
     dtype = np.dtype(_dtype(array.type))
     values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
     return values.astype(_WIDER[dtype.str[1:]]) if dtype.itemsize < 4 else values
-
-
-def _rows_of_pages(count: int) -> list[int]:
-    rest = count % _ROWS
-    return [_ROWS] * (count // _ROWS) + ([rest] if rest else [])
 
 
 class _Pages(NamedTuple):
@@ -155,37 +145,11 @@ def _encoded(field: pa.Field, buffer: Buffer, sizes: list[int], pages: _Pages) -
     return Chunk(rows=count, fields=about, data=[buffer.data], size=size, offsets=offsets, columns=index)
 
 
-def _head(rows: int, width: int, nullable: bool) -> bytes:
-    """Return what is in front of a page's values: its header, and the levels of values that are not null."""
-    levels = encode_run(rows, 1) if nullable else b""
-    return data_page_header(rows, thrift_fields.PLAIN, len(levels) + rows * width) + levels
-
-
-def _fill(buffer: Buffer, head: bytes, values: _Numbers) -> None:
-    """Fill a block with pages that have the same head, and as many values as one another."""
-    pages = buffer.reshape(-1, len(head) + min(len(values), _ROWS) * values.itemsize)
-    pages[:, : len(head)] = np.frombuffer(head, np.uint8)
-    pages[:, len(head) :] = values.view(np.uint8).reshape(len(pages), -1)  # as bytes, which need not be aligned
-
-
-def _bounds(values: _Numbers) -> tuple[_Numbers, _Numbers] | None:
-    """Return the least and the largest value of each page; None where there are values that are not numbers."""
-    full_pages = values[: len(values) // _ROWS * _ROWS].reshape(-1, _ROWS)
-    low, high = full_pages.min(axis=1), full_pages.max(axis=1)
-    if len(rest := values[full_pages.size :]):
-        low, high = np.append(low, rest.min()), np.append(high, rest.max())
-    return _checked(low, high)
-
-
-def _bounds_of(parts: list[_Numbers]) -> tuple[_Numbers, _Numbers] | None:
-    """Return the least and the largest value of each part, 0 where it is empty; None as `_bounds` does."""
+def _bounds(parts: list[_Numbers]) -> tuple[_Numbers, _Numbers] | None:
+    """Return the least and the largest value of each part, 0 where it is empty; None where one is not a number."""
     dtype = parts[0].dtype
     low, high = (np.array([some(part) if len(part) else 0 for part in parts], dtype) for some in (np.min, np.max))
-    return _checked(low, high)
-
-
-def _checked(low: _Numbers, high: _Numbers) -> tuple[_Numbers, _Numbers] | None:
-    if low.dtype.kind == "f":
+    if dtype.kind == "f":
         if np.isnan(low).any():
             return None
         low[low == 0], high[high == 0] = -0.0, 0.0  # either may be the other
