@@ -60,9 +60,9 @@ def _nbytes(chunk: pa.Array) -> int:
     return int(ends.nbytes + width * int(ends[-1] - ends[0]))
 
 
-def weigh(table: pa.Table, ratios: Floats, widths: Widths | None = None) -> Floats:
+def weigh(table: pa.Table, ratios: Floats) -> Floats:
     """Return an estimate of the bytes each column takes on disk: its Arrow bytes times ``ratios``, and a bit a row."""
-    result: Floats = arrow_bytes(table, widths or widths_of(table.schema)) * ratios + table.num_rows / 8
+    result: Floats = arrow_bytes(table, widths_of(table.schema)) * ratios + table.num_rows / 8
     return result
 
 

@@ -331,7 +331,7 @@ def _left_in_dictionary(at: int, end: int, read: Read) -> tuple[int, int]:
         if not 0 <= stored <= end - at - length:
             raise page_format.NotRead("a page that reaches beyond its chunk")
         at += length + stored
-        if page_format.page_counts(header) is None:
+        if not header.keys() & {page_format.DATA, page_format.DATA_V2}:
             continue
         count, encoding = page_format.count_and_encoding(header)
         if encoding == thrift_fields.PLAIN:

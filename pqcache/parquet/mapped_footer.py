@@ -19,7 +19,7 @@ from pqcache.errors import ParquetError
 from pqcache.parquet.column_mapping import ColumnKind, TableColumn
 from pqcache.parquet.footer import footer
 from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.projection import kept_sorting, keyvalues_of, number_of
+from pqcache.parquet.projection import keyvalues_of, number_of, with_chunks
 from pqcache.parquet.rewrite.files import ARROW_SCHEMA, arrow_schema
 
 Spelling = Mapping[tuple[str, ...], str]
@@ -214,11 +214,7 @@ def _with_leaves(group: Struct, leaves: Sequence[int], paths: Sequence[Sequence[
     for leaf, path in zip(leaves, paths, strict=True):
         meta = {**metas[leaf], 3: (LIST, Items(BINARY, list(path)))}
         chunks.append({**group[1][1].values[leaf], 3: (STRUCT, meta)})
-    result = {**group, 1: (LIST, Items(STRUCT, chunks))}
-    result[2] = (I64, sum(number_of(metas[leaf], 6, name) for leaf in leaves))
+    result = with_chunks(group, leaves, chunks, name)
     if 6 in result:
         result[6] = (I64, sum(number_of(metas[leaf], 7, name) for leaf in leaves))
-    result.pop(4, None)
-    if sorting := kept_sorting(group, leaves):
-        result[4] = (LIST, Items(STRUCT, sorting))
-    return dict(sorted(result.items()))
+    return result

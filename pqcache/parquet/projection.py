@@ -74,11 +74,11 @@ def project(
         ParquetError: the footer contradicts itself; nothing in it is believed unchecked.
     """
     schema = footer.schema_of(fields, name)
-    tops = [*top_elements(schema, name), len(schema)]
-    elements: list[Struct] = [schema[0] | {5: (I32, sum(wanted))}]
-    for keep, first, end in zip(wanted, tops, tops[1:], strict=False):
-        elements += schema[first:end] if keep else []
     all_leaves = footer.leaves_of(schema, name)
+    columns = footer.trees(schema)
+    elements: list[Struct] = [schema[0] | {5: (I32, sum(wanted))}]
+    for keep, column in zip(wanted, columns, strict=False):
+        elements += column if keep else []
     leaves = [number for number, leaf in enumerate(all_leaves) if wanted[leaf.column]]
     extra = bytes_after_chunks(_bytes(fields, 6) or b"")
     all_groups = footer.row_groups_of(fields, name)
@@ -101,27 +101,13 @@ def project(
     template.pop(7, None)
     if len(orders) == len(all_leaves):
         template[7] = (LIST, Items(STRUCT, [orders[leaf] for leaf in leaves]))
-    keyvalues = _keyvalues(fields, wanted, [_bytes(schema[first], 4) or b"" for first in tops[:-1]])
+    keyvalues = _keyvalues(fields, wanted, [_bytes(column[0], 4) or b"" for column in columns])
     return Projection(tuple(ranges), position, footer.make_footer(template, elements, placed, rows, keyvalues))
 
 
 def bytes_after_chunks(created_by: bytes) -> int:
     """Return how many bytes behind a chunk's own are read with it, of files of this writer."""
     return _SHORT_BY if _SHORT_CHUNKS.match(created_by) else 0
-
-
-def top_elements(schema: Sequence[Struct], name: str) -> list[int]:
-    """Return the position of each top-level column's first element."""
-    footer.leaves_of(schema, name)  # raises where the elements are not a tree
-    tops: list[int] = []
-    missing = 0
-    for number, element in enumerate(schema):
-        if number and not missing:
-            tops.append(number)
-            missing = 1
-        if number:
-            missing += element.get(5, (I32, 0))[1] - 1
-    return tops
 
 
 def _place_row_group(
@@ -137,12 +123,7 @@ def _place_row_group(
         alone: Struct = {1: (LIST, Items(STRUCT, [chunks[leaf]]))}
         moved[leaf] = footer.shift_row_group(alone, at - ranges[leaf].offset, 0, None, name)[1][1].values[0]
         at += ranges[leaf].length
-    result = dict(group)
-    result[1] = (LIST, Items(STRUCT, [moved[leaf] for leaf in leaves]))
-    result[2] = (I64, sum(number_of(metas[leaf], 6, name) for leaf in leaves))
-    result.pop(4, None)
-    if sorting := kept_sorting(group, leaves):
-        result[4] = (LIST, Items(STRUCT, sorting))
+    result = with_chunks(group, leaves, [moved[leaf] for leaf in leaves], name)
     if 5 in result:
         result[5] = (I64, position)
     if 6 in result:
@@ -166,7 +147,18 @@ def _byte_range(meta: Struct, limit: int, extra: int, name: str) -> ByteRange:
     return ByteRange(start, min(size + extra, limit - start) if size else 0)
 
 
-def kept_sorting(group: Struct, leaves: Sequence[int]) -> list[Struct]:
+def with_chunks(group: Struct, leaves: Sequence[int], chunks: Sequence[Struct], name: str) -> Struct:
+    """Return a row group that has ``chunks`` alone, which are those of these leaves; where it lies is unchanged."""
+    metas = footer.columns_of(group, name)
+    result = {field: entry for field, entry in group.items() if field != 4}
+    result[1] = (LIST, Items(STRUCT, list(chunks)))
+    result[2] = (I64, sum(number_of(metas[leaf], 6, name) for leaf in leaves))
+    if sorting := _kept_sorting(group, leaves):
+        result[4] = (LIST, Items(STRUCT, sorting))
+    return dict(sorted(result.items()))
+
+
+def _kept_sorting(group: Struct, leaves: Sequence[int]) -> list[Struct]:
     """Return the sorting columns that still hold: up to the first that is gone."""
     position_of = {leaf: position for position, leaf in enumerate(leaves)}
     kept: list[Struct] = []

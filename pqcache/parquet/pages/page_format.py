@@ -10,9 +10,8 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import cramjam
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -26,16 +25,13 @@ from pqcache.parquet.footer import thrift_fields as fields
 from pqcache.parquet.footer.thrift import Struct
 
 Bytes = npt.NDArray[np.uint8]
-Borrow = Callable[[int], Bytes]  # returns memory of so many bytes
 
 TYPE, UNCOMPRESSED, COMPRESSED, CHECKSUM, DATA, DICTIONARY, DATA_V2 = 1, 2, 3, 4, 5, 7, 8  # of PageHeader
 COUNT, ENCODING, DEFINITIONS, REPETITIONS = 1, 2, 3, 4  # of DataPageHeader
 NULLS, ROWS = 2, 3  # of DataPageHeaderV2, with the next ones
-ENCODING_V2, DEFINITION_BYTES, REPETITION_BYTES, IS_COMPRESSED = 4, 5, 6, 7
+ENCODING_V2, IS_COMPRESSED = 4, 7
 _HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
-WRITTEN_TO_PLACE = (None, "snappy")  # codecs of pages that come to lie in memory that is given
 _LZ4_BLOCK = 1 << 22  # bytes
-_NUMBER = rb"([\x80-\xff]{0,4}[\x00-\x7f])"
 _MIN_RUN, _RUN_COST = 4, 5  # bytes of levels as bits that are worth a run, and what one takes, with the bits cut in two
 _WORTH_RUNS = 8  # runs take longer to write: levels have to get smaller by an eighth of the bits
 
@@ -72,27 +68,6 @@ class Chunk:
 
 class MoreValues(NotRead):
     """A page with more values than the footer leaves for it: who believes the footer reads a part of them."""
-
-
-class PageCounts(NamedTuple):
-    """What the header of a data page says: its values, its bytes after decompression, and its rows.
-
-    The rows of pages of version 1 are None: their values are rows where a column has no lists.
-    """
-
-    values: int
-    uncompressed: int
-    rows: int | None
-
-
-def page_counts(header: Struct) -> PageCounts | None:
-    """Return the counts of a page; None for a page that holds no data. What is missing raises LookupError."""
-    if DATA in header:
-        return PageCounts(header[DATA][1][COUNT][1], header[UNCOMPRESSED][1], None)
-    if DATA_V2 in header:
-        about = header[DATA_V2][1]
-        return PageCounts(about[COUNT][1], header[UNCOMPRESSED][1], about[ROWS][1])
-    return None
 
 
 def read_into(file: int, place: Bytes, offset: int) -> None:
@@ -136,11 +111,8 @@ def count_and_encoding(header: Struct) -> tuple[int, int]:
     raise NotRead("a page that holds no data")
 
 
-def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int, borrow: Borrow | None = None) -> Bytes:
-    """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so.
-
-    They are in memory that ``borrow`` returns for so many bytes, where that is given and the codec can write there.
-    """
+def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
+    """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so."""
     codec = IN_METADATA[chunk.compression].arrow
     if codec is None:
         if len(body) != size:
@@ -151,8 +123,6 @@ def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int, borro
     if codec == "snappy":  # whose data begin with their length, which pyarrow does not compare
         if thrift.read_varint(body[:5].tobytes(), 0)[0] != size:
             raise NotRead("a page of another size than its header says")
-        if borrow is not None:
-            return _decompress_snappy(body, borrow(size))
         data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
     elif codec == "zstd":  # where pyarrow compares it
         data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
@@ -163,17 +133,6 @@ def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int, borro
     if data.size != size:
         raise NotRead("a page of another size than its header says")
     return np.frombuffer(data, np.uint8)
-
-
-def _decompress_snappy(body: Bytes, place: Bytes) -> Bytes:
-    """Decompress to all of ``place``, and return it: pyarrow's codecs return memory of their own."""
-    try:
-        size = cramjam.snappy.decompress_raw_into(body.data, place.data)
-    except cramjam.DecompressionError as error:
-        raise NotRead(f"a damaged page: {error}") from error
-    if size != len(place):
-        raise NotRead("a page of another size than its header says")
-    return place
 
 
 def _frame(size: int, compressed: int) -> bytes:

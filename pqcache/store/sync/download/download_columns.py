@@ -29,7 +29,7 @@ from pqcache.parquet.footer.footer import MAGIC
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.mapped_footer import as_in_table, in_spelling
-from pqcache.parquet.projection import ByteRange, Projection, number_of, project, top_elements
+from pqcache.parquet.projection import ByteRange, Projection, number_of, project
 from pqcache.parquet.rewrite.files import write_errors
 from pqcache.parquet.row_group_stats import columns_table, footer_in, row_group_columns
 from pqcache.store.drivers.base import FileShape, Source
@@ -223,7 +223,8 @@ def _as_in_table(end: FileEnd, columns: Sequence[TableColumn]) -> FileEnd:
 
 def _columns_of(fields: Struct, name: str) -> tuple[str, ...]:
     schema = footer.schema_of(fields, name)
-    return tuple(schema[first].get(4, (0, b""))[1].decode("utf-8", "replace") for first in top_elements(schema, name))
+    footer.leaves_of(schema, name)  # raises where the elements are not a tree
+    return tuple(column[0].get(4, (0, b""))[1].decode("utf-8", "replace") for column in footer.trees(schema))
 
 
 def _kept_rows(end: FileEnd, shape: FileShape) -> list[npt.NDArray[np.bool_] | None]:
