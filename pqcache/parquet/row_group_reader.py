@@ -84,15 +84,14 @@ class RowGroupFile:
     What is wrong with it raises ParquetError that names the file, and the row group.
     """
 
-    def __init__(self, path: Path, metadata: pq.FileMetaData | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        if metadata is None:
-            with self._errors(None):
-                check_regular(path)
-                self._footer()  # checked first: pyarrow aborts the process on some of them
-        with self._errors(None), self._open(path, metadata) as file:
-            self.metadata: pq.FileMetaData = file.metadata
-            self.schema: pa.Schema = file.schema_arrow
+        with self._errors(None):
+            check_regular(path)
+            self._footer()  # checked first: pyarrow aborts the process on some of them
+            with self._open(path, None) as file:
+                self.metadata: pq.FileMetaData = file.metadata
+                self.schema: pa.Schema = file.schema_arrow
         self._leaves: dict[str, list[int]] = {}  # of each column, of those with one name together
         for number, name in enumerate(top_level_names(self.metadata, self.schema)):
             self._leaves.setdefault(name, []).append(number)

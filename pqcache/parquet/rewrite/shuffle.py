@@ -28,86 +28,6 @@ _WORD = (1 << 64) - 1
 Keys = npt.NDArray[np.uint64]
 
 
-@dataclass(frozen=True)
-class _KeyedRows:
-    """Rows with their keys and numbers; a dictionary column holds codes into the one dictionary of all rows."""
-
-    table: pa.Table
-    keys: Keys
-    numbers: npt.NDArray[np.int64]
-
-    def taken(self, rows: npt.NDArray[np.int64]) -> _KeyedRows:
-        return _KeyedRows(take_of_table(self.table, rows), self.keys[rows], self.numbers[rows])
-
-    def cut(self, low: int, high: int) -> _KeyedRows:
-        return _KeyedRows(self.table.slice(low, high - low), self.keys[low:high], self.numbers[low:high])
-
-
-@dataclass(kw_only=True)
-class _Buckets:
-    """The 64 buckets of one level, each a file of Arrow batches."""
-
-    place: Path
-    shift: int
-    limit: int
-    waiting: list[list[_KeyedRows]] = field(default_factory=lambda: [[] for _ in range(1 << _BITS)])
-    held: int = 0
-    writers: dict[int, pa.ipc.RecordBatchStreamWriter] = field(default_factory=dict)
-    sinks: dict[int, pa.OSFile] = field(default_factory=dict)
-
-    def add(self, part: _KeyedRows) -> None:
-        bucket = (part.keys >> np.uint64(self.shift)).astype(np.int64) & ((1 << _BITS) - 1)
-        order = np.argsort(bucket, kind="stable")
-        sorted_part = part.taken(order)
-        ends = np.searchsorted(bucket[order], np.arange((1 << _BITS) + 1))
-        for number in np.unique(bucket):
-            self.waiting[number].append(sorted_part.cut(int(ends[number]), int(ends[number + 1])))
-        self.held += part.table.nbytes
-        if self.held > self.limit:
-            self.flush()
-
-    def flush(self) -> None:
-        with write_errors(self.place):
-            for number, parts in enumerate(self.waiting):
-                if parts:
-                    self._write(number, _concatenate(parts))
-        self.waiting = [[] for _ in range(1 << _BITS)]
-        self.held = 0
-
-    def _write(self, number: int, part: _KeyedRows) -> None:
-        columns = [*(column.combine_chunks() for column in part.table.columns), pa.array(part.keys)]
-        columns.append(pa.array(part.numbers))
-        # Named by position: names need not be unique, and nothing of the schema is needed on the way back.
-        table = pa.Table.from_arrays(columns, [*map(str, range(len(columns)))])
-        if number not in self.writers:
-            self.place.mkdir(exist_ok=True)
-            self.sinks[number] = pa.OSFile(str(self.place / f"{number:02}.arrow"), "wb")
-            options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-            self.writers[number] = pa.ipc.new_stream(self.sinks[number], table.schema, options=options)
-        self.writers[number].write_table(table)
-
-    def close(self) -> None:
-        with write_errors(self.place):
-            for number, writer in self.writers.items():
-                writer.close()
-                self.sinks[number].close()
-
-
-def _concatenate(parts: list[_KeyedRows]) -> _KeyedRows:
-    if len(parts) == 1:
-        return parts[0]
-    table = pa.concat_tables([part.table for part in parts]).combine_chunks()
-    keys = np.concatenate([part.keys for part in parts])
-    return _KeyedRows(table, keys, np.concatenate([part.numbers for part in parts]))
-
-
-def _read(path: Path, schema: pa.Schema) -> Iterator[_KeyedRows]:
-    with write_errors(path), pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-        for record_batch in reader:
-            *columns, keys, numbers = record_batch.columns
-            yield _KeyedRows(pa.Table.from_arrays(columns, schema=schema), keys.to_numpy(), numbers.to_numpy())
-
-
 def shuffle_rows(
     stream: Iterable[RowBatch],
     seed: int,
@@ -132,14 +52,13 @@ def shuffle_rows(
     ratios: list[tuple[Floats, int]] = []
     done = 0
 
-    def parts() -> Iterator[_KeyedRows]:
+    def parts() -> Iterator[pa.Table]:
         nonlocal done
         for item in stream:
-            rows = item.table.num_rows
-            if rows:
+            if rows := item.table.num_rows:
                 ratios.append((item.ratios, rows))
-                keys = draw(rows)
-                yield _KeyedRows(dictionaries.coded(item.table), keys, np.asarray(item.numbers, np.int64))
+                numbers = np.asarray(item.numbers, np.int64)
+                yield _with_keys(dictionaries.coded(item.table), draw(rows), numbers)
             done = item.done
 
     try:
@@ -149,12 +68,12 @@ def shuffle_rows(
             if mean is None:  # everything has been read
                 mean = np.average([ratio for ratio, _ in ratios], axis=0, weights=[rows for _, rows in ratios])
                 total = sum(rows for _, rows in ratios)
-            step = max(1, int(batch_bytes * part.table.num_rows / max(1, part.table.nbytes)))
-            for low in range(0, part.table.num_rows, step):
-                some = part.cut(low, min(low + step, part.table.num_rows))
-                yielded += some.table.num_rows
-                table = dictionaries.decoded(some.table)
-                yield RowBatch(table=table, ratios=mean, numbers=some.numbers, done=done * yielded // total)
+            table, numbers = part.select(range(part.num_columns - 2)), part.column(part.num_columns - 1).to_numpy()
+            step = max(1, int(batch_bytes * table.num_rows / max(1, table.nbytes)))
+            for low in range(0, table.num_rows, step):
+                some = dictionaries.decoded(table.slice(low, step))
+                yielded += some.num_rows
+                yield RowBatch(table=some, ratios=mean, numbers=numbers[low : low + step], done=done * yielded // total)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -177,23 +96,39 @@ def _again(seed: int, before: int, rows: int) -> Callable[[int], Keys]:
     return draw
 
 
-def _in_order(parts: Iterator[_KeyedRows], bits: int, limit: int, place: Path) -> Iterator[_KeyedRows]:
+# ---- Tables of rows whose last two columns are their keys and their numbers
+
+
+def _with_keys(table: pa.Table, keys: Keys, numbers: npt.NDArray[np.int64]) -> pa.Table:
+    return table.append_column("key", pa.array(keys)).append_column("number", pa.array(numbers))
+
+
+def _keys(table: pa.Table) -> Keys:
+    keys: Keys = table.column(table.num_columns - 2).to_numpy()
+    return keys
+
+
+def _concatenate(parts: list[pa.Table]) -> pa.Table:
+    return parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
+
+
+def _in_order(parts: Iterator[pa.Table], bits: int, limit: int, place: Path) -> Iterator[pa.Table]:
     """Yield ``parts`` sorted by the lower ``bits`` of their keys, each yielded part after the one before."""
-    held: list[_KeyedRows] = []
+    held: list[pa.Table] = []
     size = rows = 0
     for part in parts:
         held.append(part)
-        size += part.table.nbytes
-        rows += part.table.num_rows
+        size += part.nbytes
+        rows += part.num_rows
         if size > limit and rows > 1 and bits >= _BITS:
             break
     else:
         if held:
-            rows_held = _concatenate(held)
+            table = _concatenate(held)
             held.clear()
-            yield rows_held.taken(np.argsort(rows_held.keys, kind="stable"))
+            yield take_of_table(table, np.argsort(_keys(table), kind="stable"))
         return
-    schema = held[0].table.schema
+    schema = held[0].schema
     buckets = _Buckets(place=place, shift=bits - _BITS, limit=limit)
     while held:
         buckets.add(held.pop(0))
@@ -206,6 +141,62 @@ def _in_order(parts: Iterator[_KeyedRows], bits: int, limit: int, place: Path) -
         yield from _in_order(_read(path, schema), bits - _BITS, limit, place / f"{number:02}")
         with write_errors(path):
             path.unlink()
+
+
+@dataclass(kw_only=True)
+class _Buckets:
+    """The 64 buckets of one level, each a file of Arrow batches."""
+
+    place: Path
+    shift: int
+    limit: int
+    waiting: list[list[pa.Table]] = field(default_factory=lambda: [[] for _ in range(1 << _BITS)])
+    held: int = 0
+    writers: dict[int, pa.ipc.RecordBatchStreamWriter] = field(default_factory=dict)
+    sinks: dict[int, pa.OSFile] = field(default_factory=dict)
+
+    def add(self, part: pa.Table) -> None:
+        bucket = (_keys(part) >> np.uint64(self.shift)).astype(np.int64) & ((1 << _BITS) - 1)
+        order = np.argsort(bucket, kind="stable")
+        ordered = take_of_table(part, order)
+        ends = np.searchsorted(bucket[order], np.arange((1 << _BITS) + 1))
+        for number in np.unique(bucket):
+            low, high = int(ends[number]), int(ends[number + 1])
+            self.waiting[number].append(ordered.slice(low, high - low))
+        self.held += part.nbytes
+        if self.held > self.limit:
+            self.flush()
+
+    def flush(self) -> None:
+        with write_errors(self.place):
+            for number, parts in enumerate(self.waiting):
+                if parts:
+                    self._write(number, _concatenate(parts))
+        self.waiting = [[] for _ in range(1 << _BITS)]
+        self.held = 0
+
+    def _write(self, number: int, part: pa.Table) -> None:
+        # Named by position: names need not be unique, and nothing of the schema is needed on the way back.
+        names = [*map(str, range(part.num_columns))]
+        table = pa.Table.from_arrays([column.combine_chunks() for column in part.columns], names)
+        if number not in self.writers:
+            self.place.mkdir(exist_ok=True)
+            self.sinks[number] = pa.OSFile(str(self.place / f"{number:02}.arrow"), "wb")
+            options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+            self.writers[number] = pa.ipc.new_stream(self.sinks[number], table.schema, options=options)
+        self.writers[number].write_table(table)
+
+    def close(self) -> None:
+        with write_errors(self.place):
+            for number, writer in self.writers.items():
+                writer.close()
+                self.sinks[number].close()
+
+
+def _read(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
+    with write_errors(path), pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+        for record_batch in reader:
+            yield pa.Table.from_arrays(record_batch.columns, schema=schema)
 
 
 class _Dictionaries:
