@@ -65,11 +65,11 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Chunk | None:
         there = np.unpackbits(bits, count=array.offset + count, bitorder="little")[array.offset :]
         values = values[there.view(bool)]
         filled = np.add.reduceat(there, np.arange(0, count, _ROWS), dtype=np.int64).tolist()
-    ends = accumulate(filled)
-    parts = [values[end - own : end] for own, end in zip(filled, ends, strict=True)]
-    bounds = _bounds(parts)
+    begins = [end - own for own, end in zip(filled, accumulate(filled), strict=True)]
+    bounds = _bounds(values, np.array(begins)[np.array(filled) > 0])
     if bounds is None:
         return None
+    parts = [values[begin : begin + own] for begin, own in zip(begins, filled, strict=True)]
     heads = []
     for page, (own, part) in enumerate(zip(rows, parts, strict=True)):
         if len(part) == own:
@@ -107,9 +107,9 @@ def _values(array: pa.Array) -> _Numbers:
 
 
 class _Pages(NamedTuple):
-    """What is known of pages: the dtype of their values, their rows, the nulls in them, their bounds.
+    """What is known of pages: the dtype of their values, their rows and nulls, the bounds of those with values.
 
-    ``nulls`` is None where there can be none. The bounds of a page of nulls mean nothing.
+    ``nulls`` is None where there can be none.
     """
 
     dtype: np.dtype[Any]
@@ -145,11 +145,10 @@ def _encoded(field: pa.Field, buffer: Buffer, sizes: list[int], pages: _Pages) -
     return Chunk(rows=count, fields=about, data=[buffer.data], size=size, offsets=offsets, columns=index)
 
 
-def _bounds(parts: list[_Numbers]) -> tuple[_Numbers, _Numbers] | None:
-    """Return the least and the largest value of each part, 0 where it is empty; None where one is not a number."""
-    dtype = parts[0].dtype
-    low, high = (np.array([some(part) if len(part) else 0 for part in parts], dtype) for some in (np.min, np.max))
-    if dtype.kind == "f":
+def _bounds(values: _Numbers, begins: npt.NDArray[np.int64]) -> tuple[_Numbers, _Numbers] | None:
+    """Return the least and the largest value of each page that has values; None where one is not a number."""
+    low, high = np.minimum.reduceat(values, begins), np.maximum.reduceat(values, begins)
+    if low.dtype.kind == "f":
         if np.isnan(low).any():
             return None
         low[low == 0], high[high == 0] = -0.0, 0.0  # either may be the other
@@ -158,30 +157,25 @@ def _bounds(parts: list[_Numbers]) -> tuple[_Numbers, _Numbers] | None:
 
 def _statistics(pages: _Pages, nulls: int) -> Struct:
     """Return the chunk's Statistics; it holds at least one value."""
-    there = _with_values(pages)
-    least, most = (BINARY, pages.low[there].min().tobytes()), (BINARY, pages.high[there].max().tobytes())
+    least, most = (BINARY, pages.low.min().tobytes()), (BINARY, pages.high.max().tobytes())
     # The older fields are for what compares as signed numbers.
     old: Struct = {} if pages.dtype.kind == "u" else {1: most, 2: least}
     return {**old, 3: (I64, nulls), 5: most, 6: least, 7: (BOOL, True), 8: (BOOL, True)}
 
 
-def _with_values(pages: _Pages) -> npt.NDArray[np.bool_]:
-    """Return which pages have values that are not null."""
-    return np.array(pages.rows) > (0 if pages.nulls is None else np.array(pages.nulls))
-
-
 def _column_index(pages: _Pages) -> Struct:
     """Return the ColumnIndex of the pages; one without values has no bounds."""
-    there = _with_values(pages)
-    low, high = pages.low[there].tolist(), pages.high[there].tolist()
+    nulls = pages.nulls or [0] * len(pages.rows)
+    empty = [own == missing for own, missing in zip(pages.rows, nulls, strict=True)]
 
     def stored(bounds: _Numbers) -> list[bytes]:
-        return [value.tobytes() if has else b"" for value, has in zip(bounds, there, strict=True)]
+        left = iter(bounds)
+        return [b"" if is_empty else next(left).tobytes() for is_empty in empty]
 
     return {
-        1: (LIST, Items(BOOL, [2 if has else 1 for has in there])),
+        1: (LIST, Items(BOOL, [1 if is_empty else 2 for is_empty in empty])),
         2: (LIST, Items(BINARY, stored(pages.low))),
         3: (LIST, Items(BINARY, stored(pages.high))),
-        4: (I32, boundary_order(zip(low, high, strict=True))),
-        5: (LIST, Items(I64, pages.nulls or [0] * len(there))),
+        4: (I32, boundary_order(zip(pages.low.tolist(), pages.high.tolist(), strict=True))),
+        5: (LIST, Items(I64, nulls)),
     }
