@@ -7,7 +7,7 @@ column smaller. Plain is the default; a dictionary, DELTA, BYTE_STREAM_SPLIT or 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from inspect import signature
@@ -95,6 +95,11 @@ class Encodings:
                 return block.data[: sink.tell()]
             except OSError:  # nothing else can fail in memory: the block is too small
                 size *= 2
+
+
+def has_integer_decimals(columns: Iterable[pq.ColumnSchema]) -> bool:
+    """Return whether any of these leaf columns stores decimals as INT32 or INT64."""
+    return any(leaf.logical_type.type == "DECIMAL" and leaf.physical_type in ("INT32", "INT64") for leaf in columns)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet.codecs import codec_name
 from pqcache.parquet.dense_columns import Dense, as_lists, common_dense, dense_in, with_dense_columns
-from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.encodings import Encodings, has_integer_decimals
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.doubtful import check_read_right, doubtful_columns
 from pqcache.parquet.footer.source_footer import (
@@ -138,11 +138,7 @@ def rewrite_directory(
     result = RewriteResult(())
     rest = opened[keep:]
     if rest and (not keep or any(source.rows for source in rest)):
-        alike = one_of_each_schema(rest)
-        doubtful = {id(kind.schema) for kind in alike if doubtful_columns(kind.metadata, kind.schema, False)}
-        for source in rest:
-            if id(source.schema) in doubtful:
-                check_read_right(source.path, source.metadata, source.schema, nanoseconds=False)
+        _check_read_right(rest)
         output_schema = _output_schema(opened, declared)
         settings = _settings(rest, output_schema.working, options, use_page_cache)
         if options.keep_int96 and (kept := int96_places(opened)):
@@ -162,6 +158,14 @@ def rewrite_directory(
     return replace(result, outputs=(*outputs, *result.outputs))
 
 
+def _check_read_right(sources: list[SourceFooter]) -> None:
+    alike = one_of_each_schema(sources)
+    doubtful = {id(kind.schema) for kind in alike if doubtful_columns(kind.metadata, kind.schema, False)}
+    for source in sources:
+        if id(source.schema) in doubtful:
+            check_read_right(source.path, source.metadata, source.schema, nanoseconds=False)
+
+
 def _settings(
     sources: list[SourceFooter], schema: pa.Schema, options: RewriteOptions, use_page_cache: bool
 ) -> WriterSettings:
@@ -170,7 +174,9 @@ def _settings(
         max_file=max(_MIN_FILE, _FILE_ROW_GROUPS * options.limit),
         codec=_codec_of(sources, schema, options),
         name_of=_names_of(sources),
-        plain=Encodings(level=options.compression_level, decimal_as_integer=_decimals_as_integers(sources)),
+        plain=Encodings(
+            level=options.compression_level, decimal_as_integer=has_integer_decimals(sources[0].metadata.schema)
+        ),
         use_page_cache=use_page_cache,
     )
 
@@ -204,7 +210,7 @@ def _rows(
 
 
 def _read_tasks(sources: list[SourceFooter], decoder: Decoder, held: int) -> list[ReadTask]:
-    """Return what decodes ``sources``, in parts that are worth opening a file for and small enough to be held."""
+    """Cut ``sources`` into tasks that are worth opening a file for and small enough to be held."""
     found: list[list[RowGroupRange]] = [[]]
     size = 0
     for span in row_group_ranges(sources, decoder.batch_bytes):
@@ -225,7 +231,7 @@ def _counted(stream: Iterator[RowBatch], report: Callable[[int], None]) -> Itera
 
 
 def _declared(opened: list[SourceFooter], known: KnownOfSources) -> pa.Schema:
-    """Return the schema of all files, as lists; key-values are those of the files, whatever the table's are."""
+    """The schema of all files, as lists, with the key-values of the files rather than the table's."""
     zones = known.of_table if known.schema is None else known.schema
     footers = [(str(source.path), as_lists(source.schema)) for source in one_of_each_schema(opened)]
     for path, schema in footers:
@@ -239,7 +245,7 @@ def _declared(opened: list[SourceFooter], known: KnownOfSources) -> pa.Schema:
 
 
 def _dense(opened: list[SourceFooter], options: RewriteOptions, declared: pa.Schema) -> dict[str, Dense]:
-    """Return the columns to store dense: those asked for, or else those that are so in every file."""
+    """The columns to store dense: those asked for, or else those that are dense in every file."""
     if options.dense is not None:
         return {name: dense for name, dense in options.dense if name in declared.names}
     return common_dense([source.schema for source in one_of_each_schema(opened)])
@@ -248,7 +254,7 @@ def _dense(opened: list[SourceFooter], options: RewriteOptions, declared: pa.Sch
 def _prefix(
     opened: list[SourceFooter], declared: pa.Schema, options: RewriteOptions, made_alike: Sequence[bool]
 ) -> int:
-    """Return how many files can be linked although the rest is rewritten."""
+    """How many of the first files can be linked although the rest is rewritten."""
     if not len(declared):  # without columns there is nothing to rewrite, and pyarrow reads no rows
         return len(opened)
     found = count_unchanged_files([source.metadata for source in opened], options, made_alike)
@@ -280,7 +286,7 @@ def _output_schema(opened: list[SourceFooter], declared: pa.Schema) -> OutputSch
 
 
 def _elements(source: SourceFooter, declared: pa.Schema, names: set[str]) -> list[thrift.Struct]:
-    """Return the source's schema elements, with those of the columns ``names`` made for ``declared``."""
+    """The source's schema elements, but for the columns ``names``, whose elements follow from ``declared``."""
     new = elements_of(working_schema(declared))
     result = [source.elements[0]]
     for name, old, made in zip(declared.names, footer.trees(source.elements), footer.trees(new), strict=True):
@@ -289,7 +295,7 @@ def _elements(source: SourceFooter, declared: pa.Schema, names: set[str]) -> lis
 
 
 def _names_of(sources: list[SourceFooter]) -> Callable[[int], str]:
-    """Return what names a row of ``sources`` by its number: its file, and its number there."""
+    """Names a row by its number among all ``sources``: its file, and its number there."""
     ends = list(accumulate(source.rows for source in sources))
 
     def name_of(number: int) -> str:
@@ -301,7 +307,7 @@ def _names_of(sources: list[SourceFooter]) -> Callable[[int], str]:
 
 
 def _codec_of(sources: list[SourceFooter], schema: pa.Schema, options: RewriteOptions) -> Callable[[int], str]:
-    """Return the codec to try for a leaf column of ``schema``, by position."""
+    """The codec to try for each leaf column of ``schema``, by position."""
     codec = options.codec
     if codec != "keep":
         return lambda leaf: codec
@@ -316,15 +322,6 @@ def _codec_of(sources: list[SourceFooter], schema: pa.Schema, options: RewriteOp
 
 def _leaf_places(schema: pa.Schema) -> list[tuple[str, int]]:
     return [(field.name, number) for field in schema for number, _ in enumerate(leaves_in(field.type))]
-
-
-def _decimals_as_integers(sources: list[SourceFooter]) -> bool:
-    """Return whether decimals are stored as INT32 or INT64."""
-    schema = sources[0].metadata.schema
-    columns = (schema.column(number) for number in range(len(schema)))
-    return any(
-        column.logical_type.type == "DECIMAL" and column.physical_type in ("INT32", "INT64") for column in columns
-    )
 
 
 def _make_empty(target: Path) -> None:

@@ -181,11 +181,11 @@ def note_dictionaries(table: pa.Table, known: dict[str, int]) -> None:
 
 
 def _divided(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool) -> list[tuple[pa.Table, list[int]]]:
-    """Return parts of ``table`` that take about as long to encode as one another, and which columns each has.
+    """Divide ``table`` into parts that take about equally long to encode, each with the numbers of its columns.
 
-    Parts have different columns, or, where one column takes nearly all the time and ``halves`` allows it, are the first
-    and the last rows of all columns. ``sizes`` are what the columns take on disk, about. What a column chunk's bytes
-    are depends on how its rows are cut, so nothing here depends on the machine.
+    Parts have different columns. If one column takes nearly all the time and ``halves`` allows it, they are the first
+    and the last rows of all columns. ``sizes`` are about the columns' bytes on disk. The bytes of a column chunk depend
+    on how its rows are cut, so nothing here depends on the machine.
     """
     direct = [
         is_direct(name, column, encodings) or is_plain(name, column, encodings)
@@ -206,7 +206,7 @@ def _divided(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool)
 
 
 def _shares(sizes: Floats, number: int) -> list[list[int]]:
-    """Return columns divided into at most ``number`` shares that are about as large as one another."""
+    """Divide columns into at most ``number`` shares of about equal size."""
     shares: list[list[int]] = [[] for _ in range(number)]
     totals = [0.0] * number
     for column in np.argsort(-sizes):
@@ -315,7 +315,7 @@ def as_row_group(chunks: Sequence[Chunk]) -> RowGroup:
 
 
 def _added(metas: Sequence[Struct], order: Order) -> Struct:
-    """Return the metadata of chunks that follow one another; where the data begins is that of the first."""
+    """The metadata of chunks that follow one another, with the first one's offsets."""
     first = metas[0]
     if len(metas) == 1:
         return first
@@ -346,7 +346,7 @@ def _each(structs: Iterable[Struct], field: int) -> Iterable[Any]:
 
 
 def _sizes(a: Struct, b: Struct) -> Struct:
-    """Return two SizeStatistics, bytes and histograms, added up; a field that one lacks is left out."""
+    """Add up two SizeStatistics, bytes and histograms, without the fields that one of them lacks."""
     found: Struct = {}
     for field, (kind, value) in a.items():
         if field in b:
@@ -360,7 +360,7 @@ def _sizes(a: Struct, b: Struct) -> Struct:
 
 
 def _statistics(metas: Sequence[Struct], order: Order) -> Struct | None:
-    """Return statistics that hold for all chunks: what one of them does not say is not known of all."""
+    """Statistics that hold for all chunks: what one of them leaves open is unknown."""
     if not all(STATISTICS in meta for meta in metas):
         return None
     known = [(meta[STATISTICS][1], meta[VALUES][1]) for meta in metas]
@@ -381,7 +381,7 @@ def _statistics(metas: Sequence[Struct], order: Order) -> Struct | None:
 
 
 def _offsets(chunks: Sequence[Chunk], at: int) -> Struct | None:
-    """Return one OffsetIndex for chunks that lie one after the other from ``at`` on."""
+    """One OffsetIndex for chunks that lie one after the other from ``at`` on."""
     found = [chunk.offsets for chunk in chunks if chunk.offsets is not None]
     if len(found) < len(chunks):
         log.debug("no page index: pyarrow wrote no OffsetIndex for some of the column's pages")
@@ -400,7 +400,7 @@ def _offsets(chunks: Sequence[Chunk], at: int) -> Struct | None:
 
 
 def _columns(chunks: Sequence[Chunk], order: Order) -> bytes | None:
-    """Return one ColumnIndex, encoded, for chunks that follow one another."""
+    """One encoded ColumnIndex for chunks that follow one another."""
     stored = [chunk.columns for chunk in chunks if chunk.columns is not None]
     if len(stored) < len(chunks):
         return None

@@ -165,7 +165,7 @@ class RowGroupFile:
             self.position += count
 
     def append(self, found: RowGroup) -> None:
-        """Have a row group written at the end of the file, while the caller makes the next one."""
+        """Write a row group at the end of the file in the background, while the caller makes the next one."""
         delta = self.position - len(footer.MAGIC)
         with write_errors(self.path):
             file = self.open()  # so one row group at most waits in memory
@@ -369,7 +369,7 @@ class DirectIoFile:
         os.close(self._file)
 
     def _send(self) -> None:
-        """Have the first buffer written, which holds complete blocks, and go on with another."""
+        """Write the first buffer, which holds complete blocks, in the background and go on with the next."""
         data = memoryview(self._buffers[0])[: self._have]
         self._writing.append(self._disk.submit(self._put, data, self._at))
         self._checksum.update(data)  # while it is in the processor's cache

@@ -83,7 +83,7 @@ def _random(seed: int) -> np.random.Philox:
 
 
 def _again(seed: int, before: int, rows: int) -> Callable[[int], Keys]:
-    """Return what draws for rows in the order of the seed ``before`` what ``seed`` would in their first order."""
+    """Draw for rows in the order of the seed ``before`` the keys that ``seed`` gives them in their first order."""
     first = np.argsort(_random(before).random_raw(rows), kind="stable")
     keys: Keys = _random(seed).random_raw(rows)[first]
     at = 0
@@ -113,7 +113,7 @@ def _concatenate(parts: list[pa.Table]) -> pa.Table:
 
 
 def _in_order(parts: Iterator[pa.Table], bits: int, limit: int, place: Path) -> Iterator[pa.Table]:
-    """Yield ``parts`` sorted by the lower ``bits`` of their keys, each yielded part after the one before."""
+    """Sort ``parts`` by the lower ``bits`` of their keys; the tables follow one another in that order."""
     held: list[pa.Table] = []
     size = rows = 0
     for part in parts:

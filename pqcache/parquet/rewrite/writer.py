@@ -234,7 +234,7 @@ class _Writer:
         self.estimate = SizeEstimate(factors)
 
     def row_group(self) -> RowGroup:
-        """Encode rows, part by part, until a row group is full; take the last ones back where they are too many."""
+        """Encode rows part by part until a row group is full, and take the last ones back if they are too many."""
         group, limit = self.begun(), self.limit
         while True:
             if count := self.rows_to_add(group):
@@ -275,7 +275,7 @@ class _Writer:
         return _OpenRowGroup(appendable=appendable, dictionary=dictionary, weights=np.zeros(self.encoder.columns))
 
     def rows_to_add(self, group: _OpenRowGroup) -> int:
-        """Return how many rows to encode next as a part of ``group``; 0 where it is full."""
+        """How many rows to encode next as a part of ``group``; 0 if it is full."""
         queue, estimate, limit = self.queue, self.estimate, self.limit
         max_rows = min(_MAX_ROWS, sys.maxsize if group.over is None else group.over - 1) - group.rows
         if group.most is not None:
@@ -356,7 +356,7 @@ class _Writer:
         group.most, group.failed, group.wanting = None, 0, False
 
     def take_back(self, group: _OpenRowGroup, everything: bool) -> None:
-        """Take rows off ``group``: the parts that are too many, or all, as where estimates have failed too often."""
+        """Put rows of ``group`` back: the parts that are too many, or all of them if estimates failed too often."""
         bisect = group.tries >= _MAX_ESTIMATES
         while group.parts:
             last = group.parts.pop()
@@ -388,7 +388,7 @@ class _Writer:
         return self.queue.rows > 0
 
     def full(self, group: _OpenRowGroup) -> bool:
-        """Return whether as much is in ``group`` as may be held at once."""
+        """Whether ``group`` and the queue hold as many rows or bytes as they may."""
         return group.held + self.queue.bytes > self.max_bytes or group.rows + self.queue.rows > _MAX_ROWS
 
     def warn_single(self, size: int, number: int) -> None:
@@ -511,7 +511,7 @@ class RowQueue:
 
 
 def _fitting(batch: RowBatch, factors: Floats, space: float) -> int:
-    """Return how many of a batch's first rows are estimated to take at most ``space`` bytes; not all of them do."""
+    """How many of a batch's first rows fit ``space`` bytes by the estimate; all of them do not."""
     low, high = 0, batch.table.num_rows  # low rows fit, high do not
     below, above = 0.0, float(np.dot(factors, batch.weights))
     halve = False
@@ -620,7 +620,7 @@ def estimate_from_sample(sample: pa.Table, encodings: Encodings, limit: int) -> 
 
 
 def _grown(small: EncodedSize, large: EncodedSize, few: int, many: int, rows: float) -> float:
-    """Return what a leaf takes at ``rows`` rows, given what it took at ``few`` and ``many``."""
+    """Extrapolate a leaf's bytes to ``rows`` rows from those at ``few`` and ``many``."""
     times = max(1.0, rows / many)
     data_small, data_large = small.total - small.dictionary, large.total - large.dictionary
     mean = data_large / many

@@ -21,7 +21,7 @@ from pqcache.errors import ParquetError, first_line
 from pqcache.filters.expression import condition_columns, expression_of, rows_where
 from pqcache.filters.sql import parse_condition
 from pqcache.parquet.arrow_rows import take_of_table
-from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.encodings import Encodings, has_integer_decimals
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.doubtful import check_read_right
 from pqcache.parquet.footer.source_footer import SourceFooter, open_parquet, read_source_footers
@@ -223,9 +223,7 @@ def _filtered_file(
         working=working_schema(declared), declared=declared, elements=elements, keyvalues=keyvalues
     )
     leaves = [opened.metadata.schema.column(leaf) for leaf in _leaves(opened, wanted, name)]
-    as_integer = any(
-        leaf.logical_type.type == "DECIMAL" and leaf.physical_type in ("INT32", "INT64") for leaf in leaves
-    )
+    as_integer = has_integer_decimals(leaves)
     footer_schema = footer_schema_of(output_schema, Encodings(decimal_as_integer=as_integer))
     return _FilteredFile(
         source=opened,
