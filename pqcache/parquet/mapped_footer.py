@@ -19,7 +19,7 @@ from pqcache.errors import ParquetError
 from pqcache.parquet.column_mapping import ColumnKind, TableColumn
 from pqcache.parquet.footer import footer
 from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.projection import keyvalues_of, number_of, with_chunks
+from pqcache.parquet.projection import keyvalues_of, number_of, with_chunks, with_orders_of
 from pqcache.parquet.rewrite.files import ARROW_SCHEMA, arrow_schema
 
 Spelling = Mapping[tuple[str, ...], str]
@@ -168,10 +168,7 @@ def _with_columns(
     if spelling is not None and (arrow := _arrow_in_spelling(known.get(ARROW_SCHEMA), spelling)) is not None:
         keyvalues[ARROW_SCHEMA] = arrow
     log.debug("%s: %d columns are those of its table", name, len(kept))
-    orders = fields.get(7)
-    template = {key: value for key, value in fields.items() if key != 7}
-    if orders is not None and len(orders[1].values) == len(footer.leaves_of(schema, name)):
-        template[7] = (LIST, Items(STRUCT, [orders[1].values[leaf] for leaf in leaves]))
+    template = with_orders_of(fields, leaves, len(footer.leaves_of(schema, name)))
     return footer.make_footer(template, written, groups, number_of(fields, 3, name), keyvalues)
 
 

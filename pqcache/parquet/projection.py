@@ -96,11 +96,7 @@ def project(
         position += sum(byte_range.length for byte_range in more)
         if position - start > limit + extra * len(ranges):
             raise _damaged(name, "its column chunks overlap")
-    template = dict(fields)
-    orders = _structs(fields, 7)
-    template.pop(7, None)
-    if len(orders) == len(all_leaves):
-        template[7] = (LIST, Items(STRUCT, [orders[leaf] for leaf in leaves]))
+    template = with_orders_of(fields, leaves, len(all_leaves))
     keyvalues = _keyvalues(fields, wanted, [_bytes(column[0], 4) or b"" for column in columns])
     return Projection(tuple(ranges), position, footer.make_footer(template, elements, placed, rows, keyvalues))
 
@@ -108,6 +104,13 @@ def project(
 def bytes_after_chunks(created_by: bytes) -> int:
     """Return how many bytes behind a chunk's own are read with it, of files of this writer."""
     return _SHORT_BY if _SHORT_CHUNKS.match(created_by) else 0
+
+
+def with_orders_of(fields: Struct, leaves: Sequence[int], count: int) -> Struct:
+    """Return a footer with the column_orders of these of its ``count`` leaves alone, and none if it has not as many."""
+    orders = _structs(fields, 7)
+    found = {field: entry for field, entry in fields.items() if field != 7}
+    return found | ({7: (LIST, Items(STRUCT, [orders[leaf] for leaf in leaves]))} if len(orders) == count else {})
 
 
 def _place_row_group(
