@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import ParquetError, first_line, open_error
+from pqcache.errors import MALFORMED, ParquetError, first_line, open_error
 from pqcache.parquet.chunk_reader import (
     NONE,
     UNREADABLE,
@@ -55,7 +55,6 @@ from pqcache.parquet.footer.thrift import (
 )
 from pqcache.parquet.nested import top_level_names
 from pqcache.parquet.numpy_types import numpy_dtype
-from pqcache.parquet.pages import page_format
 from pqcache.parquet.pages.page_format import Bytes, MoreValues, NotRead, read_into
 from pqcache.parquet.row_group_stats import first_page
 from pqcache.parquet.schema_merge import is_text
@@ -462,7 +461,6 @@ def _views_into(column: pa.ChunkedArray) -> pa.Array:
 Ints = npt.NDArray[np.int64]
 
 _MOST_INDEX = 16 << 20  # bytes of an offset index
-_PAGE = (0x16, 0x15, 0x16, 0)  # what is before each number of a PageLocation, and behind the last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -535,39 +533,14 @@ _FILE: Checks = {key(4, LIST): _chunks_of_groups}
 
 
 def locations_in_index(index: bytes, chunk: pq.ColumnChunkMetaData, rows: int) -> PageLocations:
-    """Return the pages of a chunk of ``rows`` rows that its offset index names; NotRead for what contradicts the chunk.
-
-    All of a list of PageLocations are numbers of seven bits a byte, those that say which number follows too.
-    """
+    """Return the pages of a chunk of ``rows`` rows by its offset index; NotRead if it contradicts the chunk."""
     try:
-        if index[:1] != b"\x19":
-            raise page_format.NotRead("an offset index of another form")
-        count, _, at = items_at(index, 1)
-        pages, at = _varints(index, at, len(_PAGE) + 3, count)
-        if (pages[:, ::2] != _PAGE).any():
-            raise page_format.NotRead("an offset index of another form")
-        numbers = pages[:, 1::2] >> 1
-    except (IndexError, ValueError) as error:
-        raise page_format.NotRead("a damaged offset index") from error
+        pages = thrift.decode(index, "an offset index")[1][1].values
+        numbers = np.array([[page[field][1] for field in (1, 2, 3)] for page in pages], np.int64).reshape(-1, 3)
+    except (ParquetError, OverflowError, *MALFORMED) as error:
+        raise NotRead("a damaged offset index") from error
     offsets, sizes, firsts = (np.ascontiguousarray(numbers[:, i]) for i in range(3))
     return _checked(PageLocations(offsets=offsets, sizes=sizes, rows=np.append(firsts, rows)), chunk)
-
-
-def _varints(data: bytes, at: int, each: int, count: int) -> tuple[Ints, int]:
-    """Return ``count`` times ``each`` numbers that begin at byte ``at``, not yet zigzag, and where they end."""
-    window = np.frombuffer(data, np.uint8, offset=at)
-    ends = np.flatnonzero(window < 0x80)[: each * count]
-    if len(ends) < each * count:
-        raise IndexError
-    begins = np.append(0, ends[:-1] + 1)
-    lengths = ends - begins + 1
-    if len(lengths) and lengths.max() > 9:
-        raise ValueError("an integer of more than 63 bits")
-    found = np.zeros(len(ends), np.int64)
-    for position in range(int(lengths.max(initial=0))):
-        some = lengths > position
-        found[some] |= (window[begins[some] + position] & 0x7F).astype(np.int64) << (7 * position)
-    return found.reshape(count, each), at + (int(ends[-1]) + 1 if len(ends) else 0)
 
 
 def _checked(pages: PageLocations, chunk: pq.ColumnChunkMetaData) -> PageLocations:
@@ -576,7 +549,7 @@ def _checked(pages: PageLocations, chunk: pq.ColumnChunkMetaData) -> PageLocatio
     ends = pages.offsets + pages.sizes
     apart = len(ends) > 0 and pages.offsets[0] >= begin and ends[-1] <= begin + chunk.total_compressed_size
     if not (apart and (pages.sizes > 0).all() and (pages.offsets[1:] == ends[:-1]).all()):
-        raise page_format.NotRead("pages that do not lie one after the other in their chunk")
+        raise NotRead("pages that do not lie one after the other in their chunk")
     if pages.rows[0] != 0 or (np.diff(pages.rows) < 0).any():
-        raise page_format.NotRead("pages whose rows are not in order")
+        raise NotRead("pages whose rows are not in order")
     return pages
