@@ -366,7 +366,7 @@ def _readers(found: Sequence[tuple[int, int]], group: int) -> int:
 
 
 class LocalTarget:
-    """A Target over ``os``; see ``pqcache.store.drivers.base.Target``.
+    """A Target over ``os``; see ``target.py``.
 
     Everything is written to ``.NAME.pqcache`` beside the final directory, and renamed to it when it is complete.
     """

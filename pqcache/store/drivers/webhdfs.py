@@ -18,16 +18,19 @@ from fsspec.implementations.webhdfs import WebHDFS
 from requests.adapters import HTTPAdapter
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
-from pqcache.store.drivers.base import (
-    TIMEOUT,
-    check_options,
-    root_of,
-)
+from pqcache.store.drivers.base import TIMEOUT, check_options, root_of
 from pqcache.store.drivers.http_client import MAX_ANSWER, pool_classes
 from pqcache.store.drivers.remote import RemoteSource
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import printable, userinfo
 
+OPTIONS = {
+    "user": "user name, as in webhdfs://USER@HOST:PORT",
+    "password": "password, for HttpFS behind basic authentication",
+    "token": "delegation token",
+    "kerberos": "true authenticates with the Kerberos ticket cache",
+    "https": "true talks HTTPS",
+}
 _MAX_REDIRECTS = 5
 _CHUNK = 1 << 20
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -159,15 +162,6 @@ def _with_body(answer: requests.Response) -> requests.Response:
                 raise SourceError(shown(origin_of(str(answer.url))), reason, "check the server")
         answer._content = bytes(body)
     return answer
-
-
-OPTIONS = {
-    "user": "user name, as in webhdfs://USER@HOST:PORT",
-    "password": "password, for HttpFS behind basic authentication",
-    "token": "delegation token",
-    "kerberos": "true authenticates with the Kerberos ticket cache",
-    "https": "true talks HTTPS",
-}
 
 
 class WebHdfsSource(RemoteSource):
