@@ -77,7 +77,7 @@ def _arrow(job: dict[str, Any]) -> dict[str, Any]:
     data, lease = open_local_dataset(job["path"], rules=rules)
     with lease or nullcontext():
         plan = make_read_plan(data, options.columns, options.filters)
-        window = fit(sizes_of(plan), options.memory, lanes=1, shuffle=True, pieces=has_pages(plan))
+        window = fit(sizes_of(plan), job["memory"], lanes=1, shuffle=True, pieces=has_pages(plan))
         return {**time_epochs(epochs(), job["seconds"]), "window": window.row_groups}
 
 

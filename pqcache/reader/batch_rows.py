@@ -21,7 +21,7 @@ from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Ints, Order, check_format
 from pqcache.reader.packing.pack import Pack, TokenBatches, check_pack
-from pqcache.reader.read_plan import ReadPlan, document_lengths, make_read_plan, pack_plan
+from pqcache.reader.read_plan import ReadPlan, document_lengths, make_read_plan
 from pqcache.reader.record_batches import read_rows
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
@@ -188,11 +188,10 @@ def rows(
     choice = RowChoice(split=split, sample=sample, limit=limit, weights=weights, balance=balance, seed=known["seed"])
     data, lease = open_local_dataset(target, known["snapshot"])
     with lease or nullcontext():
-        plan = make_read_plan(data, known["columns"], filters, selected, sequence=sequence, choice=choice)
         if pack is not None:
             columns = None if isinstance(pack, TokenBatches) else known["columns"]
             check_pack(pack, columns=columns, has_sequence=sequence is not None, has_weights=choice.has_weights)
-            plan = pack_plan(plan, pack)
+        plan = make_read_plan(data, known["columns"], filters, selected, sequence=sequence, choice=choice, pack=pack)
         if plan.fingerprint_at(known["epoch"]) != known["row_groups"]:
             raise UsageError(
                 "state",

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from pqcache.reader.kinds import Kind
 from pqcache.reader.load import RowGroups
 from pqcache.reader.memory import Budget, RowGroupSizes, Window, fit, has_pages, warn_of_window
 from pqcache.reader.meter import Meter
+from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.options import EpochOptions
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.packing.pack import TokenBatches
+from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.rows import Fill
+from pqcache.reader.selection.selection import Counts
 from pqcache.reader.window import Group, read_groups
 from pqcache.system.process_stats import cpu_count
 
@@ -46,26 +52,43 @@ class Epochs:
             shares of a dataset.
     """
 
-    def __init__(
-        self,
-        plan: ReadPlan,
-        meter: Meter,
-        *,
-        path: str | os.PathLike[str],
-        seed: int,
-        shuffle: bool,
-        batch_size: int | None,
-        memory: int | None,
-        window: int | None,
-    ) -> None:
-        """Without ``memory`` nothing is refused or held back for it."""
-        self.plan, self.set_window = plan, None if window is None else Window(window)
+    def __init__(self, plan: ReadPlan, path: str | os.PathLike[str], options: EpochOptions, meter: Meter) -> None:
+        """``path`` is the dataset's in messages."""
+        self.plan, self.set_window = plan, None if options.window is None else Window(options.window)
         self.sizes: RowGroupSizes | None = None
-        self.first = RowGroups(plan.at_epoch(0, seed), meter)
-        self._path, self._seed, self._shuffle, self._memory = path, seed, shuffle, memory
-        self._batch_size, self._warns = batch_size or 1, window is not None and shuffle
+        self.first = RowGroups(plan.at_epoch(0, options.seed), meter)
+        self._path, self._seed, self._shuffle, self._memory = path, options.seed, options.shuffle, options.memory
+        self._batch_size = 1 if isinstance(options.pack, TokenBatches) else options.batch_size or 1
+        self._warns = options.window is not None and options.shuffle
         self._latest: tuple[tuple[int, bool], RowGroups] | None = None
         self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all
+
+    @classmethod
+    def of(
+        cls,
+        data: LocalDataset,
+        columns: Sequence[str] | None,
+        path: str | os.PathLike[str],
+        options: EpochOptions,
+        meter: Meter,
+        *,
+        counts: Counts | None = None,
+        ragged: Collection[str] | None = None,
+        fills: Callable[[Mapping[str, Kind]], Mapping[str, Fill]] | None = None,
+    ) -> Epochs:
+        """The epochs of an open dataset; see `make_read_plan`. ``fills`` gives what is put in place of nulls."""
+        plan = make_read_plan(
+            data,
+            columns,
+            options.filters,
+            options.rows,
+            counts,
+            options.sequence,
+            options.choice,
+            options.pack,
+            ragged,
+        )
+        return cls(plan if fills is None else replace(plan, fill=fills(plan.kinds)), path, options, meter)
 
     def at(self, epoch: int, of_mix: bool = False) -> RowGroups:
         """The row groups of an epoch, or of a pass of a mix, whose passes all have equally many rows."""

@@ -38,21 +38,38 @@ def check_rank(num_replicas: int, rank: int, lanes: int | None) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions:
-    """What to read of a dataset, and in what order; ``Cache.batches`` says what each option is.
+class EpochOptions:
+    """Which rows the epochs of a dataset have, in which order, and within how much memory."""
+
+    filters: Any = None
+    rows: SelectedRows | None = None
+    choice: RowChoice = field(default_factory=RowChoice)
+    sequence: SequenceOf | None = None
+    pack: Pack | TokenBatches | None = None
+    batch_size: int | None = BATCH_SIZE  # None: single rows
+    shuffle: bool = True
+    seed: int = 0
+    drop_last: bool = False
+    memory: int | None = 2 << 30  # bytes; None: nothing is refused or held back for it
+    window: int | None = None  # None: what fits into the memory
+    snapshot: str | None = None
+    fill: FillRequest | None = None
+
+    @property
+    def snapshot_read(self) -> str | None:
+        """The snapshot that is chosen, if any, or that of ``rows``."""
+        return self.snapshot or getattr(self.rows, "snapshot", "") or None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(EpochOptions):
+    """One epoch without torch; ``Cache.batches`` says what each option is.
 
     Options that make no sense raise UsageError.
     """
 
     columns: Sequence[str] | None = None
-    filters: Any = None
-    batch_size: int = BATCH_SIZE
-    shuffle: bool = True
-    seed: int = 0
     epoch: int = 0
-    drop_last: bool = False
-    memory: int = 2 << 30  # bytes
-    window: int | None = None
     lanes: int | None = None
     num_replicas: int = 1
     rank: int = 0
@@ -60,12 +77,6 @@ class BatchOptions:
     worker: int = 0
     compares: bool = False  # with the other ranks of torch.distributed, that all begin alike
     start: int = 0
-    snapshot: str | None = None
-    rows: SelectedRows | None = None
-    choice: RowChoice = field(default_factory=RowChoice)
-    sequence: SequenceOf | None = None
-    pack: Pack | TokenBatches | None = None
-    fill: FillRequest | None = None
 
     def __post_init__(self) -> None:
         if self.columns is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -89,7 +89,7 @@ class ReadPlan:
             return self.fingerprint
         return hashlib.blake2b((self.fingerprint + self.weights.name(epoch)).encode(), digest_size=8).hexdigest()
 
-    def with_dense_lists(self, ragged: Sequence[str] = ()) -> ReadPlan:
+    def with_dense_lists(self, ragged: Collection[str] = ()) -> ReadPlan:
         """Hold lists that all have one length as rows of fixed width, but for columns ``ragged``.
 
         Counts in the index decide it for the whole dataset, so that a column is of one kind in every batch: each row
@@ -255,12 +255,14 @@ def make_read_plan(
     sequence: SequenceOf | None = None,
     choice: RowChoice | None = None,
     pack: Pack | TokenBatches | None = None,
+    ragged: Collection[str] | None = None,
 ) -> ReadPlan:
-    """Plan to read ``columns`` of the chosen rows, or of sequences of these.
+    """Plan to read ``columns`` of the chosen rows, or of sequences of these, or their documents packed.
 
-    Without ``columns``, all are read, or those of a `Pack`; `pack_plan` then packs their rows. ``rows`` and
-    ``filters`` choose among all rows, and ``choice`` among what they leave. ``counts`` are known counts of rows; new
-    ones are added to it. UsageError for a column that is not there.
+    Without ``columns``, all are read, or those of a `Pack`. ``rows`` and ``filters`` choose among all rows, and
+    ``choice`` among what they leave. ``counts`` are known counts of rows; new ones are added to it. Lists of one length
+    are held dense but for ``ragged`` columns and packed ones; None: no lists are. UsageError for a column that is not
+    there or cannot be packed.
     """
     names = data.index.schema.names
     if columns is None and isinstance(pack, Pack):
@@ -296,14 +298,14 @@ def make_read_plan(
             if name not in columns:
                 raise UsageError("sequence", f"columns_at names {name!r}, which is not among the columns")
         found = sequences_of(found, sequence, counts)
-    return ReadPlan(data=data, columns=tuple(columns), selection=found, sequence=sequence, weights=weights)
+    plan = ReadPlan(data=data, columns=tuple(columns), selection=found, sequence=sequence, weights=weights)
+    if ragged is not None and not isinstance(pack, Pack):
+        plan = plan.with_dense_lists([*ragged, *(pack.columns if pack else ())])
+    return plan if pack is None else _packed(plan, pack, counts)
 
 
-def pack_plan(plan: ReadPlan, pack: Pack | TokenBatches, known: Counts | None = None) -> ReadPlan:
-    """Pack the rows of a plan; its ``counts`` are then sequences, or batches.
-
-    ``known`` are counts; new ones are added to it. Columns that cannot be packed raise UsageError.
-    """
+def _packed(plan: ReadPlan, pack: Pack | TokenBatches, known: Counts | None) -> ReadPlan:
+    """The plan with its rows packed; ``counts`` are then sequences, or batches."""
     check_columns(pack, plan.data.index.schema, plan.data.index.partitions.column_names)
     name = digest_of([plan.fingerprint, pack.fingerprint])
     found = found_once(plan.data, name, plan.row_groups, known, lambda: _count(plan, pack))

@@ -135,13 +135,13 @@ class DatasetStats:
         return found | {"datasets": {name: stats.to_dict() for name, stats in self.datasets.items()}}
 
 
-def dataset_stats(counts: MeterCounts, plan: ReadPlan, limit: int, transform_threads: int = 1) -> DatasetStats:
+def dataset_stats(counts: MeterCounts, plan: ReadPlan, limit: int | None, transform_threads: int = 1) -> DatasetStats:
     return DatasetStats(
         epoch=reading_stats(counts.of_epoch, counts.epoch, transform_threads),
         total=reading_stats(counts.total, None, transform_threads),
         memory_bytes=sum(counts.arrow.values()),
         memory_peak_bytes=counts.peak,
-        memory_limit_bytes=limit,
+        memory_limit_bytes=limit or 0,
         arrivals=_arrivals(plan),
     )
 

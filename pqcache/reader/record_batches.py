@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,9 +19,8 @@ from pqcache.reader.meter import WAITED, Meter
 from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.packing.pack import TokenBatches
 from pqcache.reader.processes import MIXING, check_alike, of_this_process
-from pqcache.reader.read_plan import make_read_plan, pack_plan
+from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.window import SMALLER, Group
 from pqcache.store.selected_rows import SelectedRows
@@ -69,8 +69,7 @@ def read_record_batches(
     ``rules`` say which files are read if ``path`` is a plain directory. The dataset is opened, and its snapshot leased,
     before this returns.
     """
-    snapshot = options.snapshot or getattr(options.rows, "snapshot", "") or None
-    data, lease = open_local_dataset(path, snapshot, rules, options.fill)
+    data, lease = open_local_dataset(path, options.snapshot_read, rules, options.fill)
     with closed_on_error(lease):
         epoch, share = _open_epoch(path, data, options)
 
@@ -148,28 +147,9 @@ def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: BatchOptions) -> tuple[Epoch, EpochShare]:
-    pack = options.pack
-    plan = make_read_plan(
-        data,
-        options.columns,
-        options.filters,
-        options.rows,
-        sequence=options.sequence,
-        choice=options.choice,
-        pack=pack,
-    )
-    plan = plan if pack is None else pack_plan(plan, pack)
-    is_lookup = options.rows is not None and not options.shuffle
-    epochs = Epochs(
-        plan,
-        Meter(),
-        path=path,
-        seed=options.seed,
-        shuffle=options.shuffle,
-        batch_size=1 if isinstance(pack, TokenBatches) else options.batch_size,
-        memory=None if is_lookup else options.memory,
-        window=options.window if options.shuffle else None,
-    )
+    if not options.shuffle:
+        options = replace(options, window=None, memory=options.memory if options.rows is None else None)
+    epochs = Epochs.of(data, options.columns, path, options, Meter())
     epochs.window(options.all_lanes, options.num_replicas)  # which may refuse it
     share = EpochShare(
         total=epochs.order(epochs.at(options.epoch).plan, options.epoch).batches(options.drop_last),

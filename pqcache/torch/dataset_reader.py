@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,13 @@ from pqcache.reader.load import release_unused
 from pqcache.reader.memory import Window
 from pqcache.reader.meter import TENSORS
 from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.options import EpochOptions
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture import DatasetPass
-from pqcache.reader.packing.pack import Pack, TokenBatches
-from pqcache.reader.read_plan import ReadPlan, make_read_plan, pack_plan
+from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
-from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.selection import Counts
-from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.window import Group
-from pqcache.store.arriving.start_run import FillRequest
-from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.snapshot import Lease
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position, register
@@ -43,27 +40,14 @@ from pqcache.torch.transforms import BatchOrigin, FailureLog, Item, Transform, T
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOptions:
-    """The options of a ``ParquetDataset`` on which rows are read, and how; ``memory`` is in bytes."""
+class ReadOptions(EpochOptions):
+    """The options of a ``ParquetDataset`` on which rows are read, and what they become."""
 
     path: Path
-    filters: Any
-    rows: SelectedRows | None
-    choice: RowChoice
-    sequence: SequenceOf | None
-    pack: Pack | TokenBatches | None
-    batch_size: int | None
-    shuffle: bool
-    seed: int
-    drop_last: bool
-    memory: int
-    window: int | None
     transform: Transform
     conversion: Conversion
     ragged: tuple[str, ...]
     rules: FileRules
-    fill: FillRequest | None
-    snapshot: str | None
 
 
 class DatasetReader:
@@ -81,7 +65,7 @@ class DatasetReader:
         self.failures = FailureLog() if options.transform.skips else None
         self._share_alone = share_alone
         self._window: Window | None = None  # of a loaded state
-        self._open(options.path, options.snapshot or getattr(options.rows, "snapshot", "") or None, columns, {})
+        self._open(options.path, options.snapshot_read, columns, {})
         self._masked = _masked_columns(self._plan, options.conversion, options.ragged)
         self.check_nulls()
         self._gather_shares()
@@ -253,7 +237,7 @@ class DatasetReader:
                 f"the state belongs to {state.snapshot}, this is {self.data.snapshot}",
                 "its files have changed since the state was taken",
             )
-        if chosen := self.options.snapshot or getattr(self.options.rows, "snapshot", ""):
+        if chosen := self.options.snapshot_read:
             raise UsageError(
                 "state",
                 f"it was taken with snapshot {state.snapshot}, and this dataset was made with {chosen!r}",
@@ -313,32 +297,26 @@ class DatasetReader:
         """Open and lease a snapshot, by default the current one."""
         self.data, lease = open_local_dataset(path, snapshot, self.options.rules, self.options.fill)
         self._hold(lease)
-        self._set_plan(columns, counts)
+        self._set_epochs(columns, counts)
 
     def _hold(self, lease: Lease | None) -> None:
         self._lease = weakref.finalize(self, nullcontext if lease is None else lease.close)
 
-    def _set_plan(self, columns: Sequence[str] | None, counts: Counts) -> None:
-        options, pack = self.options, self.options.pack
+    def _set_epochs(self, columns: Sequence[str] | None, counts: Counts) -> None:
+        options, conversion = self.options, self.options.conversion
+        filled = [n for n in self.data.index.schema.names if conversion.fills_inside(n)]  # not possible in dense lists
         self._counts = counts
-        plan = make_read_plan(
-            self.data, columns, options.filters, options.rows, counts, options.sequence, options.choice, pack
-        )
-        filled = [name for name in plan.columns if options.conversion.fills_inside(name)]  # not possible in dense lists
-        if not isinstance(pack, Pack):
-            plan = plan.with_dense_lists((*options.ragged, *filled, *(pack.columns if pack else ())))
-        plan = replace(plan, fill=fills_when_decoded(options.conversion, plan.kinds))
-        self._plan = plan if pack is None else pack_plan(plan, pack, counts)
-        self._epochs = Epochs(
-            self._plan,
+        self._epochs = Epochs.of(
+            self.data,
+            columns,
+            options.path,
+            options,
             self.meter,
-            path=options.path,
-            seed=options.seed,
-            shuffle=options.shuffle,
-            batch_size=options.batch_size,
-            memory=options.memory,
-            window=options.window,
+            counts=counts,
+            ragged=(*options.ragged, *filled),
+            fills=partial(fills_when_decoded, conversion),
         )
+        self._plan = self._epochs.plan
         self._epochs.set_window = self._window or self._epochs.set_window
         self._epochs.sizes = None if self.nodes is None else self.nodes.sizes
 
@@ -358,7 +336,7 @@ class DatasetReader:
             self._open(path, snapshot, columns, counts)
         else:
             self._hold(self.data.lease())
-            self._set_plan(columns, counts)
+            self._set_epochs(columns, counts)
 
 
 def _masked_columns(plan: ReadPlan, conversion: Conversion, ragged: tuple[str, ...]) -> frozenset[str]:

@@ -264,7 +264,7 @@ class Loader(DataLoader[Any]):
         finally:
             dataset.in_loader = this.goes_on = False
         progress.finish(this.record)
-        this.given, this.held_back = share.rounds(), 0  # with pad=False another rank may have had one batch more
+        this.is_done, this.held_back = True, 0  # with pad=False another rank may have had one batch more
 
     def _begins_again(self) -> bool:
         """Whether another Loader has left the epoch after more than its first batch."""

@@ -66,6 +66,7 @@ class LoaderIteration:
     held_back: int
     given: int = 0
     goes_on: bool = True
+    is_done: bool = False  # nothing is left on any rank
 
     @property
     def is_all(self) -> bool:
@@ -73,7 +74,9 @@ class LoaderIteration:
 
     @property
     def place(self) -> Place:
-        """The place after the last batch that the trainer was given."""
+        """The place after the last batch that the trainer was given; at the end, after all rounds of all ranks."""
+        if self.is_done:
+            return Place(self.record.epoch, self.share.end, self.share.lanes, self.share.divisions)
         batch = min(self.share.start + max(0, self.given - self.held_back) * self.share.ranks, self.share.end)
         return Place(self.record.epoch, batch, self.share.lanes, self.share.divisions)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pqcache import Pack, Sequence, TokenBatches
+from pqcache.torch import Loader, ParquetDataset
 from tests.epoch.reading import Parts, Read, Reader
 from tests.epoch.tables import FEW, Source
 
@@ -123,3 +127,22 @@ def test_the_end_of_an_epoch_that_workers_read(narrow: Source) -> None:
     reader = Reader("Loader", 2)
     _, state = reader.read(narrow, FEW, **LANES)
     assert reader.read(narrow, FEW, state=state, **LANES)[0] == ONE.read(narrow, FEW, epoch=1, **LANES)[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_without_a_round_ends(tmp_path: Path, workers: int) -> None:
+    """Three ranks and two batches, of which drop_last=True leaves none: the state is the end of that epoch."""
+    pq.write_table(pa.table({"id": range(4)}), tmp_path / "a.parquet")
+
+    def loader() -> Loader:
+        dataset = ParquetDataset(tmp_path, batch_size=2, drop_last=True, lanes=6, num_replicas=3, rank=1)
+        return Loader(dataset, num_workers=workers)
+
+    first, second = loader(), loader()
+    assert not list(first)
+    state = first.state_dict()
+    assert (state["epoch"], state["batch"], first.epoch) == (0, 2, 1)
+    second.load_state_dict(state)
+    assert second.epoch == 1
+    assert not list(second)
+    assert second.state_dict()["epoch"] == 1
