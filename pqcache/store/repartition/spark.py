@@ -47,7 +47,7 @@ class SparkExecutor(ClusterExecutor):
         from py4j.protocol import Py4JError
         from pyspark import cloudpickle
 
-        sent = cloudpickle.dumps((function, arguments))
+        sent = cloudpickle.dumps((function, arguments))  # type: ignore[no-untyped-call, unused-ignore]
 
         def call(_: Iterator[int]) -> list[tuple[str, Any]]:  # sent by value, as pqcache may be what is missing
             import socket
@@ -80,7 +80,7 @@ def spark_executor(master: str) -> Iterator[SparkExecutor]:
         unreachable = SourceUnavailable(master, "no Spark master answers", "check the address, and the master's log")
         check_address(master, ("spark",), "spark://host:7077", unreachable)
     conf = SparkConf().setMaster(master).setAppName("pqcache repartition")
-    conf.set("spark.ui.enabled", False).set("spark.ui.showConsoleProgress", False)
+    conf.set("spark.ui.enabled", "false").set("spark.ui.showConsoleProgress", "false")
     handler = signal.getsignal(signal.SIGINT)
     try:
         context = SparkContext(conf=conf)

@@ -19,9 +19,10 @@ from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import CONTENT, CacheRun, RunOptions, finish_run
 from pqcache.store.sync.command import sync
 from pqcache.store.sync.compare_content import Comparison, compare_content
+from pqcache.store.sync.decide import Held, plan_for, taken_files, with_tags
 from pqcache.store.sync.download.subset import select_subset
-from pqcache.store.sync.held_files import find_damaged
-from pqcache.store.sync.incremental import files_to_sync, plan_for, spelled, with_tags
+from pqcache.store.sync.held_files import find_damaged, find_unusable
+from pqcache.store.sync.incremental import spelled
 from pqcache.store.sync.listing import known_keys, list_source, listing_rules, ready_paths
 from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import read_memory
@@ -138,9 +139,9 @@ def changes_at_source(
         )
     manifest = with_tags(manifest, listing.files)
     rules = wait_rules(config)
-    files = files_to_sync(listing, rules, manifest)
-    run = CacheRun(command="verify", cache=cache, config=config, current=snapshot, options=options)
-    plan = plan_for(run, listing, files, manifest, Recipe(), comparison, ready_paths(listing, rules))
+    files = taken_files(listing, rules, manifest)
+    held = Held(unusable=frozenset().union(*find_unusable(snapshot, manifest.files)), comparison=comparison)
+    plan = plan_for(listing, files, manifest, Recipe(), held, config.shard, ready_paths(listing, rules))
     return tuple(sorted((*plan.added, *plan.changed, *plan.removed)))
 
 

@@ -1,0 +1,320 @@
+"""Decide what a sync publishes.
+
+`decide` is pure: it sees a listing, what the cache holds, what is asked for, and what earlier rounds of the same run
+have found out. `sync_changes` applies its decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from pqcache.errors import PqcacheError, SourceIncomplete
+from pqcache.store.cached_paths import SUFFIX
+from pqcache.store.config import Config
+from pqcache.store.hive import parent, partition_schema
+from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, TableVersion, Totals
+from pqcache.store.manifest_digest import table_digest
+from pqcache.store.manifest_file import schema_of_table
+from pqcache.store.shard import owners, parse_shard
+from pqcache.store.sync.bad_partitions import BadPartitions, place_of, with_number, with_old_versions
+from pqcache.store.sync.compare_content import Comparison
+from pqcache.store.sync.download.subset import known_types
+from pqcache.store.sync.listing import Listing, digest_of_shares, ready_paths
+from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
+from pqcache.store.sync.safety_checks import (
+    WaitRules,
+    check_bytes,
+    check_deletions,
+    check_rows,
+    files_to_take,
+    shrunk_partitions,
+)
+from pqcache.store.urls import redact
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What a cache holds.
+
+    Attributes:
+        manifest: of the current snapshot; None without one, or if it is damaged.
+        is_intact: the index and the summary are as they were written.
+        unusable: the paths of files that are damaged, or that others can change.
+        comparison: what a comparison by content has found.
+        is_of_source: the snapshot is a copy of the source that is listed, and of no other one.
+    """
+
+    manifest: Manifest | None = None
+    is_intact: bool = True
+    unusable: frozenset[str] = frozenset()
+    comparison: Comparison = field(default_factory=Comparison)
+    is_of_source: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a sync is asked for.
+
+    Attributes:
+        url: of the source.
+        config: what the cache remembers.
+        waits: which new files wait, at the moment the run began: files that are written while it runs stay young.
+        force: publish even if more is lost than ``config.max_delete`` allows.
+        fill: let readers open a first snapshot while its files are fetched.
+        reindex: publish even if no file has changed.
+        is_version: each listing is of one committed version, which is complete.
+    """
+
+    url: str
+    config: Config
+    waits: WaitRules
+    force: bool = False
+    fill: bool = False
+    reindex: bool = False
+    is_version: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What applying earlier decisions of a run has shown.
+
+    Attributes:
+        skipped: the places whose new files cannot be taken, each with the reason; their old versions are kept.
+        obstacle: why the files cannot be read before all of them are here; empty if they can.
+    """
+
+    skipped: Mapping[str, PqcacheError] = field(default_factory=dict)
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What a sync publishes of a ``listing``.
+
+    Attributes:
+        manifest: what is held, with the tags that unchanged files have in the listing.
+        files: the source files of the snapshot, of all nodes together.
+        plan: how to get there from what is held.
+        metadata: what the new manifest says beside its files.
+        fills: readers may open the snapshot while its files are fetched.
+        publishes: the current snapshot is not yet what is wanted.
+        findings: what was known when this was decided.
+    """
+
+    listing: Listing
+    manifest: Manifest | None
+    files: list[SourceFile]
+    plan: Plan
+    metadata: SnapshotMetadata
+    fills: bool
+    publishes: bool
+    findings: Findings
+
+    @property
+    def held(self) -> Sequence[FileEntry]:
+        return () if self.manifest is None else self.manifest.files
+
+    @property
+    def left_out(self) -> Mapping[str, PqcacheError]:
+        """The places that are left out, or kept as they are held, each with the reason."""
+        return {**_odd_places(self.listing), **self.findings.skipped}
+
+    @property
+    def totals(self) -> Totals:
+        """Of the current snapshot."""
+        return Totals() if self.manifest is None else self.manifest.totals
+
+    @property
+    def uncompared(self) -> frozenset[str]:
+        """The directories whose rows do not count: those with files of other nodes now, or with other rows."""
+        listed = {file.path for file in self.listing.files} if self.metadata.shard is not None else ()
+        moved = frozenset(parent(path) for path in self.plan.removed if path in listed)
+        return moved | self.listing.outside | _fetched_otherwise(self.held, self.plan.recipe)
+
+    def check_rows(self, entries: Sequence[FileEntry], asked: Asked) -> None:
+        """Raise SourceIncomplete if the new snapshot's ``entries`` lose too many rows, BadPartitions if some wait.
+
+        The writers of these may be at work; a version of a table or cache is complete. A node with a share raises their
+        first error: others may have files of the partition, and would not wait.
+        """
+        if self.manifest is None or asked.force:
+            return
+        uncompared, limit = self.uncompared, asked.config.max_delete
+        check_rows(entries, self.held, uncompared, asked.url, limit)
+        if asked.is_version:
+            return
+        compared = [entry for entry in entries if parent(entry.path) not in uncompared]
+        waiting = shrunk_partitions(compared, self.held, self.listing.found, asked.url, limit, asked.waits)
+        if waiting and self.metadata.shard is not None:
+            raise waiting[min(waiting)]
+        if waiting:
+            raise BadPartitions(waiting)
+
+
+def decide(
+    listing: Listing, version: TableVersion | None, held: Held, asked: Asked, findings: Findings = Findings()
+) -> Decision:
+    """Decide what to publish of a ``listing``, in which the source is a table of that ``version``, if it is one.
+
+    SourceIncomplete if nothing is left to publish, or more would be lost than is allowed.
+    """
+    config, shard = asked.config, asked.config.shard
+    manifest = None if held.manifest is None else with_tags(held.manifest, listing.files)
+    fills = asked.fill and not findings.obstacle
+    recipe = Recipe(listing.subset.recipe) if fills else recipe_for(config, listing.subset.recipe)
+    files = files_of(listing, asked.waits, manifest, findings.skipped)
+    ready = ready_paths(listing, asked.waits) if shard is not None else set()
+    plan = plan_for(listing, files, manifest, recipe, held, shard, ready)
+    digest = digest_of_shares(listing, shard, ready, asked.url, findings.skipped, files, manifest)
+    if manifest is not None and not asked.force:
+        _check_lost_files(plan, manifest, files, listing, asked)
+    metadata = SnapshotMetadata(
+        source=redact(config.source),
+        where=config.where,
+        shard=shard,
+        listing=digest,
+        table=_table(listing, version, held, config),
+    )
+    decision = Decision(
+        listing=listing,
+        manifest=manifest,
+        files=files,
+        plan=plan,
+        metadata=metadata,
+        fills=fills,
+        publishes=not (plan.nothing_to_do and _is_same(manifest, metadata, held) and not asked.reindex),
+        findings=findings,
+    )
+    if not plan.directories:
+        reason = SourceIncomplete(asked.url, "every file there has to wait", "nothing was published")
+        raise next(iter(decision.left_out.values()), reason)  # nothing that is skipped has an old version
+    return decision
+
+
+def files_of(
+    listing: Listing, waits: WaitRules, manifest: Manifest | None, skipped: Mapping[str, PqcacheError]
+) -> list[SourceFile]:
+    """The source files of a snapshot of ``listing`` on all nodes together, with old versions of what is skipped."""
+    held = () if manifest is None else manifest.files
+    return with_old_versions(taken_files(listing, waits, manifest), held, skipped, _odd_places(listing))
+
+
+def taken_files(listing: Listing, waits: WaitRules, manifest: Manifest | None) -> list[SourceFile]:
+    """The files of ``listing`` that do not wait, and what is held of those that do."""
+    files = files_to_take(listing.files, listing.paths, manifest.files if manifest is not None else (), waits)
+    return [file for file in files if parent(file.path) not in listing.outside] if listing.outside else files
+
+
+def waiting_files(listing: Listing, waits: WaitRules, manifest: Manifest | None) -> list[SourceFile]:
+    """The files that wait for ``--marker`` or ``--settle``."""
+    if waits.marker is None and not waits.settle:
+        return []
+    taken = set(taken_files(listing, waits, manifest))
+    return [f for f in listing.files if f not in taken and parent(f.path) not in listing.outside]
+
+
+def plan_for(
+    listing: Listing,
+    files: Sequence[SourceFile],
+    manifest: Manifest | None,
+    recipe: Recipe,
+    held: Held,
+    shard: str | None,
+    ready: Collection[str],
+) -> Plan:
+    """Plan for ``files`` of ``listing``, or a node's share.
+
+    What is held and not listed any more, because it is being replaced, is kept on the node that holds it, and so are
+    listed files that wait, which are not in ``ready``.
+    """
+    if shard is not None:
+        node = parse_shard(shard)
+        owner = owners(listing.files, node.nodes)
+        files = [f for f in files if owner.get(f.path, node.node) == node.node or f.path not in ready]
+    entries, comparison = () if manifest is None else manifest.files, held.comparison
+    plan = plan_sync(files, entries, recipe, held.unusable | comparison.differing | comparison.uncompared)
+    differing = {entry.sources[0].path for entry in entries if entry.path in comparison.differing}
+    found = differing.intersection(file.path for file in files).difference(plan.changed)
+    return replace(plan, changed=(*plan.changed, *sorted(found)), unchanged=plan.unchanged - len(found))
+
+
+def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
+    """The manifest with the tags and paths that unchanged source files have in a listing.
+
+    Files of local sources may have been recorded without tags, and get them without being fetched again. So do files of
+    another cache whose names have got a suffix there since.
+    """
+    listed = {file.path: file for file in files}
+    held = [file for entry in manifest.files for file in entry.sources]
+    known = all(file.identity.tag for file in held) and all(file.identity.tag for file in listed.values())
+    if known and all(file.path in listed or file.path + SUFFIX not in listed for file in held):
+        return manifest  # an equal tag is the same already
+
+    def tagged(file: SourceFile) -> SourceFile:
+        now = listed.get(file.path)
+        if now is None:
+            now = listed.get(file.path + SUFFIX, file)
+            return now if file.identity.tag and file.identity == now.identity else file
+        return now if file.identity != now.identity and file.identity.is_still(now.identity) else file
+
+    def retagged(entry: FileEntry) -> FileEntry:
+        sources = tuple(map(tagged, entry.sources))
+        return entry if sources == entry.sources else replace(entry, sources=sources)
+
+    return replace(manifest, files=tuple(map(retagged, manifest.files)))
+
+
+def _is_same(manifest: Manifest | None, metadata: SnapshotMetadata, held: Held) -> bool:
+    """Whether the current snapshot says what a new one of the same files would say."""
+    if manifest is None or held.manifest is None or not held.is_intact:
+        return False
+    before = manifest.shard, manifest.listing, table_digest(manifest.table)
+    if before != (metadata.shard, metadata.listing, table_digest(metadata.table)):
+        return False
+    return manifest is held.manifest or _source_paths(manifest) == _source_paths(held.manifest)
+
+
+def _source_paths(manifest: Manifest) -> set[str]:
+    return {file.path for entry in manifest.files for file in entry.sources}
+
+
+def _table(listing: Listing, version: TableVersion | None, held: Held, config: Config) -> TableVersion | None:
+    """What the snapshot records as its table: of a directory, the types of its partition columns."""
+    declared, of_table = config.partition_types or {}, schema_of_table(version)
+    if version is not None and not declared:
+        return version
+    before = held.manifest if held.is_of_source else None
+    known = None if before is None else known_types(before.table, declared)
+    schema, _ = partition_schema(listing.directories, declared, of_table, known)
+    fields = [*schema, *(field for field in of_table or () if field.name not in schema.names)]
+    return listing.typed(version, config, bytes(pa.schema(fields).serialize()))
+
+
+def _odd_places(listing: Listing) -> dict[str, PqcacheError]:
+    """The places with what a cache cannot hold, each with the error for one of them."""
+    found: dict[str, list[PqcacheError]] = {}
+    for path in sorted(listing.odd):
+        found.setdefault(place_of(path), []).append(listing.odd[path])
+    return {place: with_number(errors) for place, errors in found.items() if place not in listing.outside}
+
+
+def _check_lost_files(
+    plan: Plan, manifest: Manifest, files: Sequence[SourceFile], listing: Listing, asked: Asked
+) -> None:
+    """Raise SourceIncomplete if too much would be deleted, as far as that is known before the download."""
+    config, held = asked.config, manifest.files
+    changed = manifest.shard != config.shard and config.shard is not None
+    was = f"--shard {config.shard} (before: {manifest.shard or 'all'})" if changed else ""
+    elsewhere = frozenset(file.path for file in listing.files) if config.shard is not None else frozenset()
+    deleted = tuple(path for path in plan.removed if parent(path) not in listing.outside)
+    check_deletions(replace(plan, removed=deleted), held, asked.url, config.max_delete, elsewhere, was)
+    known = frozenset(parent(entry.path) for entry in held) - _fetched_otherwise(held, plan.recipe)
+    check_bytes(files, held, known, asked.url, config.max_delete)  # the rows of ``known`` will be compared
+
+
+def _fetched_otherwise(held: Iterable[FileEntry], recipe: Recipe) -> frozenset[str]:
+    """The directories with files of which other columns or rows were fetched than ``recipe`` says."""
+    return frozenset(parent(e.path) for e in held if recipe_of(e.recipe).subset != recipe.subset)
