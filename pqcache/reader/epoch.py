@@ -95,7 +95,7 @@ class Epochs:
         if self.plan.weights is None:
             return self.first
         if self._latest is None or self._latest[0] != (epoch, of_mix):
-            groups = self.first.of(self.plan.at_epoch(epoch, self._seed, constant=of_mix))
+            groups = self.first.with_plan(self.plan.at_epoch(epoch, self._seed, constant=of_mix))
             self._latest = (epoch, of_mix), groups
         return self._latest[1]
 
@@ -134,7 +134,7 @@ class Epochs:
         plan = groups.plan.split(window.piece_rows)
         if self._shuffle and plan.packs is not None:
             plan = replace(plan, packs=replace(plan.packs, shuffle=(self._seed, epoch)))
-        groups = groups.of(plan)
+        groups = groups.with_plan(plan)
         processes = share.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         threads = max(1, cpu_count() // processes)
         budget = Budget(threads=threads, decoding=threads)
@@ -152,4 +152,4 @@ class Epochs:
                 shuffle=self._shuffle,
             )
         order = self.order(plan, epoch, share.lanes, window.row_groups)
-        return Epoch(groups=groups.within(budget), order=order)
+        return Epoch(groups=groups.with_budget(budget), order=order)

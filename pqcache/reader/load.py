@@ -57,10 +57,10 @@ class Held:
 
 
 class HeldPlaces:
-    """Rows of a row group that come more than once, in sequences or in batches by tokens.
+    """Items of a row group that consist of rows of it: repeated rows, sequences, or batches by tokens.
 
-    Item i, in the order in which a lane takes them, is at position ``places[i - first]`` of ``columns``, or at some
-    positions: those of a sequence, of which each column has its ``steps``, or those of a batch.
+    ``places[i - first]`` are the positions in ``columns`` of item i, in the order in which a lane takes them. Of a
+    sequence's positions each column has those in its ``steps``.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RowGroups:
         self.files = Files(plan.data)
         self._counted: dict[int, float] = {}  # bytes that row groups of the index were found to take
 
-    def of(self, plan: ReadPlan) -> RowGroups:
+    def with_plan(self, plan: ReadPlan) -> RowGroups:
         """Those of another plan of the same columns."""
         if plan is self.plan:
             return self
@@ -108,7 +108,7 @@ class RowGroups:
         found.files, found._counted = self.files, self._counted
         return found
 
-    def within(self, budget: Budget) -> RowGroups:
+    def with_budget(self, budget: Budget) -> RowGroups:
         """The same ones, read within a budget."""
         found = copy(self)
         found.budget = budget
@@ -284,9 +284,9 @@ class RowGroups:
             ) from error
 
     def _check_size(self, number: int, group: RowGroup, file: RowGroupFile) -> None:
-        """Raise UsageError where a row group, or a piece of one, is larger than the index says and does not fit.
+        """Raise UsageError if a row group, or a piece of one, does not fit into the memory.
 
-        Where an upper bound may be too much, it is counted.
+        The index has its size, or an upper bound. If the bound does not fit, its pages are counted first.
         """
         most, names = self.budget.most, self._varying
         if most is None or not names:

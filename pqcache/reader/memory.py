@@ -46,8 +46,8 @@ _FILE_NUMBER = 4  # bytes
 class RowGroupSizes:
     """Bytes in memory of each row group: of its ``selected`` rows, and of all that is ``decoded`` to select them.
 
-    ``decoded_rows`` are the rows, or sequences, among which these are selected; pieces are cut of them. ``complete``
-    says that they are of all row groups, not only of the largest.
+    ``decoded_rows`` are the rows, or sequences, among which these are selected; pieces are cut of them. Unless
+    ``complete``, only the largest row groups are here.
     """
 
     selected: Ints

@@ -34,7 +34,7 @@ from pqcache.units import parse_names
 
 log = logging.getLogger("pqcache.reader")
 
-_TELLING = 8  # row groups, of which all have the same whole average of list lengths
+_TELLING = 8  # row groups with the same integral average length: so many are no chance
 
 Bounds = tuple[Any, Any]  # the least and the greatest value
 

@@ -63,7 +63,7 @@ def _copied(array: pa.Array) -> pa.Array:
 
 
 class Span(NamedTuple):
-    """Rows ``low`` up to ``high`` of a span of a line; what comes later needs none before row ``kept``."""
+    """Rows ``low`` up to ``high`` of span ``number`` of a line; later runs need no row before ``kept``."""
 
     number: int
     low: int
@@ -72,7 +72,7 @@ class Span(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the rows of a run are: those of ``spans``, laid end to end, in ``order``."""
+    """The rows of a run: those of ``spans`` laid end to end, then taken in ``order`` (None: as they lie)."""
 
     spans: list[Span]
     order: Ints | None
@@ -127,7 +127,7 @@ class ShuffledLine:
         return Places(spans, np.concatenate(order))
 
     def _bucket_at(self, span: int, blocks: Ints) -> Ints:
-        """Where the bucket of a span for each of these blocks begins."""
+        """The first row of a span that belongs to each of ``blocks``, or to a later one."""
         offsets = self._offsets_of(span)
         return offsets[np.clip(blocks - self._lane.first_block(span), 0, len(offsets) - 1)]
 
@@ -232,10 +232,10 @@ class _EpochReader(Generic[T]):
         self._windows: dict[int, _Window] = {}  # by lane
 
     def submit(self, batches: Sequence[tuple[int, int, int]]) -> list[tuple[int, _Run[T], int]]:
-        """Send batches (index, lane, number in the lane) on their way, a run for each lane.
+        """Have the first of ``batches`` (index, lane, number in the lane) decoded and gathered, a run for each lane.
 
-        Return the index of each, its run, and its place there. Takes as many as fit into memory together, and stops
-        where the epoch begins again with padding.
+        Returns the index of each with its run and its place there. Takes only as many as fit into memory together, and
+        none beyond the point at which padding begins the epoch again.
         """
         batch_size = self._order.batch_size
         while True:

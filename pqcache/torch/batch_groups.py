@@ -185,10 +185,7 @@ class GroupSizes:
 
 
 def sizes_in_worker(sizes: GroupSizes | None) -> GroupSizes | None:
-    """The sizes in a worker that sends its batches in groups; None elsewhere.
-
-    Others that read the dataset while a loader begins see its sizes too.
-    """
+    """The sizes of a Loader in one of its workers; None in the trainer, which may read the dataset itself meanwhile."""
     return None if get_worker_info() is None else sizes
 
 

@@ -185,9 +185,9 @@ class Loader(DataLoader[Any]):
 
     @property
     def _is_read(self) -> bool:
-        """Whether this loader has begun the dataset's epoch, or any has finished it: the next iteration reads the next.
+        """Whether the next iteration reads the epoch after the dataset's, as this loader has begun that one.
 
-        So a new Loader for each epoch reads one epoch after the other.
+        The same holds if any loader has finished it, so that a new Loader for each epoch reads one after the other.
         """
         generation, latest = self._dataset.progress.record.generation, self._dataset.loader_iteration
         is_begun = self._iteration is not None and self._iteration.record.generation == generation

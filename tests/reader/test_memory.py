@@ -103,7 +103,7 @@ def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, capl
     assert fit_of(groups, memory * 100) == Window(16)
     with pytest.raises(UsageError, match=r"shop: a row group takes .* too much .*give memory="):
         fit_of(groups, memory // 1000)
-    pieces = groups.of(groups.plan.split(window.piece_rows))
+    pieces = groups.with_plan(groups.plan.split(window.piece_rows))
     assert pieces.plan.counts.tolist() == [*[2_250] * 8, 2_000]
     assert largest_window(pieces.sizes, memory, 1) >= 1
     starts = np.concatenate([[0], np.cumsum(pieces.plan.counts)])

@@ -24,7 +24,7 @@ PAGES: dict[str, Any] = {"max_rows_per_page": 50, "write_page_index": True}
 
 def in_pieces(path: Path, rows: int) -> RowGroups:
     groups = groups_of(path)
-    return groups.of(groups.plan.split(rows))
+    return groups.with_plan(groups.plan.split(rows))
 
 
 def rows_of(groups: RowGroups, window: int = 4) -> list[pa.RecordBatch]:
