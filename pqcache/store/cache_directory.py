@@ -31,11 +31,10 @@ from pqcache.store.layout import (
     ARRIVED,
     ARRIVING,
     CONFIG,
-    CONTENT,
     FILES,
     HISTORY,
-    LISTED,
     LOCK,
+    MEMO,
     ROW_GROUPS,
     RUNNING,
     SNAPSHOTS,
@@ -60,7 +59,7 @@ _NAMED = 5  # of the caches in a directory
 _LOOK = 0.1  # seconds: more than a reader holds the lock to see whether a run is at work
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A pqcache: a copy of a source.\n"
 _MADE_FIRST = frozenset(("CACHEDIR.TAG", LOCK, "tmp", "snapshots", ARRIVING, HISTORY, RUNNING))
-_ENTRIES = _MADE_FIRST | {CONFIG, CONTENT, LISTED, SNAPSHOTS, "current"}
+_ENTRIES = _MADE_FIRST | {CONFIG, MEMO, SNAPSHOTS, "current"}
 _SNAPSHOT_ID = re.compile(r"\d{8}T\d{6}Z-\d+")
 
 
@@ -275,7 +274,7 @@ class CacheDirectory:
         make_private(self.tmp_dir)
 
     def _check_links(self) -> None:
-        for name in ("snapshots", "tmp", ARRIVING, LOCK, CONFIG, CONTENT, LISTED, HISTORY, RUNNING, SNAPSHOTS):
+        for name in ("snapshots", "tmp", ARRIVING, LOCK, CONFIG, MEMO, HISTORY, RUNNING, SNAPSHOTS):
             if (self.path / name).is_symlink():
                 raise CacheError(f"{self.path / name}", "is a symbolic link", "a cache lives in one directory")
 

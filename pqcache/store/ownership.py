@@ -20,11 +20,10 @@ from pqcache.store.layout import (
     ARRIVING,
     CHECKSUMS,
     CONFIG,
-    CONTENT,
     FILES,
     HISTORY,
-    LISTED,
     LOCK,
+    MEMO,
     ROW_GROUPS,
     SUMMARY,
 )
@@ -52,7 +51,7 @@ def check_ownership(cache: Path) -> None:
             status = path.stat()
             _check_owner(path, status, cache)
             _check_writers(path, status, cache)
-    for name in (LOCK, HISTORY, CONTENT, LISTED, "current"):
+    for name in (LOCK, HISTORY, MEMO, "current"):
         if os.path.lexists(cache / name):
             status = os.lstat(cache / name)
             _check_owner(cache / name, status, cache)

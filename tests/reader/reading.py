@@ -108,7 +108,9 @@ def read(
     """Yield (global index, record batch) of an epoch, each batch validated."""
     if share is None:
         share = EpochShare(total=order.batches(), lanes=order.lanes)
-    for index, found, number in read_groups(groups.with_budget(budget), order, share.indices(), share.total, Group.batches):
+    for index, found, number in read_groups(
+        groups.with_budget(budget), order, share.indices(), share.total, Group.batches
+    ):
         batch = found[number]
         batch.validate(full=True)
         yield index, batch

@@ -33,7 +33,6 @@ from pqcache.store.sync.cache_run import (
     finish_run,
 )
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
-from pqcache.store.sync.known_listing import known_listing, listing_key, remember_listing
 from pqcache.store.sync.listing import (
     Listing,
     ListSource,
@@ -43,8 +42,8 @@ from pqcache.store.sync.listing import (
     misfits_of,
     without_misfits,
 )
+from pqcache.store.sync.memo import Memo, listing_key, read_memo
 from pqcache.store.sync.newest_files import newest_rule, only_newest
-from pqcache.store.sync.parquet_detection import ContentMemory, read_memory
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
 from pqcache.store.sync.safety_checks import check_identities, wait_rules
 from pqcache.store.sync.source_and_cache import check_apart, check_order
@@ -302,10 +301,10 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     source = _open(request, state)
     stack.callback(source.close)
     run = replace(_run_of(request, state), record=record)
-    if (known := _known_result(run, state, source)) is not None:
+    memo = read_memo(cache.path)
+    if (known := _known_result(run, state, source, memo)) is not None:
         return finish_run(run, known)
-    memory = read_memory(cache.path)
-    list_it = _lister(request, state, source, memory)
+    list_it = _lister(request, state, source, memo)
     listing = list_it(options.on_event)
     if not options.dry_run and record is None:
         cache.create()
@@ -313,7 +312,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
         run = replace(run, record=record)
         if cache.current() is not None:  # another first run was faster: what is taken is what it has left
             state = _read_state(request)
-            list_it = _lister(request, state, source, memory)
+            list_it = _lister(request, state, source, memo)
             listing = list_it(options.on_event)
             run = _run_of(request, state)
     if state.current is None and arriving_snapshots(cache):  # what a killed run has left is continued in its way
@@ -324,9 +323,8 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
         held = result.published or state.current
         if held is not None and (warning := limit_to_source(held.path, source, listing.files)):
             options.on_event(Warned(warning))
-        memory.write(cache.path)
-        if known_listing(cache.path, key) is None:
-            remember_listing(cache.path, key, source, listing)
+        memo.remember(None if key is None else listing.known(key, source))
+        memo.write(cache.path)
         if state.config != state.remembered:
             write_config(cache.path, state.config)
         _warn_of_changes(state, cache, options.on_event, bool(result.published))
@@ -381,7 +379,7 @@ def _open(request: _Request, state: _CacheState) -> Source:
     return source
 
 
-def _lister(request: _Request, state: _CacheState, source: Source, memory: ContentMemory) -> ListSource:
+def _lister(request: _Request, state: _CacheState, source: Source, memo: Memo) -> ListSource:
     """Return what lists the source in this run, always for the same partitions."""
     held = state.current if state.previous_source is None else None
     rules, patience = listing_rules(state.config, held), _first_contact(request, state)
@@ -390,7 +388,7 @@ def _lister(request: _Request, state: _CacheState, source: Source, memory: Conte
 
     def list_it(on_event: OnEvent) -> Listing:
         nonlocal last, patience
-        last = listed = list_source(source, on_event, rules, patience, memory, last)
+        last = listed = list_source(source, on_event, rules, patience, memo, last)
         patience = request.run.patience
         wanted = only_newest(listed, rule)
         if not _is_typed(held, wanted, source.table_version, state.config):
@@ -411,12 +409,12 @@ def _is_typed(held: Snapshot | None, listing: Listing, table: TableVersion | Non
     return summary is not None and summary.table == table_digest(listing.typed(table, config))
 
 
-def _known_result(run: CacheRun, state: _CacheState, source: Source) -> RunResult | None:
+def _known_result(run: CacheRun, state: _CacheState, source: Source, memo: Memo) -> RunResult | None:
     """Return that there is nothing to do where the state of a table's log and the cache prove it, else None."""
     current, config = state.current, state.config
     if current is None or run.options.compare != IDENTITY or config != state.remembered:
         return None
-    known = known_listing(run.cache.path, listing_key(source, config))
+    known = memo.listing(listing_key(source, config))
     if known is None:
         return None
     recipe = recipe_for(config, known.subset)

@@ -28,13 +28,14 @@ from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, with_retries
 from pqcache.store.hive import parent, partition_keys, partition_values
 from pqcache.store.layout import FILES
 from pqcache.store.manifest import Manifest, SourceFile, TableVersion, typed_version
-from pqcache.store.manifest_digest import digest_of_sources
+from pqcache.store.manifest_digest import digest_of_sources, table_digest
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.shard import listing_digest, owners, parse_shard, whole
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import or_skip, with_number
 from pqcache.store.sync.download.subset import KnownTypes, Subset, known_types, select_subset, types_of_source
-from pqcache.store.sync.parquet_detection import ContentMemory, FileMoved, parquet_by_content
+from pqcache.store.sync.memo import KnownListing, Memo
+from pqcache.store.sync.parquet_detection import FileMoved, parquet_by_content
 from pqcache.store.sync.safety_checks import WaitRules, divide_both, files_to_take, unsafe_names
 from pqcache.store.tables.data_files import (
     FileRules,
@@ -85,6 +86,21 @@ class Listing:
         if table is None and not any(map(partition_values, self.directories)):
             return None
         return typed_version(table, config.partition_types or {}, schema)
+
+    def known(self, key: str, source: Source) -> KnownListing:
+        """What is remembered of this listing of ``source``."""
+        table, newest = source.table_version, self.newest
+        return KnownListing(
+            key=key,
+            files=len(self.files),
+            size=sum(file.identity.size for file in self.files),
+            sources=self.sources,
+            subset=self.subset.recipe,
+            schema=table_digest(table),
+            version=None if table is None else (table.format, table.version, table.time),
+            newest=None if newest is None else (newest.taken, newest.listed),
+            places={} if source.local_modes is None else source.local_modes.local_places(),
+        )
 
     @cached_property
     def paths(self) -> list[str]:
@@ -181,7 +197,7 @@ def list_source(
     on_event: OnEvent,
     rules: ListingRules = ListingRules(),
     patience: Patience = FIRST_CONTACT,
-    memory: ContentMemory | None = None,
+    memo: Memo | None = None,
     before: Listing | None = None,
 ) -> Listing:
     """Return the source's Parquet files in the partitions that may satisfy a condition, and what to take of them.
@@ -189,7 +205,7 @@ def list_source(
     A thing that a cache cannot hold, as for its name, raises SourceError unless ``rules`` skip it. A source without
     any Parquet file raises SourceIncomplete: an empty listing never replaces what is held. A table whose rows a listing
     does not show raises UsageError. What is a dataset's file is decided by name and content, as ``rules`` say; what
-    ``memory`` holds is not read again. Where a file changes before it is looked into, the source is listed again, up to
+    ``memo`` holds is not read again. Where a file changes before it is looked into, the source is listed again, up to
     three times. Where a directory has the files that it had ``before``, when it was listed by the same rules, that
     listing is returned, which was checked.
     """
@@ -209,7 +225,7 @@ def list_source(
             if file.path in unsafe and (not plain or may_have_rows(file, rules.files)):
                 odd[file.path] = unsafe[file.path]
         try:
-            files = dataset_files(source, safe, rules.files, on_event, memory, patience, odd) if plain else safe
+            files = dataset_files(source, safe, rules.files, on_event, memo, patience, odd) if plain else safe
             break
         except FileMoved:
             if number == _TRIES - 1:
@@ -280,7 +296,7 @@ def dataset_files(
     found: Sequence[SourceFile],
     rules: FileRules,
     on_event: OnEvent,
-    memory: ContentMemory | None = None,
+    memo: Memo | None = None,
     patience: Patience = FIRST_CONTACT,
     odd: MutableMapping[str, PqcacheError] | None = None,
 ) -> list[SourceFile]:
@@ -298,7 +314,7 @@ def dataset_files(
     if not (files.unknown or files.other or files.unfinished):
         return list(files.taken)
     denied: dict[str, PqcacheError] = {}
-    parquet = parquet_by_content(source, files.unknown, memory or ContentMemory(), patience, on_event, denied)
+    parquet = parquet_by_content(source, files.unknown, memo or Memo(), patience, on_event, denied)
     if odd is None and denied:
         raise denied[min(denied)]
     if odd is not None:

@@ -14,7 +14,7 @@ from enum import Enum
 
 from pqcache.errors import UsageError
 from pqcache.store.hive import is_hidden, is_hidden_directory, parent
-from pqcache.store.layout import ARRIVING, CONFIG, CONTENT, HISTORY, LISTED, LOCK
+from pqcache.store.layout import ARRIVING, CONFIG, HISTORY, LOCK, MEMO
 from pqcache.store.manifest import SourceFile
 from pqcache.store.urls import printable
 from pqcache.units import format_count
@@ -22,7 +22,7 @@ from pqcache.units import format_count
 MAGIC = (b"PAR1", b"PARE")  # at both ends of a file; the second where its footer is encrypted
 MIN_SIZE = 12  # bytes of a Parquet file without a column
 
-_OF_CACHES = ("CACHEDIR.TAG", CONFIG, CONTENT, HISTORY, LISTED, LOCK)
+_OF_CACHES = ("CACHEDIR.TAG", CONFIG, HISTORY, LOCK, MEMO)
 _PARQUET = frozenset({"parquet", "parq", "pq"})
 _OTHER_DATA = frozenset(  # kinds that engines write the rows of a table in
     {

@@ -24,8 +24,8 @@ from pqcache.store.sync.download.subset import select_subset
 from pqcache.store.sync.held_files import find_damaged, find_unusable
 from pqcache.store.sync.incremental import spelled
 from pqcache.store.sync.listing import known_keys, list_source, listing_rules, ready_paths
+from pqcache.store.sync.memo import read_memo
 from pqcache.store.sync.newest_files import newest_rule, only_newest
-from pqcache.store.sync.parquet_detection import read_memory
 from pqcache.store.sync.plan import Recipe, plan_sync, recipe_for
 from pqcache.store.sync.safety_checks import wait_rules
 from pqcache.store.sync.snapshot_job import Origin
@@ -124,7 +124,7 @@ def changes_at_source(
     config, comparison = read_config(cache.path), Comparison()
     source = _open(config, store_options, snapshot)
     try:
-        listing = list_source(source, options.on_event, listing_rules(config, snapshot), memory=read_memory(cache.path))
+        listing = list_source(source, options.on_event, listing_rules(config, snapshot), memo=read_memo(cache.path))
         listing = only_newest(listing, newest_rule(config, cache, snapshot))
         if options.compare == CONTENT:
             comparison = compare_content(source, listing.files, snapshot, manifest.files, options)

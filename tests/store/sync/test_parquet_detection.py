@@ -15,7 +15,7 @@ import pqcache
 from pqcache.errors import ParquetError, SourceError, SourceIncomplete, UsageError
 from pqcache.events import Event, Warned
 from pqcache.store.drivers.local import LocalSource
-from pqcache.store.layout import CONTENT
+from pqcache.store.layout import MEMO
 from pqcache.torch import ParquetDataset
 from tests.datasets import write_day
 from tests.remote import make_remote
@@ -78,19 +78,19 @@ def test_each_file_is_looked_into_once(lake: Path, tmp_path: Path, reads: list[s
     shutil.copy(lake / "dt=2026-11-03" / "part-00000.parquet", lake / "dt=2026-11-03" / "000000_0")
     assert sync(lake, cache)[0].rows == 100
     assert reads == ["dt=2026-11-03/000000_0"]
-    remembered = json.loads((cache / CONTENT).read_text())
+    remembered = json.loads((cache / MEMO).read_text())
     assert (len(remembered["parquet"]), len(remembered["other"])) == (9, 1)
     for path in lake.rglob("000000_0"):
         path.unlink()
     sync(lake, cache)
-    assert len(json.loads((cache / CONTENT).read_text())["parquet"]) == 6, "what is gone is forgotten"
+    assert len(json.loads((cache / MEMO).read_text())["parquet"]) == 6, "what is gone is forgotten"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 2}', '{"format": 1, "parquet": 3, "other": []}'])
 def test_a_damaged_memory_is_read_again(text: str, lake: Path, tmp_path: Path, reads: list[str]) -> None:
     cache = tmp_path / "cache"
     sync(lake, cache)
-    (cache / CONTENT).write_text(text)
+    (cache / MEMO).write_text(text)
     reads.clear()
     assert not sync(lake, cache)[0].published
     assert len(reads) == 8
@@ -101,7 +101,7 @@ def test_a_dry_run_remembers_nothing(lake: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
     (lake / "dt=2026-11-01" / "000000_0").rename(lake / "part-0.parquet")
     sync(lake / "part-0.parquet", tmp_path / "cache")
-    assert not (tmp_path / "cache" / CONTENT).exists(), "nothing had to be looked into"
+    assert not (tmp_path / "cache" / MEMO).exists(), "nothing had to be looked into"
 
 
 def test_what_is_passed_over_is_counted(lake: Path, tmp_path: Path) -> None:
@@ -228,6 +228,6 @@ def test_a_file_that_vanishes_before_it_is_looked_into_is_listed_again(
 
 def test_a_memory_that_is_no_file_is_an_error(lake: Path, tmp_path: Path) -> None:
     pqcache.sync(lake, tmp_path / "cache")
-    (tmp_path / "cache" / "content.json").unlink()
-    os.mkfifo(tmp_path / "cache" / "content.json")
+    (tmp_path / "cache" / "memo.json").unlink()
+    os.mkfifo(tmp_path / "cache" / "memo.json")
     assert not pqcache.sync(tmp_path / "cache", dry_run=True).published

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -15,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 
 import pqcache
 from pqcache.events import Event, Listed
-from pqcache.store.layout import LISTED
+from pqcache.store.layout import MEMO
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.tables.base import log_state
 from pqcache.store.tables.open_table import _DeferredTable
@@ -121,7 +122,7 @@ def cut_a_file(cache: Path, table: Path) -> None:
 
 
 def damage_what_is_remembered(cache: Path, table: Path) -> None:
-    (cache / LISTED).write_text('{"format": 1, "key"')
+    (cache / MEMO).write_text('{"format": 1, "key"')
 
 
 def copy_a_commit(cache: Path, table: Path) -> None:
@@ -154,10 +155,10 @@ def test_what_proves_nothing_has_it_read_again(
 
 
 def test_a_dry_run_remembers_nothing(cache: Path, table: Path) -> None:
-    before = (cache / LISTED).read_bytes()
+    before = (cache / MEMO).read_bytes()
     append(table, 18, 20)
     pqcache.sync(cache, dry_run=True)
-    assert (cache / LISTED).read_bytes() == before
+    assert (cache / MEMO).read_bytes() == before
 
 
 def test_files_that_become_private_at_the_source_do_here(cache: Path, table: Path, readings: list[str]) -> None:
@@ -169,9 +170,9 @@ def test_files_that_become_private_at_the_source_do_here(cache: Path, table: Pat
 
 
 def test_a_source_that_is_no_table_leaves_nothing(cache: Path, table: Path) -> None:
-    assert (cache / LISTED).exists()
+    assert (cache / MEMO).exists()
     pqcache.sync(cache, as_files=True)
-    assert not (cache / LISTED).exists()
+    assert json.loads((cache / MEMO).read_text())["listing"] is None
 
 
 def test_sizes_alone_are_no_state() -> None:
