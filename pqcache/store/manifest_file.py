@@ -102,9 +102,8 @@ def _read(
 
 
 def _check_schema(schema: pa.Schema) -> None:
-    """Raise TypeError unless the columns are those of a manifest; one from before there were checksums lacks these."""
-    known = _SCHEMA if "checksum" in schema.names else _SCHEMA.remove(_SCHEMA.get_field_index("checksum"))
-    if not schema.equals(known):
+    """Raise TypeError unless the columns are those of a manifest."""
+    if not schema.equals(_SCHEMA):
         raise TypeError(f"its columns are {', '.join(schema.names)}, or of other types")
 
 
@@ -173,13 +172,11 @@ def _entries(batch: pa.RecordBatch) -> Iterable[FileEntry]:
     names = ("path", "size", "mtime_ns", "tag")
     columns: list[list[Any]] = [column.values.field(name).to_pylist() for name in names]
     flat = [SourceFile(p, Identity(s, m, t)) for p, s, m, t in zip(*columns, strict=True)]
-    plain = [batch[name].to_pylist() for name in ("path", "size", "rows", "row_groups", "recipe")]
-    recorded = "checksum" in batch.schema.names  # not in a snapshot from before there were checksums
+    plain = [batch[name].to_pylist() for name in ("path", "size", "rows", "row_groups", "recipe", "checksum")]
     if any(None in values for values in (*columns, *plain)):
         raise ValueError("it has nulls")
     if any(min(values) < 0 for values in (columns[1], *plain[1:4]) if values):
         raise ValueError("it has negative numbers")
-    plain.append(batch["checksum"].to_pylist() if recorded else [""] * batch.num_rows)
     for i, (path, size, rows, row_groups, recipe, checksum) in enumerate(zip(*plain, strict=True)):
         sources = tuple(flat[offsets[i] : offsets[i + 1]])
         name = sources[0].path if len(sources) == 1 and sources[0].path == path else path  # one string, not two

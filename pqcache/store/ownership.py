@@ -55,7 +55,7 @@ def check_ownership(cache: Path) -> None:
         if os.path.lexists(cache / name):
             status = os.lstat(cache / name)
             _check_owner(cache / name, status, cache)
-            if stat.S_ISREG(status.st_mode) and name != LOCK:  # which an early version made for all, and has no content
+            if stat.S_ISREG(status.st_mode) and name != LOCK:  # which has no content
                 _check_writers(cache / name, status, cache)
     for name in ("snapshots", "tmp", ARRIVING):
         if (cache / name).is_dir() and os.access(cache / name, os.R_OK | os.X_OK):  # else nothing of it is read
@@ -100,7 +100,7 @@ def private_mode() -> int:
 
 
 def make_private(file: Path | int) -> None:
-    """Take from a file or directory of this user, which an early version may have made, what others may do with it."""
+    """Take from a file or directory of this user what others may do with it."""
     status = os.stat(file)
     if status.st_uid == os.geteuid() and status.st_mode & 0o777 & ~private_mode():
         os.chmod(file, status.st_mode & private_mode())

@@ -81,9 +81,9 @@ class Index:
     """Every row group of a dataset, in path order and then in file order.
 
     ``table`` has one row per row group; see the module's docstring for its columns. ``data_schema`` is the schema of
-    the columns in the files. ``uniform`` says that every file has just this schema; an index of an early version does
-    not know. ``table_schema`` is that of the Delta or Iceberg table that the files are of, else without columns.
-    ``clashes`` has the errors about columns that are in no schema, as their types do not fit together.
+    the columns in the files, and ``uniform`` says that every file is known to have just this one. ``table_schema`` is
+    that of the Delta or Iceberg table that the files are of, else without columns. ``clashes`` has the errors about
+    columns that are in no schema, as their types do not fit together.
     """
 
     paths: tuple[str, ...]
@@ -671,8 +671,7 @@ def read_index(path: Path) -> Index:
             advice = "upgrade pqcache, or sync into a new directory" if newer else "sync into a new directory"
             raise CacheError(path, f"written in format {found}, this pqcache reads format {FORMAT}", advice)
         schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.schema"]))
-        of_table = metadata.get(b"pqcache.table_schema")  # not in an index from before there were any
-        table_schema = NO_SCHEMA if of_table is None else pa.ipc.read_schema(pa.py_buffer(of_table))
+        table_schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.table_schema"]))
         wrong = [field.name for field in list(BASE)[1:] if not table.schema.field(field.name).equals(field)]
         wrong += [field.name for field in table.schema if field.name.endswith(_NUMBERS) and field.type != pa.int64()]
         needed = [f"{name}:{what}" for name in schema.names for what in _ALWAYS]

@@ -18,7 +18,6 @@ from pqcache.events import OnEvent, ignore
 from pqcache.parquet.dense_columns import as_list
 from pqcache.parquet.footer.doubtful import check_read_right
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.cached_paths import cached_paths
 from pqcache.store.hive import parent
 from pqcache.store.inspect.arriving_progress import leased_snapshot
 from pqcache.store.inspect.summary import read_remote_index
@@ -261,11 +260,6 @@ def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference
     cache = CacheDirectory.open(target)
     snapshots = cache.snapshot(old), cache.snapshot(new)
     before, after = ({entry.path: entry for entry in snapshot.manifest().files} for snapshot in snapshots)
-    renamed = cached_paths(before)  # by early versions files were kept under the names that they have at the source
-    before = {
-        there if _is_same(entry, after.get(there := renamed.get(path, path))) else path: entry
-        for path, entry in before.items()
-    }
     changed = [path for path in before.keys() & after.keys() if _made_from(before[path]) != _made_from(after[path])]
     rows: dict[str, int] = {}
     for sign, entries in ((-1, before), (1, after)):
@@ -283,10 +277,6 @@ def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference
         bytes=(sum(e.size for e in before.values()), sum(e.size for e in after.values())),
         partitions={directory: rows[directory] for directory in sorted(touched)},
     )
-
-
-def _is_same(before: FileEntry, after: FileEntry | None) -> bool:
-    return after is not None and _made_from(before) == _made_from(after)
 
 
 def _made_from(entry: FileEntry) -> tuple[object, ...]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from pqcache.errors import PqcacheError, SourceIncomplete
-from pqcache.store.cached_paths import SUFFIX
 from pqcache.store.config import Config
 from pqcache.store.hive import parent, partition_schema
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, TableVersion, Totals
@@ -95,7 +94,7 @@ class Decision:
     """What a sync publishes of a ``listing``.
 
     Attributes:
-        manifest: what is held, with the tags that unchanged files have in the listing.
+        manifest: what is held.
         files: the source files of the snapshot, of all nodes together.
         plan: how to get there from what is held.
         metadata: what the new manifest says beside its files.
@@ -162,7 +161,7 @@ def decide(
     SourceIncomplete if nothing is left to publish, or more would be lost than is allowed.
     """
     config, shard = asked.config, asked.config.shard
-    manifest = None if held.manifest is None else with_tags(held.manifest, listing.files)
+    manifest = held.manifest
     fills = asked.fill and not findings.obstacle
     recipe = Recipe(listing.subset.recipe) if fills else recipe_for(config, listing.subset.recipe)
     files = files_of(listing, asked.waits, manifest, findings.skipped)
@@ -185,7 +184,7 @@ def decide(
         plan=plan,
         metadata=metadata,
         fills=fills,
-        publishes=not (plan.nothing_to_do and _is_same(manifest, metadata, held) and not asked.reindex),
+        publishes=not (plan.nothing_to_do and _is_same(metadata, held) and not asked.reindex),
         findings=findings,
     )
     if not plan.directories:
@@ -241,44 +240,13 @@ def plan_for(
     return replace(plan, changed=(*plan.changed, *sorted(found)), unchanged=plan.unchanged - len(found))
 
 
-def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
-    """The manifest with the tags and paths that unchanged source files have in a listing.
-
-    Files of local sources may have been recorded without tags, and get them without being fetched again. So do files of
-    another cache whose names have got a suffix there since.
-    """
-    listed = {file.path: file for file in files}
-    held = [file for entry in manifest.files for file in entry.sources]
-    known = all(file.identity.tag for file in held) and all(file.identity.tag for file in listed.values())
-    if known and all(file.path in listed or file.path + SUFFIX not in listed for file in held):
-        return manifest  # an equal tag is the same already
-
-    def tagged(file: SourceFile) -> SourceFile:
-        now = listed.get(file.path)
-        if now is None:
-            now = listed.get(file.path + SUFFIX, file)
-            return now if file.identity.tag and file.identity == now.identity else file
-        return now if file.identity != now.identity and file.identity.is_still(now.identity) else file
-
-    def retagged(entry: FileEntry) -> FileEntry:
-        sources = tuple(map(tagged, entry.sources))
-        return entry if sources == entry.sources else replace(entry, sources=sources)
-
-    return replace(manifest, files=tuple(map(retagged, manifest.files)))
-
-
-def _is_same(manifest: Manifest | None, metadata: SnapshotMetadata, held: Held) -> bool:
+def _is_same(metadata: SnapshotMetadata, held: Held) -> bool:
     """Whether the current snapshot says what a new one of the same files would say."""
-    if manifest is None or held.manifest is None or not held.is_intact:
+    manifest = held.manifest
+    if manifest is None or not held.is_intact:
         return False
     before = manifest.shard, manifest.listing, table_digest(manifest.table)
-    if before != (metadata.shard, metadata.listing, table_digest(metadata.table)):
-        return False
-    return manifest is held.manifest or _source_paths(manifest) == _source_paths(held.manifest)
-
-
-def _source_paths(manifest: Manifest) -> set[str]:
-    return {file.path for entry in manifest.files for file in entry.sources}
+    return before == (metadata.shard, metadata.listing, table_digest(metadata.table))
 
 
 def _table(listing: Listing, version: TableVersion | None, held: Held, config: Config) -> TableVersion | None:

@@ -192,10 +192,10 @@ def plan_sync(
 def _renamed(plan: DirectoryPlan, recipe: Recipe, paths: Mapping[str, str]) -> DirectoryPlan:
     """Return ``plan`` with new paths for kept files that do not have those which new ones would have.
 
-    Early versions kept the names of source files, and a name may belong to another file now.
+    Paths in the cache depend on all names of a directory, so a name may belong to another file now.
     """
     if recipe.rewrite:
-        return replace(plan, renamed=found) if (found := cached_paths(entry.path for entry in plan.keep)) else plan
+        return plan
     wanted = ((entry.path, entry.sources[0].path) for entry in plan.keep if entry.sources)
     found = {path: paths.get(source, source) for path, source in wanted if path != paths.get(source, source)}
     return replace(plan, renamed=found) if found else plan

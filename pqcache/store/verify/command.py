@@ -202,8 +202,7 @@ class _SnapshotCheck:
         found: list[Damage] = []
         manifest = self._read(snapshot, FILES, snapshot.checked_manifest, found)
         index = self._read(snapshot, ROW_GROUPS, snapshot.checked_index, found)
-        if (snapshot.path / SUMMARY).exists():  # not in a snapshot from before there were any
-            self._read(snapshot, SUMMARY, lambda: snapshot.check(SUMMARY), found)
+        self._read(snapshot, SUMMARY, lambda: snapshot.check(SUMMARY), found)
         self._keys(snapshot, found)
         if manifest is not None:
             self._files(snapshot, [entry for entry in manifest.files if entry not in known], index is not None, found)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,10 +14,7 @@ import pqcache
 from pqcache.events import Event, Fetched
 from pqcache.store.cached_paths import cached_paths
 from pqcache.store.drivers import local
-from pqcache.store.inspect.listings import difference
-from pqcache.store.manifest import FileEntry, Identity, SourceFile
 from pqcache.store.manifest_file import read_manifest
-from pqcache.store.sync.plan import Recipe, plan_sync
 from pqcache.torch import ParquetDataset
 from tests.datasets import files_of, rows_of, write_day
 from tests.examples import examples
@@ -41,14 +36,6 @@ def add_day(root: Path, day: int, names: tuple[str, ...] = NAMES) -> None:
     directory = root / f"dt=2026-11-0{day}"
     for path, name in zip(sorted(directory.glob("*.parquet")), names, strict=True):
         path.rename(directory / name)
-
-
-@contextmanager
-def early_version() -> Iterator[None]:
-    """Have syncs keep the names of source files, as they did."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pqcache.store.sync.plan.cached_paths", lambda paths: {})
-        yield
 
 
 def sync(source: Path | str, cache: Path, **options: object) -> list[str]:
@@ -133,57 +120,6 @@ def test_two_files_of_one_name_keep_apart(tmp_path: Path) -> None:
     assert len(rows_of(cache / "current")) == 20
 
 
-@pytest.mark.parametrize("keys", [False, True])
-def test_a_cache_of_an_early_version_moves_over_at_its_next_change(keys: bool, lake: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    with early_version():
-        sync(lake, cache)
-    if keys:
-        pqcache.index(cache, keys=["id"])
-    assert files_of(cache / "current") == []
-    assert sorted(ids(cache)) == sorted(ids(lake))
-    assert sync(lake, cache) == []
-    assert files_of(cache / "current") == []
-    add_day(lake, 3)
-    inode = (cache / "current" / CACHED[0].removesuffix(".parquet")).stat().st_ino
-    before = os.readlink(cache / "current").rpartition("/")[2]
-    assert sync(lake, cache) == [f"dt=2026-11-03/{name}" for name in NAMES]
-    assert (cache / "current" / CACHED[0]).stat().st_ino == inode, "it is linked"
-    assert len(rows_of(cache / "current")) == 120
-    assert sorted(ids(cache)) == sorted(ids(lake))
-    assert pqcache.verify(cache, deep=True).ok
-    found = difference(cache, before, os.readlink(cache / "current").rpartition("/")[2])
-    assert (len(found.added), found.removed, found.changed, found.unchanged) == (4, (), (), 8)
-    if keys:
-        assert len(pqcache.Cache(cache).lookup("id", [1005, 3005])) == 2
-
-
-def test_a_damaged_index_does_not_keep_an_early_cache_from_moving(lake: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    with early_version():
-        sync(lake, cache)
-    damage(cache / "current" / "_pqcache" / "row_groups.arrow")
-    add_day(lake, 3)
-    assert len(sync(lake, cache)) == 4
-    assert files_of(cache / "current")[:8] == CACHED
-    assert sorted(ids(cache)) == sorted(ids(lake))
-
-
-def test_a_cache_of_a_cache_follows_without_a_fetch(lake: Path, tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    with early_version():
-        sync(lake, first)
-        sync(first / "current", second)
-    assert files_of(second / "current") == []
-    (lake / "dt=2026-11-02" / "part-3.pq").unlink()
-    sync(lake, first)
-    assert sync(first / "current", second) == []
-    assert files_of(second / "current") == CACHED[:-1]
-    assert sources_in(second) == {path: [path] for path in CACHED[:-1]}
-    assert pqcache.sync(first / "current", second).published is False
-    assert pqcache.verify(second, deep=True, repair=True).ok
-
-
 def test_an_arriving_snapshot_has_the_names(lake: Path, tmp_path: Path) -> None:
     sync(lake, tmp_path / "cache", fill=True)
     assert files_of(tmp_path / "cache" / "current") == CACHED
@@ -201,16 +137,6 @@ def test_rewritten_files_have_the_suffix(lake: Path, tmp_path: Path) -> None:
     shutil.copy(next((tmp_path / "out").rglob("*.parquet")), lone / "000000_0")  # it fits as it is
     assert pqcache.repartition(lone.parent, tmp_path / "linked", row_group_size="1MB").rows > 0
     assert files_of(tmp_path / "linked") == ["dt=1/part-00000.parquet"]
-
-
-def test_rewritten_files_of_an_early_version_get_the_suffix() -> None:
-    file = SourceFile("dt=1/a", Identity(10, 1))
-    held = FileEntry(
-        path="dt=1/a", size=9, rows=1, row_groups=1, sources=(file,), recipe='{"rewrite":{"row_group_size":1}}'
-    )
-    plan = plan_sync([file], [held], Recipe(rewrite='{"row_group_size":1}'))
-    assert plan.nothing_to_do
-    assert [now.path for directory in plan.directories for _, now in directory.kept] == ["dt=1/a.parquet"]
 
 
 def test_a_copy_becomes_as_private_as_its_source(lake: Path, tmp_path: Path) -> None:
