@@ -28,6 +28,7 @@ columns and for columns that no file has yet. Partition values are not repeated:
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -42,10 +43,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED, CacheError, DamagedError, ParquetError, TypeClash, first_line
+from pqcache.parquet.arrow_rows import rows_at
 from pqcache.parquet.decoded_size import DECODED, Read, decoded_columns, reading
 from pqcache.parquet.dense_columns import is_alike
 from pqcache.parquet.nested import leaves_in, names_of_chunks
-from pqcache.parquet.row_group_stats import BASE, columns_table, index_schema, read_footer, row_group_columns
+from pqcache.parquet.row_group_stats import BASE, EXTREMES, columns_table, index_schema, read_footer, row_group_columns
 from pqcache.parquet.schema_merge import (
     always_fits,
     cast_exactly,
@@ -59,7 +61,6 @@ from pqcache.parquet.schema_merge import (
 )
 from pqcache.parquet.time_units import TimeUnits
 from pqcache.store.hive import parent, partition_keys, partition_values, partitions_of
-from pqcache.store.index_parts import IndexPart, index_part, merged_parts
 from pqcache.system.disk import check_regular
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
@@ -67,7 +68,9 @@ OpenFile = Callable[[str], AbstractContextManager[tuple[pq.FileMetaData, pa.Sche
 
 FORMAT = 2  # 1 had no decoded sizes
 NO_SCHEMA = pa.schema([])
-_BATCH = 8_192  # rows decoded, or written, at once
+log = logging.getLogger("pqcache.store")
+
+_BATCH = 8_192  # files, or row groups, handled at once
 _DICTIONARIES = 32  # row groups whose dictionaries are looked at before the files are here
 NO_UNITS = TimeUnits()
 IndexColumns = dict[str, list[Any]]  # of the row groups of a file, by name
@@ -694,3 +697,54 @@ def read_index(path: Path) -> Index:
         table_schema=table_schema,
         uniform=about.get("uniform") is True,
     )
+
+
+def with_columns(table: pa.Table, columns: pa.Schema) -> pa.Table:
+    """Return a table of an index with other columns; extremes that do not fit their new type are unknown."""
+    arrays: dict[str, pa.Array | pa.ChunkedArray | None] = {}
+    unknown: set[str] = set()
+    for field in columns:
+        found = table.schema.get_field_index(field.name)
+        array = table.column(found) if found >= 0 else None
+        try:
+            arrays[field.name] = array if array is None or array.type == field.type else array.cast(field.type)
+        except pa.ArrowException as error:
+            log.debug("%s does not fit %s, and prunes nothing: %s", field.name, field.type, error)
+            arrays[field.name] = None
+            unknown.add(field.name.rpartition(":")[0])
+    for name, array in arrays.items():
+        column, _, what = name.rpartition(":")
+        if array is None or (column in unknown and what in EXTREMES):
+            arrays[name] = pa.nulls(table.num_rows, columns.field(name).type)
+    return pa.table([arrays[name] for name in columns.names], schema=columns)
+
+
+@dataclass(frozen=True)
+class IndexPart:
+    """Rows of an index and the position in path order that each row's file has now, -1 where it is gone."""
+
+    table: pa.Table
+    files: npt.NDArray[np.int32]
+
+
+def index_part(table: pa.Table, position_of: npt.NDArray[np.int32]) -> IndexPart:
+    """Return rows of an index whose files have new positions."""
+    return IndexPart(table, position_of[table["file"].to_numpy()])
+
+
+def merged_parts(parts: Sequence[IndexPart], files: int, columns: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of ``parts`` in the order of files and row groups, a few thousand files at a time."""
+    for first in range(0, files, _BATCH):
+        pieces = [columns.empty_table()]
+        for part in parts:
+            inside = np.nonzero((part.files >= first) & (part.files < first + _BATCH))[0]
+            if len(inside):
+                low, high = int(inside[0]), int(inside[-1]) + 1
+                piece = part.table.slice(low, high - low)
+                files = pa.py_buffer(part.files[inside])
+                numbers = pa.Array.from_buffers(pa.int32(), len(inside), [None, files])
+                piece = rows_at(piece, inside - low).set_column(0, BASE.field("file"), numbers)
+                pieces.append(with_columns(piece, columns))
+        block = pa.concat_tables(pieces)
+        order = np.lexsort((block["row_group"].to_numpy(), block["file"].to_numpy()))
+        yield rows_at(block, order).combine_chunks()

@@ -127,15 +127,3 @@ def test_checksums_are_those_of_the_bytes_and_are_kept(tmp_path: Path) -> None:
     pqcache.sync(cache, columns=["id"])
     for path, checksum in checksums().items():
         assert checksum == "xxh3:" + xxhash.xxh3_64_hexdigest((current / path).read_bytes())
-
-
-def test_a_manifest_without_checksums_reads(tmp_path: Path) -> None:
-    entry = FileEntry(
-        path="a.parquet", size=1, rows=2, row_groups=3, sources=(SourceFile("a.parquet", Identity(1, 2)),)
-    )
-    write_manifest(Manifest(files=(entry,), source="s", created="now"), tmp_path / "new")
-    with pa.ipc.open_file(tmp_path / "new") as reader:
-        table = reader.read_all().drop_columns("checksum")
-    with pa.ipc.new_file(tmp_path / "old", table.schema) as writer:
-        writer.write_table(table)
-    assert read_manifest(tmp_path / "old").files == (entry,)

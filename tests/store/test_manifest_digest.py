@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.store.layout import CHECKSUMS, SUMMARY
 from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
 from pqcache.store.manifest_digest import digest_of_held, digest_of_sources, read_summary, summarize
 from pqcache.store.snapshot import Snapshot
@@ -148,14 +147,3 @@ def test_a_change_at_the_source_is_seen(snapshot: Snapshot, shop: Path) -> None:
 def test_another_recipe_is_seen(snapshot: Snapshot) -> None:
     assert pqcache.sync(snapshot.path.parents[1], row_group_size=16 << 10).rewritten == 3
     assert pqcache.sync(snapshot.path.parents[1], columns=["id"]).published
-
-
-def test_a_snapshot_from_before_there_were_summaries(snapshot: Snapshot) -> None:
-    """It is compared file by file, is kept, and is no damage."""
-    (snapshot.path / SUMMARY).unlink()
-    checksums = json.loads((snapshot.path / CHECKSUMS).read_text())
-    del checksums[SUMMARY]
-    (snapshot.path / CHECKSUMS).write_text(json.dumps(checksums))
-    report = pqcache.sync(snapshot.path.parents[1])
-    assert (report.published, report.unchanged, report.files) == (False, 9, 9)
-    assert pqcache.verify(snapshot.path.parents[1]).damage == ()

@@ -14,7 +14,7 @@ from pqcache.store.history import ROLLBACK
 from pqcache.store.pins import Rollback, read_kept, write_kept
 from pqcache.store.run_record import recorded_run
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.held_files import find_damaged
+from pqcache.store.sync.held import find_damaged
 from pqcache.system.disk import replace_symlink
 from pqcache.units import format_count, parse_duration
 

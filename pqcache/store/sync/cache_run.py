@@ -19,8 +19,7 @@ from pqcache.store.run_record import RunRecord
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import SkippedPartition
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
-from pqcache.store.sync.plan import Plan
-from pqcache.store.sync.plan_view import PartitionChange, partition_changes
+from pqcache.store.sync.plan import PartitionChange, Plan, partition_changes
 from pqcache.store.tables.data_files import PassedOver
 from pqcache.store.tmp_directory import discard
 from pqcache.store.urls import redact

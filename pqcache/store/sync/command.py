@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pqcache.errors import UsageError, disk_errors
 from pqcache.events import Listed, OnEvent, Warned, ignore
-from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
-from pqcache.store.cache_directory import CacheDirectory, cache_path
+from pqcache.store.arriving.arriving_snapshot import arriving_snapshots, find_arriving
+from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import TIMEOUT, Source
 from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, patience_of_run
+from pqcache.store.history import copied_source
 from pqcache.store.hive import parent, parse_types
+from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import TableVersion
 from pqcache.store.manifest_digest import Summary, digest_of_held, read_summary, table_digest
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.pins import rolled_back_from
 from pqcache.store.run_record import RunRecord, recorded_run
+from pqcache.store.same_source import is_same_source
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import (
     IDENTITY,
@@ -46,13 +51,11 @@ from pqcache.store.sync.memo import Memo, listing_key, read_memo
 from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
 from pqcache.store.sync.safety_checks import check_identities, wait_rules
-from pqcache.store.sync.source_and_cache import check_apart, check_order
-from pqcache.store.sync.source_change import changed_source, merged_config
 from pqcache.store.sync.source_modes import limit_to_source
 from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_source import TableSource
-from pqcache.store.urls import quoted, redact
+from pqcache.store.urls import check_url, is_secret, local_path, quoted, redact, remembered_url, url_scheme
 from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import parse_count, parse_duration, parse_names, parse_size
 
@@ -462,3 +465,75 @@ def _unchanged(current: Snapshot, sources: str, recipe: Recipe, shard: str | Non
         return None
     same = summary.sources == sources and summary.held == digest_of_held(current.path)
     return summary if same else None
+
+
+def check_order(source: str, cache: str) -> None:
+    """Raise UsageError where the source was named as the cache, and the cache as the source."""
+    scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):/", cache)  # Path makes one slash of two
+    if scheme is not None and url_scheme(source) in ("", "file"):
+        subject, reason = f"{scheme[1]}://...", "a cache is a local directory"
+    elif cache_at(source) is not None and os.path.isdir(cache) and cache_at(cache) is None:
+        subject, reason = source, f"is a pqcache, and {cache} is none"
+    else:
+        return
+    raise UsageError(subject, reason, "are the two the wrong way round? It is 'pqcache sync SOURCE CACHE'")
+
+
+def check_apart(source: str, cache: Path) -> None:
+    """Raise UsageError where a cache lies in its local source, or holds it."""
+    if url_scheme(source) in ("", "file"):
+        path = Path(local_path(source)).resolve()
+        ours = cache.resolve()
+        if path == ours or ours in path.parents or path in ours.parents:
+            raise UsageError(cache, f"lies in its source {path}, or holds it", "name another directory")
+
+
+OPTION = "--new-source"
+
+
+def changed_source(
+    cache: CacheDirectory, current: Snapshot | None, remembered: Config | None, config: Config, is_allowed: bool
+) -> str | None:
+    """Return the source that ``cache`` is a copy of, where ``config`` has another one; None where it is the same.
+
+    ``remembered`` is what ``pqcache.toml`` has, which a person may have edited. A change that is not allowed raises
+    UsageError. A cache without files is bound to no source.
+    """
+    if remembered is None or (current is None and find_arriving(cache) is None):
+        return None
+    held = copied_source(cache, current) or redact(remembered.source)
+    before = remembered.options if is_same_source(held, remembered.source, {}, {}) else {}
+    if is_same_source(held, config.source, before, config.options):
+        return None
+    if not is_allowed:
+        raise _refusal(cache.path, held, remembered, config)
+    return held
+
+
+def _refusal(cache: Path, held: str, remembered: Config, config: Config) -> UsageError:
+    wanted = redact(config.source)
+    if is_same_source(held, wanted, {}, {}):
+        held = f"{held} at {remembered.options.get('endpoint')}"
+        wanted = f"{wanted} at {config.options.get('endpoint')}"
+    reason = f"is a copy of {held}, and {wanted} is another source"
+    if not is_same_source(held, remembered.source, {}, {}) and remembered.source == config.source:
+        return UsageError(
+            cache / CONFIG,
+            f"names the source {wanted}, and the cache is a copy of {held}",
+            f"correct it, or say {OPTION} if the cache is to be a copy of {wanted} from now on",
+        )
+    advice = f"name another directory, or say {OPTION} if the cache is to be a copy of {wanted} from now on"
+    return UsageError(cache, reason, advice)
+
+
+def merged_config(remembered: Config | None, source: str | None, options: Mapping[str, str] | None) -> Config:
+    """Return the configuration with the source and its options, as it is remembered from now on, without secrets."""
+    known = {k: v for k, v in (options or {}).items() if not is_secret(k)}
+    if source is None:
+        assert remembered is not None
+        return replace(remembered, options={**remembered.options, **known})
+    check_url(source)
+    shown = remembered_url(source)
+    if remembered is not None and is_same_source(remembered.source, shown, remembered.options, known):
+        known = {**remembered.options, **known}
+    return replace(remembered or Config(source=shown), source=shown, options=known)

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from pqcache.errors import PqcacheError, SourceIncomplete
+from pqcache.errors import ParquetError, PqcacheError, SourceIncomplete
 from pqcache.store.config import Config
+from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent, partition_schema
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, TableVersion, Totals
 from pqcache.store.manifest_digest import table_digest
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.shard import owners, parse_shard
 from pqcache.store.sync.bad_partitions import BadPartitions, place_of, with_number, with_old_versions
-from pqcache.store.sync.compare_content import Comparison
 from pqcache.store.sync.download.subset import known_types
+from pqcache.store.sync.held import Comparison
 from pqcache.store.sync.listing import Listing, digest_of_shares, ready_paths
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
 from pqcache.store.sync.safety_checks import (
@@ -94,7 +95,7 @@ class Decision:
     """What a sync publishes of a ``listing``.
 
     Attributes:
-        manifest: what is held.
+        manifest: what is held, with the tags that unchanged files have in the listing.
         files: the source files of the snapshot, of all nodes together.
         plan: how to get there from what is held.
         metadata: what the new manifest says beside its files.
@@ -161,7 +162,7 @@ def decide(
     SourceIncomplete if nothing is left to publish, or more would be lost than is allowed.
     """
     config, shard = asked.config, asked.config.shard
-    manifest = held.manifest
+    manifest = None if held.manifest is None else with_tags(held.manifest, listing.files)
     fills = asked.fill and not findings.obstacle
     recipe = Recipe(listing.subset.recipe) if fills else recipe_for(config, listing.subset.recipe)
     files = files_of(listing, asked.waits, manifest, findings.skipped)
@@ -240,6 +241,27 @@ def plan_for(
     return replace(plan, changed=(*plan.changed, *sorted(found)), unchanged=plan.unchanged - len(found))
 
 
+def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
+    """The manifest with the tags that unchanged source files have in a listing.
+
+    A file system that is mounted in another way may have them from now on; no file is fetched again for that.
+    """
+    listed = {file.path: file for file in files}
+    held = [file for entry in manifest.files for file in entry.sources]
+    if all(file.identity.tag for file in held) and all(file.identity.tag for file in listed.values()):
+        return manifest  # an equal tag is the same already
+
+    def tagged(file: SourceFile) -> SourceFile:
+        now = listed.get(file.path, file)
+        return now if file.identity != now.identity and file.identity.is_still(now.identity) else file
+
+    def retagged(entry: FileEntry) -> FileEntry:
+        sources = tuple(map(tagged, entry.sources))
+        return entry if sources == entry.sources else replace(entry, sources=sources)
+
+    return replace(manifest, files=tuple(map(retagged, manifest.files)))
+
+
 def _is_same(metadata: SnapshotMetadata, held: Held) -> bool:
     """Whether the current snapshot says what a new one of the same files would say."""
     manifest = held.manifest
@@ -286,3 +308,22 @@ def _check_lost_files(
 def _fetched_otherwise(held: Iterable[FileEntry], recipe: Recipe) -> frozenset[str]:
     """The directories with files of which other columns or rows were fetched than ``recipe`` says."""
     return frozenset(parent(e.path) for e in held if recipe_of(e.recipe).subset != recipe.subset)
+
+
+def obstacle(source: Source, listing: Listing) -> str:
+    """Return why the files of a listing cannot be read before all is there; empty where they can."""
+    if listing.subset.ignore_case:
+        return "columns get one spelling while they are fetched"
+    if listing.subset.where is not None:
+        return "rows are filtered while they are fetched"
+    shapes = (source.shape_of(file.path) for file in listing.files)
+    if any(shape is not None and shape.deleted_rows is not None for shape in shapes):
+        return "its table deletes rows of files"
+    return ""
+
+
+class NeedsRewriting(Exception):
+    """The files as they are at the source have no index in common; once they are rewritten they have."""
+
+    def __init__(self, error: ParquetError) -> None:
+        super().__init__(f"{error.subject}: {error.reason}")

@@ -41,15 +41,23 @@ from pqcache.store.sync.bad_partitions import (
 )
 from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import IDENTITY, CacheRun, RunResult
-from pqcache.store.sync.compare_content import Comparison, compare_content
-from pqcache.store.sync.decide import Asked, Decision, Findings, Held, decide, files_of, waiting_files
+from pqcache.store.sync.decide import (
+    Asked,
+    Decision,
+    Findings,
+    Held,
+    NeedsRewriting,
+    decide,
+    files_of,
+    obstacle,
+    waiting_files,
+)
 from pqcache.store.sync.download.download_file import Vanished
 from pqcache.store.sync.download.remote_footer import read_remote_footer
 from pqcache.store.sync.download.subset import Subset
-from pqcache.store.sync.fill.obstacle import NeedsRewriting, obstacle
-from pqcache.store.sync.held_files import find_unusable
+from pqcache.store.sync.held import Comparison, compare_content, find_unusable
 from pqcache.store.sync.listing import Listing, ListSource, check_one_table
-from pqcache.store.sync.plan_view import planned_files
+from pqcache.store.sync.plan import planned_files
 from pqcache.store.sync.safety_checks import check_case, check_space, wait_rules
 from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.tables.table_source import TableSource

@@ -35,7 +35,6 @@ from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import or_skip, with_number
 from pqcache.store.sync.download.subset import KnownTypes, Subset, known_types, select_subset, types_of_source
 from pqcache.store.sync.memo import KnownListing, Memo
-from pqcache.store.sync.parquet_detection import FileMoved, parquet_by_content
 from pqcache.store.sync.safety_checks import WaitRules, divide_both, files_to_take, unsafe_names
 from pqcache.store.tables.data_files import (
     FileRules,
@@ -54,9 +53,14 @@ from pqcache.units import format_count
 if TYPE_CHECKING:
     import pyarrow as pa
 
+
+from pqcache.store.drivers.base import read_range
+from pqcache.store.tables.data_files import is_magic
+
 _REPORTED = 1000  # files that are reported at once while they are listed
 _ROOTS, _THREADS = 32, 16  # directories that may be tables of their own: footers read, and at once
 _APART = "+"  # at the end of a digest that no other node has
+_MAGIC_SIZE = 4
 _TRIES = 4  # of a listing whose files change before they are looked into
 MAX_FILES = 10_000_000  # of a source, so that a listing without end is an error before the memory is full
 
@@ -440,3 +444,62 @@ def _apart(
     if marked:
         apart |= {parent(file.path) for file in files if file.path not in ready}
     return apart
+
+
+class FileMoved(SourceIncomplete):
+    """A file has changed since it was listed."""
+
+
+def parquet_by_content(
+    source: Source,
+    files: Sequence[SourceFile],
+    memo: Memo,
+    patience: Patience,
+    on_event: OnEvent,
+    denied: MutableMapping[str, PqcacheError],
+) -> set[SourceFile]:
+    """Return those of ``files`` that are Parquet by their first or last bytes.
+
+    What ``memo`` does not know is read, in parallel. A file that has changed since it was listed raises
+    SourceIncomplete. ``denied`` gets the errors for files that may not be read, by path.
+    """
+    unknown = [file for file in files if memo.is_parquet(source.url, file) is None]
+    if unknown:
+        from pqcache.system.parallel import in_parallel  # a sync with nothing to do does not need it
+
+        _log("%s: %d files are looked into", source.url, len(unknown))
+        calls = [partial(_has_magic, source, file, patience, on_event) for file in unknown]
+        for file, is_parquet in zip(unknown, in_parallel(calls, _THREADS), strict=True):
+            if isinstance(is_parquet, SourceDenied):
+                denied[file.path] = is_parquet
+            else:
+                memo.put(source.url, file, is_parquet)
+    return {file for file in files if memo.is_parquet(source.url, file)}
+
+
+def _has_magic(source: Source, file: SourceFile, patience: Patience, on_event: OnEvent) -> bool | SourceDenied:
+    def read(offset: int) -> bytes:
+        return read_range(source, file.path, offset, _MAGIC_SIZE, file.identity.tag)
+
+    for offset in (0, file.identity.size - _MAGIC_SIZE):
+        try:
+            data = with_retries(partial(read, offset), file.path, patience, on_event)
+        except SourceDenied as error:
+            return error
+        except (SourceNotFound, SourceChanged) as error:
+            raise _moved(source, file) from error
+        if len(data) < _MAGIC_SIZE:
+            raise _moved(source, file)
+        if is_magic(data):
+            return True
+    return False
+
+
+def _moved(source: Source, file: SourceFile) -> FileMoved:
+    return FileMoved(source.url_of(file.path), "changed while it was listed", "nothing was published, sync again")
+
+
+def _log(message: str, *values: object) -> None:
+    import logging  # as above
+
+    logging.getLogger("pqcache.sync").debug(message, *values)

@@ -21,7 +21,7 @@ from pqcache.store.manifest import FileEntry, Manifest
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import IDENTITY, ByteCounter, RunOptions
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
-from pqcache.store.sync.held_files import find_damaged
+from pqcache.store.sync.held import find_damaged
 from pqcache.store.urls import quoted
 from pqcache.store.verify.repair import changes_at_source
 from pqcache.store.verify.repair import repair as repair_snapshot

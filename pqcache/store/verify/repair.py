@@ -18,10 +18,9 @@ from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import CONTENT, CacheRun, RunOptions, finish_run
 from pqcache.store.sync.command import sync
-from pqcache.store.sync.compare_content import Comparison, compare_content
-from pqcache.store.sync.decide import Held, plan_for, taken_files
+from pqcache.store.sync.decide import Held, plan_for, taken_files, with_tags
 from pqcache.store.sync.download.subset import select_subset
-from pqcache.store.sync.held_files import find_damaged, find_unusable
+from pqcache.store.sync.held import Comparison, compare_content, find_damaged, find_unusable
 from pqcache.store.sync.incremental import spelled
 from pqcache.store.sync.listing import known_keys, list_source, listing_rules, ready_paths
 from pqcache.store.sync.memo import read_memo
@@ -137,6 +136,7 @@ def changes_at_source(
             f"{min(comparison.uncompared)}",
             f"'pqcache sync {quoted(cache.path)} --compare content' fetches such files again",
         )
+    manifest = with_tags(manifest, listing.files)
     rules = wait_rules(config)
     files = taken_files(listing, rules, manifest)
     held = Held(unusable=frozenset().union(*find_unusable(snapshot, manifest.files)), comparison=comparison)

@@ -32,11 +32,11 @@ from pqcache.store.manifest_file import write_manifest
 from pqcache.store.ownership import file_mode, make_directories
 from pqcache.store.row_group_index import IndexBuilder, OpenFile, with_dictionaries, write_index
 from pqcache.store.sync.build_snapshot import manifest_of
+from pqcache.store.sync.decide import NeedsRewriting
 from pqcache.store.sync.download.download_columns import project_file, write_nulls
 from pqcache.store.sync.download.download_file import Vanished, copy_mode
 from pqcache.store.sync.download.download_pool import stoppable_threads
 from pqcache.store.sync.download.subset import Subset
-from pqcache.store.sync.fill.obstacle import NeedsRewriting
 from pqcache.store.sync.snapshot_job import SnapshotJob
 from pqcache.system.disk import fsync_path, limit_mode
 
