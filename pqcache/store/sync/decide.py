@@ -120,7 +120,7 @@ class Decision:
     @property
     def left_out(self) -> Mapping[str, PqcacheError]:
         """The places that are left out, or kept as they are held, each with the reason."""
-        return {**_odd_places(self.listing), **self.findings.skipped}
+        return _left_out(self.listing, self.findings)
 
     @property
     def totals(self) -> Totals:
@@ -171,6 +171,9 @@ def decide(
     digest = digest_of_shares(listing, shard, ready, asked.url, findings.skipped, files, manifest)
     if manifest is not None and not asked.force:
         _check_lost_files(plan, manifest, files, listing, asked)
+    if not plan.directories:
+        reason = SourceIncomplete(asked.url, "every file there has to wait", "nothing was published")
+        raise next(iter(_left_out(listing, findings).values()), reason)  # nothing that is skipped has an old version
     metadata = SnapshotMetadata(
         source=redact(config.source),
         where=config.where,
@@ -178,7 +181,7 @@ def decide(
         listing=digest,
         table=_table(listing, version, held, config),
     )
-    decision = Decision(
+    return Decision(
         listing=listing,
         manifest=manifest,
         files=files,
@@ -188,10 +191,6 @@ def decide(
         publishes=not (plan.nothing_to_do and _is_same(metadata, held) and not asked.reindex),
         findings=findings,
     )
-    if not plan.directories:
-        reason = SourceIncomplete(asked.url, "every file there has to wait", "nothing was published")
-        raise next(iter(decision.left_out.values()), reason)  # nothing that is skipped has an old version
-    return decision
 
 
 def files_of(
@@ -281,6 +280,10 @@ def _table(listing: Listing, version: TableVersion | None, held: Held, config: C
     schema, _ = partition_schema(listing.directories, declared, of_table, known)
     fields = [*schema, *(field for field in of_table or () if field.name not in schema.names)]
     return listing.typed(version, config, bytes(pa.schema(fields).serialize()))
+
+
+def _left_out(listing: Listing, findings: Findings) -> dict[str, PqcacheError]:
+    return {**_odd_places(listing), **findings.skipped}
 
 
 def _odd_places(listing: Listing) -> dict[str, PqcacheError]:
