@@ -151,7 +151,7 @@ def _byte_range(meta: Struct, limit: int, extra: int, name: str) -> ByteRange:
 
 
 def with_chunks(group: Struct, leaves: Sequence[int], chunks: Sequence[Struct], name: str) -> Struct:
-    """Return a row group that has ``chunks`` alone, which are those of these leaves; where it lies is unchanged."""
+    """Return a row group with only ``chunks``, those of the kept leaves, at their old places in the file."""
     metas = footer.columns_of(group, name)
     result = {field: entry for field, entry in group.items() if field != 4}
     result[1] = (LIST, Items(STRUCT, list(chunks)))

@@ -52,20 +52,8 @@ class Epochs:
             shares of a dataset.
     """
 
-    def __init__(self, plan: ReadPlan, path: str | os.PathLike[str], options: EpochOptions, meter: Meter) -> None:
-        """``path`` is the dataset's in messages."""
-        self.plan, self.set_window = plan, None if options.window is None else Window(options.window)
-        self.sizes: RowGroupSizes | None = None
-        self.first = RowGroups(plan.at_epoch(0, options.seed), meter)
-        self._path, self._seed, self._shuffle, self._memory = path, options.seed, options.shuffle, options.memory
-        self._batch_size = 1 if isinstance(options.pack, TokenBatches) else options.batch_size or 1
-        self._warns = options.window is not None and options.shuffle
-        self._latest: tuple[tuple[int, bool], RowGroups] | None = None
-        self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         data: LocalDataset,
         columns: Sequence[str] | None,
         path: str | os.PathLike[str],
@@ -75,8 +63,11 @@ class Epochs:
         counts: Counts | None = None,
         ragged: Collection[str] | None = None,
         fills: Callable[[Mapping[str, Kind]], Mapping[str, Fill]] | None = None,
-    ) -> Epochs:
-        """The epochs of an open dataset; see `make_read_plan`. ``fills`` gives what is put in place of nulls."""
+    ) -> None:
+        """Plan what is read of an open dataset; see `make_read_plan`.
+
+        ``path`` names the dataset in messages. ``fills`` gives what is put in place of nulls.
+        """
         plan = make_read_plan(
             data,
             columns,
@@ -88,7 +79,15 @@ class Epochs:
             options.pack,
             ragged,
         )
-        return cls(plan if fills is None else replace(plan, fill=fills(plan.kinds)), path, options, meter)
+        plan = plan if fills is None else replace(plan, fill=fills(plan.kinds))
+        self.plan, self.set_window = plan, None if options.window is None else Window(options.window)
+        self.sizes: RowGroupSizes | None = None
+        self.first = RowGroups(plan.at_epoch(0, options.seed), meter)
+        self._path, self._seed, self._shuffle, self._memory = path, options.seed, options.shuffle, options.memory
+        self._batch_size = 1 if isinstance(options.pack, TokenBatches) else options.batch_size or 1
+        self._warns = options.window is not None and options.shuffle
+        self._latest: tuple[tuple[int, bool], RowGroups] | None = None
+        self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all
 
     def at(self, epoch: int, of_mix: bool = False) -> RowGroups:
         """The row groups of an epoch, or of a pass of a mix, whose passes all have equally many rows."""

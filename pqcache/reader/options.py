@@ -57,7 +57,7 @@ class EpochOptions:
 
     @property
     def snapshot_read(self) -> str | None:
-        """The snapshot that is chosen, if any, or that of ``rows``."""
+        """The chosen snapshot, else that of ``rows``; None for the current one."""
         return self.snapshot or getattr(self.rows, "snapshot", "") or None
 
 

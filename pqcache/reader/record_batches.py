@@ -149,7 +149,7 @@ def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: BatchOptions) -> tuple[Epoch, EpochShare]:
     if not options.shuffle:
         options = replace(options, window=None, memory=options.memory if options.rows is None else None)
-    epochs = Epochs.of(data, options.columns, path, options, Meter())
+    epochs = Epochs(data, options.columns, path, options, Meter())
     epochs.window(options.all_lanes, options.num_replicas)  # which may refuse it
     share = EpochShare(
         total=epochs.order(epochs.at(options.epoch).plan, options.epoch).batches(options.drop_last),

@@ -306,7 +306,7 @@ class DatasetReader:
         options, conversion = self.options, self.options.conversion
         filled = [n for n in self.data.index.schema.names if conversion.fills_inside(n)]  # not possible in dense lists
         self._counts = counts
-        self._epochs = Epochs.of(
+        self._epochs = Epochs(
             self.data,
             columns,
             options.path,

@@ -427,7 +427,7 @@ class FooterCounts:
     def __init__(self, size: int | None) -> None:
         self._size = size
         self._groups = self._rows = 0
-        self._values: dict[tuple[int, bool], str] = {}  # the first column of the row group with so many, flat or not
+        self._values: dict[tuple[int, bool], str] = {}  # first column by (value count, whether flat)
 
     def add_chunk(self, path: str, flat: bool, values: int, size: int, data: int, dictionary: int) -> None:
         """Add a chunk of the column ``path``, whose pages begin at ``data``, or before that with a ``dictionary``.

@@ -255,7 +255,7 @@ class Decoder:
 
 
 def _ratios(span: RowGroupRange, columns: npt.NDArray[np.int64], schema: pa.Schema) -> Floats:
-    """Compressed over uncompressed bytes of each column of ``schema``; ``columns`` are those of the source's leaves."""
+    """Compressed / uncompressed bytes of each column of ``schema``, from its leaves in ``columns``."""
     source = span.source
     groups = [source.metadata.row_group(number) for number in span.groups]
     chunks = [[group.column(leaf) for leaf in range(group.num_columns)] for group in groups]
@@ -315,7 +315,7 @@ def _join(waiting: list[RowBatch], size: int) -> RowBatch:
 _READABLE = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # a column's encodings, levels among them
 
 _Take = Callable[[int], pa.ChunkedArray]
-"""Takes so many rows of a column, the next ones; fewer where there are no more."""
+"""Takes the next rows of a column: as many as asked for, or all that are left."""
 
 
 def long_columns_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Schema) -> dict[str, pa.DataType]:

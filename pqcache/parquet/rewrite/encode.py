@@ -54,7 +54,7 @@ log = logging.getLogger("pqcache.parquet")
 
 THREADS = 2  # that encode
 _WORTH_A_THREAD = 1 << 20  # Arrow bytes
-_UNEVEN = 0.6  # of what the larger share of the columns takes
+_UNEVEN = 0.6  # of all costs: if one thread had more, rows are divided in place of columns
 _OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
 
 Encoded = Mapping[int, Sequence[Chunk]]

@@ -415,7 +415,7 @@ def _weights(batches: Sequence[RowBatch], columns: int) -> Floats:
 
 # ---- Rows that wait to be encoded
 
-_NEAR = 0.001  # of what there is space for: estimates are not that good
+_NEAR = 0.001  # of the space left: estimates are no better
 
 
 class RowQueue:

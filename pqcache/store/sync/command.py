@@ -326,7 +326,8 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
         held = result.published or state.current
         if held is not None and (warning := limit_to_source(held.path, source, listing.files)):
             options.on_event(Warned(warning))
-        memo.remember(None if key is None else listing.known(key, source))
+        if memo.listing(key) is None:
+            memo.remember(None if key is None else listing.known(key, source))
         memo.write(cache.path)
         if state.config != state.remembered:
             write_config(cache.path, state.config)

@@ -103,8 +103,7 @@ class Memo:
 
     def remember(self, listing: KnownListing | None) -> None:
         """Remember a listing, and no other one."""
-        if listing is None or self.listing(listing.key) is None:
-            self._listing = listing
+        self._listing = listing
 
     def write(self, cache: Path) -> None:
         """Keep in a cache what this run has asked for or found, and nothing else."""
