@@ -102,9 +102,10 @@ def make_cache(root: Path, groups: int, files: int, source: Path | None = None) 
         of_kind = [path for path, has in zip(paths, larger, strict=True) if has == more]
         link_files(built, of_kind, [kind])
         if source is not None:
-            copied = kind.with_suffix(".source")
-            shutil.copyfile(kind, copied)  # so that links to files of the cache do not change it
-            link_files(source, of_kind, [copied])
+            copies = [root.parent / f"source-{more}-{number}" for number in range(min(PER_DIRECTORY, len(of_kind)))]
+            for copied in copies:  # one per name: links to one file within a partition count as one file
+                shutil.copyfile(kind, copied)
+            link_files(source, of_kind, copies)
             for path in of_kind[1:3]:  # which change: to remove a link changes the ctime of all others
                 (source / path).unlink()
                 shutil.copyfile(kind, source / path)
@@ -236,6 +237,7 @@ def measure_commands(root: Path, files: int) -> None:
         wall, cpu = time.perf_counter() - began, used.ru_utime + used.ru_stime
         print(f"{files:,} files: {name}: {wall:.2f} s, CPU {cpu:.2f} s", flush=True)
 
+    timed("sync of the made-up cache", "sync")
     timed("sync, nothing to do", "sync")
     change(1)
     timed("sync, one file", "sync")

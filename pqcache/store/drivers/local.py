@@ -335,12 +335,14 @@ class _Links:
             if other != path:
                 found[path] = other
         for names in self.inodes.values():
-            known: list[tuple[str, dict[str, str | None]]] = []
+            known: dict[frozenset[tuple[str, str | None]], str] = {}  # by their partitions' values, most keys first
             for path in sorted(taken.intersection(names), key=lambda path: (-path.count("="), path)):
-                values = partition_values(parent(path))
-                same = next((other for other, others in known if values.items() <= others.items()), None)
+                values = frozenset(partition_values(parent(path)).items())
+                same = known.get(values)
+                if same is None and known and len(values) < len(next(iter(known))):
+                    same = next((other for others, other in known.items() if values < others), None)
                 if same is None:
-                    known.append((path, values))
+                    known[values] = path
                 else:
                     found[path] = same
         return found
