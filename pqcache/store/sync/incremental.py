@@ -122,6 +122,7 @@ class _Publisher:
                 done = self._decide_and_apply(listing, findings)
             except _Moved as moved:
                 listing, moves = moved.listing, moves + 1
+                findings = replace(findings, skipped={})  # its files may be good ones
                 if moves == 1:
                     self._warn(f"{self.source.url} changed while it was copied; going on from a new listing")
                 if moves > NEW_LISTINGS:
