@@ -297,6 +297,15 @@ def test_a_declared_type_is_published_without_a_change_of_files(tmp_path: Path) 
     assert held(cache, filters="hour >= 8") == ["08"]
 
 
+def test_rows_are_filtered_again_by_a_type_that_is_declared_later(tmp_path: Path) -> None:
+    source, cache = add(tmp_path / "source", "at", "2026-11-01", "2026-11-02"), tmp_path / "cache"
+    pqcache.sync(source, cache, where="at = '2026-11-01 00:00:00' or v > '2026-11-01'")
+    assert held(cache) == ["2026-11-02"]
+    pqcache.sync(cache, partition_types={"at": "timestamp"})
+    assert held(cache) == ["2026-11-01", "2026-11-02"]
+    assert not pqcache.sync(cache).published
+
+
 @pytest.mark.parametrize("types", ["hour", "=int", "hour=integer", "minute=int"])
 def test_types_that_make_no_sense(tmp_path: Path, hours: Path, types: str) -> None:
     found = run_pqcache("sync", hours, tmp_path / "cache", "--partition-types", types)

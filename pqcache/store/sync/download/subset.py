@@ -27,10 +27,10 @@ KnownTypes = Callable[[], "pa.Schema | None"]
 class Subset:
     """The columns (None for all) and rows (None for all) that are taken of every file.
 
-    ``where`` is a condition that partition columns alone do not decide. ``partitions`` holds the typed
-    partition values of each directory. ``types`` are those of the named columns that are in files: a file from before
-    one was added has nulls in it. With ``ignore_case`` columns get the names of ``spelling``, which
-    are by path in lower case.
+    ``where`` is a condition that partition columns alone do not decide, and ``where_types`` the types of those that it
+    names. ``partitions`` holds the typed partition values of each directory. ``types`` are those of the named columns
+    that are in files: a file from before one was added has nulls in it. With ``ignore_case`` columns get the names of
+    ``spelling``, which are by path in lower case.
     """
 
     columns: tuple[str, ...] | None = None
@@ -39,6 +39,7 @@ class Subset:
     types: Mapping[str, pa.DataType] = field(default_factory=dict, compare=False)
     ignore_case: bool = False
     spelling: Mapping[tuple[str, ...], str] = field(default_factory=dict, compare=False)
+    where_types: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def is_all(self) -> bool:
@@ -51,6 +52,8 @@ class Subset:
         values: dict[str, Any] = {} if self.columns is None else {"columns": sorted(self.columns)}
         if self.where is not None:
             values["where"] = self.where
+        if self.where_types:
+            values["where_types"] = self.where_types
         if self.ignore_case:
             values["ignore_case"] = True
         return canonical_json(values) if values else ""
@@ -117,6 +120,7 @@ def select_subset(
     mixed = _mixed(source, files, table, [name for name in table.column_names if name.lower() in named])
     inside = table.drop_columns(mixed)
     names = inside.column_names
+    named_inside = [name for name in names if name.lower() in named]
     in_paths = {name.lower() for name in names}
     in_files = [path for path in in_files if ".".join(path).lower() not in in_paths]
     wanted = [name for name in columns or () if name not in names]
@@ -154,7 +158,14 @@ def select_subset(
         d: {name: table[name][i] for name in table.column_names if name in names or name in partition_values(d)}
         for i, d in enumerate(directories)
     }
-    return list(files), Subset(None if columns is None else tuple(columns), row_where, values, types, ignore_case)
+    return list(files), Subset(
+        columns=None if columns is None else tuple(columns),
+        where=row_where,
+        partitions=values,
+        types=types,
+        ignore_case=ignore_case,
+        where_types={} if row_where is None else {name: str(inside.schema.field(name).type) for name in named_inside},
+    )
 
 
 def _mixed(source: Source, files: Sequence[SourceFile], table: pa.Table, names: Sequence[str]) -> list[str]:
