@@ -28,6 +28,7 @@ from pqcache.store.run_record import RunRecord, recorded_run
 from pqcache.store.same_source import is_same_source
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import (
+    CONTENT,
     IDENTITY,
     JOBS,
     ByteCounter,
@@ -304,7 +305,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     source = _open(request, state)
     stack.callback(source.close)
     run = replace(_run_of(request, state), record=record)
-    memo = read_memo(cache.path)
+    memo = Memo() if options.compare == CONTENT else read_memo(cache.path)
     if (known := _known_result(run, state, source, memo)) is not None:
         return finish_run(run, known)
     list_it = _lister(request, state, source, memo)

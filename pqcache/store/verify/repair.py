@@ -123,7 +123,8 @@ def changes_at_source(
     config, comparison = read_config(cache.path), Comparison()
     source = _open(config, store_options, snapshot)
     try:
-        listing = list_source(source, options.on_event, listing_rules(config, snapshot), memo=read_memo(cache.path))
+        memo = None if options.compare == CONTENT else read_memo(cache.path)
+        listing = list_source(source, options.on_event, listing_rules(config, snapshot), memo=memo)
         listing = only_newest(listing, newest_rule(config, cache, snapshot))
         if options.compare == CONTENT:
             comparison = compare_content(source, listing.files, snapshot, manifest.files, options)

@@ -239,6 +239,16 @@ def test_what_a_dead_run_left_is_not_trusted(lake: Path, tmp_path: Path, untagge
     assert rows_of(cache / "current") == rows_of(lake)
 
 
+def test_a_file_without_a_suffix_becomes_parquet(lake: Path, tmp_path: Path, untagged: None) -> None:
+    cache, file = tmp_path / "cache", lake / "dt=2026-11-03" / "part-1"
+    write_file(file, 7)
+    good, moment = file.read_bytes(), file.stat().st_mtime_ns
+    for content, rows in ((bytes(len(good)), 300), (good, 400)):
+        file.write_bytes(content)
+        os.utime(file, ns=(moment, moment))
+        assert pqcache.sync(lake, cache, compare="content").rows == rows
+
+
 def test_other_comparisons_are_refused(lake: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["sync", str(lake), str(tmp_path / "cache"), "--compare", "bytes"]) == 2
     assert "--compare bytes: choose identity or content" in capfd.readouterr().err
