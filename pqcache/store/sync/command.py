@@ -313,12 +313,13 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     if not options.dry_run and record is None:
         cache.create()
         record = stack.enter_context(recorded_run(cache, "sync", options.wait, options.on_event))
-        run = replace(run, record=record)
         if cache.current() is not None:  # another first run was faster: what is taken is what it has left
             state = _read_state(request)
+            source = _open(request, state)
+            stack.callback(source.close)
             list_it = _lister(request, state, source, memo)
             listing = list_it(options.on_event)
-            run = _run_of(request, state)
+        run = replace(_run_of(request, state), record=record)
     if state.current is None and arriving_snapshots(cache):  # what a killed run has left is continued in its way
         run = replace(run, options=replace(options, fill=True))
     key = listing_key(source, state.config)  # of what was listed: the run may read a newer version later

@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 import pqcache
 from pqcache.console.log_text import print_history
@@ -367,6 +368,24 @@ def test_two_first_runs_at_once_make_one_cache(how: dict[str, Any], shop: Path, 
     assert not report.published
     assert report.fetched_bytes == 0
     assert read_config(cache).keep == 5
+
+
+def test_a_first_run_that_is_overtaken_is_one_like_any_other(tmp_path: Path) -> None:
+    """It goes on from what the faster one remembers, is recorded, and leaves as many snapshots as are to be kept."""
+    table, cache = str(tmp_path / "table"), tmp_path / "cache"
+    for number in (1, 2):
+        write_deltalake(table, pa.table({"id": [number], "price": [number]}), mode="append")
+    faster: list[pqcache.SyncReport] = []
+
+    def overtake(event: Event) -> None:
+        if isinstance(event, Listed) and not faster:
+            faster.append(pqcache.sync(table, cache, keep=1, version=0))
+
+    late = pqcache.sync(table, cache, columns=["id"], on_event=overtake)
+    assert (faster[0].version, late.version, late.published, late.rows) == ("0", "0", True, 1)
+    assert [record.get("snapshot") for record in pqcache.log(cache)] == [faster[0].snapshot, late.snapshot]
+    assert [path.name for path in (cache / "snapshots").iterdir()] == [late.snapshot]
+    assert not any((cache / "tmp").iterdir())
 
 
 def test_what_a_dead_run_left_unpublished_does_not_pass_for_an_old_snapshot(shop: Path, tmp_path: Path) -> None:
