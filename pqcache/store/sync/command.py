@@ -323,6 +323,8 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     if state.current is None and arriving_snapshots(cache):  # what a killed run has left is continued in its way
         run = replace(run, options=replace(options, fill=True))
     key = listing_key(source, state.config)  # of what was listed: the run may read a newer version later
+    if listing.odd or listing.misfits:  # each run has to say so
+        key = None
     result = _run_result(run, source, listing, list_it)
     if not options.dry_run:
         held = result.published or state.current

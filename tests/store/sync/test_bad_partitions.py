@@ -18,7 +18,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import ParquetError, PartitionsSkipped, SourceError, TypeClash
-from pqcache.events import Fetched
+from pqcache.events import Event, Fetched, Started
 from pqcache.store import tmp_directory
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync import build_snapshot, incremental
@@ -399,6 +399,36 @@ def test_a_version_of_a_delta_table(tmp_path: Path) -> None:
     report = pqcache.sync(tmp_path / "c", skip_bad=True)
     assert [(item.partition, item.kept) for item in report.skipped] == [("dt=3", False)]
     assert pqcache.sync(tmp_path / "c").skipped
+
+
+def test_a_file_of_a_table_that_no_cache_can_hold_is_named_each_time(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    table = tmp_path / "table"
+    for value in (1, 2):
+        deltalake.write_deltalake(str(table), pa.table({"a": [value]}), mode="append")
+    log = table / "_delta_log" / f"{1:020}.json"
+    name = next(json.loads(line)["add"]["path"] for line in log.read_text().splitlines() if '"add"' in line)
+    (table / name).rename(table / "a\nb.parquet")
+    log.write_text(log.read_text().replace(name, "a%0Ab.parquet"))
+    for _ in range(2):
+        report = pqcache.sync(table, tmp_path / "c", skip_bad=True)
+        assert ([item.partition for item in report.skipped], report.rows) == (["./a%0Ab.parquet"], 1)
+
+
+def test_what_becomes_good_while_the_rest_changes_is_taken(lake: Path, cache: Path) -> None:
+    write(lake, 1, [9]).write_bytes(BROKEN)
+    write(lake, 2, [7, 7])
+    listings = 0
+
+    def change(event: Event) -> None:
+        nonlocal listings
+        listings += isinstance(event, Started) and event.phase == "list"
+        if listings == 3 and not (lake / "dt=3").exists():  # the one before the rest would be published
+            write(lake, 1, [11, 11])
+            write(lake, 3, [3, 3])
+
+    report = pqcache.sync(cache, skip_bad=True, on_event=change)
+    assert (report.skipped, values_of(cache)) == ((), {"dt=1": [11, 11], "dt=2": [7, 7], "dt=3": [3, 3]})
 
 
 def test_what_has_begun_is_ended_before_it_is_taken_over(
