@@ -32,7 +32,7 @@ from pqcache.errors import (
 )
 from pqcache.store.drivers.base import TIMEOUT, Capabilities, read_range
 from pqcache.store.drivers.object_store_config import BucketConfig, place_of
-from pqcache.store.drivers.remote import RemoteSource, answer_error
+from pqcache.store.drivers.remote import RemoteSource, answer_error, censored
 from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile, StoreTarget
 from pqcache.store.drivers.time_limits import with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
@@ -69,7 +69,7 @@ class ObjectStoreSource(RemoteSource):
         except (BaseError, ValueError, OSError) as error:
             advice = f"check the {self.place.credentials}"
             reason = re.sub(r"(Invalid Access Key).*", r"\1", first_line(error))  # the rest has a letter of it
-            raise UsageError(self.url, self.without_secrets(reason), advice) from error
+            raise censored(UsageError(self.url, reason, advice), self._secrets) from error
 
     def _list(self) -> Iterator[SourceFile]:
         start = len(self._root) + 1 if self._root else 0

@@ -27,8 +27,10 @@ from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import is_secret, redact, userinfo
 
 T = TypeVar("T")
+E = TypeVar("E", bound=PqcacheError)
 
 _SHORTEST_SECRET = 4  # characters; to remove shorter ones would make a text unreadable
+_LONGEST_REASON = 2000  # characters
 _USER = re.compile(r"://[^?#\s\"'<>]*@")  # in a URL
 _QUERY = re.compile(r"[?;#&][^\s\"'<>()?;#&=]*=[^\s\"'<>()]*")
 
@@ -64,8 +66,7 @@ class RemoteSource(Source):
         self.url = redact(url).rstrip("/")
         self.timeout, self.first_timeout = timeout, min(FIRST_ANSWER_TIMEOUT, timeout)
         self._root, self._only = root, ""  # where the dataset is in the store; its name if it is a single file
-        secrets = {value for name, value in options.items() if is_secret(name)} | {userinfo(url)[1]}
-        self._secrets = sorted((text for text in secrets if len(text) >= _SHORTEST_SECRET), key=len, reverse=True)
+        self._secrets = [*(value for name, value in options.items() if is_secret(name)), userinfo(url)[1]]
 
     @abstractmethod
     def _list(self) -> Iterator[SourceFile]: ...
@@ -143,8 +144,7 @@ class RemoteSource(Source):
         except BaseException as error:
             if not isinstance(error, self.raises) and type(error).__name__ != "PanicException":  # of a client in Rust
                 raise
-            found = self._error(self.name_of(path), error)
-            raise type(found)(found.subject, self.without_secrets(found.reason), found.advice) from error
+            raise censored(self._error(self.name_of(path), error), self._secrets) from error
 
     def _error(self, name: str, error: BaseException) -> PqcacheError:
         if (known := known_cause(name, error)) is not None:
@@ -153,11 +153,16 @@ class RemoteSource(Source):
             return SourceUnavailable(name, "no answer in time", self.network_advice)
         return self.explain(name, error)
 
-    def without_secrets(self, text: str) -> str:
-        """Return what the client says without secrets that it may hold."""
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return _USER.sub("://***@", _QUERY.sub("?***", text))
+
+def censored(error: E, secrets: Iterable[str]) -> E:
+    """Return an error about what a client or a server said, without ``secrets``, users in URLs, and queries."""
+    reason = error.reason
+    for secret in sorted((text for text in secrets if len(text) >= _SHORTEST_SECRET), key=len, reverse=True):
+        reason = reason.replace(secret, "***")
+    reason = _USER.sub("://***@", _QUERY.sub("?***", reason))
+    if len(reason) > _LONGEST_REASON:  # cut only now, as a half of a secret would not be found
+        reason = f"{reason[:_LONGEST_REASON]}..."
+    return type(error)(error.subject, reason, error.advice)
 
 
 def answer_error(name: str, status: int, said: str, denied: str, missing: str = "no such object") -> SourceError:

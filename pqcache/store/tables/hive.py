@@ -32,7 +32,7 @@ from pqcache.store.tables.base import (
 from pqcache.store.tables.hive_client import Metastore, PartitionEntry, Storage, TableEntry, ask
 from pqcache.store.tables.hive_url import OPTIONS, MetastoreTable, parse_url, store_options
 from pqcache.store.tables.table_source import LocalTableSource
-from pqcache.store.urls import printable, url_scheme
+from pqcache.store.urls import printable, redact, url_scheme
 from pqcache.system.parallel import in_parallel
 from pqcache.units import format_count
 
@@ -132,7 +132,9 @@ class HiveTable(Table):
         location = _spelled(text)
         if not location:
             reason = (
-                f"has the location {text!r}, which does not say in which store it is" if text else "has no location"
+                f"has the location {redact(text)!r}, which does not say in which store it is"
+                if text
+                else "has no location"
             )
             raise SourceError(printable(of), printable(reason), "set it with ALTER TABLE ... SET LOCATION")
         return location
@@ -228,7 +230,7 @@ class HiveTable(Table):
             what = "in directories of partitions that the metastore does not know were not taken"
             self._warn(f"{format_count(len(foreign), 'file')} {what} ({min(foreign)})")
         empty = [each for each in wanted if each.directory not in filled]
-        first = empty[0].location if empty else ""
+        first = redact(empty[0].location) if empty else ""
         if not filled:
             where = f"at {first}" if len(wanted) == 1 else f"at any of {len(wanted):,} locations, the first {first}"
             raise SourceIncomplete(self.url, f"there is no file {where}", "nothing was published, check the locations")
@@ -294,7 +296,7 @@ def check_table(url: str, table: TableEntry) -> None:
     """Raise UsageError for a table that is a view, or whose log says which files count; see `check_parquet` too."""
     known = {name.lower(): value.lower() for name, value in table.parameters.items()}
     provider, handler = known.get("spark.sql.sources.provider", ""), known.get("storage_handler", "")
-    location = printable(table.storage.location)
+    location = printable(redact(table.storage.location))
     if table.kind and table.kind not in _TABLES:
         raise UsageError(url, f"is no table but a {table.kind.lower().replace('_', ' ')}", "name the table behind it")
     if "iceberg" in (known.get("table_type"), provider) or "iceberg" in handler:
@@ -322,7 +324,7 @@ def check_parquet(url: str, directory: str, storage: Storage, table: TableEntry)
         return
     provider = table.parameters.get("spark.sql.sources.provider", "")
     if provider.lower() == "parquet":
-        advice = f"name its directory, {printable(table.storage.path)}" if table.storage.path else _EXPORT
+        advice = f"name its directory, {printable(redact(table.storage.path))}" if table.storage.path else _EXPORT
         raise UsageError(of, "is stored by Spark in a way that Hive does not know", advice)
     if storage.input_format.endswith(".SymlinkTextInputFormat"):
         raise UsageError(of, "has lists of files in its location and not files", "name the table that it is made of")

@@ -27,7 +27,7 @@ from thrift.transport.TTransport import TTransportException
 
 from pqcache.errors import SourceDenied, SourceError, SourceIncomplete, SourceNotFound, SourceUnavailable, first_line
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT
-from pqcache.store.drivers.remote import known_cause
+from pqcache.store.drivers.remote import censored, known_cause
 from pqcache.store.drivers.retries import SourceTooSlow
 from pqcache.store.drivers.time_limits import SpeedFloor, TooSlow
 from pqcache.store.tables.hive_url import FRAMED, NONE, PLAIN, MetastoreAddress
@@ -156,8 +156,11 @@ def ask(address: MetastoreAddress, question: Callable[[Metastore], T]) -> T:
         try:
             with closing(Metastore(address, host, port)) as metastore:
                 return question(metastore)
-        except SourceUnavailable as error:
-            failed.append(error)
+        except SourceError as error:
+            shown = censored(error, [address.password])
+            if not isinstance(shown, SourceUnavailable):
+                raise shown from error
+            failed.append(shown)
     if len(failed) == 1:
         raise failed[0]
     reason = "; ".join(error.reason for error in failed)
@@ -372,7 +375,7 @@ def _values_in(name: str) -> tuple[str, ...]:
 
 
 def _shown(text: object) -> str:
-    return printable(first_line(str(text)))[:300]
+    return printable(first_line(str(text)))
 
 
 def _storage(found: Any) -> Storage:

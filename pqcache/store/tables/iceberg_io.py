@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -27,7 +26,7 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.remote import known_cause
+from pqcache.store.drivers.remote import censored, known_cause
 from pqcache.store.tables.base import StoreFiles, usual_url
 from pqcache.store.urls import printable, url_scheme
 
@@ -45,7 +44,6 @@ _SYNC = 16  # bytes of the marker behind the header and each block
 _MISSING = ("NoSuchTableError", "NoSuchIcebergTableError", "NoSuchNamespaceError", "NoSuchIdentifierError")
 _DENIED = ("UnauthorizedError", "ForbiddenError", "OAuthError")
 _PASSING = ("ServiceUnavailableError", "ServerError", "TooManyRequestsError")
-_SECRETIVE = ("ArgumentError",)  # what SQLAlchemy says of a URL that it cannot read may show the password
 _AS_FILES = "take its files as they are with --as-files (as_files=True)"
 
 
@@ -245,14 +243,14 @@ def _size_of(block: bytes, codec: bytes, limit: int) -> int:
 
 
 @contextmanager
-def iceberg_errors(subject: str) -> Iterator[None]:
+def iceberg_errors(subject: str, secrets: Iterable[str] = ()) -> Iterator[None]:
     """Turn what pyiceberg raises inside the block into errors about ``subject``, a table or a catalog."""
     try:
         yield
     except PqcacheError:
         raise
     except Exception as error:
-        raise _error(subject, error) from error
+        raise censored(_error(subject, error), secrets) from error
 
 
 def _error(subject: str, error: Exception) -> PqcacheError:
@@ -276,14 +274,11 @@ def _error(subject: str, error: Exception) -> PqcacheError:
 
 
 def _said(error: Exception) -> str:
-    if type(error).__name__ in _SECRETIVE:
-        return type(error).__name__
     text = first_line(error)
     if "ValidationError" in type(error).__name__:  # pydantic's, of which the first line is the number of errors
         lines = [line.partition(" [")[0].strip() for line in str(error).splitlines()[1:3]]
         text = ": ".join(line for line in lines if not line.startswith("For further information")) or text
-    text = re.sub(r"://[^/@\s\"']*@", "://***@", text)
-    return printable(text if len(text) <= 300 else f"{text[:300]}...")
+    return printable(text)
 
 
 def _is_disjoint(names: list[str], others: tuple[str, ...]) -> bool:

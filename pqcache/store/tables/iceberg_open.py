@@ -39,7 +39,7 @@ from pqcache.store.tables.base import (
 from pqcache.store.tables.iceberg import IcebergTable, LoadedTable, listing_of
 from pqcache.store.tables.iceberg_io import ACCESS, CLASS, TableAccess, iceberg_errors, plain_url
 from pqcache.store.tables.table_source import TableSource, table_source
-from pqcache.store.urls import printable, redact, url_scheme
+from pqcache.store.urls import is_secret, printable, redact, url_scheme
 
 _METADATA = "metadata"  # the directory of metadata files in that of a table
 HINT = "version-hint.text"
@@ -221,9 +221,9 @@ def open_catalog_table(url: str, options: OpenOptions) -> TableSource:
         )
     access = TableAccess(files=StoreFiles(None, _opener(known, options), options))
     given: dict[str, Any] = {"init_catalog_tables": "false", **known, "py-io-impl": CLASS, ACCESS: access}
-    catalog = _answer(url, options, lambda: load_catalog(name, **given))
+    catalog = _answer(url, options, known, lambda: load_catalog(name, **given))
     try:
-        table = _answer(url, options, lambda: catalog.load_table(table_name))
+        table = _answer(url, options, known, lambda: catalog.load_table(table_name))
         place = _with_authority(plain_url(table.metadata.location), table.io.properties)
         opener = _opener(table.io.properties, options)
         files = StoreFiles(opener(place), opener, options)
@@ -234,7 +234,7 @@ def open_catalog_table(url: str, options: OpenOptions) -> TableSource:
     first = [table]
 
     def load() -> LoadedTable:
-        table = first.pop() if first else _answer(url, options, lambda: catalog.load_table(table_name))
+        table = first.pop() if first else _answer(url, options, known, lambda: catalog.load_table(table_name))
         return LoadedTable(metadata=table.metadata, access=access, log=_state(table))
 
     iceberg = IcebergTable(url, load, options.rule, partial(_close, catalog, given[ACCESS].files))
@@ -259,14 +259,17 @@ def _parts(url: str) -> tuple[str, str]:
     return name, table
 
 
-def _answer(url: str, options: OpenOptions, call: Callable[[], T]) -> T:
-    """Return what ``call`` does with a catalog, whose client has no timeout of its own."""
+def _answer(url: str, options: OpenOptions, properties: Mapping[str, Any], call: Callable[[], T]) -> T:
+    """Call a catalog of these ``properties``; its client has no timeout of its own."""
+    secrets = [
+        str(value) for name, value in properties.items() if is_secret(name) or name.lower().startswith("header.")
+    ]
 
     def answers() -> Iterator[T]:
         yield call()
 
     def answer() -> T:
-        with iceberg_errors(url):
+        with iceberg_errors(url, secrets):
             try:
                 return next(with_time_limit(answers, options.timeout))
             except Stalled:

@@ -129,6 +129,6 @@ def _is_login(client: socket.socket, login: tuple[bytes, bytes]) -> bool:
     if mechanism == b"PLAIN" and answer == b"\0" + b"\0".join(login):
         client.sendall(struct.pack(">BI", 5, 0))
         return True
-    reason = b"Error validating the login"
+    reason = b"Error validating the login " + answer.replace(b"\0", b" ")
     client.sendall(struct.pack(">BI", 3, len(reason)) + reason)
     return False

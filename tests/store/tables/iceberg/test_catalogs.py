@@ -93,10 +93,13 @@ def test_a_rest_catalog(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             ("broken", 500, SourceUnavailable),
             ("odd", 200, SourceError),
         ):
-            body = {"error": {"message": "said", "type": "E", "code": status}}
+            message = "said about my-secret of postgresql://me:their-pw@db/x?sig=signed"
+            body = {"error": {"message": message, "type": "E", "code": status}}
             answers[f"/v1/namespaces/shop/tables/{name}"] = (status, body)
-            with pytest.raises(error):
+            with pytest.raises(error) as raised:
                 pqcache.sync(f"iceberg://rest/shop.{name}", tmp_path / "other", retries=0)
+            assert not any(secret in str(raised.value) for secret in ("my-secret", "their-pw", "signed"))
+            assert "said about *** of postgresql://***@db/x?***" in str(raised.value) or name == "odd"
         with pytest.raises(UsageError, match="no such option"):
             pqcache.sync("iceberg://rest/shop.sales", tmp_path / "other", options={"endpoint": uri})
     with pytest.raises(SourceUnavailable, match="its catalog does not answer"):
