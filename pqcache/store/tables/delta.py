@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from functools import cache, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from pqcache.errors import MALFORMED, PqcacheError, SourceError, SourceNotFound, UsageError, disk_errors, first_line
+from pqcache.errors import (
+    MALFORMED,
+    ParquetError,
+    PqcacheError,
+    SourceError,
+    SourceNotFound,
+    SourceUnavailable,
+    UsageError,
+    disk_errors,
+    first_line,
+)
 from pqcache.parquet.column_mapping import ColumnKind, TableColumn
-from pqcache.store.drivers.base import FileShape
+from pqcache.store.drivers.base import FileShape, Source
 from pqcache.store.manifest import Identity, SourceFile, TableVersion, committed_tag
 from pqcache.store.tables.base import (
     LogMovedError,
@@ -32,12 +45,17 @@ from pqcache.store.tables.base import (
     partition_path,
 )
 from pqcache.store.tables.deletion_vector import ReadBytes, vector_of_delta
-from pqcache.store.tables.delta_log import LOG, DeltaLog, copy_log, delta_log, descriptors, link_log
 from pqcache.store.urls import local_path, url_scheme
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
 
+LOG = "_delta_log"  # the log's directory in that of its table
+SIDECARS = "_sidecars"  # directory of the parts of checkpoints that name them
+_COMMIT = re.compile(r"(\d{20})\.json")
+_WHOLE = re.compile(r"(\d{20})\.checkpoint\.parquet")
+_PART = re.compile(r"(\d{20})\.checkpoint\.(\d{10})\.(\d{10})\.parquet")
+_NAMED = re.compile(r"(\d{20})\.checkpoint\.[0-9a-f]{8}-[0-9a-f-]{27}\.(json|parquet)")
 _NUMBER = re.compile(r"-?[0-9]+")
 _DIGITS = 20  # of a version in the names of a log
 _THREADS = 8
@@ -179,8 +197,6 @@ class _Delta(LogTable):
         """Return the version that was the newest at a time; None before the first."""
         times = {version: file.identity.mtime_ns for version, file in log.commits.items()}
         if times and self._in_commit(log, max(times)) is not None:
-            from concurrent.futures import ThreadPoolExecutor  # few syncs need it
-
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="pqcache-log") as threads:
                 in_commits = zip(times, threads.map(partial(self._in_commit, log), times), strict=True)
                 times |= {version: found for version, found in in_commits if found is not None}
@@ -397,63 +413,189 @@ def check_schema(url: str, schema: DeltaSchema) -> None:
         kind = field["type"]
         if field["name"] in schema.partitions and kind == "binary":
             raise UsageError(url, f"partition column {field['name']!r} is binary, which a path cannot hold", PLAIN)
-        for inner in _types(kind):
-            if inner == "variant":
-                raise UsageError(url, f"column {field['name']!r} holds a {inner}, which is not known", PLAIN)
-        if any(change.get("toType") == "timestamp_ntz" for change in _changes(field)):
+        inside = list(_nested(field))
+        if any(inner["type"] == "variant" for inner in inside):
+            raise UsageError(url, f"column {field['name']!r} holds a variant, which is not known", PLAIN)
+        changes = (c for inner in inside for c in (inner.get("metadata") or {}).get("delta.typeChanges", ()))
+        if any(change.get("toType") == "timestamp_ntz" for change in changes):
             reason = f"column {field['name']!r} was dates and is timestamps now, which old files are not read as"
             raise UsageError(url, reason, "write the table again with the engine that it is from")
 
 
-def _types(kind: Any) -> Iterator[str]:
-    """Yield the names of a type and of those inside of it."""
+def _nested(field: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a field and all those inside of it."""
+    yield field
+    for inner in _inside(field["type"]):
+        yield from _nested(inner)
+
+
+def _inside(kind: Any) -> Sequence[Mapping[str, Any]]:
+    """Return what a type holds as fields; elements, keys and values are fields without metadata."""
     if isinstance(kind, str):
-        yield kind
-        return
-    yield kind["type"]
-    for _, inner in _inside(kind):
-        yield from _types(inner)
-
-
-def _changes(field: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the changes of a column's type, and of those inside of it."""
-    yield from (field.get("metadata") or {}).get("delta.typeChanges", ())
-    if not isinstance(field["type"], str):
-        for name, inner in _inside(field["type"]):
-            of_struct = next((f for f in field["type"].get("fields", ()) if f["name"] == name), None)
-            yield from _changes(of_struct or {"name": name, "type": inner})
-
-
-def _inside(kind: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the names and types of what a nested type holds."""
+        return ()
     if kind["type"] == "struct":
-        return [(field["name"], field["type"]) for field in kind["fields"]]
+        fields: Sequence[Mapping[str, Any]] = kind["fields"]
+        return fields
     if kind["type"] == "array":
-        return [("element", kind["elementType"])]
-    return [("key", kind["keyType"]), ("value", kind["valueType"])]
+        return [{"name": "element", "type": kind["elementType"]}]
+    return [{"name": "key", "type": kind["keyType"]}, {"name": "value", "type": kind["valueType"]}]
 
 
 def _column(field: Mapping[str, Any], mode: str) -> TableColumn:
     """Return a field of a table or a struct as files know it."""
-    metadata = field.get("metadata") or {}
-    stored, field_id = field["name"], None
-    if mode != "none":
-        stored = metadata.get("delta.columnMapping.physicalName", stored)
-        field_id = metadata.get("delta.columnMapping.id") if mode == "id" else None
-    return _named(field["name"], field["type"], mode, stored, field_id)
-
-
-def _named(name: str, kind: Any, mode: str, stored: str, field_id: int | None = None) -> TableColumn:
-    fields: tuple[TableColumn, ...] = ()
-    if not isinstance(kind, str):
-        if kind["type"] == "struct":
-            fields = tuple(_column(field, mode) for field in kind["fields"])
-        else:
-            fields = tuple(_named(inner, of, mode, inner) for inner, of in _inside(kind))
+    metadata, kind = field.get("metadata") or {}, field["type"]
+    stored = field["name"] if mode == "none" else metadata.get("delta.columnMapping.physicalName", field["name"])
     return TableColumn(
-        name=name,
-        field_id=field_id,
+        name=field["name"],
+        field_id=metadata.get("delta.columnMapping.id") if mode == "id" else None,
         stored=frozenset({stored}),
         kind=ColumnKind.LEAF if isinstance(kind, str) else _KINDS[kind["type"]],
-        fields=fields,
+        fields=tuple(_column(inner, mode) for inner in _inside(kind)),
     )
+
+
+# ---- the files of the log that make a version: a checkpoint and the commits after it, or all commits
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaLog:
+    """The files of a log.
+
+    Attributes:
+        commits: by version.
+        checkpoints: complete ones by version; of several checkpoints of a version the one of the oldest format.
+        sidecars: files that a checkpoint may name, by the name.
+    """
+
+    commits: Mapping[int, SourceFile]
+    checkpoints: Mapping[int, tuple[SourceFile, ...]]
+    sidecars: Mapping[str, SourceFile]
+
+    def newest(self) -> int | None:
+        """Return the newest version; None where the log has none."""
+        return max([*self.commits, *self.checkpoints], default=None)
+
+    def oldest(self) -> int | None:
+        """Return the oldest version that the log still has; None where it has none."""
+        return 0 if 0 in self.commits else min(self.checkpoints, default=None)
+
+    def files_of(self, version: int) -> list[SourceFile] | None:
+        """Return the files that make a version, without sidecars; None where one of them is not there."""
+        after = max((known for known in self.checkpoints if known <= version), default=-1)
+        commits = sorted(number for number in self.commits if after < number <= version)
+        if len(commits) != version - after or version < 0:
+            return None
+        return [*self.checkpoints.get(after, ()), *(self.commits[number] for number in commits)]
+
+    def version_at(self, time_ns: int, times: Mapping[int, int]) -> int | None:
+        """Return the version that was the newest at a time; None before the oldest.
+
+        ``times`` are the times of commits by version, in nanoseconds. As in Delta, a commit that seems older than the
+        one before it counts as being as old.
+        """
+        versions = sorted(times)
+        latest, known = 0, []
+        for version in versions:
+            latest = max(latest, times[version])
+            known.append(latest)
+        position = bisect_right(known, time_ns)
+        return versions[position - 1] if position else None
+
+
+def delta_log(entries: Iterable[SourceFile]) -> DeltaLog:
+    """Return what is in a listing of ``_delta_log``; files that no reader needs are left out."""
+    commits: dict[int, SourceFile] = {}
+    whole: dict[int, tuple[SourceFile, ...]] = {}
+    named: dict[int, tuple[SourceFile, ...]] = {}
+    parts: dict[tuple[int, int], dict[int, SourceFile]] = {}
+    sidecars: dict[str, SourceFile] = {}
+    for file in entries:
+        directory, _, name = file.path.rpartition("/")
+        if directory == SIDECARS:
+            sidecars[name] = file
+        elif directory:
+            continue
+        elif match := _COMMIT.fullmatch(name):
+            commits[int(match[1])] = file
+        elif match := _WHOLE.fullmatch(name):
+            whole[int(match[1])] = (file,)
+        elif match := _PART.fullmatch(name):
+            parts.setdefault((int(match[1]), int(match[3])), {})[int(match[2])] = file
+        elif match := _NAMED.fullmatch(name):
+            named[int(match[1])] = (file,)
+    complete = {
+        version: tuple(found[number] for number in sorted(found))
+        for (version, count), found in parts.items()
+        if sorted(found) == list(range(1, count + 1))
+    }
+    return DeltaLog(commits=commits, checkpoints={**named, **complete, **whole}, sidecars=sidecars)
+
+
+def copy_log(table: TableLog, log: DeltaLog, files: Sequence[SourceFile], directory: Path) -> None:
+    """Copy ``files`` of a log, and the sidecars that a checkpoint among them names; SourceNotFound if one is gone."""
+    target = directory / LOG
+
+    def copy(file: SourceFile) -> None:
+        name = table.source.url_of(file.path)
+        table.options.tried(lambda: _copy(table.source, file, target / file.path), name)
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="pqcache-log") as threads:
+        (target / SIDECARS).mkdir(parents=True)
+        list(threads.map(copy, files))
+        if log.sidecars:
+            names = [name for file in files if ".checkpoint." in file.path for name in _sidecars(target / file.path)]
+            list(threads.map(copy, [log.sidecars[name] for name in names if name in log.sidecars]))
+
+
+def link_log(root: str, log: DeltaLog, files: Iterable[SourceFile], directory: Path) -> None:
+    """Make links in ``directory`` to ``files`` of the local log ``root``, and to all sidecars."""
+    target = directory / LOG
+    (target / SIDECARS).mkdir(parents=True)
+    for file in (*files, *log.sidecars.values()):
+        os.symlink(os.path.join(root, file.path), target / file.path)
+
+
+def _copy(source: Source, file: SourceFile, target: Path) -> None:
+    written = 0
+    with target.open("wb") as out:
+        for data in source.read(file.path, 0, file.identity.size, file.identity.tag):
+            written += out.write(data)
+    if written != file.identity.size:
+        reason = f"{written:,} of {file.identity.size:,} bytes came"
+        raise SourceUnavailable(source.url_of(file.path), reason)
+
+
+def _sidecars(checkpoint: Path) -> list[str]:
+    """Return the names of the sidecars that a checkpoint names."""
+    if checkpoint.suffix == ".json":
+        actions = [json.loads(line) for line in checkpoint.read_text().splitlines() if line.strip()]
+        return [PurePosixPath(action["sidecar"]["path"]).name for action in actions if action.get("sidecar")]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(checkpoint) as file:
+            if "sidecar" not in file.schema_arrow.names:
+                return []
+            found = file.read(["sidecar.path"])["sidecar"].to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        reason = f"is a checkpoint that cannot be read ({first_line(error)})"
+        raise ParquetError(checkpoint.name, reason, "check the table with the engine that wrote it") from error
+    return [PurePosixPath(row["path"]).name for row in found if row is not None]
+
+
+def descriptors(log: Path, version: int) -> dict[str, Mapping[str, Any]]:
+    """Return the log's ``deletionVector`` of each file that has one, by the file's path in the log.
+
+    The library tells neither which files have one nor where it is, but writes it into a checkpoint. So ``log``, a copy
+    of the table's log or of links to it, gets an empty commit after ``version``, and a checkpoint.
+    """
+    import pyarrow.parquet as pq
+    from deltalake import DeltaTable
+
+    commit = {"commitInfo": {"timestamp": 0, "inCommitTimestamp": 0, "operation": "pqcache"}}
+    (log / f"{version + 1:020}.json").write_text(json.dumps(commit) + "\n")
+    DeltaTable(str(log.parent), version=version + 1).create_checkpoint()
+    with pq.ParquetFile(log / f"{version + 1:020}.checkpoint.parquet") as file:
+        rows: list[Mapping[str, Any] | None] = file.read(["add.path", "add.deletionVector"])["add"].to_pylist()
+    return {row["path"]: row["deletionVector"] for row in rows if row is not None and row["deletionVector"]}

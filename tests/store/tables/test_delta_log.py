@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from pqcache.errors import SourceError
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.tables.delta import file_url_of
-from pqcache.store.tables.delta_log import DeltaLog, delta_log
+from pqcache.store.tables.delta import DeltaLog, delta_log, file_url_of
 from tests.examples import examples
 
 UUID = "80a083e8-7026-4e79-81be-64bd76c43a11"
