@@ -352,7 +352,17 @@ def _rewrite_arrived(run: CacheRun, arrived: SyncReport, source: Source, list_it
     report = finish_run(again, _run_result(again, source, list_it(ignore), list_it))
     fetched, seconds = arrived.fetched_bytes + report.fetched_bytes, run.options.watch.seconds
     changes = {name: getattr(arrived, name) + getattr(report, name) for name in ("added", "changed", "removed")}
-    return replace(report, **changes, fetched_bytes=fetched, seconds=seconds, published=True, touched=arrived.touched)
+    rewritten = {item.directory for item in report.touched if item.rewritten}
+    touched = tuple(replace(item, rewritten=item.directory in rewritten) for item in arrived.touched)
+    return replace(
+        report,
+        **changes,
+        unchanged=arrived.unchanged,
+        fetched_bytes=fetched,
+        seconds=seconds,
+        published=True,
+        touched=touched,
+    )
 
 
 def _first_contact(request: _Request, state: _CacheState) -> Patience:

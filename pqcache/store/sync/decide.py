@@ -64,7 +64,7 @@ class Asked:
         waits: which new files wait, at the moment the run began: files that are written while it runs stay young.
         force: publish even if more is lost than ``config.max_delete`` allows.
         fill: let readers open a first snapshot while its files are fetched.
-        reindex: publish even if no file has changed.
+        republish: publish even if no file has changed.
         is_version: each listing is of one committed version, which is complete.
     """
 
@@ -73,7 +73,7 @@ class Asked:
     waits: WaitRules
     force: bool = False
     fill: bool = False
-    reindex: bool = False
+    republish: bool = False
     is_version: bool = False
 
 
@@ -188,7 +188,7 @@ def decide(
         plan=plan,
         metadata=metadata,
         fills=fills,
-        publishes=not (plan.nothing_to_do and _is_same(metadata, held) and not asked.reindex),
+        publishes=not (plan.nothing_to_do and _is_same(metadata, held) and not asked.republish),
         findings=findings,
     )
 

@@ -91,7 +91,7 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
         waits=wait_rules(run.config),
         force=run.options.force,
         fill=run.options.fill and run.current is None,
-        reindex=run.changes_index,
+        republish=run.changes_index,
         is_version=source.capabilities.lists_one_version,
     )
     held = replace(held, comparison=_compare(run, source, listing, held.manifest))

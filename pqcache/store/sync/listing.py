@@ -21,9 +21,7 @@ from pqcache.errors import (
 )
 from pqcache.events import Advanced, Listed, OnEvent, Started, Warned, ignore
 from pqcache.store.config import Config
-from pqcache.store.drivers.base import (
-    Source,
-)
+from pqcache.store.drivers.base import Source, read_range
 from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, with_retries
 from pqcache.store.hive import parent, partition_keys, partition_values
 from pqcache.store.layout import FILES
@@ -42,6 +40,7 @@ from pqcache.store.tables.data_files import (
     check_passed_over,
     count_passed_over,
     divide_listing,
+    is_magic,
     lists_files,
     may_have_rows,
     without_other_snapshots,
@@ -52,10 +51,6 @@ from pqcache.units import format_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-from pqcache.store.drivers.base import read_range
-from pqcache.store.tables.data_files import is_magic
 
 _REPORTED = 1000  # files that are reported at once while they are listed
 _ROOTS, _THREADS = 32, 16  # directories that may be tables of their own: footers read, and at once

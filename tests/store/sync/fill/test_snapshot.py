@@ -317,7 +317,8 @@ def test_rewritten_after_it_was_published_as_it_is(reads: LocalReads, tmp_path: 
     snapshot = filling.arriving()
     report = filling.end()
     pqcache.sync(made, tmp_path / "plain", row_group_size="32k")
-    assert report.rewritten == 3
+    assert (report.added, report.unchanged, report.rewritten) == (9, 0, 3)
+    assert [(item.added, item.rewritten) for item in report.touched] == [(3, True)] * 3
     assert report.snapshot != snapshot.id
     assert {one.id for one in CacheDirectory(tmp_path / "cache").snapshots()} == {snapshot.id, report.snapshot}
     assert rows_of(snapshot.published_path) == rows_of(made)
