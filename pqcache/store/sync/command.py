@@ -327,14 +327,14 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
         key = None
     result = _run_result(run, source, listing, list_it)
     if not options.dry_run:
+        if state.config != state.remembered:  # at once: the snapshot has these options already
+            write_config(cache.path, state.config)
         held = result.published or state.current
         if held is not None and (warning := limit_to_source(held.path, source, listing.files)):
             options.on_event(Warned(warning))
         if memo.listing(key) is None:
             memo.remember(None if key is None else listing.known(key, source))
         memo.write(cache.path)
-        if state.config != state.remembered:
-            write_config(cache.path, state.config)
         _warn_of_changes(state, cache, options.on_event, bool(result.published))
     report = finish_run(run, result)
     is_raw = bool(result.published) and not result.plan.recipe.rewrite
