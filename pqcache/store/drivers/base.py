@@ -16,6 +16,7 @@ the same terms and raise the same errors.
 
 from __future__ import annotations
 
+import io
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -243,3 +244,31 @@ def check_options(driver: str, options: Mapping[str, str], known: Mapping[str, s
         if name not in known:
             choices = ", ".join(sorted(known)) or "none"
             raise UsageError(f"-o {name}=...", f"{driver} has no such option", f"it has: {choices}")
+
+
+class RangedFile(io.RawIOBase):
+    """A file read through Python's interface, of which ``read`` returns bytes from an offset on."""
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        self._read, self._size, self._position = read, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        length = max(0, min(len(buffer), self._size - self._position))
+        data = self._read(self._position, length) if length else b""
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)

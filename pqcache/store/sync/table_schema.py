@@ -23,7 +23,7 @@ from pqcache.parquet.arrow_sizes import least_width
 from pqcache.parquet.dense_columns import Dense, as_lists, common_dense, dense_in, is_alike, with_dense_columns
 from pqcache.parquet.footer.doubtful import Int96Values, int96_leaves, int96_unit, int96_values, stored_bytes_metadata
 from pqcache.parquet.schema_merge import merge_schemas, with_time_zones
-from pqcache.store.drivers.base import Source, read_range
+from pqcache.store.drivers.base import RangedFile, Source, read_range
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.drivers.retries import FEW_TRIES, with_retries
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
@@ -176,7 +176,8 @@ def _schema_of(source: Source, file: SourceFile, unit: str) -> tuple[pa.Schema, 
 def _int96_values(source: Source, file: SourceFile, leaves: Sequence[int]) -> Int96Values:
     name = source.url_of(file.path)
     try:
-        remote = _RemoteFile(source, file)
+        read = partial(read_range, source, file.path)
+        remote = RangedFile(read, file.identity.size)
         metadata = stored_bytes_metadata(read_remote_tail(source, file).footer, leaves, name)
         paths = [metadata.schema.column(leaf).path for leaf in leaves]
         stream = pa.PythonFile(io.BufferedReader(remote, 1 << 20), "r")
@@ -186,31 +187,3 @@ def _int96_values(source: Source, file: SourceFile, leaves: Sequence[int]) -> In
         if isinstance(error, OSError) and error.errno is not None:  # of the system, and not of a damaged page
             raise
         raise ParquetError(name, f"cannot be decoded ({first_line(error)})", "write it again at the source") from error
-
-
-class _RemoteFile(io.RawIOBase):
-    """A source's file, read through Python's interface of files."""
-
-    def __init__(self, source: Source, file: SourceFile) -> None:
-        self.source, self.file, self.position = source, file, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.file.identity.size}[whence]
-        self.position = base + offset
-        return self.position
-
-    def tell(self) -> int:
-        return self.position
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        length = max(0, min(len(buffer), self.file.identity.size - self.position))
-        data = read_range(self.source, self.file.path, self.position, length) if length else b""
-        buffer[: len(data)] = data
-        self.position += len(data)
-        return len(data)

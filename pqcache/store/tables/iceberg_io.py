@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn
 
 import pyiceberg.avro.file
@@ -26,6 +27,7 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
+from pqcache.store.drivers.base import RangedFile
 from pqcache.store.drivers.remote import censored, known_cause
 from pqcache.store.tables.base import StoreFiles, usual_url
 from pqcache.store.urls import printable, url_scheme
@@ -78,7 +80,7 @@ class TableAccess:
 
     def open(self, uri: str) -> io.BufferedReader:
         """Return a file to read from, which can seek."""
-        return io.BufferedReader(_StoreStream(self, uri), _BUFFER)
+        return io.BufferedReader(RangedFile(partial(self.read, uri), self.size_of(uri)), _BUFFER)
 
 
 def plain_url(uri: str) -> str:
@@ -132,43 +134,6 @@ class _StoreInput(InputFile):
                 advice = "check the table with the engine that wrote it"
                 raise SourceError(printable(self.location), f"this manifest is damaged: {error}", advice) from error
         return io.BytesIO(data)
-
-
-class _StoreStream(io.RawIOBase):
-    """A file of a store, read where it is asked for."""
-
-    def __init__(self, access: TableAccess, uri: str) -> None:
-        super().__init__()
-        self._access, self._uri = access, uri
-        self._size, self._position = access.size_of(uri), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, start + offset)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readall(self) -> bytes:
-        return self._next(self._size)
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._next(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def _next(self, most: int) -> bytes:
-        length = max(0, min(most, self._size - self._position))
-        data = self._access.read(self._uri, self._position, length)
-        self._position += length
-        return data
 
 
 def _refuse(location: str) -> NoReturn:
