@@ -129,8 +129,8 @@ def test_usage_errors(shop: Path, tmp_path: Path) -> None:
     for arguments, part in [
         (["sync", "nowhere://bucket/x", cache], "unknown scheme nowhere://"),
         (["sync", cache], "not a pqcache yet"),
-        (["sync", shop, cache, "--row-group-size", "5x"], "'5x': not a size; write it like"),
-        (["sync", shop, cache, "--row-group-size", "0"], "too small"),
+        (["sync", shop, cache, "--row-group-size", "5x"], "--row-group-size 5x: not a size; write it like"),
+        (["sync", shop, cache, "--row-group-size", "0"], "--row-group-size 0: has to be at least 1"),
         (["sync", shop, cache, "--where", "dt >"], "not a complete condition"),
         (["sync", shop, cache, "--where", "region = 'kr'"], "there is no column region; there are: id, "),
         (["sync", shop, cache, "-o", "endpoint"], "KEY=VALUE"),

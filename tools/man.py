@@ -21,6 +21,7 @@ from man_markdown import markdown
 
 from pqcache.console.commands import app
 from pqcache.console.help import OptionHelp, first_line, option_groups
+from pqcache.options import Remembered, options_of
 
 ROOT = Path(__file__).resolve().parent.parent
 MAN, WEB = ROOT / "man", ROOT / "docs" / "commands"
@@ -34,8 +35,14 @@ def pages() -> dict[str, str]:
     """Return the text of every manual page by its path below man/."""
     commands = {"pqcache": GROUP} | {f"pqcache-{name}": command for name, command in GROUP.commands.items()}
     written = {f"man1/{name}.1": page(name, command) for name, command in commands.items()}
-    config = header("pqcache.toml", 5) + (MAN / "parts" / "pqcache.toml.mdoc").read_text()
-    return {**written, "man5/pqcache.toml.5": config}
+    return {**written, "man5/pqcache.toml.5": header("pqcache.toml", 5) + config_page()}
+
+
+def config_page() -> str:
+    """Return the page of pqcache.toml, with its keys from the table of options."""
+    part = (MAN / "parts" / "pqcache.toml.mdoc").read_text()
+    keys = [f".It Cm {name}\n{mdoc(option.config_text)}" for name, option in options_of(Remembered).items()]
+    return part.replace('.\\" KEYS\n', "\n".join(keys) + "\n")
 
 
 def files() -> dict[Path, str]:

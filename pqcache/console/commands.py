@@ -2,62 +2,38 @@
 
 from __future__ import annotations
 
-from pqcache.console import examples, fill_options, parsing, source_options
-from pqcache.console import file_options as take
-from pqcache.console import options as opt
-from pqcache.console import rows_options as batch_rows
-from pqcache.console import run_options as run
-from pqcache.console.app import app, print_report
-from pqcache.console.demo import command as demo_command
-from pqcache.console.help import Command
-from pqcache.units import parse_size
+import sys
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["app", "demo_command"]  # the app has that command and those below
+import typer
+
+from pqcache.console import examples
+from pqcache.console.app import Given, app, command, print_report
+from pqcache.errors import UsageError
+from pqcache.options import REMEMBERED, RUN
+
+if TYPE_CHECKING:
+    from pqcache.reader.packing.pack import Pack
+    from pqcache.reader.selection.split import Split
+
+__all__ = ["app"]
 
 
-@app.command(cls=Command, epilog=examples.SYNC)
-def sync(
-    source: opt.OptionalSource = None,
-    cache: opt.OptionalCache = None,
-    all_tables: run.All = False,
-    where: opt.Where = None,
-    columns: opt.Columns = None,
-    newest: take.Newest = None,
-    shard: opt.Shard = None,
-    marker: opt.Marker = None,
-    settle: opt.Settle = None,
-    partition_types: take.PartitionTypes = None,
-    as_files: take.AsFiles = None,
-    all_files: take.AllFiles = None,
-    version: take.Version = None,
-    as_of: take.AsOf = None,
-    row_group_size: opt.SyncRowGroupSize = None,
-    keep: opt.Keep = None,
-    max_delete: opt.MaxDelete = None,
-    force: opt.Force = False,
-    checksum: opt.Checksum = None,
-    compare: opt.Compare = "identity",
-    fill: fill_options.Fill = False,
-    new_source: source_options.NewSource = False,
-    skip_bad: source_options.SkipBad = None,
-    time_units: source_options.TimeUnits = None,
-    ignore_case: source_options.IgnoreCase = None,
-    option: opt.Options = None,
-    hdfs_driver: opt.HdfsDriver = None,
-    retries: opt.Retries = None,
-    retry_for: opt.RetryFor = None,
-    timeout: opt.Timeout = 30.0,
-    bwlimit: run.BandwidthLimit = None,
-    jobs: opt.Jobs = 8,
-    wait: opt.Wait = 0.0,
-    dry_run: opt.DryRun = False,
-    on_success: run.OnSuccess = None,
-    on_failure: run.OnFailure = None,
-    metrics: run.Metrics = None,
-    verbose: run.Verbose = False,
-    json: opt.Json = False,
-    quiet: opt.Quiet = False,
-) -> None:
+@command("demo", examples.DEMO)
+def demo(given: Given) -> None:
+    """Show what pqcache does, on a dataset that it makes.
+
+    It syncs, inspects, repartitions, trains, and syncs again while a training runs; with numpy where torch is not
+    installed. It needs no network, and about a minute and 200 MB. Each claim that it prints is checked; a false one is
+    an error.
+    """
+    from pqcache.console.demo.run import run_demo
+
+    run_demo(given.directory)
+
+
+@command("sync", examples.SYNC)
+def sync(given: Given) -> None:
     """Update a cache from its source; only new and changed files are fetched.
 
     Options marked * are remembered: 'pqcache sync CACHE' alone repeats them.
@@ -65,73 +41,17 @@ def sync(
     from pqcache.console import sync_runner
     from pqcache.console.after_sync import AfterSync
 
-    remembered = {
-        "where": where,
-        "columns": parsing.column_names(columns),
-        "row_group_size": parsing.row_group_bytes("--row-group-size", row_group_size),
-        "newest": newest,
-        "shard": shard,
-        "keep": keep,
-        "marker": marker,
-        "settle": settle,
-        "partition_types": parsing.partition_types(partition_types),
-        "max_delete": max_delete,
-        "hdfs_driver": hdfs_driver,
-        "checksum": checksum,
-        "as_files": as_files,
-        "all_files": all_files,
-        "version": version,
-        "as_of": as_of,
-        "skip_bad": skip_bad,
-        "time_units": parsing.time_units(time_units),
-        "ignore_case": ignore_case,
-        "options": parsing.store_options(option) or None,
-    }
-    once = {
-        "force": force,
-        "new_source": new_source,
-        "fill": fill,
-        "compare": compare,
-        "jobs": jobs,
-        "retries": retries,
-        "retry_for": retry_for,
-        "timeout": timeout,
-        "bwlimit": bwlimit,
-        "wait": wait,
-        "dry_run": dry_run,
-    }
-    output = sync_runner.SyncOutput(json, quiet, verbose)
-    after = AfterSync(on_success=on_success, on_failure=on_failure, metrics=metrics)
-    if all_tables:
-        sync_runner.check_for_all(cache, remembered)
-        return sync_runner.run_all(source, once, output, after)
-    return sync_runner.run_one(parsing.required("SOURCE", source), cache, {**remembered, **once}, output, after)
+    output = sync_runner.SyncOutput(given.json, given.quiet, given.verbose)
+    after = AfterSync(on_success=given.on_success, on_failure=given.on_failure, metrics=given.metrics)
+    if given.all_tables:
+        sync_runner.check_for_all(given.cache, given.of(REMEMBERED))
+        return sync_runner.run_all(given.source, given.of(RUN), output, after)
+    options = given.of(REMEMBERED, RUN)
+    return sync_runner.run_one(_required("SOURCE", given.source), given.cache, options, output, after)
 
 
-@app.command(cls=Command, epilog=examples.REPARTITION)
-def repartition(
-    source: opt.RepartitionSource,
-    dest: opt.Dest = None,
-    row_group_size: opt.RowGroupSize = None,
-    compression: opt.Compression = None,
-    compat: opt.Compat = None,
-    keep_int96: opt.KeepInt96 = None,
-    dense: opt.Dense = None,
-    narrow: opt.Narrow = False,
-    shuffle: opt.Shuffle = None,
-    align: opt.Align = None,
-    block_size: opt.BlockSize = None,
-    as_files: take.OnceAsFiles = False,
-    all_files: take.OnceAllFiles = False,
-    option: opt.Options = None,
-    scheduler: opt.Scheduler = None,
-    jobs: opt.PartitionJobs = 8,
-    wait: opt.Wait = 0.0,
-    bwlimit: run.BandwidthLimit = None,
-    dry_run: opt.DryRun = False,
-    json: opt.Json = False,
-    quiet: opt.Quiet = False,
-) -> None:
+@command("repartition", examples.REPARTITION)
+def repartition(given: Given) -> None:
     """Rewrite row groups to a size on disk that they fill and never exceed.
 
     A cache gets a new snapshot. It remembers the options marked *, and later syncs apply them to new files.
@@ -139,64 +59,29 @@ def repartition(
     import pqcache
     from pqcache.console import progress, terminal
 
-    if dense == ["auto"]:
+    source, dest = given.source, given.dest
+    if given.dense == ["auto"]:
         from pqcache.console.proposals_text import print_proposals
 
-        with progress.reporter(json, quiet) as on_event:
+        with progress.reporter(given.json, given.quiet) as on_event:
             proposals = pqcache.dense_proposals(
                 source,
-                options=parsing.store_options(option),
-                as_files=as_files,
-                all_files=all_files,
+                options=given.options,
+                as_files=given.as_files,
+                all_files=given.all_files,
                 on_event=on_event,
             )
         found = {"target": source, "columns": [proposal.to_dict() for proposal in proposals]}
-        print_report(found, json, quiet, lambda: print_proposals(source, dest, proposals))
+        print_report(found, given.json, given.quiet, lambda: print_proposals(source, dest, proposals))
         return
-    with progress.reporter(json, quiet, dest or source) as on_event:
-        report = pqcache.repartition(
-            source,
-            dest,
-            row_group_size=parsing.row_group_bytes("--row-group-size", row_group_size),
-            compression=compression,
-            compat=compat,
-            keep_int96=keep_int96,
-            dense=parsing.dense_columns(dense),
-            narrow=narrow,
-            shuffle=shuffle,
-            align=align,
-            block_size=None if block_size is None else parse_size(block_size),
-            options=parsing.store_options(option),
-            as_files=as_files,
-            all_files=all_files,
-            scheduler=scheduler,
-            jobs=jobs,
-            wait=wait,
-            bwlimit=bwlimit,
-            dry_run=dry_run,
-            on_event=on_event,
-        )
-    print_report(report.to_dict(), json, quiet, lambda: terminal.print_repartition(report))
+    with progress.reporter(given.json, given.quiet, dest or source) as on_event:
+        options = {**given.of(REMEMBERED, RUN), "dense": _dense_columns(given.dense)}
+        report = pqcache.repartition(source, dest, **options, on_event=on_event)
+    print_report(report.to_dict(), given.json, given.quiet, lambda: terminal.print_repartition(report))
 
 
-@app.command(cls=Command, epilog=examples.INSPECT)
-def inspect(
-    target: opt.Target,
-    block_size: opt.InspectBlockSize = None,
-    partitions: opt.AllPartitions = False,
-    columns: opt.OnlyColumns = False,
-    schema: opt.OnlySchema = False,
-    files: opt.OnlyFiles = False,
-    row_groups: opt.OnlyRowGroups = False,
-    sample: opt.Sample = None,
-    diff: opt.Diff = None,
-    html: opt.Html = None,
-    as_files: take.OnceAsFiles = False,
-    all_files: take.OnceAllFiles = False,
-    option: opt.Options = None,
-    jobs: opt.FooterJobs = 16,
-    json: opt.InspectJson = False,
-) -> None:
+@command("inspect", examples.INSPECT)
+def inspect(given: Given) -> None:
     """Show the partitions, row-group sizes, columns and compression of a dataset.
 
     For a cache only its index is read, for anything else only the footers.
@@ -207,55 +92,47 @@ def inspect(
     from pqcache.store.inspect import listings
     from pqcache.store.tables.data_files import FileRules
 
-    limit = parsing.row_group_bytes("--block-size", block_size)
-    view = parsing.chosen_view(
-        {"schema": schema, "files": files, "row-groups": row_groups, "sample": sample, "diff": diff}
+    target, limit, json = given.target, given.block_size, given.json
+    view = _chosen_view(
+        {
+            "schema": given.schema,
+            "files": given.files,
+            "row-groups": given.row_groups,
+            "sample": given.sample,
+            "diff": given.diff,
+        }
     )
-    if diff is not None:
-        difference = listings.difference(target, *diff)
+    if given.diff is not None:
+        difference = listings.difference(target, *given.diff)
         return print_report(difference.to_dict(), json, False, lambda: inspect_text.print_difference(difference))
+    rules = FileRules(as_files=given.as_files, all_files=given.all_files)
     with progress.reporter(json_lines=False, quiet=json) as on_event:
         if view is not None:
-            rules = FileRules(as_files=as_files, all_files=all_files)
-            looked = listings.open_inspected_dataset(target, parsing.store_options(option), jobs, on_event, rules)
+            looked = listings.open_inspected_dataset(target, given.options, given.jobs, on_event, rules)
         else:
             found = pqcache.inspect(
                 target,
-                options=parsing.store_options(option),
+                options=given.options,
                 block_size=limit,
-                as_files=as_files,
-                all_files=all_files,
-                jobs=jobs,
+                as_files=given.as_files,
+                all_files=given.all_files,
+                jobs=given.jobs,
                 on_event=on_event,
             )
-            training = forecast(target, rules=FileRules(as_files=as_files, all_files=all_files))
+            training = forecast(target, rules=rules)
     if view is not None:
-        return inspect_text.print_items(view, listings.items_of(view, looked, sample or 0, target), limit, json)
-    if html is not None:
-        return inspect_text.write_page(found, training, html)
-    if columns and not json:
+        items = listings.items_of(view, looked, given.sample or 0, target)
+        return inspect_text.print_items(view, items, limit, json)
+    if given.html is not None:
+        return inspect_text.write_page(found, training, given.html)
+    if given.columns and not json:
         return inspect_text.print_columns(found, None)
     summary = {**found.to_dict(), "training": None if training is None else training.to_dict()}
-    return print_report(summary, json, False, lambda: inspect_text.print_inspection(found, training, partitions))
+    return print_report(summary, json, False, lambda: inspect_text.print_inspection(found, training, given.partitions))
 
 
-@app.command(cls=Command, epilog=examples.ROWS)
-def rows(
-    target: opt.LocalTarget,
-    state: batch_rows.State,
-    batch: batch_rows.BatchNumber,
-    epoch: batch_rows.Epoch = None,
-    filters: opt.Filters = None,
-    split: batch_rows.SplitText = None,
-    weights: batch_rows.Weights = None,
-    balance: batch_rows.Balance = None,
-    sample_share: batch_rows.SampleShare = None,
-    limit: batch_rows.Limit = None,
-    pack: batch_rows.PackText = None,
-    sample: batch_rows.Values = False,
-    columns: batch_rows.ValueColumns = None,
-    json: batch_rows.RowsJson = False,
-) -> None:
+@command("rows", examples.ROWS)
+def rows(given: Given) -> None:
     """Show which rows a batch of a training had: file, row group and row.
 
     For the batch whose loss exploded. It follows from a state that the same training saved, at whatever batch.
@@ -263,38 +140,24 @@ def rows(
     import pqcache
     from pqcache.console.rows_text import print_rows
 
-    names = parsing.column_names(columns)
     found = pqcache.rows(
-        target,
-        state,
-        batch,
-        epoch=epoch,
-        filters=filters,
-        split=parsing.split_of(split),
-        sample=sample_share,
-        limit=limit,
-        weights=weights,
-        balance=balance,
-        pack=parsing.pack_of(pack),
+        given.target,
+        given.state,
+        given.batch,
+        epoch=given.epoch,
+        filters=given.filters,
+        split=_split_of(given.split),
+        sample=given.sample_share,
+        limit=given.limit,
+        weights=given.weights,
+        balance=given.balance,
+        pack=_pack_of(given.pack),
     )
-    print_rows(found, target, names, sample or names is not None, json)
+    print_rows(found, given.target, given.columns, given.sample or given.columns is not None, given.json)
 
 
-@app.command(cls=Command, epilog=examples.VERIFY)
-def verify(
-    cache: opt.CacheArgument,
-    deep: opt.Deep = False,
-    source: opt.CompareSource = False,
-    compare: opt.VerifyCompare = "identity",
-    engine: opt.Engine = None,
-    repair: opt.Repair = False,
-    option: opt.Options = None,
-    jobs: opt.VerifyProcesses = None,
-    wait: opt.Wait = 0.0,
-    bwlimit: run.BandwidthLimit = None,
-    json: opt.Json = False,
-    quiet: opt.Quiet = False,
-) -> None:
+@command("verify", examples.VERIFY)
+def verify(given: Given) -> None:
     """Check the current snapshot of a cache for damage, and repair it.
 
     Without options: every file exists with its recorded size, and footers agree with manifest and index.
@@ -303,34 +166,14 @@ def verify(
     from pqcache.console import progress
     from pqcache.console.verify_text import print_verify
 
-    with progress.reporter(json, quiet, cache) as on_event:
-        report = pqcache.verify(
-            cache,
-            deep=deep,
-            source=source,
-            compare=compare,
-            engine=engine,
-            repair=repair,
-            options=parsing.store_options(option),
-            jobs=jobs,
-            wait=wait,
-            bwlimit=bwlimit,
-            on_event=on_event,
-        )
-    print_report(report.to_dict(), json, quiet, lambda: print_verify(report))
+    with progress.reporter(given.json, given.quiet, given.cache) as on_event:
+        report = pqcache.verify(given.cache, **given.of(RUN), on_event=on_event)
+    print_report(report.to_dict(), given.json, given.quiet, lambda: print_verify(report))
     report.raise_if_not_ok()
 
 
-@app.command(cls=Command, epilog=examples.INDEX)
-def index(
-    cache: opt.CacheArgument,
-    key: opt.Key = None,
-    drop: opt.Drop = None,
-    jobs: opt.IndexThreads = None,
-    wait: opt.Wait = 0.0,
-    json: opt.Json = False,
-    quiet: opt.Quiet = False,
-) -> None:
+@command("index", examples.INDEX)
+def index(given: Given) -> None:
     """Build key indexes, which find the rows of a key without a scan.
 
     Without options: list them. Each later snapshot gets them too, updated with what changed.
@@ -338,45 +181,238 @@ def index(
     import pqcache
     from pqcache.console import progress, terminal
 
-    with progress.reporter(json, quiet, cache) as on_event:
-        report = pqcache.index(cache, keys=key or (), drop=drop or (), jobs=jobs, wait=wait, on_event=on_event)
-    print_report(report.to_dict(), json, quiet, lambda: terminal.print_index(report))
+    keys, drop = given.key or (), given.drop or ()
+    with progress.reporter(given.json, given.quiet, given.cache) as on_event:
+        report = pqcache.index(given.cache, keys=keys, drop=drop, jobs=given.jobs, wait=given.wait, on_event=on_event)
+    print_report(report.to_dict(), given.json, given.quiet, lambda: terminal.print_index(report))
 
 
-@app.command(cls=Command, epilog=examples.BENCH)
-def bench(
-    target: opt.LocalTarget,
-    columns: opt.BenchColumns = None,
-    filters: opt.Filters = None,
-    batch_size: opt.BatchSize = 256,
-    memory: opt.Memory = "2GB",
-    workers: opt.Workers = None,
-    as_files: take.OnceAsFiles = False,
-    all_files: take.OnceAllFiles = False,
-    seconds: opt.Seconds = 2.0,
-    json: opt.BenchJson = False,
-    quiet: opt.Quiet = False,
-) -> None:
+@command("bench", examples.BENCH)
+def bench(given: Given) -> None:
     """Measure how fast this machine reads a dataset, and recommend training settings."""
-    from pqcache.benchmark import command
+    from pqcache.benchmark import command as benchmark
     from pqcache.console import progress
     from pqcache.console.bench_text import print_bench
 
-    with progress.reporter(json_lines=False, quiet=quiet or json) as on_event:
-        report = command.bench(
-            target,
-            columns=parsing.column_names(columns),
-            filters=filters,
-            batch_size=batch_size,
-            memory=memory,
-            workers=parsing.worker_counts(workers),
-            as_files=as_files,
-            all_files=all_files,
-            seconds=seconds,
-            on_event=on_event,
-        )
-    print_report(report.to_dict(), json, quiet, lambda: print_bench(report))
+    with progress.reporter(json_lines=False, quiet=given.quiet or given.json) as on_event:
+        report = benchmark.bench(given.target, **given.of(RUN), on_event=on_event)
+    print_report(report.to_dict(), given.json, given.quiet, lambda: print_bench(report))
 
 
-from pqcache.console import help_command, serve_command, snapshot_commands  # noqa: E402, F401, I001  in the order of the help
-from pqcache.console import status_command, table_commands, upkeep_commands  # noqa: E402, F401
+@command("help", examples.HELP)
+def help_command(given: Given) -> None:
+    """Show the help of a command, or all commands."""
+    group = typer.main.get_command(app)
+    names = getattr(group, "commands", {})
+    if given.command is not None and given.command not in names:
+        from difflib import get_close_matches
+
+        near = get_close_matches(given.command, names, 1)
+        advice = f"did you mean '{near[0]}'? " if near else ""
+        raise UsageError(f"help {given.command}", "there is no such command", f"{advice}'pqcache help' lists them")
+    app([given.command, "--help"] if given.command else ["--help"], prog_name="pqcache", standalone_mode=False)
+
+
+@command("serve", examples.SERVE)
+def serve(given: Given) -> None:
+    """Serve caches to other machines, as sources of their syncs.
+
+    It ends with Ctrl-C or SIGTERM. Clients read pqcache+http://HOST:PORT/NAME, where NAME is that of the directory.
+    """
+    import pqcache
+    from pqcache.console import terminal
+
+    running = pqcache.serve(given.caches, **given.of(RUN))
+    terminal.run_server(running, given.quiet)
+
+
+@command("snapshots", examples.SNAPSHOTS)
+def snapshots(given: Given) -> None:
+    """Show the snapshots of a cache: time, size, version, readers, pins."""
+    import pqcache
+    from pqcache.console import terminal
+    from pqcache.console.snapshots_text import print_snapshots
+
+    found = pqcache.snapshots(given.cache)
+    if not given.json:
+        return print_snapshots(found)
+    for view in found:
+        terminal.print_json(view.to_dict())
+    return None
+
+
+@command("pin", examples.PIN)
+def pin(given: Given) -> None:
+    """Keep a snapshot until it is unpinned, under a name if there is one.
+
+    Pinned snapshots are kept beside those that --keep counts. No gc removes them.
+    """
+    import pqcache
+    from pqcache.console import progress
+    from pqcache.console.snapshots_text import print_pin
+
+    with progress.reporter(given.json, given.quiet, given.cache) as on_event:
+        report = pqcache.pin(given.cache, given.snapshot, **given.of(RUN), on_event=on_event)
+    print_report(report.to_dict(), given.json, given.quiet, lambda: print_pin(report))
+
+
+@command("unpin", examples.UNPIN)
+def unpin(given: Given) -> None:
+    """Let a pinned snapshot be removed as any other."""
+    import pqcache
+    from pqcache.console import progress, terminal
+
+    with progress.reporter(given.json, given.quiet, given.cache) as on_event:
+        report = pqcache.unpin(given.cache, given.snapshot, wait=given.wait, on_event=on_event)
+    said = f"unpinned {report.snapshot}"
+    print_report(report.to_dict(), given.json, given.quiet, lambda: terminal.print_line(said))
+
+
+@command("rollback", examples.ROLLBACK)
+def rollback(given: Given) -> None:
+    """Make an older snapshot the current one again, in one step.
+
+    Readers that have another one open keep it. The next sync publishes what the source holds then.
+    """
+    import pqcache
+    from pqcache.console import progress
+    from pqcache.console.snapshots_text import print_rollback
+
+    with progress.reporter(given.json, given.quiet, given.cache) as on_event:
+        report = pqcache.rollback(given.cache, given.snapshot, wait=given.wait, on_event=on_event)
+    print_report(report.to_dict(), given.json, given.quiet, lambda: print_rollback(report))
+
+
+@command("status", examples.STATUS)
+def status(given: Given) -> None:
+    """Show all caches below a directory: rows, bytes on disk, age, last run, when the next is due.
+
+    The age counts from the last sync that found or made the cache equal to its source.
+    """
+    import pqcache
+    from pqcache.console import terminal
+    from pqcache.console.status_text import print_status
+
+    report = pqcache.status(*(given.roots or ()))
+    if given.json:
+        for item in report.caches:
+            terminal.print_json(item.to_dict())
+    else:
+        print_status(report)
+    if given.max_age is not None:
+        report.raise_if_older(given.max_age)
+
+
+@command("add", examples.ADD)
+def add(given: Given) -> None:
+    """Make a cache without a sync, for the next 'pqcache sync --all'.
+
+    Its pqcache.toml may be edited, and 'pqcache sync CACHE' with options sets those that are remembered.
+    """
+    import pqcache
+    from pqcache.console import terminal
+    from pqcache.store.urls import quoted
+
+    place = pqcache.add(given.source, given.name, root=given.root, options=given.options)
+    terminal.print_line(f"added {place}; 'pqcache sync {quoted(place)}' fetches it")
+
+
+@command("remove", examples.REMOVE)
+def remove(given: Given) -> None:
+    """Remove a cache with all its snapshots; its source is not touched.
+
+    On a terminal it asks first, and says how much it will free.
+    """
+    import pqcache
+    from pqcache.console import terminal
+    from pqcache.console.snapshots_text import held_text
+
+    name, where = given.name, {"root": given.root, "wait": given.wait}
+    if not (given.yes or given.force or given.dry_run) and terminal.can_ask():
+        found = pqcache.remove(name, dry_run=True, **where)
+        if not terminal.ask(f"remove {found.cache} ({held_text(found)})?"):
+            terminal.print_line("nothing was removed", sys.stderr)
+            raise typer.Exit(1)
+    report = pqcache.remove(name, force=given.force, dry_run=given.dry_run, **where)
+    did = "would remove {}: {} would be freed" if given.dry_run else "removed {}: {} freed"
+    said = did.format(report.cache, held_text(report))
+    print_report(report.to_dict(), given.json, False, lambda: terminal.print_line(said))
+
+
+@command("log", examples.LOG)
+def log(given: Given) -> None:
+    """Show the runs of a cache: time, command, files, bytes, snapshot."""
+    import pqcache
+    from pqcache.console import terminal
+    from pqcache.console.log_text import print_history
+
+    records = pqcache.log(given.cache)[-given.last :]
+    if given.json:
+        for record in records:
+            terminal.print_json(record)
+    else:
+        print_history(records)
+
+
+@command("gc", examples.GC)
+def gc(given: Given) -> None:
+    """Remove old snapshots that no reader holds."""
+    import pqcache
+    from pqcache.console import progress, terminal
+
+    with progress.reporter(given.json, given.quiet, given.cache) as on_event:
+        report = pqcache.gc(given.cache, **given.of(RUN), on_event=on_event)
+    print_report(report.to_dict(), given.json, given.quiet, lambda: terminal.print_gc(report))
+
+
+def _required(name: str, value: str | None) -> str:
+    """Return the value of an argument that may be absent only with some option; else raise UsageError."""
+    if value is None:
+        raise UsageError("", f"Missing argument '{name}'", "'pqcache sync -h' shows the usage")
+    return value
+
+
+def _split_of(text: str | None) -> Split | None:
+    """Return the split that ``--split`` names; None if it is absent."""
+    if text is None:
+        return None
+    from pqcache.reader.selection.split import Split
+
+    parts = text.split(":", 3)
+    try:
+        key, low, high, salt = [*parts, ""][:4]
+        ends = float(low), float(high)
+    except ValueError as error:
+        raise UsageError(f"--split {text!r}", "not KEY:LOW:HIGH", "write it like user:0.0:0.9") from error
+    return Split(key or None, *ends, salt=salt)
+
+
+def _pack_of(text: str | None) -> Pack | None:
+    """Return how ``--pack`` packs documents; None if it is absent."""
+    if text is None:
+        return None
+    from pqcache.reader.packing.pack import Pack
+
+    columns, _, rest = text.partition(":")
+    length, _, strategy = rest.partition(":")
+    column, *fields = [name.strip() for name in columns.split(",")]
+    if not column or not length.isdigit():
+        raise UsageError(f"--pack {text!r}", "not COLUMN:LENGTH", "write it like tokens:4096")
+    return Pack(column, int(length), strategy=strategy or "concat", fields=fields)  # type: ignore[arg-type]
+
+
+def _dense_columns(names: list[str] | None) -> list[str] | None:
+    """Return the columns of ``--dense``; empty for 'none', None if it is absent."""
+    if names == ["none"]:
+        return []
+    if names and (keyword := {"auto", "none"}.intersection(names)):
+        raise UsageError(f"--dense {keyword.pop()}", "excludes other columns", "give it alone")
+    return names or None
+
+
+def _chosen_view(views: dict[str, Any]) -> str | None:
+    """Return the name of the one option that is set, or None; they exclude one another."""
+    chosen = [name for name, value in views.items() if value]
+    if len(chosen) > 1:
+        raise UsageError(f"--{chosen[0]} and --{chosen[1]}", "exclude each other", "choose one of them")
+    return chosen[0] if chosen else None

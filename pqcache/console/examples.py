@@ -155,3 +155,8 @@ ROLLBACK = _examples(
     ("Go back to an older snapshot", "pqcache snapshots cache/shop\npqcache rollback cache/shop 20261120T040003Z-0007"),
     ("By its number", "pqcache rollback cache/shop 7"),
 )
+
+DEMO = _examples(
+    ("Run it, and look at what it has made", "pqcache demo\npqcache inspect pqcache-demo/cache"),
+    ("Leave its files in another directory", "pqcache demo build/demo"),
+)

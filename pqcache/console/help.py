@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from pqcache.console.conversion import convert_where_needed
 from pqcache.errors import UsageError
+from pqcache.options import GROUPS
 
-# the titles of the groups of options, as rich_help_panel of each option
-SELECTION, ROW_GROUPS, SAFETY, VIEW, DESTINATION = "Selection", "Row groups", "Safety", "View", "Destination"
-CHECKS, KEYS, STORE, NETWORK, RUN, OUTPUT = "Checks", "Keys", "Store", "Network", "Run", "Output"
+COMMAND_GROUPS = {
+    "Copy": ("sync", "repartition", "verify"),
+    "Look": ("inspect", "snapshots", "log"),
+    "Train": ("index", "rows", "bench"),
+    "Keep": ("pin", "unpin", "rollback", "gc"),
+    "Many caches": ("status", "add", "remove", "serve"),
+    "Learn": ("demo", "help"),
+}
 
 
 @dataclass(frozen=True)
@@ -32,29 +39,35 @@ def option_list(command: Any) -> list[OptionHelp]:
 
 
 def _option_help(parameter: Any) -> OptionHelp:
-    """Return the help of one parameter; a number that is its default is added to the text."""
     names = sorted((*parameter.opts, *parameter.secondary_opts), key=lambda name: name.startswith("--"))
-    text, default = parameter.help or "", parameter.default
-    if isinstance(default, int | float) and default and not isinstance(default, bool):
-        unit = "s" if parameter.metavar == "DURATION" else ""
-        text += f" Default: {default:g}{unit}."
-    if "--help" in names:
-        text = "Show this help."
+    text = "Show this help." if "--help" in names else parameter.help or ""
     metavar = "" if getattr(parameter, "is_flag", False) else parameter.metavar or "VALUE"
     return OptionHelp(tuple(names), metavar, getattr(parameter, "rich_help_panel", None), text)
 
 
 def option_groups(command: Any) -> dict[str, list[OptionHelp]]:
-    """Return the options of a command by the title of their group; those without a group come last."""
-    found: dict[str | None, list[OptionHelp]] = {}
+    """The options of a command by the title of their group; those without one, as --help, are in the last."""
+    found: dict[str, list[OptionHelp]] = {title: [] for title in GROUPS}
+    rest: list[OptionHelp] = []
     for item in option_list(command):
-        found.setdefault(item.group, []).append(item)
-    rest = found.pop(None, [])
-    titled = {str(title): items for title, items in found.items()}
-    if OUTPUT in titled:
-        titled[OUTPUT] = [*titled.pop(OUTPUT), *rest]
-        return titled
-    return {**titled, ("Other" if titled else "Options"): rest}
+        found.get(item.group or "", rest).append(item)
+    found = {title: items for title, items in found.items() if items}
+    last = max(found, key=GROUPS.index) if found else "Options"
+    return {**found, last: [*found.get(last, []), *rest]}
+
+
+def _take_text(parameters: Iterable[Any]) -> None:
+    """Have parameters take text and flags as they are: Typer asks pydantic, whose import takes 0.1 s."""
+
+    def process(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+        if parameter.required and not value:
+            return convert(context, value)  # raises
+        if value is None and (parameter.nargs == -1 or getattr(parameter, "multiple", False)):
+            value = ()  # as Typer makes of it
+        return value if parameter.callback is None else parameter.callback(context, parameter, value)
+
+    for parameter in parameters:
+        parameter.process_value = partial(process, parameter, parameter.process_value)
 
 
 class Command(TyperCommand):
@@ -66,7 +79,7 @@ class Command(TyperCommand):
         for parameter in self.params:
             if parameter.param_type_name == "argument" and values.get(parameter.name) == "":
                 raise UsageError(f"{getattr(parameter, 'metavar', None)}", "an empty path", "name a directory or a URL")
-        convert_where_needed(self, ctx)
+        _take_text(self.get_params(ctx))
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -96,9 +109,10 @@ class CommandGroup(TyperGroup):
     """The top level: all commands, each with the first sentence of its help."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, then the options."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, first_line(command)) for name, command in self.commands.items()])
+        """Write the commands by what they are for, then the options."""
+        for title, names in COMMAND_GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, first_line(self.commands[name])) for name in names])
         with formatter.section("Options"):
             formatter.write_dl([(", ".join(item.names), item.text) for item in option_list(self)])
 
@@ -106,7 +120,7 @@ class CommandGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command."""
-        convert_where_needed(self, ctx)
+        _take_text(self.get_params(ctx))
         return super().parse_args(ctx, args)
 
 

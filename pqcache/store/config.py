@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pqcache.errors import MALFORMED, CacheError, UsageError
+from pqcache.options import Remembered, options_of
+from pqcache.options import parsed as parsed_options
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
 from pqcache.store.cache_directory import config_text, parsed
-from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE
 from pqcache.store.hive import parse_types
 from pqcache.store.layout import CONFIG
 from pqcache.store.newest import FREE, parse_newest
@@ -22,57 +22,15 @@ from pqcache.store.tables.base import VersionRule
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import quoted
 from pqcache.system.disk import write_durably
-from pqcache.units import parse_duration, parse_size
 
 FORMAT = 1
-KEEP = 2
-MAX_DELETE = "50%"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """A cache's source and options; ``row_group_size`` is in bytes, None keeps files as they are at the source.
-
-    From ``compression`` to ``shuffle`` they are the options of the last repartition, None where it had none.
-    ``keys`` are the columns that each new snapshot has key indexes of, ``time_units`` the units that columns of times
-    have, where not the ones that they had first, and ``partition_types`` the types declared for partition columns.
-    """
-
-    source: str
-    where: str | None = None
-    columns: tuple[str, ...] | None = None
-    row_group_size: int | None = None
-    shard: str | None = None
-    newest: str | None = None
-    keep: int = KEEP
-    marker: str | None = None
-    settle: float = 0.0
-    max_delete: str = MAX_DELETE
-    hdfs_driver: str = HDFS_NATIVE
-    checksum: bool = False
-    skip_bad: bool = False
-    ignore_case: bool = False
-    as_files: bool = False
-    all_files: bool = False
-    version: str | None = None
-    as_of: str | None = None
-    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    compression: str | None = None
-    compat: bool = False
-    keep_int96: bool = False
-    dense: Mapping[str, str] | None = None
-    shuffle: int | None = None
-    keys: tuple[str, ...] = ()
-    time_units: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    partition_types: Mapping[str, str] | None = None
+class Config(Remembered):
+    """A cache's source and options, as the table of options describes them."""
 
     def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise UsageError(f"keep = {self.keep}", "at least one snapshot has to be kept")
-        if self.row_group_size is not None and self.row_group_size < 1:
-            raise UsageError(f"row_group_size = {self.row_group_size}", "has to be at least one byte")
-        if self.hdfs_driver not in (HDFS_NATIVE, HDFS3):
-            raise UsageError(f"--hdfs-driver {self.hdfs_driver}", f"choose {HDFS_NATIVE} or {HDFS3}")
         parse_max_delete(self.max_delete)
         if self.version is not None and self.as_of is not None:
             raise UsageError("--version", "and --as-of name two versions", "give one of them, and '' for the other")
@@ -125,8 +83,9 @@ class Config:
 
 
 def updated(config: Config, changes: Mapping[str, Any]) -> Config:
-    """Return ``config`` with ``changes``; None leaves a field as it is, an empty string clears it."""
-    changed: dict[str, Any] = {name: None if v == "" else v for name, v in changes.items() if v is not None}
+    """Return ``config`` with ``changes``; None leaves an option as it is, an empty value takes its default again."""
+    known = options_of(Remembered)
+    changed = {n: known[n].default if v in ("", (), {}) else v for n, v in changes.items() if v is not None}
     return replace(config, **changed)
 
 
@@ -154,82 +113,19 @@ def read_config(cache: Path) -> Config:
 def config_of(document: Mapping[str, Any]) -> Config:
     """Return what a document says; UsageError, KeyError, ValueError, TypeError or AttributeError for what is wrong."""
     _check_names(document)
-    size = document.get("row_group_size")
-    return Config(
-        source=str(document["source"]),
-        where=_text(document, "where"),
-        columns=_names(document, "columns") if "columns" in document else None,
-        row_group_size=None if size is None else parse_size(size),
-        shard=_text(document, "shard"),
-        newest=str(document["newest"]) if "newest" in document else None,
-        keep=_count(document, "keep", KEEP),
-        marker=_text(document, "marker"),
-        settle=parse_duration(document.get("settle", 0.0)),
-        max_delete=str(document.get("max_delete", MAX_DELETE)),
-        hdfs_driver=str(document.get("hdfs_driver", HDFS_NATIVE)),
-        checksum=_flag(document, "checksum"),
-        skip_bad=_flag(document, "skip_bad"),
-        ignore_case=_flag(document, "ignore_case"),
-        as_files=_flag(document, "as_files"),
-        all_files=_flag(document, "all_files"),
-        version=None if "version" not in document else str(document["version"]),
-        as_of=None if "as_of" not in document else str(document["as_of"]),
-        options={str(k): str(v) for k, v in document.get("options", {}).items()},
-        compression=_text(document, "compression"),
-        compat=_flag(document, "compat"),
-        keep_int96=_flag(document, "keep_int96"),
-        dense=_pairs(document, "dense"),
-        shuffle=None if document.get("shuffle") is None else _count(document, "shuffle", 0),
-        keys=_names(document, "keys"),
-        time_units=_pairs(document, "time_units") or {},
-        partition_types=_pairs(document, "partition_types"),
-    )
+    values = {name: value for name, value in document.items() if name != "format"}
+    return Config(**{"source": document["source"], **parsed_options(values, Remembered)})
 
 
 def _check_names(document: Mapping[str, Any]) -> None:
     """Raise UsageError for a name that is not known: what a person means by it would not be done."""
-    known = {"format", *(item.name for item in fields(Config))}
+    known = {"format", *options_of(Remembered)}
     for name in document.keys() - known:
         from difflib import get_close_matches  # a correct file does not need it
 
         nearest = get_close_matches(name.lower().replace("-", "_"), known, 1, 0.5)
         meant = f"'{nearest[0]}' is the nearest that is" if nearest else f"these are: {', '.join(sorted(known))}"
         raise UsageError("", f"'{name}' is not known, {meant}")
-
-
-def _flag(document: Mapping[str, Any], name: str) -> bool:
-    value = document.get(name, False)
-    if not isinstance(value, bool):
-        raise UsageError("", f"{name} = {value!r} has to be true or false")
-    return value
-
-
-def _text(document: Mapping[str, Any], name: str) -> str | None:
-    value = document.get(name)
-    if value is not None and not isinstance(value, str):
-        raise UsageError("", f"{name} = {value!r} has to be a text in quotes")
-    return value
-
-
-def _names(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    value = document.get(name, [])
-    if isinstance(value, str):  # which would be taken as a list of letters
-        raise UsageError("", f"{name} = {value!r} has to be a list, like [{value!r}]")
-    return tuple(map(str, value))
-
-
-def _pairs(document: Mapping[str, Any], name: str) -> dict[str, str] | None:
-    value = document.get(name)
-    if value is not None and not isinstance(value, Mapping):
-        raise UsageError("", f"{name} = {value!r} has to be a table, like [{name}]")
-    return None if value is None else {str(k): str(v) for k, v in value.items()}
-
-
-def _count(document: Mapping[str, Any], name: str, default: int) -> int:
-    value = document.get(name, default)
-    if isinstance(value, bool | float) or not isinstance(value, int | str):
-        raise UsageError("", f"{name} = {value!r} has to be a whole number")
-    return int(value)
 
 
 def write_config(cache: Path, config: Config) -> None:
@@ -243,37 +139,11 @@ def write_config(cache: Path, config: Config) -> None:
         document = tomlkit.document()
         document.add(tomlkit.comment("Written by pqcache; 'pqcache sync CACHE' repeats with what is here."))
     before = tomlkit.dumps(document)
-    size = config.row_group_size
-    values = {
-        "format": FORMAT,
-        "source": config.source,
-        "where": config.where,
-        "columns": None if config.columns is None else list(config.columns),
-        "row_group_size": None if size is None else _size_text(size),
-        "shard": config.shard,
-        "newest": config.newest,
-        "keep": config.keep,
-        "marker": config.marker,
-        "settle": f"{config.settle:f}".rstrip("0").rstrip(".") + "s" if config.settle else None,  # never 1e+06s
-        "max_delete": config.max_delete if config.max_delete != MAX_DELETE else None,
-        "hdfs_driver": config.hdfs_driver if config.hdfs_driver != HDFS_NATIVE else None,
-        "checksum": config.checksum or None,
-        "skip_bad": config.skip_bad or None,
-        "ignore_case": config.ignore_case or None,
-        "as_files": config.as_files or None,
-        "all_files": config.all_files or None,
-        "version": config.version,
-        "as_of": config.as_of,
-        "options": dict(config.options) or None,
-        "compression": config.compression,
-        "compat": config.compat or None,
-        "keep_int96": config.keep_int96 or None,
-        "shuffle": config.shuffle,
-        "keys": list(config.keys) or None,
-        "dense": None if config.dense is None else dict(config.dense),
-        "time_units": dict(config.time_units) or None,
-        "partition_types": dict(config.partition_types) if config.partition_types else None,
-    }
+    values: dict[str, Any] = {"format": FORMAT, "source": config.source}
+    for name, known in options_of(Remembered).items():
+        value = getattr(config, name)
+        is_said = value != known.default or (value and name in document) or name == "keep"  # which people should see
+        values[name] = known.kind.show(value) if is_said and value is not None else None
     for name, value in values.items():
         if value is None:
             document.pop(name, None)
@@ -282,14 +152,6 @@ def write_config(cache: Path, config: Config) -> None:
     after = tomlkit.dumps(document)
     if after != before or not path.is_file():
         write_durably(path, after.encode(), cache / "tmp", file_mode())
-
-
-def _size_text(size: int) -> str:
-    """Return ``size`` as people write it: ``128MB`` where that is exact."""
-    for unit, power in (("GB", 30), ("MB", 20), ("KB", 10)):
-        if size % (1 << power) == 0:
-            return f"{size >> power}{unit}"
-    return str(size)
 
 
 def parse_max_delete(text: str) -> tuple[float, bool]:

@@ -173,7 +173,7 @@ def test_damaged_parts_are_named(cache: pqcache.Cache) -> None:
         (config.replace("format = 1", "format = 99"), "format 99"),
         ("= = =", "cannot be read"),
         ("format = 1\n", "source"),
-        (config.replace("keep = 2", "keep = 0"), "keep = 0"),
+        (config.replace("keep = 2", "keep = 0"), "keep=0: has to be at least 1"),
         (config.replace("keep = 2", "keep = 'many'"), "many"),
     ]:
         (cache.path / "pqcache.toml").write_text(text)

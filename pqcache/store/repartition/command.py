@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import DamagedError, UsageError, disk_errors
 from pqcache.events import OnEvent, ignore
+from pqcache.options import COMMANDS, RepartitionArguments, Rewriting, documented, options_of, parsed
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
 from pqcache.store.cache_directory import CacheDirectory, cache_at, check_outside_caches, lease_at
 from pqcache.store.config import read_config, updated, write_config
@@ -23,7 +24,7 @@ from pqcache.store.repartition.to_target import RepartitionReport, repartition_t
 from pqcache.store.run_record import RunRecord, recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.build_snapshot import build_snapshot
-from pqcache.store.sync.cache_run import JOBS, ByteCounter, CacheRun, RunOptions, RunResult, finish_run
+from pqcache.store.sync.cache_run import ByteCounter, CacheRun, RunOptions, RunResult, finish_run
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.plan import Recipe, plan_repartition, recipe_of
 from pqcache.store.sync.safety_checks import check_space
@@ -31,33 +32,26 @@ from pqcache.store.sync.table_schema import local_table_schema
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, quoted, redact, url_scheme
 from pqcache.system.disk import tree_size
-from pqcache.units import BLOCK_SIZE, parse_count, parse_duration, parse_names, parse_size
+from pqcache.units import BLOCK_SIZE
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 log = logging.getLogger("pqcache.repartition")
 
 
+_OPTIONS = COMMANDS["repartition"]
+_OF_ROW_GROUPS = ("row_group_size", *options_of(Rewriting))
+_OF_RUN = ("jobs", "wait", "dry_run")
+
+
+@documented(RepartitionArguments, *_OPTIONS)
 def repartition(
     source: str | os.PathLike[str],
     dest: str | os.PathLike[str] | None = None,
     *,
-    row_group_size: str | int | None = None,
-    compression: str | None = None,
-    compat: bool | None = None,
-    keep_int96: bool | None = None,
-    dense: Sequence[str] | None = None,
-    narrow: bool = False,
-    shuffle: str | int | None = None,
-    align: str | None = None,
-    block_size: str | int | None = None,
-    options: Mapping[str, str] | None = None,
-    as_files: bool = False,
-    all_files: bool = False,
-    scheduler: str | None = None,
-    jobs: str | int = JOBS,
-    wait: str | float = 0.0,
-    bwlimit: str | int | None = None,
-    dry_run: bool = False,
     on_event: OnEvent = ignore,
+    **given: Unpack[RepartitionArguments],
 ) -> RepartitionReport:
     """Rewrite a dataset so that its row groups fill ``row_group_size`` bytes on disk and never exceed it.
 
@@ -72,26 +66,8 @@ def repartition(
     Args:
         source: a cache, a directory or a URL.
         dest: where to, if not in place.
-        row_group_size: the most compressed bytes of a row group; default: 128 MB.
-        compression: ``zstd``, ``zstd:LEVEL``, ``lz4``, ``snappy``, ``none``, or ``keep`` for each column's own;
-            default: lz4 for what is rewritten.
-        compat: plain and dictionary encodings only, and snappy unless ``compression`` names another codec.
-        keep_int96: write INT96 time stamps as INT96.
-        dense: list columns of one length to store as fixed-length bytes; none of them if empty.
-        narrow: store integers of dense columns in the smallest type that holds all of the table.
-        shuffle: a seed to permute the rows of each partition with.
-        align: ``"block"`` puts no row group across a boundary of ``block_size`` bytes.
-        block_size: bytes of a block on HDFS, a multiple of 512; without ``align`` the cluster's own by default.
-        options: the stores' options, such as ``{"endpoint": "http://..."}``.
-        as_files: with ``dest``, as for ``sync``; not remembered.
-        all_files: with ``dest``, as for ``sync``; not remembered.
-        scheduler: address of a cluster whose workers do the work: Dask's, like ``tcp://host:8786``, or Ray's, like
-            ``ray://host:10001``.
-        jobs: partitions worked on at once; on a cluster as many as its workers have threads.
-        wait: how long to wait for another run on the cache to end.
-        bwlimit: with ``dest``, the most bytes a second that are fetched from a remote source, as for ``sync``.
-        dry_run: work out the report and change nothing.
         on_event: called with what happens, from several threads.
+        given: the options, as the table in pqcache.options has them.
 
     >>> report = repartition("cache/shop", row_group_size=16 << 10, compression="zstd:3")
     >>> report.rows, report.row_groups_before > report.row_groups_after
@@ -102,23 +78,19 @@ def repartition(
     Raises UsageError, SourceError, ParquetError or CacheError; then source and cache are unchanged.
     """
     cache, text = cache_at(os.fspath(source)), os.fspath(source)
-    wanted = DenseRequest(None if dense is None else parse_names("dense", dense), narrow)
-    changes: dict[str, Any] = {
-        "row_group_size": None if row_group_size is None else parse_size(row_group_size),
-        "compression": compression,
-        "compat": compat,
-        "keep_int96": keep_int96,
-        "shuffle": None if shuffle is None else parse_count(shuffle),
-    }
-    blocks = _block_size(align, block_size)
+    options = parsed(given, *_OPTIONS)
+    wanted = DenseRequest(options.get("dense"), options.get("narrow", False))
+    changes = {name: options[name] for name in _OF_ROW_GROUPS if name in options}
+    align, scheduler, bwlimit = (options.get(name) for name in ("align", "scheduler", "bwlimit"))
+    blocks = _block_size(align, options.get("block_size"))
     rewrite = _rewrite_options(changes, blocks if align else None)
     counter = ByteCounter(on_event, None if bwlimit is None else BandwidthLimit(bwlimit))
-    run = RunOptions(jobs=parse_count(jobs), wait=parse_duration(wait), dry_run=dry_run, on_event=counter)
+    run = RunOptions(**{name: options[name] for name in _OF_RUN if name in options}, on_event=counter)
     if dest is None:
-        only_for_dest = {"--align": align, "--block-size": block_size, "--scheduler": scheduler, "--bwlimit": bwlimit}
-        for option, value in {**only_for_dest, "--as-files": as_files, "--all-files": all_files}.items():
-            if value:
-                raise UsageError(option, "is only for writing to DEST", "a cache lies on a local disk")
+        for name in ("align", "block_size", "scheduler", "bwlimit", "as_files", "all_files"):
+            if options.get(name):
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(flag, "is only for writing to DEST", "a cache lies on a local disk")
         if cache is None:
             raise UsageError(
                 redact(text),
@@ -142,16 +114,13 @@ def repartition(
             text = str(snapshot.path / below)
         if wanted.reads_files:
             local_root(text)  # refused before anything is contacted
-        rules = FileRules(as_files=as_files, all_files=all_files)
-        endpoints = replace(make_endpoints(text, os.fspath(dest), options or {}, blocks), rules=rules)
+        rules = FileRules(as_files=options.get("as_files", False), all_files=options.get("all_files", False))
+        endpoints = replace(make_endpoints(text, os.fspath(dest), options.get("options", {}), blocks), rules=rules)
         return repartition_to(endpoints, rewrite, wanted, scheduler, run)
 
 
-def _block_size(align: str | None, block_size: str | int | None) -> int | None:
+def _block_size(align: str | None, size: int | None) -> int | None:
     """Return the bytes of a block at the target, or None for the store's own."""
-    size = None if block_size is None else parse_size(block_size)
-    if align not in (None, "block"):
-        raise UsageError(f"--align {align}", "there is no such alignment", "the only choice is block")
     if size is not None and (size < 512 or size % 512):
         raise UsageError(f"--block-size {size}", "HDFS takes multiples of 512 bytes", "write it like 128MB")
     return size or (BLOCK_SIZE if align else None)
@@ -159,15 +128,15 @@ def _block_size(align: str | None, block_size: str | int | None) -> int | None:
 
 def _rewrite_options(changes: Mapping[str, Any], align_to: int | None) -> RewriteOptions:
     """Return how files are rewritten; options that make no sense raise UsageError."""
-    compression = changes["compression"]
+    compression = changes.get("compression")
     codec, level = (None, None) if compression is None else parse_compression(compression)
     return RewriteOptions(
-        row_group_size=changes["row_group_size"] or BLOCK_SIZE,
+        row_group_size=changes.get("row_group_size", BLOCK_SIZE),
         compression=codec,
         compression_level=level,
-        compat=changes["compat"] or False,
-        keep_int96=changes["keep_int96"] or False,
-        shuffle=changes["shuffle"],
+        compat=changes.get("compat", False),
+        keep_int96=changes.get("keep_int96", False),
+        shuffle=changes.get("shuffle"),
         block_size=align_to,
     )
 

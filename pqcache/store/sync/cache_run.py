@@ -6,11 +6,11 @@ import threading
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pqcache.errors import PartitionsSkipped, PqcacheError, UsageError, error_below
+from pqcache.errors import PartitionsSkipped, PqcacheError, error_below
 from pqcache.events import Advanced, Collected, Event, OnEvent, Reused, Started, ignore
+from pqcache.options import SyncRun
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
-from pqcache.store.drivers.base import TIMEOUT
 from pqcache.store.drivers.retries import FEW_TRIES, Patience
 from pqcache.store.gc import remove_old_snapshots
 from pqcache.store.manifest import TableVersion, Totals
@@ -26,7 +26,6 @@ from pqcache.store.urls import redact
 from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import format_count
 
-JOBS = 8
 IDENTITY, CONTENT = "identity", "content"  # ways of comparing
 
 
@@ -60,38 +59,18 @@ def report_fetching(on_event: OnEvent, total: int, here: int, files: int = 0) ->
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(SyncRun):
     """What a run is asked for that the cache does not remember.
 
     Attributes:
-        jobs: files, or partitions, worked on at once.
         patience: when to stop retrying what fails for a passing reason.
-        timeout: seconds without a byte after which a server counts as unavailable.
-        wait: seconds to wait for another run to end.
-        force: drop more files than the cache's ``max_delete`` allows.
-        dry_run: change nothing.
-        fill: let readers open the first snapshot of a cache while its files are fetched.
-        compare: how held files are compared with the source, ``identity`` or ``content``.
-        new_source: take another source than the one that the cache is a copy of.
         on_event: called with what happens.
         watch: started with the run.
     """
 
-    jobs: int = JOBS
     patience: Patience = FEW_TRIES
-    timeout: float = TIMEOUT
-    wait: float = 0.0
-    force: bool = False
-    dry_run: bool = False
-    fill: bool = False
-    compare: str = IDENTITY
-    new_source: bool = False
     on_event: ByteCounter = field(default_factory=lambda: ByteCounter(ignore))
     watch: Stopwatch = field(default_factory=Stopwatch)
-
-    def __post_init__(self) -> None:
-        if self.compare not in (IDENTITY, CONTENT):
-            raise UsageError(f"--compare {self.compare}", f"choose {IDENTITY} or {CONTENT}")
 
 
 @dataclass(frozen=True, kw_only=True)

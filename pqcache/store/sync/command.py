@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import UsageError, disk_errors
 from pqcache.events import Listed, OnEvent, Warned, ignore
+from pqcache.options import Remembered, SyncArguments, SyncRun, documented, options_of, parsed
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots, find_arriving
 from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
-from pqcache.store.drivers.base import TIMEOUT, Source
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, patience_of_run
 from pqcache.store.history import copied_source
 from pqcache.store.hive import parent, parse_types
@@ -30,7 +31,6 @@ from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import (
     CONTENT,
     IDENTITY,
-    JOBS,
     ByteCounter,
     CacheRun,
     RunOptions,
@@ -58,105 +58,29 @@ from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_source import TableSource
 from pqcache.store.urls import check_url, is_secret, local_path, quoted, redact, remembered_url, url_scheme
 from pqcache.system.stopwatch import Stopwatch
-from pqcache.units import parse_count, parse_duration, parse_names, parse_size
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
+@documented(SyncArguments, Remembered, SyncRun)
 def sync(
     source: str | os.PathLike[str],
     cache: str | os.PathLike[str] | None = None,
     *,
-    where: str | None = None,
-    columns: Sequence[str] | None = None,
-    shard: str | None = None,
-    newest: str | int | None = None,
-    row_group_size: str | int | None = None,
-    options: Mapping[str, str] | None = None,
-    keep: str | int | None = None,
-    marker: str | None = None,
-    settle: str | float | None = None,
-    partition_types: Mapping[str, str] | None = None,
-    max_delete: str | int | None = None,
-    force: bool = False,
-    hdfs_driver: str | None = None,
-    checksum: bool | None = None,
-    skip_bad: bool | None = None,
-    time_units: Mapping[str, str] | None = None,
-    ignore_case: bool | None = None,
-    as_files: bool | None = None,
-    all_files: bool | None = None,
-    version: str | int | None = None,
-    as_of: str | None = None,
-    jobs: str | int = JOBS,
-    retries: str | int | None = None,
-    retry_for: str | float | None = None,
-    timeout: str | float = TIMEOUT,
-    wait: str | float = 0.0,
-    dry_run: bool = False,
-    fill: bool = False,
-    compare: str = IDENTITY,
-    bwlimit: str | int | None = None,
-    new_source: bool = False,
     on_event: OnEvent = ignore,
+    **given: Unpack[SyncArguments],
 ) -> SyncReport:
     """Make ``cache`` hold what ``source`` holds now and publish a new snapshot if anything changed.
 
-    An option that is None is what the cache remembers from before. Options are remembered, except secrets and those
-    of one run (``force``, ``jobs``, ``retries``, ``retry_for``, ``timeout``, ``bwlimit``, ``wait``, ``dry_run``,
-    ``compare``, ``new_source``). Sizes, durations and counts are numbers (bytes, seconds) or text, like ``"128MB"``,
-    ``"10m"`` and ``"8"``.
+    An option that is None is what the cache remembers from before, an empty value its default again. Sizes, durations
+    and counts are numbers (bytes, seconds) or text, like ``"128MB"``, ``"10m"`` and ``"8"``.
 
     Args:
         source: URL or path of the dataset; or the cache alone, which repeats with the source it remembers.
         cache: the cache's directory; made by the first run.
-        where: a condition; an empty string takes all again. Partitions, then row groups by their statistics, are
-            left out before anything of them is downloaded, and rows that do not satisfy it are filtered out.
-        columns: download only these columns' bytes; an empty list takes all again.
-        shard: keep only one node's share, ``"i/n"`` with i from 0: whole partitions or files, about as many bytes
-            for each, and every file on exactly one node; an empty string takes all again.
-        newest: keep only the newest partitions that fit, by the order of their values: a number of them, like ``30``;
-            bytes at the source, like ``"500GB"``; or ``"free"``, what the cache's disk has free. Those that are left
-            out when newer ones come do not count as dropped. An empty string takes all again.
-        row_group_size: the most bytes on disk of a row group; files are repartitioned after their download.
-        options: the store's options, such as ``{"endpoint": "http://..."}``.
-        keep: how many snapshots to keep, the new one among them.
-        marker: take a partition only if it holds a file of this name; an empty string takes all again.
-        settle: leave files younger than this for the next run; 0 takes all again.
-        partition_types: types of partition columns, ``int``, ``float``, ``date``, ``timestamp`` or ``text``, like
-            ``{"hour": "int"}``; an empty mapping has them inferred again. Without it a column is ``int`` if all values
-            that the first sync finds are integers in the usual form (``7``, not ``007``), else ``text``, and stays so.
-        max_delete: refuse to drop more files than this number, or more files or rows than a share like ``"50%"``.
-        force: drop them all the same.
-        hdfs_driver: ``hdfs-native`` or ``hdfs3``.
-        checksum: compare each download with the store's own checksum, where it has one; costs CPU.
-        skip_bad: keep the old version of a partition whose new files are damaged, cannot be read or held, or have types
-            that do not fit the others', and publish the rest; ``report.skipped`` names them. Without an old version, it
-            is left out.
-        time_units: the unit of the times of columns, like ``{"ts": "us"}``; an empty dict for the units that they have
-            had. Times that do not fit it are refused. Without a choice a column keeps the unit of its first night (the
-            finest of all its files): coarser files are converted, finer ones refused.
-        ignore_case: take columns, fields of structs and partition keys whose names differ only in case in different
-            files as one, under the first spelling. Files are then fetched by their columns, and their footers first.
-        as_files: take all Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, also those that its log
-            does not count; those of several tables as if they were one; and those of a directory whose files are of
-            another kind for the greater part.
-        all_files: take every file that is not hidden, whatever its name; one that is not Parquet is an error.
-        version: the version of a Delta table, or the ID of an Iceberg table's snapshot, to take instead of the newest;
-            an empty text for the newest again.
-        as_of: the time, in ISO 8601, whose version of such a table is taken.
-        jobs: files downloaded at once.
-        retries: how many tries in a row may fail for a passing reason; by default as many as ``retry_for`` allows.
-        retry_for: how long what fails for a passing reason is retried, 10 minutes by default. Without this and
-            ``retries`` the first contact of a cache that has no snapshot yet is retried for a few seconds only.
-        timeout: time without a byte after which a server counts as unavailable.
-        wait: how long to wait for another run to end.
-        dry_run: work out the report and change nothing.
-        fill: let readers open the first snapshot of a cache while its files are fetched; what they want comes first.
-        compare: ``"content"`` to compare unchanged files with the source by their bytes too, or by the store's MD5.
-        bwlimit: the most bytes a second that are downloaded, all threads together, like ``"100MB"``, or by the time of
-            day, like ``"08:00,10M 19:00,off"``.
-        new_source: take another source than the one that the cache is a copy of, as when a table has moved. Without it
-            another source is refused; another spelling of the same is none.
         on_event: called with what happens, from several threads.
+        given: the options, as the table in pqcache.options has them.
 
     >>> report = sync("lake/shop", "cache/shop", where="dt >= '2026-11-02'", force=True)
     >>> report.published, report.removed, report.rows
@@ -167,41 +91,17 @@ def sync(
     Raises UsageError, SourceError, SourceIncomplete (nothing was published), ParquetError, CacheError or
     CacheLocked; then the current snapshot is unchanged. An error with ``exit_code`` 75 may be gone later.
     """
+    run = parsed(given, SyncRun, Remembered)
+    changes = {name: run.pop(name) for name in options_of(Remembered) if name in run}
+    store_options = changes.pop("options", {})
+    if types := changes.get("partition_types"):
+        changes["partition_types"] = parse_types(types)
+    limit = run.get("bwlimit")
     options_of_run = RunOptions(
-        jobs=parse_count(jobs),
-        patience=patience_of_run(
-            None if retries is None else parse_count(retries), None if retry_for is None else parse_duration(retry_for)
-        ),
-        timeout=parse_duration(timeout),
-        wait=parse_duration(wait),
-        force=force,
-        dry_run=dry_run,
-        fill=fill,
-        compare=compare,
-        new_source=new_source,
-        on_event=ByteCounter(on_event, None if bwlimit is None else BandwidthLimit(bwlimit)),
+        **run,
+        patience=patience_of_run(run.get("retries"), run.get("retry_for")),
+        on_event=ByteCounter(on_event, None if limit is None else BandwidthLimit(limit)),
     )
-    changes = {
-        "where": where,
-        "columns": None if columns is None or columns == "" else parse_names("columns", columns) or "",
-        "shard": shard,
-        "newest": None if newest is None else str(newest),
-        "row_group_size": None if row_group_size is None else parse_size(row_group_size),
-        "keep": None if keep is None else parse_count(keep),
-        "marker": marker,
-        "settle": None if settle is None else parse_duration(settle),
-        "max_delete": None if max_delete is None else str(max_delete),
-        "hdfs_driver": hdfs_driver,
-        "checksum": checksum,
-        "skip_bad": skip_bad,
-        "time_units": _units_by_column(time_units),
-        "ignore_case": ignore_case,
-        "as_files": as_files,
-        "all_files": all_files,
-        "version": None if version is None else str(version),
-        "as_of": as_of,
-        "partition_types": None if partition_types is None else parse_types(partition_types) or "",
-    }
     url, place = (None, source) if cache is None else (os.fspath(source), cache)
     if url is not None:
         check_order(url, os.fspath(place))
@@ -213,19 +113,13 @@ def sync(
     request = _Request(
         cache=target,
         url=url,
-        store_options=options or {},
+        store_options=store_options,
         changes=changes,
         run=options_of_run,
-        is_patient=not (retries is None and retry_for is None),
+        is_patient=not run.keys().isdisjoint(("retries", "retry_for")),
     )
     with ExitStack() as stack, disk_errors(target.path):
         return _sync(request, stack)
-
-
-def _units_by_column(units: Any) -> dict[str, str] | None:
-    if units is not None and not isinstance(units, Mapping):
-        raise UsageError(f"time_units={units!r}", "not a dict", "give one, like {'ts': 'us'}")
-    return None if units is None else dict(units)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pqcache.errors import PqcacheError, SourceError, SourceIncomplete
-from pqcache.store.config import MAX_DELETE, Config, parse_max_delete
+from pqcache.store.config import Config, parse_max_delete
 from pqcache.store.hive import parent, partition_values
 from pqcache.store.manifest import FileEntry, SourceFile
 from pqcache.store.newest import FREE, parse_newest
@@ -332,7 +332,7 @@ def check_bytes(
 def _share(max_delete: str) -> tuple[float, str]:
     """Return the percentage of rows that may be lost, and how it is written: the default for a number of files."""
     number, percent = parse_max_delete(max_delete)
-    return (number, max_delete) if percent else (parse_max_delete(MAX_DELETE)[0], MAX_DELETE)
+    return (number, max_delete) if percent else (parse_max_delete(Config.max_delete)[0], Config.max_delete)
 
 
 def _total(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -157,7 +157,7 @@ def test_what_cannot_be_aligned_is_refused(tmp_path: Path) -> None:
     shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
     with pytest.raises(pqcache.UsageError, match="does not fit into a block of 1 MB"):
         pqcache.repartition(shop, tmp_path / "out", align="block", block_size=1 << 20)
-    with pytest.raises(pqcache.UsageError, match="the only choice is block"):
+    with pytest.raises(pqcache.UsageError, match="align='page': choose block"):
         pqcache.repartition(shop, tmp_path / "out", align="page")
     pqcache.sync(str(shop), cache)
     with pytest.raises(pqcache.UsageError, match="for writing to DEST"):

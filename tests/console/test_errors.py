@@ -1,4 +1,4 @@
-"""Options become values or an error that names the option; an error is one line, coloured on a terminal only."""
+"""An error is one line, coloured on a terminal only."""
 
 from __future__ import annotations
 
@@ -6,43 +6,12 @@ import json
 import os
 import pty
 import re
-from collections.abc import Callable
 
 import pytest
 
-from pqcache.console import parsing, terminal
+from pqcache.console import terminal
 from pqcache.console.line_prefix import name_lines
 from pqcache.errors import SourceDenied, UsageError
-
-
-def test_texts_become_values() -> None:
-    assert parsing.column_names(None) is parsing.worker_counts(None) is parsing.dense_columns(None) is None
-    assert parsing.column_names(" a, b,,c ") == ["a", "b", "c"]
-    assert parsing.column_names("") == []  # removes the remembered columns
-    assert parsing.worker_counts("0, 2") == [0, 2]
-    assert parsing.row_group_bytes("--row-group-size", "8k") == 8192
-    assert parsing.dense_columns(["none"]) == []
-    assert parsing.dense_columns(["tokens"]) == ["tokens"]
-    assert parsing.store_options(["endpoint=http://h:1/?a=b"]) == {"endpoint": "http://h:1/?a=b"}
-    assert parsing.chosen_view({"files": False, "schema": True}) == "schema"
-
-
-@pytest.mark.parametrize(
-    ("parse", "subject"),
-    [
-        (lambda: parsing.worker_counts("0,x"), "--workers 'x'"),
-        (lambda: parsing.row_group_bytes("--block-size", "0"), "--block-size 0"),
-        (lambda: parsing.dense_columns(["tokens", "none"]), "--dense none"),
-        (lambda: parsing.store_options(["endpoint"]), "-o endpoint"),
-        (lambda: parsing.chosen_view({"files": True, "diff": ("a", "b")}), "--files and --diff"),
-    ],
-)
-def test_a_bad_text_is_refused_with_its_option_and_advice(parse: Callable[[], object], subject: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse()
-    assert caught.value.subject == subject
-    assert caught.value.reason
-    assert caught.value.advice
 
 
 def test_an_error_is_one_line_and_an_event(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,970 @@
+"""Every option of pqcache, said once.
+
+Each class below lists options that belong together: a field's name, its default, and `option()` with its kind and
+help. From these come the commands with their help, manual pages and shell completion, the keys of ``pqcache.toml``,
+and what ``help()`` says of the Python functions. To add an option, add a field here and use it where it matters; for
+one that Python takes too, name its type in the arguments at the end, which type checkers read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypedDict, TypeVar
+
+from pqcache.errors import UsageError
+from pqcache.units import is_whole, parse_duration, parse_names, parse_size
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+# who takes an option
+REMEMBERED = "remembered"  # a cache remembers it, in pqcache.toml; its help begins with *
+RUN = "run"  # it is of one run
+SHELL = "shell"  # only the command has it
+ARGUMENT = "argument"  # a word of the command line that has no name
+
+# the titles of the groups in a command's help
+SELECTION, ROW_GROUPS, SAFETY, VIEW, DESTINATION = "Selection", "Row groups", "Safety", "View", "Destination"
+CHECKS, KEYS, STORE, NETWORK, EXECUTION, OUTPUT = "Checks", "Keys", "Store", "Network", "Run", "Output"
+GROUPS = [SELECTION, ROW_GROUPS, SAFETY, VIEW, DESTINATION, CHECKS, KEYS, STORE, NETWORK, EXECUTION, OUTPUT]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How an option's value is written.
+
+    Attributes:
+        parse: turns what Python or ``pqcache.toml`` has into the value; raises UsageError.
+        split: turns a word of the shell into what Python takes; raises UsageError.
+        metavar: stands for the value in the help.
+        show: turns the value into what ``pqcache.toml`` has.
+        is_flag: takes no value in the shell.
+        is_list: may be repeated in the shell; `split` gets all words.
+        words: how many words each use takes in the shell.
+        values: the only ones, if there are few.
+        config: what ``pqcache.toml`` has.
+    """
+
+    parse: Callable[[Any], Any]
+    split: Callable[[Any], Any] = lambda word: word
+    metavar: str = "VALUE"
+    show: Callable[[Any], Any] = lambda value: value
+    is_flag: bool = False
+    is_list: bool = False
+    words: int = 1
+    values: tuple[str, ...] = ()
+    config: str = "A text."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option, as a field of a class below describes it."""
+
+    name: str
+    default: Any
+    kind: Kind
+    help: str
+    group: str | None = None
+    scope: str = RUN
+    metavar: str = ""
+    flag: str = ""
+    short: str = ""
+    low: float | None = None
+    required: bool = False
+    empty: str = ""  # what an empty text does, in the shell and in Python
+    completes: str = ""
+
+    @property
+    def label(self) -> str:
+        """How the shell names it."""
+        return self.metavar if self.scope == ARGUMENT else self.flag
+
+    @property
+    def help_text(self) -> str:
+        """Its text for the shell, with a mark if a cache remembers it."""
+        text = f"{self.text} Repeatable." if self.kind.is_list and self.scope != ARGUMENT else self.text
+        return f"* {text}" if self.scope == REMEMBERED else text
+
+    @property
+    def config_text(self) -> str:
+        """Its text for ``pqcache.toml``."""
+        return f"{self.kind.config} {self.help} {self._default}".strip()
+
+    @property
+    def text(self) -> str:
+        """Its help, and its default."""
+        return " ".join(filter(None, [self.help, self.empty, self._default]))
+
+    @property
+    def _default(self) -> str:
+        shown = self.default and not self.kind.is_flag and self.scope != ARGUMENT
+        return f"Default: {self.kind.show(self.default)}." if shown else ""
+
+    def value(self, given: Any) -> Any:
+        """The value of what Python or ``pqcache.toml`` has; UsageError names the option."""
+        return self._checked(f"{self.name}={given!r}", self.kind.parse, given)
+
+    def from_shell(self, words: Any) -> Any:
+        """What Python takes for the words of a command line; UsageError names the option."""
+        if self.kind.is_flag:
+            return words
+        return self._checked(f"{self.label} {words}", self.kind.split, words)
+
+    def _checked(self, subject: str, call: Callable[[Any], Any], given: Any) -> Any:
+        try:
+            value = call(given)
+        except UsageError as error:
+            raise UsageError(error.subject or subject, error.reason, error.advice) from error
+        if self.low is not None and isinstance(value, int | float) and not value >= self.low:
+            raise UsageError(subject, f"has to be at least {self.low:g}")
+        if self.kind.values and value not in self.kind.values:
+            raise UsageError(subject, f"choose {' or '.join(self.kind.values)}")
+        return value
+
+
+def option(default: Any, kind: Kind, group: str | None, help: str, **more: Any) -> Any:
+    """A field of a class of options; ``more`` are further attributes of `Option`."""
+    about = {"option": {"kind": kind, "group": group, "help": help, **more}}
+    if isinstance(default, Mapping):
+        return field(default_factory=lambda: default, metadata=about)
+    return field(default=default, metadata=about)
+
+
+def remembered(default: Any, kind: Kind, group: str, help: str, **more: Any) -> Any:
+    """A field for an option that a cache remembers."""
+    return option(default, kind, group, help, scope=REMEMBERED, **more)
+
+
+def argument(metavar: str, help: str, kind: Kind | None = None, default: Any = ..., **more: Any) -> Any:
+    """A field for a word without a name; without a default it is required."""
+    more |= {"metavar": metavar, "scope": ARGUMENT, "required": default is ...}
+    return option(None if default is ... else default, kind or TEXT, None, help, **more)
+
+
+@cache
+def options_of(*tables: type | str) -> dict[str, Option]:
+    """The options of classes, by name, in this order; a text is the name of one of `Shared` or `Run`."""
+    found = {}
+    for table in tables:
+        if isinstance(table, str):
+            shared = vars(Shared).get(table) or Run.__dataclass_fields__[table]
+            found[table] = _option_of(table, shared)
+            continue
+        fields = getattr(table, "__dataclass_fields__", None) or vars(table)
+        found |= {n: _option_of(n, item) for n, item in fields.items() if isinstance(item, dataclasses.Field)}
+    return found
+
+
+def _option_of(name: str, item: dataclasses.Field[Any]) -> Option:
+    default = item.default if item.default is not dataclasses.MISSING else NOTHING
+    about = item.metadata["option"]
+    return Option(
+        name=name, default=default, **{"flag": f"--{name.replace('_', '-')}", "metavar": about["kind"].metavar, **about}
+    )
+
+
+def parsed(given: Mapping[str, Any], *tables: type | str) -> dict[str, Any]:
+    """The values of the options that Python code was given and that are not None; TypeError for unknown ones."""
+    known = options_of(*tables)
+    if unknown := given.keys() - known.keys():
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}; known are {', '.join(sorted(known))}")
+    return {name: known[name].value(value) for name, value in given.items() if value is not None}
+
+
+def documented(arguments: type, *tables: type | str) -> Callable[[_F], _F]:
+    """Let ``help()`` of a function show the options that its last parameter, ``**given``, stands for.
+
+    They take the place of the line that begins with ``given:`` in its docstring.
+    """
+
+    def document(function: _F) -> _F:
+        known = [(options_of(*tables)[name], hint) for name, hint in arguments.__annotations__.items()]
+        signature = inspect.signature(function)
+        own = [parameter for parameter in signature.parameters.values() if parameter.name != "given"]
+        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*own, *(_parameter(option, hint) for option, hint in known)]
+        )
+        before, line, after = re.split(r"^( *given:.*\n)", function.__doc__ or "", maxsplit=1, flags=re.MULTILINE)
+        indent = line[: -len(line.lstrip())]
+        wrap = textwrap.TextWrapper(115, initial_indent=indent, subsequent_indent=f"{indent}    ")
+        texts = [re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), option.text) for option, _ in known]
+        lines = [wrap.fill(f"{option.name}: {text}") for (option, _), text in zip(known, texts, strict=True)]
+        function.__doc__ = "\n".join([before.rstrip(), *lines, after])
+        return function
+
+    return document
+
+
+def _parameter(option: Option, hint: Any) -> inspect.Parameter:
+    default = None if option.scope == REMEMBERED else option.default
+    annotation = getattr(hint, "__forward_arg__", hint)
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _text(given: Any) -> str:
+    if not isinstance(given, str):
+        raise UsageError("", "not a text", "write it in quotes")
+    return given
+
+
+def _flag(given: Any) -> bool:
+    if not isinstance(given, bool):
+        raise UsageError("", "neither true nor false")
+    return given
+
+
+def _count(given: Any) -> int:
+    if isinstance(given, str):
+        try:
+            return int(given)
+        except ValueError:
+            raise UsageError("", "not a whole number", "write it like 8") from None
+    if not is_whole(given):
+        raise UsageError("", "not a whole number", "write it like 8")
+    return int(given)
+
+
+def _number(given: Any) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        raise UsageError("", "not a number", "write it like 2.5") from None
+
+
+def _unnamed(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``parse`` with errors that leave it to the option to name the value."""
+
+    def call(given: Any) -> Any:
+        try:
+            return parse(given)
+        except UsageError as error:
+            raise UsageError("", error.reason, error.advice) from error
+
+    return call
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    return () if given == "" else parse_names("", given)
+
+
+def _between_commas(words: str) -> list[str]:
+    return [name.strip() for name in words.split(",") if name.strip()]
+
+
+def _pairs(given: Any) -> dict[str, str]:
+    if given == "":
+        return {}
+    if not isinstance(given, Mapping):
+        raise UsageError("", "not a table of names and values", "give one, like {'hour': 'int'}")
+    return {str(name): str(value) for name, value in given.items()}
+
+
+def _pairs_between_commas(words: str) -> dict[str, str]:
+    pairs = [pair.rpartition("=") for pair in _between_commas(words)]
+    if any(not (name and value) for name, _, value in pairs):
+        raise UsageError("", "not NAME=VALUE,...", "write it like hour=int,dt=date")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _settings(words: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (key and equals):
+            raise UsageError(f"-o {key}", "not a key with a value", "write it as KEY=VALUE")
+        found[key] = value
+    return found
+
+
+def _counts(words: str) -> list[int]:
+    for word in words.split(","):
+        if not word.strip().isdigit():
+            raise UsageError("", f"{word!r} is not a number", "write numbers, like 0,2,4")
+    return [int(word) for word in words.split(",")]
+
+
+def size_text(size: int) -> str:
+    """``size`` as people write it: ``128MB`` if that is exact.
+
+    >>> size_text(128 << 20), size_text(1000)
+    ('128MB', '1000')
+    """
+    for unit, power in (("GB", 30), ("MB", 20), ("KB", 10)):
+        if size % (1 << power) == 0:
+            return f"{size >> power}{unit}"
+    return str(size)
+
+
+def _duration_text(seconds: float) -> str:
+    return "0" if not seconds else f"{seconds:f}".rstrip("0").rstrip(".") + "s"  # never 1e+06s
+
+
+def choice(*values: str) -> Kind:
+    """One of a few texts."""
+    return Kind(_text, metavar="|".join(values), values=values)
+
+
+_parse_size, _parse_duration = _unnamed(parse_size), _unnamed(parse_duration)
+TEXT = Kind(_text)
+WORD = Kind(str)  # a text that may be written as a number
+FLAG = Kind(_flag, is_flag=True, config="True or false.")
+COUNT = Kind(_count, _count, "N", config="A whole number.")
+NUMBER = Kind(_number, _number)
+SIZE = Kind(_parse_size, _parse_size, "SIZE", size_text, config="A size.")
+DURATION = Kind(_parse_duration, _parse_duration, "DURATION", _duration_text, config="A duration.")
+NAMES = Kind(_unnamed(_names), _between_commas, "A,B,...", list, config="A list of names.")
+COLUMNS = Kind(_unnamed(_names), list, "COLUMN", list, is_list=True)
+PAIRS = Kind(_pairs, _pairs_between_commas, "NAME=VALUE,...", dict, config="A table of names and values.")
+SETTINGS = Kind(_pairs, _settings, "KEY=VALUE", dict, is_list=True, config="A table of names and values.")
+COUNTS = Kind(list, _counts, "N,N,...")
+PATH = Kind(Path, Path, "FILE")
+PATHS = Kind(list, lambda words: [Path(word) for word in words], is_list=True)
+TEXTS = Kind(list, list, is_list=True)
+TWO = Kind(tuple, tuple, words=2)
+
+
+# what a cache remembers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What is fetched of a source."""
+
+    where: str | None = remembered(
+        None,
+        TEXT,
+        SELECTION,
+        "SQL condition on the rows, like \"dt >= '2026-11-01' and price > 0\".",
+        empty="'' removes it.",
+        metavar="CONDITION",
+    )
+    columns: tuple[str, ...] | None = remembered(
+        None, NAMES, SELECTION, "Fetch only the bytes of these columns.", empty="'' fetches all."
+    )
+    newest: str | None = remembered(
+        None,
+        WORD,
+        SELECTION,
+        "Fetch only the newest partitions that fit, by their values: N of them, SIZE bytes at the source, or what the "
+        "disk of the cache has free. Older ones that are left out do not count as deleted.",
+        empty="'' fetches all.",
+        metavar="N|SIZE|free",
+    )
+    shard: str | None = remembered(
+        None,
+        TEXT,
+        SELECTION,
+        "Fetch only the share of node I of N, from 0/N on: complete files, about the same bytes for each node. "
+        "With another I or N, files that are left out count as deleted.",
+        empty="'' fetches all.",
+        metavar="I/N",
+    )
+    marker: str | None = remembered(
+        None,
+        TEXT,
+        SELECTION,
+        "Fetch only partitions that contain a file of this name, like _SUCCESS.",
+        metavar="NAME",
+    )
+    settle: float = remembered(0.0, DURATION, SELECTION, "Skip files younger than this, like 10m, until the next run.")
+    partition_types: Mapping[str, str] | None = remembered(
+        None,
+        PAIRS,
+        SELECTION,
+        "Types of partition columns: int, float, date, timestamp or text. Default: int if all values of the first "
+        "sync are integers without leading zeros, else text; kept from then on.",
+        empty="'' infers them again.",
+        metavar="NAME=TYPE,...",
+    )
+    as_files: bool = remembered(
+        False,
+        FLAG,
+        SELECTION,
+        "Take the Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, of a Spark stream, or of "
+        "several tables, as they are, also those that a table does not count. Default: such a source is refused.",
+    )
+    all_files: bool = remembered(
+        False,
+        FLAG,
+        SELECTION,
+        "Take every file that is not hidden, whatever its name. Default: those that are Parquet by their suffix or, "
+        "without a suffix, by their content.",
+    )
+    version: str | None = remembered(
+        None,
+        WORD,
+        SELECTION,
+        "Take this version of a Delta table, or the snapshot of an Iceberg table with this ID. Default: the newest.",
+        empty="'' takes the newest again.",
+        metavar="N",
+    )
+    as_of: str | None = remembered(
+        None,
+        WORD,
+        SELECTION,
+        "Take the version that a Delta or Iceberg table had at this time, like 2026-11-01T04:00:00Z.",
+        empty="'' takes the newest again.",
+        metavar="TIME",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowGroupSize:
+    row_group_size: int | None = remembered(
+        None,
+        SIZE,
+        ROW_GROUPS,
+        "The largest row group in compressed bytes, like 128MB: files are repartitioned after they are fetched.",
+        low=1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Safety:
+    """What protects a cache from a bad night of its source."""
+
+    keep: int = remembered(2, COUNT, SAFETY, "Snapshots to keep, including the current one.", low=1)
+    max_delete: str = remembered(
+        "50%",
+        WORD,
+        SAFETY,
+        "Publish nothing if more files than this, or a larger share of rows, would be deleted.",
+        metavar="N|P%",
+    )
+    checksum: bool = remembered(
+        False,
+        FLAG,
+        SAFETY,
+        "Compare every file with the store's checksum, if it has one. Costs CPU. Default: off.",
+    )
+    skip_bad: bool = remembered(
+        False,
+        FLAG,
+        SAFETY,
+        "Keep the old version of a partition whose new files are damaged, unreadable or have other types, and publish "
+        "the rest, with exit code 5. Default: nothing is published then.",
+    )
+    time_units: Mapping[str, str] = remembered(
+        NOTHING,
+        PAIRS,
+        SAFETY,
+        "Let the times of a column be in s, ms, us or ns, if all of them fit. Default: the finest of the first "
+        "night, and files in a finer unit are refused.",
+        empty="'' keeps the unit that they have had.",
+        metavar="COLUMN=UNIT,...",
+    )
+    ignore_case: bool = remembered(
+        False,
+        FLAG,
+        SAFETY,
+        "Take columns, fields of structs and partition keys whose names differ only in case in different files as one, "
+        "under the first spelling. Default: they clash.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    """How a source's store is reached."""
+
+    options: Mapping[str, str] = remembered(
+        NOTHING,
+        SETTINGS,
+        STORE,
+        "An option of the store, like endpoint=http://host:9000. Secrets are not remembered.",
+        flag="--option",
+        short="-o",
+    )
+    hdfs_driver: str = remembered(
+        "hdfs-native",
+        choice("hdfs-native", "hdfs3"),
+        STORE,
+        "Client for hdfs:// sources: hdfs-native or hdfs3.",
+        metavar="NAME",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewriting:
+    """How row groups are written."""
+
+    compression: str | None = remembered(
+        None,
+        TEXT,
+        ROW_GROUPS,
+        "zstd, zstd:LEVEL (1 to 22), lz4, snappy, none, or keep for the codec of each column. Default: lz4.",
+        metavar="CODEC",
+        completes="codec",
+    )
+    compat: bool = remembered(
+        False,
+        FLAG,
+        ROW_GROUPS,
+        "Write for old readers: no DELTA, no BYTE_STREAM_SPLIT, and snappy.",
+    )
+    keep_int96: bool = remembered(False, FLAG, ROW_GROUPS, "Keep INT96 timestamps as INT96.")
+    shuffle: int | None = remembered(
+        None, COUNT, ROW_GROUPS, "Shuffle the rows of each partition.", metavar="SEED", low=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembered(Rewriting, Store, Safety, RowGroupSize, Selection):
+    """What ``pqcache.toml`` has."""
+
+    source: str = remembered("", TEXT, SELECTION, "The URL or the absolute path of the source.")
+    dense: Mapping[str, str] | None = remembered(
+        None,
+        PAIRS,
+        ROW_GROUPS,
+        'The dense columns with type and length, like tokens = "uint16[512]". An empty table converts all of them back '
+        "into lists.",
+    )
+    keys: tuple[str, ...] = remembered((), NAMES, KEYS, "The columns with a key index in each new snapshot.")
+
+
+# what a run is asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What every run that changes a cache can be asked for."""
+
+    bwlimit: str | int | None = option(
+        None,
+        WORD,
+        NETWORK,
+        "Fetch at most so many bytes a second, like 100MB, or by the time of day: '08:00,10M 19:00,off'.",
+        metavar="RATE",
+    )
+    wait: float = option(
+        0.0, DURATION, EXECUTION, "How long to wait for another run to end, like 10m. Default: exit code 75 at once."
+    )
+    dry_run: bool = option(False, FLAG, EXECUTION, "Show the plan and change nothing.")
+
+
+class Shared:
+    """Options that several commands have, each for one run."""
+
+    cache = argument("CACHE", "The cache directory.", completes="cache")
+    snapshot = argument("SNAPSHOT", "Its ID, its number, like 7, or the name of its pin.", completes="snapshot")
+    options = option(
+        NOTHING,
+        SETTINGS,
+        STORE,
+        "An option of the store, like endpoint=http://host:9000.",
+        flag="--option",
+        short="-o",
+    )
+    as_files = option(
+        False,
+        FLAG,
+        SELECTION,
+        "Take the Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, of a Spark stream, or of "
+        "several tables, as they are.",
+    )
+    all_files = option(False, FLAG, SELECTION, "Take every file that is not hidden, whatever its name.")
+    filters = option(None, TEXT, SELECTION, "Condition on the rows, as ParquetDataset(filters=).", metavar="CONDITION")
+    json = option(False, FLAG, OUTPUT, "Write one JSON object per event, and a summary at the end.", scope=SHELL)
+    quiet = option(False, FLAG, OUTPUT, "Print errors only.", scope=SHELL, short="-q")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncRun(Run):
+    """What one sync is asked for beside what the cache remembers."""
+
+    force: bool = option(False, FLAG, SAFETY, "Publish although more than --max-delete allows is deleted.")
+    compare: str = option(
+        "identity",
+        choice("identity", "content"),
+        SAFETY,
+        "How unchanged files are recognized: by size, time and tag, or also by their bytes or the store's MD5.",
+    )
+    new_source: bool = option(
+        False,
+        FLAG,
+        SAFETY,
+        "Make the cache a copy of another source than before, as when a table has moved. Default: another source is "
+        "refused.",
+    )
+    retries: int | None = option(
+        None, COUNT, STORE, "How many tries in a row may fail. Default: as many as --retry-for allows.", low=0
+    )
+    retry_for: float | None = option(
+        None,
+        DURATION,
+        STORE,
+        "How long a transient failure is retried, then exit code 75. Default: 10m; a few seconds for the first contact "
+        "of a new cache.",
+    )
+    timeout: float = option(
+        30.0, DURATION, STORE, "How long a server may send nothing before it counts as unavailable.", low=0.1
+    )
+    fill: bool = option(
+        False,
+        FLAG,
+        EXECUTION,
+        "Let readers open the first copy while it arrives, and fetch first what they want. Without effect where the "
+        "cache has a snapshot.",
+    )
+    jobs: int = option(8, COUNT, EXECUTION, "Files fetched in parallel.", short="-j", low=1)
+
+
+class SyncCommand:
+    """What only the command has."""
+
+    source = argument(
+        "SOURCE",
+        "A path or a URL: hdfs://, s3://, gs://, abfss://, http:// ... Or a cache alone, to repeat its sync.",
+        default=None,
+        completes="cache",
+    )
+    cache = argument("CACHE", "The local cache directory.", default=None, completes="cache")
+    all_tables = option(
+        False,
+        FLAG,
+        EXECUTION,
+        "Sync all caches below the directory SOURCE, and the tables in its pqcache.toml, one after the other. Default: "
+        "$PQCACHE_ROOT, or ~/.cache/pqcache.",
+        scope=SHELL,
+        flag="--all",
+    )
+    on_success = option(
+        None, TEXT, EXECUTION, "Shell command to run after a sync that was done.", scope=SHELL, metavar="COMMAND"
+    )
+    on_failure = option(
+        None, TEXT, EXECUTION, "Shell command to run after a sync that failed.", scope=SHELL, metavar="COMMAND"
+    )
+    metrics = option(
+        None,
+        PATH,
+        OUTPUT,
+        "Write the results for Prometheus, as node_exporter's textfile collector reads them.",
+        scope=SHELL,
+    )
+    verbose = option(False, FLAG, OUTPUT, "Name all partitions that change.", scope=SHELL)
+
+
+class Repartition:
+    source = argument("SOURCE", "A cache, a directory or a URL.", completes="cache")
+    dest = argument("DEST", "A new path, hdfs://, s3://, gs:// or az:// URL. Absent: rewrite the cache.", default=None)
+    row_group_size = option(
+        None,
+        SIZE,
+        ROW_GROUPS,
+        "The largest row group in compressed bytes, like 64MB. Default: 128MB.",
+        scope=REMEMBERED,
+        low=1,
+    )
+    dense = option(
+        None,
+        COLUMNS,
+        ROW_GROUPS,
+        "Store lists of one length as fixed-length bytes, which read faster. 'auto' proposes columns, "
+        "'none' converts all back to lists.",
+        scope=REMEMBERED,
+    )
+    narrow = option(False, FLAG, ROW_GROUPS, "* Store dense integers in the smallest type that holds every value.")
+    align = option(None, choice("block"), DESTINATION, "Put no row group of DEST across an HDFS block boundary.")
+    block_size = option(
+        None, SIZE, DESTINATION, "Block size of DEST. Default: 128MB with --align, else that of the cluster."
+    )
+    scheduler = option(
+        None,
+        TEXT,
+        EXECUTION,
+        "Run on Dask (tcp://host:8786), Ray (ray://host:10001) or Spark (spark://host:7077, yarn).",
+        metavar="URL",
+    )
+    jobs = option(8, COUNT, EXECUTION, "Partitions rewritten in parallel.", short="-j", low=1)
+
+
+class Inspect:
+    target = argument("TARGET", "A cache, a directory, a file or a URL.", completes="cache")
+    block_size = option(
+        None,
+        SIZE,
+        VIEW,
+        "Size that row groups are compared with. Default: the row-group size of a cache, the block size on HDFS, else "
+        "128MB.",
+        low=1,
+    )
+    partitions = option(False, FLAG, VIEW, "Show all partitions.")
+    columns = option(False, FLAG, VIEW, "Show all columns and nothing else.")
+    schema = option(False, FLAG, VIEW, "Show column names and types.")
+    files = option(False, FLAG, VIEW, "Show the files, each with its largest row group.")
+    row_groups = option(False, FLAG, VIEW, "Show the row groups; '!' marks those over the size.")
+    sample = option(None, COUNT, VIEW, "Show the first N rows of a local dataset.", low=1)
+    diff = option(None, TWO, VIEW, "Show the difference between two snapshots of a cache.", metavar="OLD NEW")
+    html = option(None, PATH, OUTPUT, "Write a self-contained HTML page with charts.")
+    jobs = option(16, COUNT, EXECUTION, "Footers read in parallel.", short="-j", low=1)
+    json = option(False, FLAG, OUTPUT, "Write JSON.", scope=SHELL)
+
+
+class Rows:
+    target = argument("TARGET", "A cache, a directory or a file.", completes="cache")
+    state = option(
+        None,
+        PATH,
+        SELECTION,
+        "A JSON file with a state that the training saved: json.dumps(loader.state_dict()).",
+        required=True,
+    )
+    batch = option(
+        None,
+        COUNT,
+        SELECTION,
+        "The number of the batch in its epoch, counted over all ranks: batch.index.",
+        required=True,
+    )
+    epoch = option(None, COUNT, SELECTION, "The epoch of the batch. Default: that of the state.", low=0)
+    split = option(
+        None,
+        TEXT,
+        SELECTION,
+        "The split of the training, like user:0.0:0.9; :SALT may follow. No KEY for single rows.",
+        metavar="KEY:LOW:HIGH",
+    )
+    weights = option(None, TEXT, SELECTION, "The column of weights of the training.", metavar="COLUMN")
+    balance = option(None, TEXT, SELECTION, "The column that the training balances.", metavar="COLUMN")
+    sample_share = option(
+        None, NUMBER, SELECTION, "The share of the rows that the training samples: its sample=.", metavar="SHARE"
+    )
+    limit = option(None, COUNT, SELECTION, "The rows that the training takes at most: its limit=.")
+    pack = option(
+        None,
+        TEXT,
+        SELECTION,
+        "How the training packs, like tokens:4096; fields follow the column, as in tokens,labels:4096, and :best_fit "
+        "the length.",
+        metavar="COLUMN:LENGTH",
+    )
+    sample = option(False, FLAG, VIEW, "Read the rows, and show their values.")
+    columns = option(None, NAMES, VIEW, "Only the values of these columns.")
+    json = option(False, FLAG, OUTPUT, "Write one JSON object per row.", scope=SHELL)
+
+
+class Verify:
+    deep = option(False, FLAG, CHECKS, "Also compare checksums, decode every page, and check the statistics.")
+    source = option(False, FLAG, CHECKS, "Also list files that have changed at the source.")
+    compare = option(
+        "identity",
+        choice("identity", "content"),
+        CHECKS,
+        "How --source compares files: by size, time and tag, or also by content, which implies --source.",
+    )
+    engine = option(None, choice("fastparquet"), CHECKS, "Also compare every value with fastparquet's. Implies --deep.")
+    repair = option(False, FLAG, CHECKS, "Fetch damaged files again, into a new snapshot.")
+    jobs = option(None, COUNT, EXECUTION, "Reading processes. Default: one per core.", short="-j", low=1)
+
+
+class Index:
+    key = option(None, COLUMNS, KEYS, "Build a key index of this column.")
+    drop = option(None, COLUMNS, KEYS, "Remove the key index of this column, also from later snapshots.")
+    jobs = option(
+        None, COUNT, EXECUTION, "Threads that read and sort. Default: one per core, at most 4.", short="-j", low=1
+    )
+
+
+class Bench:
+    target = argument("TARGET", "A cache, a directory or a file.", completes="cache")
+    columns = option(None, NAMES, SELECTION, "Columns to read. Default: all.")
+    batch_size = option(256, COUNT, EXECUTION, "Rows per batch.", low=1)
+    memory = option(
+        "2GB", WORD, EXECUTION, "Memory for decoded row groups, as ParquetDataset(memory=).", metavar="SIZE"
+    )
+    workers = option(None, COUNTS, EXECUTION, "Numbers of DataLoader workers. Default: 0, 1, 2, 4 ... cores.")
+    seconds = option(2.0, DURATION, EXECUTION, "How long to measure each setting.", low=0.01)
+    json = option(False, FLAG, OUTPUT, "Write one JSON object.", scope=SHELL)
+
+
+class Gc:
+    keep = option(
+        None, COUNT, SAFETY, "Snapshots to keep, including the current one. Default: as the cache remembers.", low=1
+    )
+    older_than = option(0.0, DURATION, SAFETY, "Remove only snapshots older than this, like 48h.")
+
+
+class Log:
+    last = option(20, COUNT, None, "Number of runs to show.", short="-n", low=1)
+    json = option(False, FLAG, None, "Write one JSON object per run.", scope=SHELL)
+
+
+class Add:
+    source = argument("SOURCE", "A path or a URL, as for sync.")
+    name = argument("NAME", "The cache's name. Default: the last part of SOURCE.", default=None)
+
+
+class Root:
+    root = option(
+        None,
+        PATH,
+        DESTINATION,
+        "The directory of the caches. Default: $PQCACHE_ROOT, or ~/.cache/pqcache.",
+        metavar="ROOT",
+    )
+
+
+class Remove:
+    name = argument("NAME", "The cache's name.")
+    force = option(
+        False, FLAG, SAFETY, "Do not ask, and also if it has readers, pinned snapshots, or other files in it."
+    )
+    yes = option(False, FLAG, SAFETY, "Do not ask.", short="-y")
+    json = option(False, FLAG, OUTPUT, "Write JSON.", scope=SHELL)
+
+
+class Status:
+    roots = argument(
+        "ROOT",
+        "A directory with caches below it, or a cache. Default: $PQCACHE_ROOT, or ~/.cache/pqcache.",
+        TEXTS,
+        default=None,
+    )
+    max_age = option(
+        None,
+        DURATION,
+        None,
+        "End with exit code 1 if a cache was last up to date longer ago than this, like 30h.",
+    )
+    json = option(False, FLAG, None, "Write one JSON object per cache.", scope=SHELL)
+
+
+class Serve:
+    caches = argument("CACHE", "The cache directories.", PATHS, completes="cache")
+    bind = option(
+        "127.0.0.1",
+        TEXT,
+        NETWORK,
+        "The address to listen on. One that other machines can reach needs a token.",
+        metavar="ADDRESS",
+    )
+    port = option(8700, COUNT, NETWORK, "The port; 0 for any that is free.", low=0)
+    token_file = option(
+        None,
+        PATH,
+        NETWORK,
+        "A file with the token that clients need. Default: the variable PQCACHE_TOKEN, or no token.",
+    )
+    connections = option(256, COUNT, NETWORK, "How many clients are served at once.", low=1)
+
+
+class Pin:
+    name = option(None, TEXT, SAFETY, "The name by which it can be opened.", metavar="NAME")
+
+
+class Snapshots:
+    json = option(False, FLAG, OUTPUT, "Write one JSON object per snapshot.", scope=SHELL)
+
+
+class Demo:
+    directory = argument(
+        "DIRECTORY",
+        "Where it leaves its files: new, empty, or left by an earlier demo.",
+        PATH,
+        default=Path("pqcache-demo"),
+    )
+
+
+class Help:
+    command = argument("COMMAND", "A command. Absent: all commands.", default=None, completes="command")
+
+
+PLAIN = ("json", "quiet")
+COMMANDS: Mapping[str, tuple[type | str, ...]] = MappingProxyType(
+    {
+        "sync": (SyncCommand, Selection, RowGroupSize, Safety, Store, SyncRun, *PLAIN),
+        "repartition": (
+            Repartition,
+            Rewriting,
+            "as_files",
+            "all_files",
+            "options",
+            "wait",
+            "bwlimit",
+            "dry_run",
+            *PLAIN,
+        ),
+        "inspect": (Inspect, "as_files", "all_files", "options"),
+        "rows": (Rows, "filters"),
+        "verify": ("cache", Verify, "options", "wait", "bwlimit", *PLAIN),
+        "index": ("cache", Index, "wait", *PLAIN),
+        "bench": (Bench, "filters", "as_files", "all_files", "quiet"),
+        "gc": ("cache", Gc, "wait", "dry_run", *PLAIN),
+        "log": ("cache", Log),
+        "add": (Add, Root, "options"),
+        "remove": (Remove, Root, "wait", "dry_run"),
+        "status": (Status,),
+        "serve": (Serve, "quiet"),
+        "snapshots": ("cache", Snapshots),
+        "pin": ("cache", "snapshot", Pin, "wait", *PLAIN),
+        "unpin": ("cache", "snapshot", "wait", *PLAIN),
+        "rollback": ("cache", "snapshot", "wait", *PLAIN),
+        "demo": (Demo,),
+        "help": (Help,),
+    }
+)
+
+
+# what Python's type checkers know of the options that functions take as keywords
+
+
+class SyncArguments(TypedDict, total=False):
+    where: str | None
+    columns: Sequence[str] | None
+    newest: str | int | None
+    shard: str | None
+    marker: str | None
+    settle: str | float | None
+    partition_types: Mapping[str, str] | None
+    as_files: bool | None
+    all_files: bool | None
+    version: str | int | None
+    as_of: str | None
+    row_group_size: str | int | None
+    keep: str | int | None
+    max_delete: str | int | None
+    checksum: bool | None
+    skip_bad: bool | None
+    time_units: Mapping[str, str] | None
+    ignore_case: bool | None
+    options: Mapping[str, str] | None
+    hdfs_driver: str | None
+    force: bool
+    compare: str
+    new_source: bool
+    retries: str | int | None
+    retry_for: str | float | None
+    timeout: str | float
+    fill: bool
+    jobs: str | int
+    bwlimit: str | int | None
+    wait: str | float
+    dry_run: bool
+
+
+class RepartitionArguments(TypedDict, total=False):
+    row_group_size: str | int | None
+    dense: Sequence[str] | None
+    narrow: bool
+    align: str | None
+    block_size: str | int | None
+    scheduler: str | None
+    jobs: str | int
+    compression: str | None
+    compat: bool | None
+    keep_int96: bool | None
+    shuffle: str | int | None
+    as_files: bool
+    all_files: bool
+    options: Mapping[str, str] | None
+    wait: str | float
+    bwlimit: str | int | None
+    dry_run: bool

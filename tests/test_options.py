@@ -1,0 +1,133 @@
+"""The table of options: what the shell and Python say becomes a value, or an error that names the option."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pqcache
+from pqcache.errors import UsageError
+from pqcache.options import (
+    COMMANDS,
+    REMEMBERED,
+    RUN,
+    Remembered,
+    RepartitionArguments,
+    SyncArguments,
+    options_of,
+)
+from tests.datasets import write_shop
+from tests.forked_commands import run_pqcache
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "words", "value"),
+    [
+        ("sync", "where", "a > 1", "a > 1"),
+        ("sync", "columns", " a, b,,c ", ["a", "b", "c"]),
+        ("sync", "columns", "", []),
+        ("sync", "jobs", "3", 3),
+        ("sync", "wait", "10m", 600.0),
+        ("sync", "row_group_size", "8k", 8192),
+        ("sync", "options", ["endpoint=http://h:1/?a=b", "x=y"], {"endpoint": "http://h:1/?a=b", "x": "y"}),
+        ("sync", "partition_types", "hour = int,dt=date", {"hour": "int", "dt": "date"}),
+        ("sync", "checksum", False, False),
+        ("bench", "workers", "0, 2", [0, 2]),
+        ("inspect", "diff", ("1", "2"), ("1", "2")),
+        ("inspect", "html", "page", Path("page")),
+        ("rows", "sample_share", "0.5", 0.5),
+    ],
+)
+def test_words_of_the_shell_become_what_python_takes(command: str, name: str, words: Any, value: Any) -> None:
+    found = options_of(*COMMANDS[command])[name].from_shell(words)
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bench", "c", "--workers", "0,x"], "--workers 0,x: 'x' is not a number; write numbers, like 0,2,4"),
+        (["inspect", "c", "--block-size", "0"], "--block-size 0: has to be at least 1"),
+        (["inspect", "c", "--files", "--diff", "1", "2"], "--files and --diff: exclude each other"),
+        (["repartition", "c", "--dense", "tokens", "--dense", "none"], "--dense none: excludes other columns"),
+        (["repartition", "c", "d", "--align", "page"], "--align page: choose block"),
+        (["sync", "s", "c", "-o", "endpoint"], "-o endpoint: not a key with a value; write it as KEY=VALUE"),
+        (["sync", "s", "c", "--partition-types", "hour"], "--partition-types hour: not NAME=VALUE"),
+        (["sync", "s", "c", "--compare", "bytes"], "--compare bytes: choose identity or content"),
+        (["sync", "s", "c", "--jobs", "two"], "--jobs two: not a whole number"),
+        (["rows", "c", "--batch", "1"], "Missing option '--state'"),
+        (["sync"], "Missing argument 'SOURCE'"),
+    ],
+)
+def test_words_that_make_no_sense_are_refused(words: list[str], said: str) -> None:
+    result = run_pqcache(*words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"keep": 0}, "keep=0: has to be at least 1"),
+        ({"jobs": 1.5}, "jobs=1.5: not a whole number"),
+        ({"skip_bad": "yes"}, "skip_bad='yes': neither true nor false"),
+        ({"columns": "id"}, "columns='id': not a list of names"),
+        ({"time_units": "ts=us"}, "time_units='ts=us': not a table of names and values"),
+        ({"settle": "soon"}, "settle='soon': not a duration"),
+        ({"hdfs_driver": "hdfs9"}, "hdfs_driver='hdfs9': choose hdfs-native or hdfs3"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        pqcache.sync(tmp_path / "lake", tmp_path / "cache", **given)  # type: ignore[arg-type]
+    assert said in str(caught.value)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wherre'"):
+        pqcache.sync(tmp_path / "lake", tmp_path / "cache", wherre="id > 1")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "command"),
+    [(pqcache.sync, SyncArguments, "sync"), (pqcache.repartition, RepartitionArguments, "repartition")],
+)
+def test_python_has_the_options_of_the_command(function: Any, arguments: Any, command: str) -> None:
+    known = {n: option for n, option in options_of(*COMMANDS[command]).items() if option.scope in (RUN, REMEMBERED)}
+    assert arguments.__annotations__.keys() == known.keys()
+    parameters = inspect.signature(function).parameters
+    text = inspect.getdoc(function) or ""
+    for name, option in known.items():
+        assert parameters[name].default == (None if option.scope == REMEMBERED else option.default), name
+        assert f"\n    {name}: {option.help.split()[0]}" in text, name
+
+
+def test_all_that_a_cache_remembers_is_an_option_of_a_command() -> None:
+    commands = {name for tables in COMMANDS.values() for name in options_of(*tables)}
+    assert set(options_of(Remembered)) - commands == {"keys"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("inspect ca", ["cache/"]),
+        ("inspect cache/", ["cache/shop"]),
+        ("pin cache/shop ", ["ID", "paper"]),
+        ("rollback cache/shop pa", ["paper"]),
+        ("repartition cache/shop --compression z", ["zstd"]),
+        ("sync --compare ", ["content", "identity"]),
+        ("help roll", ["rollback"]),
+    ],
+)
+def test_the_shell_completes_values(
+    words: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_shop(tmp_path / "lake")
+    snapshot = pqcache.sync("lake", "cache/shop").snapshot or ""
+    pqcache.pin("cache/shop", snapshot, name="paper")
+    last = len(words.split(" "))
+    environment = {"_PQCACHE_COMPLETE": "complete_bash", "COMP_WORDS": f"pqcache {words}", "COMP_CWORD": str(last)}
+    done = run_pqcache(env={**os.environ, **environment})
+    assert done.stdout.split() == [snapshot if word == "ID" else word for word in expected], done.stderr
