@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import typer
 
+from pqcache.console.app import Command, CommandGroup
 from pqcache.console.commands import app
-from pqcache.console.help import Command, CommandGroup
 from pqcache.store.config import Config
 from tests import ROOT
 from tests.forked_commands import run_pqcache

@@ -19,8 +19,8 @@ from typing import Any
 import typer
 from man_markdown import markdown
 
+from pqcache.console.app import OptionHelp, first_line, option_groups
 from pqcache.console.commands import app
-from pqcache.console.help import OptionHelp, first_line, option_groups
 from pqcache.options import Remembered, options_of
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -39,7 +39,7 @@ def sync(given: Given) -> None:
     Options marked * are remembered: 'pqcache sync CACHE' alone repeats them.
     """
     from pqcache.console import sync_runner
-    from pqcache.console.after_sync import AfterSync
+    from pqcache.console.sync_runner import AfterSync
 
     output = sync_runner.SyncOutput(given.json, given.quiet, given.verbose)
     after = AfterSync(on_success=given.on_success, on_failure=given.on_failure, metrics=given.metrics)
@@ -61,7 +61,7 @@ def repartition(given: Given) -> None:
 
     source, dest = given.source, given.dest
     if given.dense == ["auto"]:
-        from pqcache.console.proposals_text import print_proposals
+        from pqcache.console.text import print_proposals
 
         with progress.reporter(given.json, given.quiet) as on_event:
             proposals = pqcache.dense_proposals(
@@ -138,7 +138,7 @@ def rows(given: Given) -> None:
     For the batch whose loss exploded. It follows from a state that the same training saved, at whatever batch.
     """
     import pqcache
-    from pqcache.console.rows_text import print_rows
+    from pqcache.console.inspect_text import print_rows
 
     found = pqcache.rows(
         given.target,
@@ -164,7 +164,7 @@ def verify(given: Given) -> None:
     """
     import pqcache
     from pqcache.console import progress
-    from pqcache.console.verify_text import print_verify
+    from pqcache.console.text import print_verify
 
     with progress.reporter(given.json, given.quiet, given.cache) as on_event:
         report = pqcache.verify(given.cache, **given.of(RUN), on_event=on_event)
@@ -192,7 +192,7 @@ def bench(given: Given) -> None:
     """Measure how fast this machine reads a dataset, and recommend training settings."""
     from pqcache.benchmark import command as benchmark
     from pqcache.console import progress
-    from pqcache.console.bench_text import print_bench
+    from pqcache.console.inspect_text import print_bench
 
     with progress.reporter(json_lines=False, quiet=given.quiet or given.json) as on_event:
         report = benchmark.bench(given.target, **given.of(RUN), on_event=on_event)
@@ -231,7 +231,7 @@ def snapshots(given: Given) -> None:
     """Show the snapshots of a cache: time, size, version, readers, pins."""
     import pqcache
     from pqcache.console import terminal
-    from pqcache.console.snapshots_text import print_snapshots
+    from pqcache.console.text import print_snapshots
 
     found = pqcache.snapshots(given.cache)
     if not given.json:
@@ -249,7 +249,7 @@ def pin(given: Given) -> None:
     """
     import pqcache
     from pqcache.console import progress
-    from pqcache.console.snapshots_text import print_pin
+    from pqcache.console.text import print_pin
 
     with progress.reporter(given.json, given.quiet, given.cache) as on_event:
         report = pqcache.pin(given.cache, given.snapshot, **given.of(RUN), on_event=on_event)
@@ -276,7 +276,7 @@ def rollback(given: Given) -> None:
     """
     import pqcache
     from pqcache.console import progress
-    from pqcache.console.snapshots_text import print_rollback
+    from pqcache.console.text import print_rollback
 
     with progress.reporter(given.json, given.quiet, given.cache) as on_event:
         report = pqcache.rollback(given.cache, given.snapshot, wait=given.wait, on_event=on_event)
@@ -291,7 +291,7 @@ def status(given: Given) -> None:
     """
     import pqcache
     from pqcache.console import terminal
-    from pqcache.console.status_text import print_status
+    from pqcache.console.text import print_status
 
     report = pqcache.status(*(given.roots or ()))
     if given.json:
@@ -325,7 +325,7 @@ def remove(given: Given) -> None:
     """
     import pqcache
     from pqcache.console import terminal
-    from pqcache.console.snapshots_text import held_text
+    from pqcache.console.text import held_text
 
     name, where = given.name, {"root": given.root, "wait": given.wait}
     if not (given.yes or given.force or given.dry_run) and terminal.can_ask():
@@ -344,7 +344,7 @@ def log(given: Given) -> None:
     """Show the runs of a cache: time, command, files, bytes, snapshot."""
     import pqcache
     from pqcache.console import terminal
-    from pqcache.console.log_text import print_history
+    from pqcache.console.text import print_history
 
     records = pqcache.log(given.cache)[-given.last :]
     if given.json:

@@ -18,7 +18,7 @@ import pytest
 import pqcache
 from pqcache.benchmark.command import Advice, BenchReport, Measured, advise, bench, recommended
 from pqcache.benchmark.forecast import describe_training, forecast_of
-from pqcache.console.bench_text import print_bench
+from pqcache.console.inspect_text import print_bench
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.console.after_sync import metrics_text
+from pqcache.console.sync_runner import metrics_text
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync.all_tables import TableResult
 from tests.datasets import write_shop

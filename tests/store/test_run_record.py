@@ -15,7 +15,7 @@ import pytest
 
 import pqcache
 from pqcache.console.line_prefix import name_lines
-from pqcache.console.log_text import print_history
+from pqcache.console.text import print_history
 from pqcache.events import Event, Started
 from pqcache.store import gc, history, run_record
 from pqcache.store.cache_directory import CacheDirectory

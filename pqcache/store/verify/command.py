@@ -49,11 +49,10 @@ class Damage:
 class VerifyReport:
     """What a verify found in a snapshot of ``files`` files with ``rows`` rows and ``bytes`` bytes.
 
-    ``damage`` is empty if all is well. ``unrecorded`` counts files without a recorded checksum. ``changed`` lists
-    source files that the source does not have as the cache does (None without ``source``). ``unread`` maps columns
-    that the second engine could not read to the reason. ``repaired`` is the new snapshot if one was made; then
-    ``damage`` is what was found before, and ``left`` what is still wrong in the new one.
-    ``skipped`` are the partitions that the last sync could not take, as in `SyncReport`.
+    ``damage`` is empty if all is well. ``changed`` lists source files that the source does not have as the cache does
+    (None without ``source``). ``unread`` maps columns that the second engine could not read to the reason. ``repaired``
+    is the new snapshot if one was made; then ``damage`` is what was found before, and ``left`` what is still wrong in
+    the new one. ``skipped`` are the partitions that the last sync could not take, as in `SyncReport`.
     """
 
     cache: str
@@ -63,7 +62,6 @@ class VerifyReport:
     files: int
     rows: int
     bytes: int
-    unrecorded: int
     damage: tuple[Damage, ...]
     changed: tuple[str, ...] | None
     unread: Mapping[str, str]
@@ -173,7 +171,6 @@ def verify(
         files=len(entries),
         rows=sum(entry.rows for entry in entries),
         bytes=sum(entry.size for entry in entries),
-        unrecorded=sum(1 for entry in entries if not entry.checksum),
         damage=damage,
         changed=changed,
         unread=dict(sorted(check.unread.items())),

@@ -21,7 +21,7 @@ import pytest
 from deltalake import write_deltalake
 
 import pqcache
-from pqcache.console.log_text import print_history
+from pqcache.console.text import print_history
 from pqcache.events import Event, Fetched, Listed, Published
 from pqcache.store.config import read_config
 from pqcache.store.history import read_history

@@ -1,0 +1,342 @@
+"""The reports of most commands as plain lines, which need no terminal and no library."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from pqcache.console.terminal import directories, print_line, print_sentence
+from pqcache.store.history import DONE, RUNNING_NOW, result_of
+from pqcache.units import format_count, format_seconds, format_size
+
+if TYPE_CHECKING:
+    from pqcache.store.repartition.dense_proposals import Proposal
+    from pqcache.store.snapshots.command import PinReport, SnapshotView
+    from pqcache.store.snapshots.rollback import RollbackReport
+    from pqcache.store.status import CacheStatus, StatusReport
+    from pqcache.store.sync.cache_run import SyncReport
+    from pqcache.store.tables_of_root import RemoveReport
+    from pqcache.store.verify.command import VerifyReport
+
+Row = tuple[Sequence[str], Sequence[str]]  # the cells, and lines that stand below them
+
+
+def print_table(titles: Sequence[str], rows: Sequence[Row], right: Collection[str] = ()) -> None:
+    """Print rows below their titles; columns whose titles are in ``right`` end at one place."""
+    lines = [titles, *(cells for cells, _ in rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(titles))]
+    for cells, notes in ((titles, ()), *rows):
+        padded = [
+            cell.rjust(width) if title in right else cell.ljust(width)
+            for title, cell, width in zip(titles, cells, widths, strict=True)
+        ]
+        print_line("  ".join(padded).rstrip())
+        for note in notes:
+            print_line(f"    {note}")
+
+
+_NAMED = 10  # partitions
+
+
+def print_sync(report: SyncReport, verbose: bool = False) -> None:
+    """Print the report of a sync as one line, in which partitions are named; with ``verbose`` each has a line.
+
+    A dry run has a line for each of the first ten partitions.
+    """
+    print_sentence(summary_line(report))
+    shown = len(report.touched) if verbose else _NAMED if report.dry_run else 0
+    for change in report.touched[:shown]:
+        print_line(f"  {change.directory or 'the top directory'}: {change.text}")
+    if 0 < shown < len(report.touched):
+        print_line(f"  and {len(report.touched) - shown:,} more; --verbose shows all")
+
+
+def summary_line(report: SyncReport) -> str:
+    """Return what a sync did, or would do, in one line."""
+    changes = _changes(report)
+    if report.dry_run:
+        if not changes and not report.rewritten:
+            return f"nothing to do{_skipped(report)}{_passed_over(report)}"
+        text = f"would sync: {changes or 'no changed file'}, {format_size(report.fetched_bytes)} to fetch"
+        if report.shard is not None:
+            text += f" for share {report.shard}"
+        text += _newest(report)
+        if report.rewritten:
+            text += f", {directories(report.rewritten)} to rewrite"
+        return f"{text}{_skipped(report)}{_passed_over(report)} ({report.unchanged:,} unchanged)"
+    held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
+    if report.shard is not None:
+        held += f", share {report.shard}"
+    if report.version is not None:
+        held += f", version {report.version}"
+    held += _newest(report) + _skipped(report) + _passed_over(report)
+    if report.published:
+        text = f"synced {changes}{_named(report)}, {format_size(report.fetched_bytes)} fetched"
+        if report.rewritten:
+            text += f", {directories(report.rewritten)} rewritten"
+        if not changes:
+            rewritten = f"rewrote {directories(report.rewritten)}{_named(report)}"
+            text = rewritten if report.rewritten else "made the snapshot again from the same files"
+        return f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}"
+    return f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}"
+
+
+def _named(report: SyncReport) -> str:
+    """Return the names of the first ten partitions that have changed, if there are partitions."""
+    names = [change.directory for change in report.touched if change.directory]
+    if not names:
+        return ""
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f" in {', '.join(names[:_NAMED])}{more}"
+
+
+def _newest(report: SyncReport) -> str:
+    if report.newest is None or report.newest_of is None:
+        return ""
+    return f", newest {report.newest:,} of {format_count(report.newest_of, 'partition')}"
+
+
+def _skipped(report: SyncReport) -> str:
+    return f"; {format_count(len(report.skipped), 'partition')} skipped" if report.skipped else ""
+
+
+def _passed_over(report: SyncReport) -> str:
+    """Return how many files of the source were not taken, and why; nothing where all were."""
+    passed = report.passed_over
+    if passed is None:
+        return ""
+    counts = (
+        (passed.hidden, "hidden"),
+        (passed.other, "not Parquet"),
+        (passed.where, "outside of --where"),
+        (passed.waiting, "waiting for --marker or --settle"),
+        (passed.links, "under another name"),
+    )
+    shown = ", ".join(f"{count:,} {why}" for count, why in counts if count)
+    return f"; not taken: {shown}" if shown else ""
+
+
+def _changes(report: SyncReport) -> str:
+    parts = [
+        format_count(count, f"{what} file")
+        for count, what in (
+            (report.added, "new"),
+            (report.changed, "changed"),
+            (report.removed, "removed"),
+        )
+        if count
+    ]
+    parts += [f"{format_count(report.fetched_again, 'file')} again"] if report.fetched_again else []
+    return ", ".join(parts)
+
+
+_SHOWN = 20  # files of a list
+
+
+def print_verify(report: VerifyReport) -> None:
+    """Print what was checked and what differs; damage was printed when it was found."""
+    for name, reason in report.unread.items():
+        print_line(f"not compared: column {name}: {reason}")
+    for path in (report.changed or ())[:_SHOWN]:
+        print_line(f"changed at the source: {path}")
+    if len(report.changed or ()) > _SHOWN:
+        print_line(f"changed at the source: … {len(report.changed or ()) - _SHOWN:,} more")
+    for item in report.skipped:
+        what = "its old version is kept" if item["kept"] else "left out"
+        print_line(f"not as at the source: partition {item['partition']}: {what}: {item['reason']}")
+    checked = "every page" if report.deep else "sizes, footers and index"
+    held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
+    text = f"{report.snapshot}: {checked} of {held} checked in {format_seconds(report.seconds)}"
+    damaged = format_count(len({item.path for item in report.damage}), "damaged file")
+    if report.repaired is not None:
+        _print_repaired(report)
+        text += f"; {damaged} repaired, {report.repaired} is current"
+    print_line(f"{text}; {damaged if report.damage else 'no damage'}" if report.repaired is None else text)
+
+
+def _print_repaired(report: VerifyReport) -> None:
+    """Print which files were repaired, and how."""
+    left = {item.path for item in report.left}
+    paths = sorted({item.path for item in report.damage} - left)
+    for path in paths[:_SHOWN]:
+        print_line(f"repaired: {path}, {'built' if path.startswith('_pqcache/') else 'fetched'} again")
+    if len(paths) > _SHOWN:
+        print_line(f"repaired: … {len(paths) - _SHOWN:,} more")
+
+
+_RUN_TITLES = ("time (UTC)", "command", "files", "fetched", "took", "snapshot", "version")
+_RUN_RIGHT = ("fetched", "took")
+
+
+def print_history(records: Sequence[Mapping[str, Any]]) -> None:
+    """Print runs as a table, the newest last; a plain run fits 80 columns, so that snapshot names can be copied.
+
+    Of a cache of a Delta or Iceberg table it has the versions too, which may be long.
+    """
+    if not records:
+        print_line("no run yet")
+        return
+    titles = _RUN_TITLES if any(record.get("version") for record in records) else _RUN_TITLES[:-1]
+    rows = [_run_cells(record)[: len(titles)] for record in records]
+    print_table(titles, [(row, _run_notes(record)) for record, row in zip(records, rows, strict=True)], _RUN_RIGHT)
+
+
+def _run_cells(record: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        str(record.get("time", ""))[:16].replace("T", " "),
+        str(record.get("command", "")),
+        did(record),
+        format_size(record["fetched_bytes"]) if "fetched_bytes" in record else "-",
+        format_seconds(record["seconds"]) if "seconds" in record else "-",
+        str(record.get("snapshot") or "-"),
+        str(record.get("version") or "-"),
+    )
+
+
+def did(record: Mapping[str, Any]) -> str:
+    """Return what a run did in a few words: the numbers of new, changed and removed files, or what it came to."""
+    result = result_of(record)
+    if result != DONE:
+        return result
+    if "added" in record:
+        signs = (("+", "added"), ("~", "changed"), ("-", "removed"))
+        moved = [f"{sign}{record[name]:,}" for sign, name in signs if record.get(name)]
+        if record.get("fetched_again") and record.get("command") != "repair":
+            moved.append(f"{record['fetched_again']:,} again")
+        made = "repaired" if record.get("command") == "repair" else "rewritten"
+        moved = moved or [made if record.get("published") else "unchanged"]
+        moved += ["(new source)"] if record.get("previous_source") else []
+        return " ".join([*moved, *([f"({len(record['skipped'])} skipped)"] if record.get("skipped") else [])])
+    if "built" in record:
+        names = [f"+{name}" for name in record["built"] or ()] + [f"-{name}" for name in record.get("dropped") or ()]
+        return " ".join(names) or "unchanged"
+    if record.get("previous"):  # of a rollback
+        moved = record["previous"] != record.get("snapshot")
+        return f"from {str(record['previous']).rpartition('-')[2]}" if moved else "unchanged"
+    if record["command"] in ("pin", "unpin"):
+        return f"as {record['pinned']}" if record.get("pinned") else "done"
+    return f"{len(record.get('collected', ())):,} removed"
+
+
+def _run_notes(record: Mapping[str, Any]) -> list[str]:
+    """Return the error of a run, and each option that it changed."""
+    notes = [str(record["error"])] if record.get("error") else []
+    changes = record.get("changes") or {}
+    return [
+        *notes,
+        *(f"{name}: {_value_text(before)} -> {_value_text(after)}" for name, (before, after) in changes.items()),
+    ]
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={text}" for name, text in value.items()) or "none"
+    return "default" if value is None else str(value)
+
+
+def print_snapshots(views: Sequence[SnapshotView]) -> None:
+    """Print a table of snapshots, the newest last."""
+    if not views:
+        print_line("no snapshot yet")
+        return
+    versions = ("version",) if any(view.version for view in views) else ()
+    rows = []
+    for view in views:
+        state = ["current"] if view.current else []
+        state += [f"pinned as {view.name}" if view.name else "pinned"] if view.pinned else []
+        cells = (
+            view.snapshot,
+            (view.created or "-")[:16].replace("T", " "),
+            "-" if view.rows is None else f"{view.rows:,}",
+            "-" if view.bytes is None else format_size(view.bytes),
+            *(view.version or "-" for _ in versions),
+            "?" if view.leases is None else str(view.leases),
+            ", ".join(state),
+        )
+        rows.append((cells, [view.damage] if view.damage else []))
+    titles = ("snapshot", "made (UTC)", "rows", "bytes", *versions, "readers", "")
+    print_table(titles, rows, right=("rows", "bytes", "readers"))
+
+
+def print_pin(report: PinReport) -> None:
+    """Print what was pinned as one line."""
+    name = report.pins[report.snapshot]
+    number = format_count(len(report.pins), "snapshot")
+    print_line(f"pinned {report.snapshot}{f' as {name}' if name else ''}; {number} pinned")
+
+
+def print_rollback(report: RollbackReport) -> None:
+    """Print what was done as one line."""
+    if report.snapshot == report.previous:
+        print_line(f"nothing to do: {report.snapshot} is current")
+        return
+    after = "the next sync publishes what the source holds then"
+    print_line(f"rolled back from {report.previous}; {report.snapshot} is current; {after}")
+
+
+def held_text(report: RemoveReport) -> str:
+    """What a cache holds."""
+    return f"{format_count(len(report.snapshots), 'snapshot')}, {format_size(report.bytes)}"
+
+
+_STATUS_TITLES = ("cache", "rows", "on disk", "age", "last run", "next due", "in use", "source")
+_STATUS_RIGHT = ("rows", "on disk", "age", "in use")
+
+
+def print_status(report: StatusReport) -> None:
+    """Print a line for each cache, and how much all of them take; times are those of this machine's clock."""
+    names = [item.cache.rpartition("/")[2] for item in report.caches]
+    shown = [item.cache if names.count(name) > 1 else name for item, name in zip(report.caches, names, strict=True)]
+    rows = [(_status_cells(name, item), _status_notes(item)) for name, item in zip(shown, report.caches, strict=True)]
+    print_table(_STATUS_TITLES, rows, _STATUS_RIGHT)
+    print_line(f"{format_count(len(rows), 'cache')}, {format_size(report.disk_bytes)} on disk")
+
+
+def _status_cells(name: str, item: CacheStatus) -> tuple[str, ...]:
+    return (
+        name,
+        "-" if item.rows is None else f"{item.rows:,}",
+        "-" if item.disk_bytes is None else format_size(item.disk_bytes),
+        "-" if item.age is None else format_seconds(item.age),
+        "-" if item.last_run is None else f"{_clock(item.last_run)} {item.last_result}",
+        "-" if item.next_due is None else _clock(item.next_due),
+        str(len(item.leased)) if item.leased else "-",
+        item.source or "-",
+    )
+
+
+def _status_notes(item: CacheStatus) -> list[str]:
+    if item.error is not None:
+        return [item.error]
+    notes = [item.last_error] if item.last_error and item.last_result not in (DONE, RUNNING_NOW) else []
+    if item.skipped:
+        more = f" and {len(item.skipped) - 3:,} more" if len(item.skipped) > 3 else ""
+        notes.append(f"{format_count(len(item.skipped), 'partition')} skipped: {', '.join(item.skipped[:3])}{more}")
+    return notes
+
+
+def _clock(text: str) -> str:
+    """Return a time as short as a person needs it: that of today without its date."""
+    moment, now = datetime.fromisoformat(text).astimezone(), datetime.now(timezone.utc).astimezone()
+    return f"{moment:%H:%M}" if moment.date() == now.date() else f"{moment:%m-%d %H:%M}"
+
+
+def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) -> None:
+    """Print the columns that can be dense, and the command that converts them."""
+    if not proposals:
+        print_line("no list column has one length in all rows, by the footers and the first rows")
+        return
+    for item in proposals:
+        smaller = f", or {item.narrow} with --narrow" if item.narrow != item.dense else ""
+        print_line(f"{item.column}: {item.type} can be stored as {item.dense}{smaller}")
+    from pqcache.store.cache_directory import cache_at  # imports pyarrow, which an error does not need
+
+    where = [str(dest)] if dest is not None else [] if cache_at(source) is not None else ["DEST"]
+    words = ["pqcache", "repartition", source, *where]
+    words += [word for item in proposals for word in ("--dense", item.column)]
+    words += ["--narrow"] if any(item.narrow != item.dense for item in proposals) else []
+    print_line(f"command: {shlex.join(words)}")
