@@ -198,7 +198,6 @@ def _total(sizes: Sequence[DecodedSize]) -> DecodedSize:
 
 
 def _leaves_of(metadata: pq.FileMetaData, schema: pa.Schema, names: Sequence[str]) -> dict[int, _Leaf]:
-    """Return the leaves of columns by their positions."""
     tops, found = names_of_chunks(metadata, schema), dict[int, _Leaf]()
     for name in names:
         field, positions = schema.field(name), [position for position, top in enumerate(tops) if top == name]

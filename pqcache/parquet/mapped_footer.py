@@ -173,7 +173,6 @@ def _with_columns(
 
 
 def _tree(schema: Sequence[Struct], name: str) -> tuple[_Element, ...]:
-    """Return the top-level columns of a schema as trees."""
     footer.leaves_of(schema, name)  # raises where the elements are not a tree
     position, leaf = 1, 0
 

@@ -140,7 +140,6 @@ class Index:
         return partitions_of(self.paths, self.table_schema)
 
     def _is_mixed(self, name: str) -> bool:
-        """Return whether a partition column is in some of the files whose paths do not have it."""
         without = {d for d in map(parent, self.paths) if name not in partition_values(d)}
         if not without:
             return False
@@ -602,7 +601,6 @@ def _may_be_rounded(kind: pa.DataType) -> bool:
 
 
 def _int96_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> set[str]:
-    """Return the columns in which a file has INT96 times."""
     if not metadata.num_row_groups:
         return set()
     first, names = metadata.row_group(0), names_of_chunks(metadata, schema)
@@ -615,7 +613,6 @@ def _type_in(path: Path, name: str) -> pa.DataType | None:
 
 
 def _kept_with_column(previous: Index, part: IndexPart, column: str) -> str:
-    """Return the path of a kept file that has a column."""
     here = previous.table[f"{column}:bytes"].is_valid().to_numpy() & (part.files >= 0)
     return previous.paths[int(previous.numbers("file")[int(np.argmax(here))])]
 

@@ -89,13 +89,11 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Chunk | None:
 
 
 def _head(rows: int, size: int, levels: bytes) -> bytes:
-    """Return what is in front of a page's values: its header, and the levels."""
     return data_page_header(rows, thrift_fields.PLAIN, len(levels) + size) + levels
 
 
 @lru_cache(64)
 def _full_head(rows: int, size: int, nullable: bool) -> bytes:
-    """Return what is in front of the values of a page without nulls."""
     return _head(rows, size, encode_run(rows, 1) if nullable else b"")
 
 
@@ -156,7 +154,6 @@ def _bounds(values: _Numbers, begins: npt.NDArray[np.int64]) -> tuple[_Numbers, 
 
 
 def _statistics(pages: _Pages, nulls: int) -> Struct:
-    """Return the chunk's Statistics; it holds at least one value."""
     least, most = (BINARY, pages.low.min().tobytes()), (BINARY, pages.high.max().tobytes())
     # The older fields are for what compares as signed numbers.
     old: Struct = {} if pages.dtype.kind == "u" else {1: most, 2: least}

@@ -188,7 +188,6 @@ def _rows(
     options: RewriteOptions,
     shuffled_with: int | None,
 ) -> Generator[RowBatch, None, None]:
-    """Yield all rows as they are to be written, decoded ahead."""
     schema, stored = output_schema.working, None
     if output_schema.described is not None:
         schema, stored = output_schema.described, output_schema.working

@@ -276,7 +276,6 @@ def _has_proxy(server: str) -> bool:
 
 
 def _tls_context(ca_bundle: str | None) -> ssl.SSLContext:
-    """Return a context that trusts whom botocore's client trusts."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cafile=get_cert_path(ca_bundle or True))
     return context

@@ -175,7 +175,6 @@ def _make_runs(
 
 
 def _make_run(root: Path, index: Index, spans: pa.Table, field: pa.Field, directory: Path) -> KeyRun:
-    """Read the keys of the rows in ``spans``, sort them and write them, durably."""
     rows = sum(spans["length"].to_pylist())
     first, valid = np.empty(rows, np.uint64), np.ones(rows, np.bool_)
     second = np.empty(rows, np.uint64) if is_hashed(field.type) else None

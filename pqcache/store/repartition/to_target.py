@@ -132,7 +132,6 @@ def repartition_to(
 
 
 def _run(run: _TargetRun, cluster: ClusterExecutor | None) -> None:
-    """Do the jobs, here or on a ``cluster``."""
     target, on_event = run.target, run.options.on_event
     target.begin()
     if run.jobs:
@@ -163,7 +162,6 @@ def _run(run: _TargetRun, cluster: ClusterExecutor | None) -> None:
 
 
 def _results(run: _TargetRun, cluster: ClusterExecutor | None) -> Iterator[tuple[PartitionJob, DirectoryResult]]:
-    """Do the jobs; yield each with its result, as they end."""
     on_event = run.options.on_event
     if cluster is not None:
         for job, result in _as_they_end(cluster, run_job, run.todo):

@@ -185,7 +185,6 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
 
 
 def _report_phases(job: SnapshotJob, finished: Collection[str]) -> None:
-    """Report how much is fetched and rewritten; an earlier run may have left files, and rewritten directories."""
     plan = job.plan
     left = {entry.name.partition(".")[0]: entry.stat().st_size for entry in os.scandir(job.workdir / "fetch")}
     missing, files = 0, 0
@@ -229,7 +228,6 @@ def downloader_of(job: SnapshotJob, stopped: Callable[[], bool]) -> Downloader:
 
 
 def _assemble(job: SnapshotJob, target: Path, built: list[BuiltFile]) -> tuple[Path, list[FileEntry]]:
-    """Put the files of the new snapshot together in ``target``; return it with their entries."""
     previous = job.previous
     places = {item.entry.path: item.file for item in built}
     entries = [item.entry for item in built]

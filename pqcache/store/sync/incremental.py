@@ -275,8 +275,6 @@ class _Publisher:
         return in_parallel(calls, options.jobs)
 
     def _schemas_of(self, files: Iterable[SourceFile]) -> list[pa.Schema]:
-        """The schemas of files, in the order of their paths."""
-
         def schema_of(file: SourceFile) -> pa.Schema | None:
             try:
                 return read_remote_footer(self.source, file)[1]
@@ -344,7 +342,6 @@ def _check_still_table(run: CacheRun, source: Source, manifest: Manifest | None)
 
 
 def _compare(run: CacheRun, source: Source, listing: Listing, manifest: Manifest | None) -> Comparison:
-    """What differs from the source by content, if that is asked for."""
     if run.options.compare == IDENTITY or run.current is None or manifest is None:
         return Comparison()
     if not run.options.dry_run:

@@ -273,7 +273,6 @@ def without_links(
 
 
 def _all_files(source: Source, on_event: OnEvent, patience: Patience) -> list[SourceFile]:
-    """Return every file of a source."""
     found: list[SourceFile] = []
 
     def list_once() -> None:

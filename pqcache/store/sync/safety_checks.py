@@ -336,7 +336,6 @@ def _share(max_delete: str) -> tuple[float, str]:
 
 
 def _total(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Return the sum of the amounts of each directory, given with the paths of files."""
     found: defaultdict[str, int] = defaultdict(int)
     for path, amount in amounts:
         found[parent(path)] += amount

@@ -224,7 +224,6 @@ class _Delta(LogTable):
             raise SourceError(self.log.source.url_of(file.path), reason, _CHECK) from error
 
     def _bytes_of(self, path: str, offset: int, length: int) -> bytes:
-        """Return bytes of a file that the log knows by ``path``."""
         return self.log.files.read(file_url_of(self.url, path), offset, length)
 
 

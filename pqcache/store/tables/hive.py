@@ -104,7 +104,6 @@ class HiveTable(Table):
         return TableListing(files=self._taken(known, wanted, root), version=version)
 
     def _ask(self) -> tuple[TableEntry, list[PartitionEntry]]:
-        """Return the table and its partitions as the metastore has them now."""
         database, name = self._named.database, self._named.name
 
         def read(metastore: Metastore) -> tuple[TableEntry, list[PartitionEntry]]:
@@ -211,7 +210,6 @@ class HiveTable(Table):
         return found
 
     def _list(self, location: str) -> dict[str, Identity]:
-        """Return the files at a location by their URLs; none where nothing is there."""
         source = self._files.source_at(location)
         try:
             listed = self._options.tried(lambda: list(islice(source.list(), _MAX_FILES)), source.url)

@@ -135,7 +135,6 @@ def _listing(loaded: LoadedTable, rule: VersionRule, url: str) -> TableListing:
 
 
 def _files(loaded: LoadedTable, schema: Schema, planned: Sequence[PlannedFile], url: str) -> dict[str, TableFile]:
-    """Return the files that were planned by their paths in a cache."""
     metadata = loaded.metadata
     uris = [one.file.file_path for one in planned]
     if len(set(uris)) < len(uris):
@@ -524,7 +523,6 @@ class Partitioning:
 
 
 def _columns_of(spec: PartitionSpec, metadata: TableMetadata, schema: Schema) -> list[_PartitionColumn]:
-    """Return the columns whose values are in a spec."""
     fields, top = index_by_id(schema), {field.field_id for field in schema.fields}
     return [
         _PartitionColumn(

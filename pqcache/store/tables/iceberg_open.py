@@ -93,7 +93,6 @@ def open_metadata_file(url: str, options: OpenOptions) -> TableSource:
 
 
 def _loaded(uri: str, root: str | None, access: TableAccess, options: OpenOptions) -> LoadedTable:
-    """Return the table of a metadata file; it lies in ``root``, or where its metadata say."""
     metadata = read_metadata(access, uri)
     if root is None:
         return LoadedTable(metadata=metadata, access=access)
@@ -249,7 +248,6 @@ def _state(table: Table) -> str:
 
 
 def _parts(url: str) -> tuple[str, str]:
-    """Return the names of the catalog and of the table in it."""
     name, _, table = url.partition("://")[2].strip("/").partition("/")
     if "@" in url or ":" in name:
         reason = "has more than the name of a catalog"

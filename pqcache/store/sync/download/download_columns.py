@@ -363,7 +363,6 @@ def _read_unless_known(
 
 
 def _remaining(ranges: Sequence[ByteRange], done: int) -> Iterator[ByteRange]:
-    """Yield what remains of ``ranges`` when their first ``done`` bytes are written."""
     for byte_range in ranges:
         written = min(done, byte_range.length)
         done -= written

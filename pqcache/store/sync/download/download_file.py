@@ -123,8 +123,6 @@ class Vanished(SourceIncomplete):
 
 
 class _Moved(PqcacheError):
-    """The source file is no longer the one that was listed."""
-
     def __init__(self, path: str, identity: Identity) -> None:
         super().__init__(path, "the file changed at its source")
         self.identity = identity

@@ -241,7 +241,6 @@ def _filtered_file(
 
 
 def _leaves(source: SourceFooter, wanted: Sequence[bool], name: str) -> list[int]:
-    """Return the positions of the leaves of the wanted columns."""
     leaves = footer.leaves_of(source.elements, name)
     return [number for number, leaf in enumerate(leaves) if wanted[leaf.column]]
 
@@ -249,7 +248,6 @@ def _leaves(source: SourceFooter, wanted: Sequence[bool], name: str) -> list[int
 def _encodings_of(
     source: SourceFooter, group: int, wanted: Sequence[bool], footer_schema: FooterSchema, as_integer: bool, name: str
 ) -> Encodings:
-    """Return the settings that a row group of the source was written with."""
     metadata = source.metadata.row_group(group)
     chunks = dict(zip(footer_schema.names, map(metadata.column, _leaves(source, wanted, name)), strict=True))
     codecs = {path: chunk.compression.lower() for path, chunk in chunks.items()}

@@ -261,7 +261,6 @@ def _types(
 
 
 def _in_spelling(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """Return a schema with the columns ``names`` as they are spelled there."""
     import pyarrow as pa  # as above
 
     known = {name.lower(): name for name in names}

@@ -209,7 +209,6 @@ class Fetch:
             self._fetch(large.file)
 
     def _fetch(self, file: int) -> None:
-        """Download a file, unless it is there, check it, and let it appear."""
         entry = self._entries[file]
         try:
             copy = self._download(entry.sources[0])
@@ -267,7 +266,6 @@ class Fetch:
             self._queue.want(self._lists.read())
 
     def _report(self) -> None:
-        """Report what readers wait for, where that has changed."""
         with self._lock:
             self._look()
             waiting = [

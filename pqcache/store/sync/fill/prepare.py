@@ -184,7 +184,6 @@ def _copied(source: Source, file: SourceFile, read: Callable[[int, int], bytes],
 
 
 def _projected(source: Source, file: SourceFile, read: Callable[[int, int], bytes], subset: Subset) -> _End:
-    """Return the end of the file of the wanted columns."""
     end, projection = project_file(source, file, subset, lambda offset, length: iter([read(offset, length)]))
     if not projection.fields[2][1].values[1:]:  # none of the wanted columns
         sink = pa.BufferOutputStream()
