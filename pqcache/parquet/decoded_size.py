@@ -267,7 +267,7 @@ def _size_of_chunk(
 
 
 def _is_plain(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Return whether each text is stored behind its length."""
+    """Whether each text is stored behind its length."""
     return _PLAIN.issuperset(chunk.encodings)
 
 

@@ -138,7 +138,7 @@ def _place_row_group(
 
 
 def _byte_range(meta: Struct, limit: int, extra: int, name: str) -> ByteRange:
-    """Return where a column chunk lies, its dictionary included."""
+    """The dictionary is included."""
     size = number_of(meta, 7, name)
     offsets = [number_of(meta, field, name) for field in (9, 11) if field == 9 or field in meta]
     starts = [offset for offset in offsets if offset > 0]  # 0 has been seen to mean "no dictionary"

@@ -363,6 +363,7 @@ class RowGroupFile:
 
     @cached_property
     def _elements(self) -> list[Struct]:
+        """The schema; empty if columns cannot be taken from it."""
         found = footer.schema_of(thrift.decode(self._footer(), str(self.path), until=2), str(self.path))
         odd = any((5 in element and element[5][1] > 0) == (thrift_fields.TYPE in element) for element in found)
         same = len(footer.trees(found)) == len(self.schema) == len(set(self.schema.names))

@@ -190,7 +190,7 @@ def _field_columns(
 
 
 def _leaves(path: tuple[str, ...], kind: pa.DataType) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
-    """Yield the path and type of each leaf of a column; the path is empty inside of lists and maps."""
+    """Paths are empty inside lists and maps."""
     if pa.types.is_struct(kind):
         for field in kind.fields:
             yield from _leaves((*path, field.name), field.type)

@@ -91,7 +91,7 @@ def _pairs_of_units(kind: pa.DataType, other: pa.DataType) -> list[tuple[str, st
 
 
 def _unit_of(kind: pa.DataType) -> str | None:
-    """Return the unit of a type of times; None of other types."""
+    """None for types other than times."""
     is_time = pt.is_timestamp(kind) or pt.is_time(kind) or pt.is_duration(kind)
     return str(kind.unit) if is_time else None
 

@@ -38,7 +38,7 @@ def cached_paths(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _directories(paths: Iterable[str]) -> set[str]:
-    """Return all directories that ``paths`` lie in, without case."""
+    """Parents of all ``paths``, without case."""
     found: set[str] = set()
     for directory in {parent(path) for path in paths}:
         while directory and directory.casefold() not in found:

@@ -119,7 +119,7 @@ def old_snapshots(cache: CacheDirectory, current: Snapshot) -> list[Snapshot]:
 
 
 def _age(snapshot: Snapshot) -> float:
-    """Return the seconds since a snapshot was published; below 0 where that is in the future, by a wrong clock."""
+    """Seconds since the snapshot was published; negative if a clock was wrong."""
     return time.time() - snapshot.path.stat().st_mtime
 
 

@@ -159,7 +159,7 @@ def copied_source(cache: CacheDirectory, current: Snapshot | None) -> str | None
 
 
 def _has_source(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is of a run that took the files of its source."""
+    """Whether the run took the files of its source."""
     done = record.get("command") == "sync" and "published" in record and record.get("result", "done") == "done"
     return bool(record.get("source")) and (done or record.get("interrupted") is True)
 

@@ -102,7 +102,6 @@ def _read(
 
 
 def _check_schema(schema: pa.Schema) -> None:
-    """Raise TypeError unless the columns are those of a manifest."""
     if not schema.equals(_SCHEMA):
         raise TypeError(f"its columns are {', '.join(schema.names)}, or of other types")
 

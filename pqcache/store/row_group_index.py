@@ -140,6 +140,7 @@ class Index:
         return partitions_of(self.paths, self.table_schema)
 
     def _is_mixed(self, name: str) -> bool:
+        """Whether some files hold the partition column themselves because their paths lack it."""
         without = {d for d in map(parent, self.paths) if name not in partition_values(d)}
         if not without:
             return False

@@ -40,7 +40,7 @@ def is_same_source(one: str, other: str, options: Mapping[str, str], other_optio
 
 
 def _parts(url: str) -> tuple[str, str, str]:
-    """Return the kind of store, the host or bucket with its port, and the path."""
+    """The kind of store, the host or bucket with its port, and the path."""
     scheme = url_scheme(url)
     if scheme in ("", "file"):
         return "file", "", os.path.realpath(os.path.expanduser(local_path(url)))
@@ -94,7 +94,7 @@ def _name_nodes(host: str, options: Mapping[str, str]) -> set[tuple[str, str]]:
 
 
 def _addresses(name: str) -> set[str]:
-    """Return a host's name and the addresses that it resolves to, if it does."""
+    """The host's name, and its addresses if it resolves."""
     found = {name.strip("[]")}
     with suppress(OSError, UnicodeError):
         found |= {str(item[4][0]) for item in socket.getaddrinfo(name.strip("[]"), None)}
@@ -102,8 +102,6 @@ def _addresses(name: str) -> set[str]:
 
 
 def _is_here(*names: str) -> bool:
-    """Return whether all names are those of this machine to itself."""
-
     def is_loopback(name: str) -> bool:
         try:
             return name == "localhost" or ip_address(name.strip("[]")).is_loopback

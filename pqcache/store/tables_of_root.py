@@ -133,7 +133,7 @@ def _check_removable(cache: CacheDirectory) -> None:
 
 
 def _freed(directory: Path) -> int:
-    """Return what removing a directory frees on disk; files that are linked from elsewhere too stay."""
+    """Files that are also linked from elsewhere free nothing."""
     links: dict[tuple[int, int], int] = {}
     freed = 0
     for place, names, files in os.walk(directory):

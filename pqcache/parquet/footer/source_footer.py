@@ -81,7 +81,6 @@ def open_parquet(path: Path, int96_unit: str = "ns", metadata: pq.FileMetaData |
 
 
 def _unreadable(path: Path, error: BaseException) -> ParquetError:
-    """Return the error for a file that cannot be opened as Parquet."""
     return ParquetError(path, f"cannot be read as Parquet ({first_line(error)})", "fetch it again")
 
 
@@ -187,7 +186,6 @@ LeafPlace = tuple[str, int]
 
 
 def _places(source: SourceFooter) -> dict[LeafPlace, str]:
-    """Return each leaf's physical type."""
     found: dict[LeafPlace, str] = {}
     counts: Counter[int] = Counter()
     for number, leaf in enumerate(footer.leaves_of(source.elements, str(source.path))):

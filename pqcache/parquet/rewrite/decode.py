@@ -194,7 +194,6 @@ class Decoder:
                             yield RowBatch(table=table, ratios=ratios, numbers=numbers, done=done, widths=widths)
 
     def _tables(self, file: pq.ParquetFile, span: RowGroupRange, kind: _SourceKind) -> Iterator[pa.Table]:
-        """Yield the rows of an open file as they are to be encoded."""
         name = str(span.source.path)
         schema = pa.schema([column for column in self.schema if column.name not in self.long_columns])
         cost = max(span.size, span.rows * max(kind.least, 1 / 8))

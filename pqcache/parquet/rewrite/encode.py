@@ -206,7 +206,6 @@ def _divided(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool)
 
 
 def _shares(sizes: Floats, number: int) -> list[list[int]]:
-    """Divide columns into at most ``number`` shares of about equal size."""
     shares: list[list[int]] = [[] for _ in range(number)]
     totals = [0.0] * number
     for column in np.argsort(-sizes):

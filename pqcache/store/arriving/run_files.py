@@ -105,7 +105,6 @@ def warning_in(line: bytes) -> str | None:
 
 
 def _private_directory() -> Path:
-    """Return a directory that only this user can change."""
     with _errors_of(Path("TMPDIR")):
         path = Path(tempfile.gettempdir()) / f"pqcache-{os.getuid()}"
     with _errors_of(path):

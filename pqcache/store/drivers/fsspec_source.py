@@ -165,7 +165,7 @@ def identity_of(info: Mapping[str, Any]) -> Identity | None:
 
 
 def _tag(value: Any) -> str:
-    """Return the text of a tag; of what Hugging Face says of a large file, its checksum."""
+    """Hugging Face describes a large file by a mapping or an object with a checksum, which is the tag."""
     if isinstance(value, Mapping):
         value = value.get("sha256")
     elif hasattr(value, "sha256"):
@@ -174,7 +174,7 @@ def _tag(value: Any) -> str:
 
 
 def _nanoseconds(value: Any) -> int:
-    """Return a time in nanoseconds since 1970; 0 for what is none."""
+    """Nanoseconds since 1970; 0 for anything that is not a time."""
     if isinstance(value, str):
         value = _parsed(value)
     if isinstance(value, datetime):
@@ -241,7 +241,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _status(error: BaseException) -> int:
-    """Return the HTTP status that a client's error holds; 0 where there is none."""
+    """The HTTP status in a client's error; 0 if it has none."""
     for holder in (error, getattr(error, "response", None)):
         for name in ("status", "status_code", "code"):
             value = getattr(holder, name, None)

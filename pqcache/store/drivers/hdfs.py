@@ -280,6 +280,6 @@ def _check_name(show: str, name: str) -> None:
 
 
 def _reason(text: str) -> str:
-    """Return the NameNode's message without the name of Java's exception."""
+    """Drop the name of Java's exception."""
     match = re.match(r'RPCError\("[\w.$]+", "(.*)', text)
     return (match[1] if match else text).strip()

@@ -466,7 +466,7 @@ _decoded = lru_cache(1024)(unquote_plus)
 
 @lru_cache(1024)
 def _nanoseconds(text: str) -> int:
-    """Return a time like 2026-11-20T04:00:03.000Z in nanoseconds since 1970, rounded down to a second."""
+    """Parse a time like 2026-11-20T04:00:03.000Z, rounded down to a second."""
     try:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:

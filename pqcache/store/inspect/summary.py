@@ -285,7 +285,7 @@ def _spread(groups: npt.NDArray[np.int64]) -> dict[str, int]:
 
 
 def _histogram(groups: npt.NDArray[np.int64], block_size: int) -> tuple[HistogramBar, ...]:
-    """Return bars at eighths of the block size and two above it; a full block counts as not above."""
+    """Bars at eighths of the block size and two above it; a full block counts as not above."""
     edges = [block_size * i // 8 for i in range(9)] + [2 * block_size]
     edges.append(max(edges[-1], int(groups.max(initial=0))) + 1)
     edges = [edge + 1 if i >= 1 else edge for i, edge in enumerate(edges)]

@@ -175,6 +175,7 @@ def _make_runs(
 
 
 def _make_run(root: Path, index: Index, spans: pa.Table, field: pa.Field, directory: Path) -> KeyRun:
+    """Durable on return."""
     rows = sum(spans["length"].to_pylist())
     first, valid = np.empty(rows, np.uint64), np.ones(rows, np.bool_)
     second = np.empty(rows, np.uint64) if is_hashed(field.type) else None
@@ -226,7 +227,7 @@ def _make_run(root: Path, index: Index, spans: pa.Table, field: pa.Field, direct
 
 
 def _read_all(root: Path, index: Index, spans: pa.Table, field: pa.Field) -> Iterator[Keys]:
-    """Yield the keys of some rows in order; row groups of a file that follow each other are read at once."""
+    """Row groups of a file that follow each other are read at once."""
     files, numbers = index.numbers("file"), index.numbers("row_group")
     path, groups, skip, rows, is_complete = "", list[int](), 0, 0, False
     for group, first, length in zip(*(spans[name].to_pylist() for name in ("group", "first", "length")), strict=True):

@@ -221,7 +221,6 @@ def _words_of(directory: Path, run: KeyRun) -> Codes:
 
 
 def _in_partitions(index: Index, column: str, values: Any) -> tuple[Ints, Ints]:
-    """Return all rows of the files whose partition has one of the keys ``values``."""
     held = index.partitions[column].combine_chunks()
     kind = key_type(column, held.type)
     here = keys_of(held, kind)

@@ -102,7 +102,7 @@ def _options_for(url: str, other: str, options: Mapping[str, str]) -> Mapping[st
 
 
 def _absolute(url: str) -> str:
-    """Return a local path as an absolute one, since workers may run elsewhere; other URLs unchanged."""
+    """Workers may run elsewhere, so local paths become absolute; other URLs stay."""
     if url_scheme(url) not in ("", "file"):
         return url
     return os.path.abspath(os.path.expanduser(local_path(url)))
@@ -120,5 +120,5 @@ def _place(url: str) -> tuple[str, ...]:
 
 
 def _account(url: str) -> str:
-    """Return the account in a URL of a container; empty where options name it."""
+    """Empty if the options name the account instead."""
     return url.partition("://")[2].partition("/")[0].partition("@")[2].partition(".")[0].lower()

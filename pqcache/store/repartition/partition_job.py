@@ -211,7 +211,6 @@ def _publish(
     staged: list[StagedFile],
     record: DirectoryRecord,
 ) -> None:
-    """Send the new files, write their record, and let readers see them."""
     target = context.target
 
     def retried(call: Callable[[], object]) -> None:

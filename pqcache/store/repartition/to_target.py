@@ -233,7 +233,7 @@ def _report(run: _TargetRun) -> RepartitionReport:
 def _jobs(
     source: Source, endpoints: Endpoints, rewrite: RewriteOptions, dense: DenseRequest, options: RunOptions
 ) -> list[PartitionJob]:
-    """Return one job for each partition directory of the source, in path order."""
+    """One for each partition directory, in path order."""
     listed = list_source(source, options.on_event, ListingRules(files=endpoints.rules)).files
     files = [replace(f, identity=replace(f.identity, tag=f.identity.shared_tag)) for f in listed]  # links change ctimes
     files.sort(key=lambda file: (parent(file.path), file.path))

@@ -172,7 +172,6 @@ def _served(
 
 
 def _resolve(address: tuple[str, int]) -> tuple[int, tuple[str, int]]:
-    """Return the family and the address to listen on."""
     host, port = address
     if not 0 <= port < 1 << 16:
         raise UsageError(f"--port {port}", "is no port", "write a number up to 65535")

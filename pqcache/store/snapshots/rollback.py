@@ -78,7 +78,6 @@ def _switch(cache: CacheDirectory, current: Snapshot, found: Snapshot, run: str)
 
 
 def _check(snapshot: Snapshot) -> None:
-    """Raise DamagedError where a snapshot is not complete."""
     entries = snapshot.checked_manifest().files
     snapshot.checked_index()
     if damaged := find_damaged(snapshot, entries):

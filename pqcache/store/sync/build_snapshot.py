@@ -185,6 +185,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
 
 
 def _report_phases(job: SnapshotJob, finished: Collection[str]) -> None:
+    """An earlier run may have left files and rewritten directories."""
     plan = job.plan
     left = {entry.name.partition(".")[0]: entry.stat().st_size for entry in os.scandir(job.workdir / "fetch")}
     missing, files = 0, 0
@@ -248,7 +249,6 @@ def _assemble(job: SnapshotJob, target: Path, built: list[BuiltFile]) -> tuple[P
 
 
 def _kept(plan: Plan) -> Iterator[FileEntry]:
-    """Yield the entries of the files that are kept, as they will be."""
     return (now for directory in plan.directories for _, now in directory.kept)
 
 

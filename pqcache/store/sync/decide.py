@@ -262,7 +262,7 @@ def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
 
 
 def _is_same(metadata: SnapshotMetadata, held: Held) -> bool:
-    """Whether the current snapshot says what a new one of the same files would say."""
+    """Whether a new snapshot of the same files would say the same as the current one."""
     manifest = held.manifest
     if manifest is None or not held.is_intact:
         return False

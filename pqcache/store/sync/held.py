@@ -66,7 +66,6 @@ def compare_content(
 
 
 def _is_copy(entry: FileEntry) -> bool:
-    """Return whether an entry has the bytes of one source file."""
     return not entry.recipe and len(entry.sources) == 1 and not entry.sources[0].identity.is_shaped
 
 

@@ -254,7 +254,7 @@ def _plan_directory(
 
 
 def _single_source(entries: Sequence[FileEntry], damaged: frozenset[str]) -> dict[SourceFile, FileEntry]:
-    """Return the entries that hold exactly one source file, all of it."""
+    """The entries that hold exactly one source file, all of it."""
     uses = Counter(file for entry in entries for file in entry.sources)
     return {
         entry.sources[0]: entry

@@ -330,7 +330,7 @@ def check_bytes(
 
 
 def _share(max_delete: str) -> tuple[float, str]:
-    """Return the percentage of rows that may be lost, and how it is written: the default for a number of files."""
+    """The share of rows that may be lost, and its text: the default share if ``max_delete`` is a number of files."""
     number, percent = parse_max_delete(max_delete)
     return (number, max_delete) if percent else (parse_max_delete(Config.max_delete)[0], Config.max_delete)
 

@@ -194,7 +194,7 @@ class _Delta(LogTable):
         raise SourceNotFound(given, reason, "name one of these, or '' for the newest")
 
     def _version_at(self, log: DeltaLog, time_ns: int) -> int | None:
-        """Return the version that was the newest at a time; None before the first."""
+        """None before the first version."""
         times = {version: file.identity.mtime_ns for version, file in log.commits.items()}
         if times and self._in_commit(log, max(times)) is not None:
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="pqcache-log") as threads:
@@ -422,7 +422,6 @@ def check_schema(url: str, schema: DeltaSchema) -> None:
 
 
 def _nested(field: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a field and all those inside of it."""
     yield field
     for inner in _inside(field["type"]):
         yield from _nested(inner)
@@ -565,7 +564,6 @@ def _copy(source: Source, file: SourceFile, target: Path) -> None:
 
 
 def _sidecars(checkpoint: Path) -> list[str]:
-    """Return the names of the sidecars that a checkpoint names."""
     if checkpoint.suffix == ".json":
         actions = [json.loads(line) for line in checkpoint.read_text().splitlines() if line.strip()]
         return [PurePosixPath(action["sidecar"]["path"]).name for action in actions if action.get("sidecar")]

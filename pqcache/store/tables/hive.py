@@ -254,7 +254,7 @@ def _spelled(location: str) -> str:
 
 
 def _innermost(url: str, locations: Mapping[str, object]) -> str:
-    """Return the innermost of ``locations`` that ``url`` lies below; empty where it lies below none."""
+    """Empty if ``url`` lies below none."""
     place = url
     while place and place not in locations:
         place = place.rpartition("/")[0]
@@ -262,7 +262,6 @@ def _innermost(url: str, locations: Mapping[str, object]) -> str:
 
 
 def _schema(table: TableEntry) -> pa.Schema:
-    """Return the partition columns of a table with the types that stand for those of Hive."""
     import pyarrow as pa
 
     simple = {

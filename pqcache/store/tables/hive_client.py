@@ -296,7 +296,7 @@ class Metastore:
         return found
 
     def _check(self, method: str, found: Any) -> None:
-        """Raise what the metastore reports in place of an answer."""
+        """Raise the error that the metastore reports in place of an answer."""
         errors = [error for error in (found.o1, found.o2, found.o3) if error is not None]
         if not errors:
             return
@@ -309,7 +309,7 @@ class Metastore:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn what the Thrift library raises into errors of this package."""
+        """Turn errors of the Thrift library into those of this package."""
         try:
             yield
         except TooSlow as error:
@@ -370,7 +370,7 @@ _ASK = "look into the metastore's log"
 
 
 def _values_in(name: str) -> tuple[str, ...]:
-    """Return the values in the name of a partition, which Hive encodes as in a path."""
+    """Hive encodes values as in a path."""
     return tuple(unquote(part.partition("=")[2]) for part in name.split("/"))
 
 

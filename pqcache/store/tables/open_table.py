@@ -187,7 +187,7 @@ def _check_not_part(url: str, options: OpenOptions) -> None:
 
 
 def _listed(log: Source, options: OpenOptions) -> list[SourceFile]:
-    """Return the files of a directory, none where it does not exist."""
+    """Empty if the directory does not exist."""
     try:
         return options.listed(log)
     except SourceNotFound:

@@ -232,7 +232,6 @@ def _shows(log: FoundTable, directory: str, name: str) -> bool:
 
 
 def _without_partitions(directory: str) -> str:
-    """Return the directory that holds the partition directories in a path."""
     segments = directory.split("/")
     while segments and "=" in segments[-1]:
         segments.pop()
@@ -240,7 +239,7 @@ def _without_partitions(directory: str) -> str:
 
 
 def _above(table: FoundTable) -> Iterator[str]:
-    """Yield the directories that a table lies in, the innermost first."""
+    """The innermost first."""
     directory = table.directory
     while directory:
         directory = directory.rpartition("/")[0]

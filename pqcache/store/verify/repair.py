@@ -148,7 +148,6 @@ def changes_at_source(
 def _open(
     config: Config, store_options: Mapping[str, str], snapshot: Snapshot, table: TableVersion | None = None
 ) -> Source:
-    """Open the source of a cache, of a table at a version."""
     options = OpenOptions(
         store={**config.options, **store_options},
         hdfs_driver=config.hdfs_driver,

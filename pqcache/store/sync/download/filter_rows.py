@@ -286,7 +286,6 @@ def _tables(source: SourceFooter, group: int, name: str, kept: npt.NDArray[np.bo
 
 
 def _matching(schema: pa.Schema, rows: MatchingRows, name: str) -> Callable[[pa.Table], pa.Table]:
-    """Return a function that gives the rows of a table for which the condition is true, in order."""
     if rows.where is None:
         return lambda table: table
     known = condition_schema(schema, rows.partitions, rows.types)
