@@ -23,7 +23,6 @@ from pqcache import errors, events
 from pqcache.benchmark.command import Advice, BenchReport, Measured
 from pqcache.benchmark.forecast import Forecast
 from pqcache.console.commands import app
-from pqcache.store.config import Config
 from pqcache.store.gc import GcReport
 from pqcache.store.inspect.listings import Difference, FileView, RowGroupView
 from pqcache.store.inspect.summary import ColumnSummary, HistogramBar, Inspection, PartitionSummary
@@ -437,8 +436,6 @@ def test_the_format_page_has_every_field(lake: Path) -> None:
             assert kind_row(page, f"C:{what}" if colon and column else field.name) == kind
     assert f'"format": {FORMAT}' in page
     assert {field.name for field in fields(KeyRun)} <= quoted(page.partition("key indexes\n")[2])
-    for option in fields(Config):
-        assert re.search(rf"^\| (?:`\w+`, )*`{option.name}`", page, re.MULTILINE), option.name
     assert read_manifest(snapshot / FILES).source == str(lake / "lake" / "shop")
 
 
