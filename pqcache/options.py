@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar
 
 from pqcache.errors import UsageError
-from pqcache.units import is_whole, parse_duration, parse_names, parse_size
+from pqcache.units import is_whole, parse_count, parse_duration, parse_names, parse_size, size_word
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -50,7 +50,7 @@ class Kind:
         is_list: may be repeated in the shell; `split` gets all words.
         words: how many words each use takes in the shell.
         values: the only ones, if there are few.
-        config: what ``pqcache.toml`` has.
+        config: says in the manual page of ``pqcache.toml`` what to write there.
     """
 
     parse: Callable[[Any], Any]
@@ -109,11 +109,11 @@ class Option:
         return f"Default: {self.kind.show(self.default)}." if shown else ""
 
     def value(self, given: Any) -> Any:
-        """The value of what Python or ``pqcache.toml`` has; UsageError names the option."""
+        """Parse a value from Python or ``pqcache.toml``; UsageError names the option."""
         return self._checked(f"{self.name}={given!r}", self.kind.parse, given)
 
     def from_shell(self, words: Any) -> Any:
-        """What Python takes for the words of a command line; UsageError names the option."""
+        """Turn words of the shell into what Python takes; UsageError names the option."""
         if self.kind.is_flag:
             return words
         return self._checked(f"{self.label} {words}", self.kind.split, words)
@@ -222,14 +222,9 @@ def _flag(given: Any) -> bool:
 
 
 def _count(given: Any) -> int:
-    if isinstance(given, str):
-        try:
-            return int(given)
-        except ValueError:
-            raise UsageError("", "not a whole number", "write it like 8") from None
-    if not is_whole(given):
+    if not (isinstance(given, str) or is_whole(given)):
         raise UsageError("", "not a whole number", "write it like 8")
-    return int(given)
+    return int(parse_count(given))
 
 
 def _number(given: Any) -> float:
@@ -291,18 +286,6 @@ def _counts(words: str) -> list[int]:
     return [int(word) for word in words.split(",")]
 
 
-def size_text(size: int) -> str:
-    """``size`` as people write it: ``128MB`` if that is exact.
-
-    >>> size_text(128 << 20), size_text(1000)
-    ('128MB', '1000')
-    """
-    for unit, power in (("GB", 30), ("MB", 20), ("KB", 10)):
-        if size % (1 << power) == 0:
-            return f"{size >> power}{unit}"
-    return str(size)
-
-
 def _duration_text(seconds: float) -> str:
     return "0" if not seconds else f"{seconds:f}".rstrip("0").rstrip(".") + "s"  # never 1e+06s
 
@@ -312,13 +295,13 @@ def choice(*values: str) -> Kind:
     return Kind(_text, metavar="|".join(values), values=values)
 
 
-_parse_size, _parse_duration = _unnamed(parse_size), _unnamed(parse_duration)
+_parse_count, _parse_size, _parse_duration = map(_unnamed, (_count, parse_size, parse_duration))
 TEXT = Kind(_text)
 WORD = Kind(str)  # a text that may be written as a number
 FLAG = Kind(_flag, is_flag=True, config="True or false.")
-COUNT = Kind(_count, _count, "N", config="A whole number.")
+COUNT = Kind(_parse_count, _parse_count, "N", config="A whole number.")
 NUMBER = Kind(_number, _number)
-SIZE = Kind(_parse_size, _parse_size, "SIZE", size_text, config="A size.")
+SIZE = Kind(_parse_size, _parse_size, "SIZE", size_word, config="A size.")
 DURATION = Kind(_parse_duration, _parse_duration, "DURATION", _duration_text, config="A duration.")
 NAMES = Kind(_unnamed(_names), _between_commas, "A,B,...", list, config="A list of names.")
 COLUMNS = Kind(_unnamed(_names), list, "COLUMN", list, is_list=True)

@@ -288,7 +288,7 @@ _STATUS_RIGHT = ("rows", "on disk", "age", "in use")
 
 
 def print_status(report: StatusReport) -> None:
-    """Print a line for each cache, and how much all of them take; times are those of this machine's clock."""
+    """Print a line for each cache and the disk space of all; times are local."""
     names = [item.cache.rpartition("/")[2] for item in report.caches]
     shown = [item.cache if names.count(name) > 1 else name for item, name in zip(report.caches, names, strict=True)]
     rows = [(_status_cells(name, item), _status_notes(item)) for name, item in zip(shown, report.caches, strict=True)]
@@ -320,7 +320,7 @@ def _status_notes(item: CacheStatus) -> list[str]:
 
 
 def _clock(text: str) -> str:
-    """Return a time as short as a person needs it: that of today without its date."""
+    """Format a local time, without the date if it is today."""
     moment, now = datetime.fromisoformat(text).astimezone(), datetime.now(timezone.utc).astimezone()
     return f"{moment:%H:%M}" if moment.date() == now.date() else f"{moment:%m-%d %H:%M}"
 

@@ -247,7 +247,7 @@ def check_options(driver: str, options: Mapping[str, str], known: Mapping[str, s
 
 
 class RangedFile(io.RawIOBase):
-    """A file read through Python's interface, of which ``read`` returns bytes from an offset on."""
+    """A Python file over ``read(offset, length)``, which fetches ranges."""
 
     def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
         self._read, self._size, self._position = read, size, 0
