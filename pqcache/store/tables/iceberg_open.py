@@ -36,8 +36,16 @@ from pqcache.store.tables.base import (
     digest,
     usual_url,
 )
-from pqcache.store.tables.iceberg import IcebergTable, LoadedTable, listing_of
-from pqcache.store.tables.iceberg_io import ACCESS, CLASS, TableAccess, iceberg_errors, plain_url
+from pqcache.store.tables.iceberg import (
+    ACCESS,
+    CLASS,
+    IcebergTable,
+    LoadedTable,
+    TableAccess,
+    iceberg_errors,
+    listing_of,
+    plain_url,
+)
 from pqcache.store.tables.table_source import TableSource, table_source
 from pqcache.store.urls import is_secret, printable, redact, url_scheme
 

@@ -19,8 +19,7 @@ from pqcache.store.drivers.retries import Patience
 from pqcache.store.tables import iceberg as iceberg_module
 from pqcache.store.tables.base import OpenOptions, StoreFiles
 from pqcache.store.tables.deletion_vector import FRAME, DeletionVector
-from pqcache.store.tables.iceberg import Deletes
-from pqcache.store.tables.iceberg_io import TableAccess
+from pqcache.store.tables.iceberg import Deletes, TableAccess
 
 
 @pytest.fixture
