@@ -10,9 +10,8 @@ from pathlib import Path
 from pqcache.errors import UsageError
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.object_store_config import AZURE_OPTIONS, AZURE_SCHEMES, GCS_OPTIONS, GCS_SCHEMES
-from pqcache.store.tables.base import OpenOptions, VersionRule
+from pqcache.store.tables.base import OpenOptions, VersionRule, store_options
 from pqcache.store.tables.data_files import FileRules
-from pqcache.store.tables.hive_url import store_options
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.urls import check_url, local_path, redact, url_scheme
 

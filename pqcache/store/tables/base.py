@@ -32,6 +32,7 @@ T = TypeVar("T")
 _UNSAFE = "".join(map(chr, range(0x20))) + "\"#%'*/:=?\\\x7f{[]^"  # what Hive encodes in a partition's path
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _TRIES = 3  # of a log that is cleaned up while it is read
+METASTORE_OPTIONS = frozenset({"auth", "principal", "transport", "user", "password"})  # store options of hive://
 MOVED = "moved"  # a store option that is the table's: whether it lies elsewhere than its metadata say
 
 
@@ -208,6 +209,17 @@ class OpenOptions:
     def listed(self, source: Source) -> list[SourceFile]:
         """Return all files of a source."""
         return self.tried(lambda: list(source.list()), source.url)
+
+
+def store_options(options: Mapping[str, str], scheme: str) -> Mapping[str, str]:
+    """Return those of a metastore's options that are for the store of a location: names with a dot are Hadoop's."""
+    if scheme in ("", "file"):
+        return {}
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in METASTORE_OPTIONS and ("." in name) == (scheme == "hdfs")
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

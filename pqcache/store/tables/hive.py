@@ -21,16 +21,25 @@ from pqcache.store.drivers.registry import open_source
 from pqcache.store.hive import NULL, is_hidden_directory, partition_table
 from pqcache.store.manifest import Identity, TableVersion
 from pqcache.store.tables.base import (
+    METASTORE_OPTIONS,
     OpenOptions,
     StoreFiles,
     Table,
     TableFile,
     TableListing,
     partition_path,
+    store_options,
     usual_url,
 )
-from pqcache.store.tables.hive_client import Metastore, PartitionEntry, Storage, TableEntry, ask
-from pqcache.store.tables.hive_url import OPTIONS, MetastoreTable, parse_url, store_options
+from pqcache.store.tables.hive_client import (
+    Metastore,
+    MetastoreTable,
+    PartitionEntry,
+    Storage,
+    TableEntry,
+    ask,
+    parse_url,
+)
 from pqcache.store.tables.table_source import LocalTableSource
 from pqcache.store.urls import printable, redact, url_scheme
 from pqcache.system.parallel import in_parallel
@@ -77,7 +86,7 @@ class HiveTable(Table):
     has_versions = False
 
     def __init__(self, named: MetastoreTable, files: StoreFiles, options: OpenOptions) -> None:
-        self.url = named.address.url
+        self.url = named.url
         self._where: str | None = None
         self._named, self._files, self._options = named, files, options
         self._warned: set[str] = set()
@@ -104,15 +113,12 @@ class HiveTable(Table):
         return TableListing(files=self._taken(known, wanted, root), version=version)
 
     def _ask(self) -> tuple[TableEntry, list[PartitionEntry]]:
-        database, name = self._named.database, self._named.name
-
         def read(metastore: Metastore) -> tuple[TableEntry, list[PartitionEntry]]:
-            table = metastore.table(database, name)
+            table = metastore.table()
             check_table(self.url, table)
-            names = metastore.partition_names(database, name) if table.keys else []
-            return table, list(metastore.partitions(database, name, names))
+            return table, list(metastore.partitions(metastore.partition_names() if table.keys else []))
 
-        table, found = ask(self._named.address, read)
+        table, found = ask(self._named, read)
         if table.keys and not found:
             reason = "has no partitions in the metastore"
             raise SourceIncomplete(self.url, reason, "nothing was published, add them with MSCK REPAIR TABLE")
@@ -142,7 +148,7 @@ class HiveTable(Table):
         """Warn of options that neither the metastore nor the store of a location has."""
         given = self._options.store
         used = {name for each in known for name in store_options(given, url_scheme(each.location))}
-        for name in sorted(given.keys() - OPTIONS.keys() - used):
+        for name in sorted(given.keys() - METASTORE_OPTIONS - used):
             self._warn(f"-o {name} was not used, by the metastore or by the stores of the locations")
 
     def _wanted(self, known: Sequence[_Partition], schema: pa.Schema) -> Sequence[_Partition]:

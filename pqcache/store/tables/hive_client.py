@@ -1,4 +1,4 @@
-"""A client of the Hive metastore, with the three calls that a listing needs, over Apache Thrift's Python library.
+"""A client of the Hive metastore: a table's URL and login, and the three calls that a listing needs, by Apache Thrift.
 
 Of the metastore's structs only the fields that are used are declared; the library passes over all others while it
 reads, so 100,000 partitions take little memory. The calls are in all versions from 2.3 to 4; what is older lacks
@@ -12,7 +12,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from struct import error as StructError
 from sys import intern
 from typing import Any, TypeVar
@@ -25,14 +26,118 @@ from thrift.transport import TTransport
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TTransportException
 
-from pqcache.errors import SourceDenied, SourceError, SourceIncomplete, SourceNotFound, SourceUnavailable, first_line
+from pqcache.errors import (
+    SourceDenied,
+    SourceError,
+    SourceIncomplete,
+    SourceNotFound,
+    SourceUnavailable,
+    UsageError,
+    first_line,
+)
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT
 from pqcache.store.drivers.remote import censored, known_cause
 from pqcache.store.drivers.retries import SourceTooSlow
 from pqcache.store.drivers.time_limits import SpeedFloor, TooSlow
-from pqcache.store.tables.hive_url import FRAMED, NONE, PLAIN, MetastoreAddress
-from pqcache.store.urls import printable
+from pqcache.store.tables.base import OpenOptions
+from pqcache.store.urls import printable, redact
 from pqcache.units import format_count
+
+NONE, PLAIN, KERBEROS = "none", "plain", "kerberos"
+BUFFERED, FRAMED = "buffered", "framed"
+_PORT = 9083
+_FORM = "write hive://HOST:9083/DATABASE.TABLE"
+_URL = re.compile(r"[^:]+://(?:(?P<login>[^/]*)@)?(?P<hosts>[^/@]+)/(?P<database>[^/.?#]+)\.(?P<name>[^/.?#]+)/?")
+_HOST = re.compile(r"(?P<host>[^:\[\]]+|\[[0-9a-fA-F:.]+\])(:(?P<port>\d+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetastoreTable:
+    """A table by its name, with its metastores and how to log in.
+
+    Attributes:
+        url: its URL without a password, the subject of errors.
+        hosts: host and port of each metastore; they are tried in turn.
+        transport: ``buffered`` or ``framed``.
+        auth: ``none``, ``plain`` for user and password (LDAP), or ``kerberos``.
+        user: with ``plain``.
+        password: with ``plain``.
+        principal: with ``kerberos``, like ``hive/_HOST@REALM``, of which service and host are used.
+        timeout: seconds without a byte.
+    """
+
+    url: str
+    hosts: tuple[tuple[str, int], ...]
+    database: str
+    name: str
+    transport: str = BUFFERED
+    auth: str = NONE
+    user: str = ""
+    password: str = field(default="", repr=False)
+    principal: str = "hive/_HOST"
+    timeout: float
+
+
+def parse_url(url: str, options: OpenOptions) -> MetastoreTable:
+    """Return what a ``hive://`` URL names; raises UsageError for a malformed one, options or missing libraries."""
+    shown, found = redact(url).rstrip("/"), _URL.fullmatch(url)
+    if found is None:
+        raise UsageError(shown, "names no table of a metastore", _FORM)
+    given = options.store
+    user, _, password = map(unquote, (found["login"] or "").partition(":"))
+    user, password = given.get("user") or user, given.get("password") or password
+    auth = given.get("auth", PLAIN if password else NONE)
+    table = MetastoreTable(
+        url=shown,
+        hosts=tuple(_host(text, shown) for text in found["hosts"].split(",")),
+        database=found["database"],
+        name=found["name"],
+        transport=given.get("transport", BUFFERED),
+        auth=auth,
+        user=user,
+        password=password,
+        principal=given.get("principal", "hive/_HOST"),
+        timeout=options.timeout,
+    )
+    _check_login(table)
+    return table
+
+
+def _host(text: str, url: str) -> tuple[str, int]:
+    found = _HOST.fullmatch(text)
+    port = int(found["port"] or _PORT) if found else 0
+    if found is None or not 0 < port < 65536:
+        raise UsageError(url, f"{text!r} is no HOST:PORT", _FORM)
+    return found["host"].strip("[]"), port
+
+
+def _check_login(table: MetastoreTable) -> None:
+    """Raise UsageError for options that make no sense, or whose libraries are missing."""
+    if table.transport not in (BUFFERED, FRAMED):
+        raise UsageError(f"-o transport={table.transport}", f"choose {BUFFERED} or {FRAMED}")
+    if table.auth not in (NONE, PLAIN, KERBEROS):
+        raise UsageError(f"-o auth={table.auth}", f"choose {NONE}, {PLAIN} or {KERBEROS}")
+    if table.auth == NONE:
+        if table.password:
+            raise UsageError("-o password", "is given with -o auth=none", "leave one of them out")
+        return
+    if table.transport == FRAMED:
+        raise UsageError("-o transport=framed", f"does not go with -o auth={table.auth}", "leave it out")
+    if table.auth == PLAIN and not (table.user and table.password):
+        advice = "give them with -o user=USER -o password=PASSWORD"
+        raise UsageError("-o auth=plain", "needs a user and a password", advice)
+    if table.auth == KERBEROS and not re.fullmatch(r"[^/@]+/[^/@]+(@[^/@]+)?", table.principal):
+        raise UsageError(f"-o principal={table.principal}", "is no principal", "write hive/_HOST@REALM")
+    needed = {PLAIN: ["puresasl"], KERBEROS: ["puresasl", "kerberos"]}[table.auth]
+    if any(find_spec(name) is None for name in needed):
+        raise UsageError(
+            f"-o auth={table.auth}",
+            f"needs {' and '.join(name.replace('puresasl', 'pure-sasl') for name in needed)}",
+            f"install with: pip install '{'pqcache[hive]' if table.auth == PLAIN else 'pure-sasl[gssapi]'}'",
+        )
+
+
+# ---- the structs
 
 Kind = tuple[int, Any]  # a type of Thrift, and what the library needs to know of it
 
@@ -105,6 +210,8 @@ GET_PARTITION_NAMES = args(TEXT, TEXT, (TType.I16, None))
 GET_PARTITIONS_BY_NAMES = args(TEXT, TEXT, list_of(TEXT))
 
 
+# ---- the client
+
 T = TypeVar("T")
 
 BATCH = 500  # partitions of one call; servers may limit how many they send
@@ -146,38 +253,39 @@ class PartitionEntry:
     storage: Storage
 
 
-def ask(address: MetastoreAddress, question: Callable[[Metastore], T]) -> T:
+def ask(table: MetastoreTable, question: Callable[[Metastore], T]) -> T:
     """Return what ``question`` returns of the first metastore that answers it; they are tried in turn.
 
     Raises SourceUnavailable where none does; what ``question`` raises else is raised at once.
     """
     failed: list[SourceUnavailable] = []
-    for host, port in address.hosts:
+    for host, port in table.hosts:
         try:
-            with closing(Metastore(address, host, port)) as metastore:
+            with closing(Metastore(table, host, port)) as metastore:
                 return question(metastore)
         except SourceError as error:
-            shown = censored(error, [address.password])
+            shown = censored(error, [table.password])
             if not isinstance(shown, SourceUnavailable):
                 raise shown from error
             failed.append(shown)
     if len(failed) == 1:
         raise failed[0]
     reason = "; ".join(error.reason for error in failed)
-    raise SourceUnavailable(address.url, f"none of {len(failed)} metastores answers ({reason})")
+    raise SourceUnavailable(table.url, f"none of {len(failed)} metastores answers ({reason})")
 
 
 class Metastore:
-    """An open connection to a metastore."""
+    """An open connection to a metastore, for the calls about one table."""
 
-    def __init__(self, address: MetastoreAddress, host: str, port: int) -> None:
-        self._address, self._place = address, f"{host}:{port}"
+    def __init__(self, named: MetastoreTable, host: str, port: int) -> None:
+        self._named, self._place = named, f"{host}:{port}"
         self._socket: Any = None
         self._protocol: Any = None
         self._connect(host, port)
 
-    def table(self, database: str, name: str) -> TableEntry:
-        """Return a table; raises SourceNotFound where the metastore has none of this name."""
+    def table(self) -> TableEntry:
+        """Raises SourceNotFound where the metastore has no table of this name."""
+        database, name = self._named.database, self._named.name
         able = CAPABILITIES(values=[_INSERT_ONLY_TABLES])
         request = GET_TABLE_REQUEST(dbName=database, tblName=name, capabilities=able)
         try:
@@ -191,32 +299,31 @@ class Metastore:
         kind = found.tableType or ""
         return TableEntry(kind=kind, storage=_storage(found.sd), keys=keys, parameters=dict(found.parameters or {}))
 
-    def partition_names(self, database: str, name: str) -> list[str]:
-        """Return the names of all partitions of a table."""
-        arguments = GET_PARTITION_NAMES(a1=database, a2=name, a3=-1)
+    def partition_names(self) -> list[str]:
+        arguments = GET_PARTITION_NAMES(a1=self._named.database, a2=self._named.name, a3=-1)
         return list(self._call("get_partition_names", arguments, NAMES_RESULT).success or ())
 
-    def partitions(self, database: str, name: str, names: Sequence[str]) -> Iterator[PartitionEntry]:
+    def partitions(self, names: Sequence[str]) -> Iterator[PartitionEntry]:
         """Yield the partitions of these names, asked for a few hundred at a time; those that are gone are left out.
 
         Raises SourceIncomplete where the metastore sends fewer of them than it has: they would look like deleted ones.
         """
         found: set[tuple[str, ...]] = set()
-        for partition in self._partitions(database, name, names):
+        for partition in self._partitions(names):
             found.add(partition.values)
             yield partition
         if len(found) < len(names):
-            there = set(self.partition_names(database, name)).intersection(names)
+            there = set(self.partition_names()).intersection(names)
             lacking = sorted(name for name in there if _values_in(name) not in found)
             if len(there) > len(found):
                 first = f", not {printable(lacking[0])}" if lacking else ""
                 reason = f"{self._place} names {format_count(len(there), 'partition')} and sends {len(found):,}{first}"
-                raise SourceIncomplete(self._address.url, reason, "nothing was published, check the metastore's log")
+                raise SourceIncomplete(self._named.url, reason, "nothing was published, check the metastore's log")
 
-    def _partitions(self, database: str, name: str, names: Sequence[str]) -> Iterator[PartitionEntry]:
+    def _partitions(self, names: Sequence[str]) -> Iterator[PartitionEntry]:
         for start in range(0, len(names), BATCH):
             some = list(names[start : start + BATCH])
-            arguments = GET_PARTITIONS_BY_NAMES(a1=database, a2=name, a3=some)
+            arguments = GET_PARTITIONS_BY_NAMES(a1=self._named.database, a2=self._named.name, a3=some)
             answer = self._call("get_partitions_by_names", arguments, PARTITIONS_RESULT)
             for found in answer.success or ():
                 if found.sd is None:
@@ -224,18 +331,17 @@ class Metastore:
                 yield PartitionEntry(tuple(found.values or ()), _storage(found.sd))
 
     def close(self) -> None:
-        """Close the connection."""
         if self._socket is not None:
             self._socket.close()
 
     def _connect(self, host: str, port: int) -> None:
         try:
-            plain = socket.create_connection((host, port), min(self._address.timeout, FIRST_ANSWER_TIMEOUT))
+            plain = socket.create_connection((host, port), min(self._named.timeout, FIRST_ANSWER_TIMEOUT))
         except OSError as error:
-            advice = "" if len(self._address.hosts) > 1 else "check host and port, and that the metastore runs"
+            advice = "" if len(self._named.hosts) > 1 else "check host and port, and that the metastore runs"
             raise self._unavailable((error.strerror or first_line(error)).lower(), advice) from error
-        plain.settimeout(self._address.timeout)
-        self._socket = _Socket(self._address.timeout)
+        plain.settimeout(self._named.timeout)
+        self._socket = _Socket(self._named.timeout)
         self._socket.setHandle(plain)
         try:
             with self._errors():
@@ -246,19 +352,19 @@ class Metastore:
             raise
 
     def _transport(self, host: str) -> Any:
-        address = self._address
-        if address.auth == NONE:
-            kind = TTransport.TFramedTransport if address.transport == FRAMED else TTransport.TBufferedTransport
+        named = self._named
+        if named.auth == NONE:
+            kind = TTransport.TFramedTransport if named.transport == FRAMED else TTransport.TBufferedTransport
             return kind(self._socket)
         from puresasl import SASLError
 
-        if address.auth == PLAIN:
-            options = {"service": "hive", "mechanism": "PLAIN", "username": address.user, "password": address.password}
+        if named.auth == PLAIN:
+            options = {"service": "hive", "mechanism": "PLAIN", "username": named.user, "password": named.password}
             refused: tuple[type[Exception], ...] = (SASLError,)
         else:
             from kerberos import KrbError
 
-            service, _, instance = address.principal.partition("@")[0].partition("/")
+            service, _, instance = named.principal.partition("@")[0].partition("/")
             host = host.lower() if instance == "_HOST" else instance
             options = {"service": service, "mechanism": "GSSAPI"}
             refused = (SASLError, KrbError)
@@ -286,7 +392,7 @@ class Metastore:
                 error.read(protocol)
                 if error.type == TApplicationException.UNKNOWN_METHOD:
                     raise _UnknownMethod
-                raise SourceError(self._address.url, f"{self._place}: {_shown(error.message)}", _ASK)
+                raise SourceError(self._named.url, f"{self._place}: {_shown(error.message)}", _ASK)
             if answered != method:
                 raise self._no_metastore(f"it answers {_shown(answered)}")
             found = result()
@@ -302,10 +408,10 @@ class Metastore:
             return
         message = _shown(errors[0].message or "an error without a message")
         if method in ("get_table_req", "get_table") and found.o2 is not None:
-            raise SourceNotFound(self._address.url, "the metastore has no such table", "check database and name")
+            raise SourceNotFound(self._named.url, "the metastore has no such table", "check database and name")
         if _DENIED.search(message):
-            raise SourceDenied(self._address.url, message, "ask for the right to read this table")
-        raise SourceError(self._address.url, message, _ASK)
+            raise SourceDenied(self._named.url, message, "ask for the right to read this table")
+        raise SourceError(self._named.url, message, _ASK)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -313,7 +419,7 @@ class Metastore:
         try:
             yield
         except TooSlow as error:
-            raise SourceTooSlow(self._address.url, f"{self._place} sends too slowly ({error})") from error
+            raise SourceTooSlow(self._named.url, f"{self._place} sends too slowly ({error})") from error
         except (TTransportException, EOFError, OSError) as error:
             inner = getattr(error, "inner", None)
             kind = getattr(error, "type", None)
@@ -322,7 +428,7 @@ class Metastore:
             if kind in (TTransportException.SIZE_LIMIT, TTransportException.NEGATIVE_SIZE):
                 raise self._no_metastore(first_line(error)) from error
             if kind == TTransportException.TIMED_OUT or isinstance(inner, TimeoutError):
-                raise self._unavailable(f"no answer within {self._address.timeout:g} seconds", _HINT) from error
+                raise self._unavailable(f"no answer within {self._named.timeout:g} seconds", _HINT) from error
             raise self._unavailable(first_line(inner or error).lower()) from error
         except _NOT_THRIFT as error:
             if isinstance(error, _UnknownMethod):
@@ -330,17 +436,17 @@ class Metastore:
             raise self._no_metastore(first_line(error)) from error
 
     def _unavailable(self, reason: str, advice: str = "") -> SourceUnavailable:
-        return SourceUnavailable(self._address.url, f"{self._place}: {reason}", advice)
+        return SourceUnavailable(self._named.url, f"{self._place}: {reason}", advice)
 
     def _denied(self, reason: str) -> SourceError:
-        if (known := known_cause(self._address.url, reason)) is not None:
+        if (known := known_cause(self._named.url, reason)) is not None:
             return known
-        advice = "check user and password" if self._address.auth == PLAIN else "check the ticket with klist"
-        return SourceDenied(self._address.url, f"{self._place} refuses the login ({_shown(reason)})", advice)
+        advice = "check user and password" if self._named.auth == PLAIN else "check the ticket with klist"
+        return SourceDenied(self._named.url, f"{self._place} refuses the login ({_shown(reason)})", advice)
 
     def _no_metastore(self, what: str) -> SourceError:
         reason = f"{self._place} does not answer as a metastore does ({_shown(what)})"
-        return SourceError(self._address.url, reason, "name the metastore's Thrift port, mostly 9083; " + _HINT)
+        return SourceError(self._named.url, reason, "name the metastore's Thrift port, mostly 9083; " + _HINT)
 
 
 class _UnknownMethod(TException):  # type: ignore[misc]  # the library has no types

@@ -32,8 +32,7 @@ from pqcache.errors import (
 )
 from pqcache.store.repartition.endpoints import make_endpoints
 from pqcache.store.tables.base import OpenOptions
-from pqcache.store.tables.hive_client import BATCH, GET_TABLE_REQ, GET_TABLE_REQUEST, ask
-from pqcache.store.tables.hive_url import MetastoreAddress
+from pqcache.store.tables.hive_client import BATCH, GET_TABLE_REQ, GET_TABLE_REQUEST, MetastoreTable, ask
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.urls import redact
 from tests.examples import examples
@@ -270,9 +269,9 @@ def test_damaged_answers_are_errors_of_this_package(
         theirs.sendall(answer[: data.draw(st.integers(len(answer) // 2, len(answer)))])
         theirs.shutdown(socket.SHUT_WR)
         monkeypatch.setattr(socket, "create_connection", lambda *_: ours)
-        address = MetastoreAddress(url="hive://h/db.t", hosts=(("h", 1),), timeout=5)
+        table = MetastoreTable(url="hive://h/db.t", hosts=(("h", 1),), database="db", name="t", timeout=5)
         with suppress(PqcacheError):  # a damaged text is as good as any other
-            ask(address, lambda metastore: metastore.table("db", "t"))
+            ask(table, lambda metastore: metastore.table())
         monkeypatch.undo()
 
 
