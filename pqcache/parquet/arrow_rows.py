@@ -20,14 +20,13 @@ def rows_at(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:
 
 
 def take(array: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
-    """Return the values at positions, which must be within the array."""
+    """Take values; ``positions`` must be within the array."""
     import pyarrow.compute as pc
 
     return pc.take(_without_offset(array), pa.array(positions), boundscheck=False)
 
 
 def take_of_table(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:
-    """Return the rows at positions."""
     for number, field in enumerate(table.schema):
         if _is_taken_wrong(field.type):
             chunks = [_without_offset(chunk) for chunk in table.column(number).chunks]
@@ -36,7 +35,7 @@ def take_of_table(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table
 
 
 def _without_offset(array: pa.Array) -> pa.Array:
-    """Return an array that pyarrow takes the right values of.
+    """Copy slices that pyarrow takes wrongly.
 
     pyarrow 26 takes other rows' values, or stray memory, of a slice of fixed-size lists of fixed-size lists, also as
     fields of structs.

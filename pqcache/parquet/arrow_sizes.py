@@ -23,7 +23,7 @@ class Widths(NamedTuple):
 
 
 def widths_of(schema: pa.Schema) -> Widths:
-    """Return the widths of a schema's columns; a column's own ``nbytes`` is slow."""
+    """Computed once per schema, as a column's own ``nbytes`` is slow."""
     fixed = [float(kind.bit_width) / 8 if _is_fixed(kind) else 0.0 for kind in schema.types]
     return Widths(np.array(fixed), tuple(n for n, kind in enumerate(schema.types) if not _is_fixed(kind)))
 
@@ -33,7 +33,6 @@ def _is_fixed(kind: pa.DataType) -> bool:
 
 
 def arrow_bytes(table: pa.Table, widths: Widths) -> Floats:
-    """Return the bytes that each column takes in Arrow."""
     sizes: Floats = widths.fixed * table.num_rows
     for number in widths.varying:
         column = table.column(number)
@@ -47,7 +46,7 @@ def arrow_bytes(table: pa.Table, widths: Widths) -> Floats:
 
 
 def _nbytes(chunk: pa.Array) -> int:
-    """Return an array's bytes, those that say which values are null aside.
+    """An array's bytes without its validity bitmaps.
 
     Arrow's own count lets go of the interpreter's lock, and what is counted here often would wait for it each time.
     """

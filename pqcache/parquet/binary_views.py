@@ -18,26 +18,25 @@ INLINE = 12  # bytes that a view holds itself
 
 
 def is_view(kind: pa.DataType) -> bool:
-    """Return whether rows of a type are views."""
     return bool(pt.is_binary_view(kind) or pt.is_string_view(kind))
 
 
 def bytes_in(column: pa.ChunkedArray) -> int:
-    """Return the bytes of a column; of views those that they point to, as ``nbytes`` would count whole pages."""
+    """The bytes of a column; of views those that they point to, as ``nbytes`` would count whole pages."""
     if not is_view(column.type):
         return int(column.nbytes)
     return sum(int(_words(chunk)[:, 0].sum(dtype=np.int64)) for chunk in column.chunks)
 
 
 def _words(views: pa.Array) -> npt.NDArray[np.int32]:
-    """Return the four words of each view: its length, four bytes, its buffer, and where in it the bytes begin."""
+    """The four words of each view: length, first four bytes, buffer, and offset in it."""
     if not len(views):
         return np.zeros((0, 4), np.int32)
     return np.frombuffer(views.buffers()[1], "<i4", 4 * len(views), 16 * views.offset).reshape(-1, 4)
 
 
 def without_views(table: pa.Table) -> pa.Table:
-    """Return ``table`` with strings and binary that are no views: their bytes are copied."""
+    """Copy strings and binary views to contiguous arrays."""
     for number, field in enumerate(table.schema):
         if is_view(field.type):
             kind = pa.large_string() if pt.is_string_view(field.type) else pa.large_binary()

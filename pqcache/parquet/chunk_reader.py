@@ -84,7 +84,7 @@ class Leaf:
 
 
 def leaf_of(column: pq.ColumnSchema, field: pa.Field) -> Leaf | None:
-    """Return a top-level ``field`` of one leaf ``column``, or None if it has a type that is never decoded here."""
+    """Return None for types that are never decoded here."""
     kind = field.type.storage_type if isinstance(field.type, pa.BaseExtensionType) else field.type
     physical: tuple[int, np.dtype[Any] | None, np.dtype[Any] | None] = (0, None, None)
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
@@ -132,7 +132,7 @@ def read_chunk(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf, rows: int)
 
 
 def pays(chunk: pq.ColumnChunkMetaData, leaf: Leaf, rows: int) -> bool:
-    """Return whether `read_chunk` is tried, by what the footer says of a chunk of ``rows`` rows."""
+    """Whether `read_chunk` is worth trying, by what the footer says."""
     if chunk.file_path or chunk.compression not in IN_METADATA:
         return False
     if leaf.repetition:
@@ -142,7 +142,6 @@ def pays(chunk: pq.ColumnChunkMetaData, leaf: Leaf, rows: int) -> bool:
 
 
 def _has_nulls(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Return whether the footer says that values are null, or lists empty."""
     statistics = chunk.statistics
     return statistics is not None and statistics.has_null_count and bool(statistics.null_count)
 
@@ -248,7 +247,6 @@ def _bytes_at(file: File, at: int, most: int) -> bytes:
 
 
 def _read(file: File, at: int, size: int) -> Bytes:
-    """Read ``size`` bytes; a file in memory is sliced, not copied."""
     if isinstance(file, int):
         place = memory(size)
         page_format.read_into(file, place, at)
@@ -264,7 +262,7 @@ def memory(size: int) -> Bytes:
 
 
 def _pages(file: File, chunk: pq.ColumnChunkMetaData, most: int) -> list[Page]:
-    """Return the pages of a chunk, compared with what the footer says; more than ``most`` raise NotRead."""
+    """The pages of a chunk, checked against the footer; more than ``most`` raise NotRead."""
     found: list[Page] = []
     for page in pages_in(file, first_page(chunk), chunk.total_compressed_size):
         if len(found) == most:
@@ -338,7 +336,7 @@ class _Coded:
             self.size += max(len(data), count * self._dtype.itemsize)
 
     def take(self) -> Numbers:
-        """Return the values of the pages that were added, and forget these pages."""
+        """Decode and forget the pages that were added."""
         if not self.count:
             return np.zeros(0, self._dtype)
         parts = [np.frombuffer(footer.MAGIC, np.uint8), *self._dictionary, *self._pages]
@@ -544,7 +542,6 @@ def views_of(parts: Sequence[Texts], kind: pa.DataType, whole: Bytes | None = No
 
 
 def view_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of views of strings or binary."""
     return pa.string_view() if pt.is_string(kind) or pt.is_large_string(kind) else pa.binary_view()
 
 
@@ -559,7 +556,7 @@ def _views(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
 
 
 def _split(data: Bytes, count: int) -> tuple[Ints, Ints]:
-    """Return where the values of a plain page begin, and their lengths, which precede them."""
+    """Where the values of a plain page begin, and the lengths that precede them."""
     at, view = 4, data.data
     begins = [at]
     length_at, note = struct.Struct("<I").unpack_from, begins.append

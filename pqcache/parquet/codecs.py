@@ -32,6 +32,6 @@ IN_METADATA = {codec.metadata: codec for codec in _ALL}
 
 
 def codec_name(metadata: str) -> str:
-    """Return the name as in ``--compression`` of a codec in a column chunk's metadata, or that in lower case."""
+    """Unknown codecs keep their name, in lower case."""
     known = IN_METADATA.get("LZ4" if metadata == "LZ4_RAW" else metadata)
     return metadata.lower() if known is None else known.name

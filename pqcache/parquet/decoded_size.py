@@ -88,7 +88,6 @@ class StoredRowGroup(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
         return int(self.metadata.row_group(self.number).num_rows)
 
 
@@ -124,13 +123,12 @@ def decoded_columns(
 
 
 def varies(kind: pa.DataType) -> bool:
-    """Return whether the rows of a column differ in size in Arrow."""
     kind = without_views(_stored(kind))
     return bool(pa.types.is_nested(kind) or is_text(kind))
 
 
 def decoded_size(group: StoredRowGroup, names: Sequence[str]) -> DecodedSize:
-    """Return what columns of a row group of a local file take together, by its footer and its dictionaries."""
+    """Size of columns of a local row group, from its footer and dictionaries."""
     names = [name for name in names if name in group.schema.names]
     with reading(group.path) as read:
         (sizes,) = _sizes(group.metadata, group.schema, names, read, [group.number])
@@ -139,7 +137,7 @@ def decoded_size(group: StoredRowGroup, names: Sequence[str]) -> DecodedSize:
 
 @contextmanager
 def reading(path: Path) -> Iterator[Read]:
-    """Yield what reads bytes of a local file; one that cannot be opened raises ParquetError."""
+    """Yields a function that reads ranges of the file; ParquetError if it cannot be opened."""
     try:
         file = open_regular(path)
     except OSError as error:
@@ -176,7 +174,6 @@ def _sizes(
     row_groups: Sequence[int] | None,
     follow: bool = True,
 ) -> Iterator[dict[str, DecodedSize]]:
-    """Yield for each row group what each of its columns ``names`` takes."""
     groups = range(metadata.num_row_groups) if row_groups is None else row_groups
     if not len(groups):
         return
@@ -237,7 +234,7 @@ def _width(kind: pa.DataType) -> int:
 
 
 def _may_repeat(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Return whether texts may be stored once and decoded more than once, in whole or in part."""
+    """Whether texts may be stored once and decoded several times, in whole or in part."""
     return chunk.physical_type == "BYTE_ARRAY" and bool(
         chunk.has_dictionary_page or not _ONCE.issuperset(chunk.encodings)
     )
@@ -277,7 +274,7 @@ def _nulls(chunk: pq.ColumnChunkMetaData) -> int | None:
 
 
 def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, follow: bool) -> DecodedSize:
-    """Return the bytes of the ``values`` texts of a chunk with a dictionary.
+    """Bytes of the ``values`` texts of a chunk with a dictionary.
 
     Each text of the dictionary counts once. Which of them come back is not looked at: all about equally often, but not
     a few long ones, which may be rare.
@@ -317,12 +314,12 @@ def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, 
 
 
 def _header(read: Read, at: int, end: int, more: bool) -> tuple[Struct, int]:
-    """Return the page header at byte ``at`` of a chunk that ends at ``end``, and its length."""
+    """A page header and its length."""
     return page_format.header_in(lambda most: read(at, min(most, end - at), more))
 
 
 def _left_in_dictionary(at: int, end: int, read: Read) -> tuple[int, int]:
-    """Return how many values are codes, and the bytes of pages with others, by the headers of the pages from ``at``."""
+    """Count dictionary codes, and the bytes of pages that have fallen back to plain values."""
     values = plain = 0
     while at < end:
         header, length = _header(read, at, end, False)
@@ -427,7 +424,7 @@ def longest_rows(group: StoredRowGroup, name: str) -> float:
 
 
 def _text_parts(group: StoredRowGroup, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[int, int]]:
-    """Yield the rows of consecutive parts of a row group, and the bytes of the texts of one of its chunks in each."""
+    """Yield rows and text bytes of consecutive parts of a chunk."""
     rows = max(1, min(_ROWS, group.rows * _BYTES // max(1, chunk.total_uncompressed_size)))
     if not chunk.has_dictionary_page:
         rows = min(rows, _OF_PREFIXES)
@@ -466,7 +463,6 @@ def _texts_of_leaf(array: pa.Array) -> int:
 
 
 def _not_views(texts: pa.Array) -> pa.Array:
-    """Return texts or binary as Arrow's functions take them."""
     if pa.types.is_string_view(texts.type) or pa.types.is_binary_view(texts.type):
         return texts.cast(pa.large_binary())
     return texts

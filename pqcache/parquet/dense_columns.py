@@ -46,17 +46,16 @@ class Dense:
 
     @property
     def width(self) -> int:
-        """Bytes of a row."""
         return self.length * np.dtype(self.dtype).itemsize
 
     @property
     def text(self) -> str:
-        """The way it is written, as in ``uint16[512]``."""
+        """As written in options and metadata, like ``uint16[512]``."""
         return f"{self.dtype}[{self.length}]"
 
 
 def parse_dense(text: str) -> Dense:
-    """Return what ``uint16[512]`` means; anything else raises UsageError."""
+    """Parse a text like ``uint16[512]``; anything else raises UsageError."""
     match = _TEXT.fullmatch(text)
     if match is None or match[1] not in _DTYPES:
         raise UsageError(f"dense {text!r}", "write it like uint16[512]")
@@ -64,7 +63,7 @@ def parse_dense(text: str) -> Dense:
 
 
 def item_dtype(kind: pa.DataType) -> str | None:
-    """Return numpy's name for the items of a list of numbers, or None for any other type."""
+    """numpy's name for the items of a list of numbers, None for any other type."""
     if isinstance(kind, pa.BaseExtensionType) or not _is_list(kind):
         return None
     item = kind.value_type
@@ -78,7 +77,6 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def dense_of(field: pa.Field) -> Dense | None:
-    """Return what a dense field holds, or None for any other field."""
     if not pt.is_fixed_size_binary(field.type) or DTYPE not in (field.metadata or {}):
         return None
     try:
@@ -90,13 +88,12 @@ def dense_of(field: pa.Field) -> Dense | None:
 
 
 def dense_in(schema: pa.Schema) -> dict[str, Dense]:
-    """Return the dense columns of a schema by name."""
     found = {field.name: dense_of(field) for field in schema}
     return {name: dense for name, dense in found.items() if dense is not None}
 
 
 def is_alike(one: pa.Schema, other: pa.Schema) -> bool:
-    """Return whether two files' schemas are the same to a reader: all but key-values and the fields' metadata."""
+    """Whether schemas are equal but for key-values and fields' metadata."""
     return bool(one.equals(other)) and dense_in(one) == dense_in(other)
 
 
@@ -126,7 +123,7 @@ def as_dense(field: pa.Field, dense: Dense) -> pa.Field:
 
 
 def as_list(field: pa.Field) -> pa.Field:
-    """Return the field of a dense column as it was before; any other field as it is."""
+    """The field before it was stored dense; any other field as it is."""
     dense = dense_of(field)
     if dense is None:
         return field
@@ -142,18 +139,16 @@ def as_list(field: pa.Field) -> pa.Field:
 
 
 def as_lists(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with every dense column as the list it was."""
     return pa.schema([as_list(field) for field in schema], schema.metadata)
 
 
 def with_dense_columns(schema: pa.Schema, dense: Mapping[str, Dense]) -> pa.Schema:
-    """Return a schema of lists with those named in ``dense`` as they are stored."""
+    """Apply `as_dense` to the columns named in ``dense``."""
     fields = [as_dense(field, dense[field.name]) if field.name in dense else field for field in schema]
     return pa.schema(fields, schema.metadata)
 
 
 def dense_to_lists(array: pa.Array, dense: Dense, kind: pa.DataType) -> pa.Array:
-    """Return the array of a dense column as lists of type ``kind``."""
     item = kind.value_type
     numbers = _numbers_in_dense(array, dense)
     items = pa.array(numbers.astype(numpy_dtype(item), copy=False), item)
@@ -171,7 +166,6 @@ def dense_to_lists(array: pa.Array, dense: Dense, kind: pa.DataType) -> pa.Array
 
 
 def _numbers_in_dense(array: pa.Array, dense: Dense) -> Numbers:
-    """Return all numbers of a dense array, one row after the other."""
     data = array.buffers()[1]
     if data is None:
         return np.zeros(len(array) * dense.length, dense.dtype)
@@ -188,7 +182,7 @@ class NotDense(ValueError):
 
 
 def numbers_in_lists(array: pa.Array, length: int) -> Numbers:
-    """Return the numbers of an array of lists that all have ``length`` numbers; others raise `NotDense`."""
+    """The numbers of lists that all have ``length`` items; others raise `NotDense`."""
     rows = len(array)
     if array.null_count:
         raise NotDense(int(np.argmin(array.is_valid().to_numpy(zero_copy_only=False))), "is null")
@@ -213,7 +207,7 @@ def numbers_in_lists(array: pa.Array, length: int) -> Numbers:
 
 
 def numbers_to_dense(numbers: Numbers, dense: Dense) -> pa.Array:
-    """Return numbers as rows of ``dense``; a number that its dtype cannot hold raises `NotDense`."""
+    """Store numbers as rows of ``dense``; one that its dtype cannot hold raises `NotDense`."""
     dtype = np.dtype(dense.dtype)
     if numbers.dtype != dtype:
         if dtype.kind in "iu" and len(numbers):

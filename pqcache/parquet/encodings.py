@@ -44,7 +44,7 @@ class Encodings:
     int96: bool = False  # every time stamp of the schema
 
     def as_is(self, path: str) -> bool:
-        """Return whether a column is stored as it is: plain, and without a codec."""
+        """Whether a column is stored plain and without a codec."""
         return self.codecs.get(path) == "none" and path not in self.dictionary and path not in self.special
 
     def open(
@@ -98,7 +98,6 @@ class Encodings:
 
 
 def has_integer_decimals(columns: Iterable[pq.ColumnSchema]) -> bool:
-    """Return whether any of these leaf columns stores decimals as INT32 or INT64."""
     return any(leaf.logical_type.type == "DECIMAL" and leaf.physical_type in ("INT32", "INT64") for leaf in columns)
 
 
@@ -123,7 +122,7 @@ class EncodedSize(NamedTuple):
 
 
 def encoded_sizes(sample: pa.Table, encodings: Encodings) -> list[EncodedSize]:
-    """Return what each leaf column of ``sample`` takes when written with ``encodings``."""
+    """Write ``sample`` with ``encodings`` and measure each leaf column."""
     group = _metadata(sample, encodings).row_group(0)
     found = []
     for number in range(group.num_columns):
@@ -136,7 +135,6 @@ def encoded_sizes(sample: pa.Table, encodings: Encodings) -> list[EncodedSize]:
 
 
 def encoded_size(sample: pa.Table, encodings: Encodings) -> int:
-    """Return what ``sample`` takes when written with ``encodings``."""
     return sum(size.total for size in encoded_sizes(sample, encodings))
 
 
@@ -232,7 +230,6 @@ def choose_encodings(
 
 
 def with_schemes(base: Encodings, scheme: Mapping[str, str], codecs: Mapping[str, str]) -> Encodings:
-    """Return ``base`` with these encodings and codecs, by leaf path."""
     return replace(
         base,
         codecs=dict(codecs),

@@ -25,7 +25,7 @@ class RangeIndex:
 
 
 def _range_of(text: bytes | None) -> dict[str, Any] | None:
-    """Return pandas' description of a RangeIndex, or None where there is none."""
+    """pandas' description of a RangeIndex, or None."""
     try:
         for column in json.loads(text or b"{}")["index_columns"]:
             if isinstance(column, dict) and column.get("kind") == "range":
@@ -114,7 +114,7 @@ def conflicts(sources: Sequence[SourceFooter]) -> list[str]:
 
 
 def _comparable(key: bytes, value: bytes) -> Any:
-    """Return what of a key-value has to agree: of pandas' own, all but the range, which is different in any file."""
+    """The part of a key-value that must agree: the range in pandas' own differs in any file."""
     if key == PANDAS and (found := _range_of(value)) is not None:
         about = json.loads(value)
         return {**about, "index_columns": [column for column in about["index_columns"] if column != found]}

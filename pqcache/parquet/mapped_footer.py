@@ -44,7 +44,6 @@ class _Element:
         return bytes(self.fields.get(4, (BINARY, b""))[1]).decode("utf-8", "replace")
 
     def flat(self) -> Iterator[_Element]:
-        """Yield the element and all below it, depth first."""
         yield self
         for child in self.children:
             yield from child.flat()
@@ -58,7 +57,7 @@ class _Matcher:
     by_id: bool
 
     def matched(self, elements: Sequence[_Element], columns: Sequence[TableColumn]) -> tuple[_Element, ...]:
-        """Return the elements that are among ``columns``, in the file's order, under the table's names."""
+        """Elements among ``columns``, in the file's order, under the table's names."""
         found = []
         for element in elements:
             column = next((column for column in columns if self._is(column, element)), None)
@@ -77,7 +76,6 @@ class _Matcher:
         return element.name in column.stored
 
     def _with_fields(self, element: _Element, column: TableColumn) -> _Element:
-        """Return ``element`` with the fields of a nested ``column`` under the table's names."""
         if column.kind is ColumnKind.LEAF or not element.children:
             return element
         if column.kind is ColumnKind.STRUCT:
@@ -134,8 +132,6 @@ def _spelled(elements: Sequence[_Element], spelling: Spelling, above: tuple[str,
 
 
 def _arrow_in_spelling(value: bytes | None, spelling: Spelling) -> bytes | None:
-    """Return the Arrow schema of a footer with the fields as other files spell them."""
-
     def spelled(fields: Sequence[pa.Field], above: tuple[str, ...]) -> list[pa.Field]:
         counts, found = Counter(field.name.lower() for field in fields), []
         for field in fields:
@@ -155,7 +151,6 @@ def _arrow_in_spelling(value: bytes | None, spelling: Spelling) -> bytes | None:
 def _with_columns(
     fields: Struct, schema: Sequence[Struct], kept: Sequence[_Element], name: str, spelling: Spelling | None = None
 ) -> Struct:
-    """Return a footer with the columns ``kept`` of its ``schema``, which may have other names."""
     elements = [element for column in kept for element in column.flat()]
     written = [schema[0] | {5: (I32, len(kept))}, *(element.fields for element in elements)]
     if written == schema:
@@ -193,7 +188,7 @@ def _tree(schema: Sequence[Struct], name: str) -> tuple[_Element, ...]:
 
 
 def _wraps_element(element: _Element) -> bool:
-    """Return whether the repeated element of a list holds the list's element, and is not the element itself.
+    """Whether the repeated group of a list wraps its element, rather than being it.
 
     These are the rules for lists of old writers in LogicalTypes.md of https://github.com/apache/parquet-format.
     """
@@ -202,7 +197,6 @@ def _wraps_element(element: _Element) -> bool:
 
 
 def _with_leaves(group: Struct, leaves: Sequence[int], paths: Sequence[Sequence[bytes]], name: str) -> Struct:
-    """Return a row group with the chunks of these leaves only, under new paths."""
     metas = footer.columns_of(group, name)
     if max(leaves, default=-1) >= len(metas):
         raise ParquetError(name, "the Parquet footer has not one chunk for each column", "fetch the file again")

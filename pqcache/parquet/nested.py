@@ -17,7 +17,7 @@ _LISTS = (
 
 
 def leaves_in(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield the leaf types of a column of type ``kind``, in Parquet's order."""
+    """Leaf types of a column, in Parquet's order."""
     if pt.is_struct(kind):
         for i in range(kind.num_fields):
             yield from leaves_in(kind.field(i).type)
@@ -48,7 +48,6 @@ def leaves_of(array: pa.Array) -> Iterator[pa.Array]:
 
 
 def names_of_chunks(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
-    """Return the top-level column of each column chunk of a row group."""
     if any("." in field.name for field in schema):
         return top_level_names(metadata, schema)
     if not metadata.num_row_groups:
@@ -59,7 +58,7 @@ def names_of_chunks(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
 
 
 def top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
-    """Return each leaf's top-level column where names hold dots: leaves come in schema order."""
+    """Each leaf's top-level column, also if names contain dots: leaves come in schema order."""
     names: list[str] = []
     for field in schema:
         leaves = sum(1 for _ in leaves_in(field.type))
@@ -70,7 +69,7 @@ def top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
 
 
 def with_changed_types(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return a struct, map or list with ``change`` made to the types of its fields or items, and other types as is."""
+    """Apply ``change`` to the item types of a struct, map or list."""
 
     def changed(field: pa.Field) -> pa.Field:
         return field.with_type(change(field.type))

@@ -9,9 +9,6 @@ import pyarrow as pa
 
 
 def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """Return numpy's dtype of an integer or floating type.
-
-    ``to_pandas_dtype`` of pyarrow before 26 returns it only where pandas is installed.
-    """
+    """``to_pandas_dtype`` of pyarrow before 26 needs pandas."""
     letter = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
     return np.dtype(f"{letter}{kind.bit_width // 8}")

@@ -18,7 +18,7 @@ from pqcache.parquet.footer.thrift_fields import ASCENDING, COLUMN_INDEX, DESCEN
 
 @dataclass(frozen=True)
 class PageIndex:
-    """The encoded indexes of a row group, by position of the column chunk."""
+    """Encoded indexes of a row group, by position of the column chunk."""
 
     columns: Mapping[int, bytes]
     offsets: Mapping[int, bytes]
@@ -27,7 +27,7 @@ class PageIndex:
 def shift_page_index(
     offsets: Mapping[int, thrift.Struct], columns: Mapping[int, bytes], delta: int
 ) -> PageIndex | None:
-    """Return the indexes of a row group whose pages are to lie ``delta`` bytes later; None where there are none."""
+    """Move the indexes of a row group whose pages move by ``delta`` bytes; None if there are none."""
     moved = {}
     for number, index in offsets.items():
         pages = [{**page, 1: (thrift.I64, page[1][1] + delta)} for page in index[1][1].values]
@@ -36,7 +36,7 @@ def shift_page_index(
 
 
 def boundary_order(bounds: Iterable[tuple[Any, Any]]) -> int:
-    """Return the BoundaryOrder of pages with these (minimum, maximum): ascending, descending, or 0 for neither."""
+    """BoundaryOrder of pages: 1 ascending, 2 descending, 0 neither."""
     pages = list(bounds)
     if all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(pages)):
         return ASCENDING
@@ -44,7 +44,7 @@ def boundary_order(bounds: Iterable[tuple[Any, Any]]) -> int:
 
 
 def place_page_indexes(groups: Mapping[int, thrift.Struct], indexes: Mapping[int, PageIndex], position: int) -> bytes:
-    """Return the bytes of ``indexes`` as they follow at ``position``, and have the row groups point to them."""
+    """Encode ``indexes`` as they follow at ``position``, and point the row groups to them."""
     out = bytearray()
     for place in (COLUMN_INDEX, OFFSET_INDEX):
         for number, group in groups.items():

@@ -31,7 +31,6 @@ class ByteRange(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset behind the last byte."""
         return self.offset + self.length
 
 
@@ -102,12 +101,12 @@ def project(
 
 
 def bytes_after_chunks(created_by: bytes) -> int:
-    """Return how many bytes behind a chunk's own are read with it, of files of this writer."""
+    """How many bytes behind a chunk readers also read, for files of this writer."""
     return _SHORT_BY if _SHORT_CHUNKS.match(created_by) else 0
 
 
 def with_orders_of(fields: Struct, leaves: Sequence[int], count: int) -> Struct:
-    """Return a footer with the column_orders of these of its ``count`` leaves alone, and none if it has not as many."""
+    """Keep the column_orders of these leaves; none if there are not ``count`` of them."""
     orders = _structs(fields, 7)
     found = {field: entry for field, entry in fields.items() if field != 7}
     return found | ({7: (LIST, Items(STRUCT, [orders[leaf] for leaf in leaves]))} if len(orders) == count else {})
@@ -116,7 +115,7 @@ def with_orders_of(fields: Struct, leaves: Sequence[int], count: int) -> Struct:
 def _place_row_group(
     group: Struct, leaves: Sequence[int], position: int, ordinal: int, limit: int, extra: int, name: str
 ) -> tuple[Struct, list[ByteRange]]:
-    """Return a row group of these leaves as it reads with its pages from ``position`` on, and where they are now."""
+    """Move the pages of some leaves to ``position``; also return where they are now."""
     chunks, metas = group[1][1].values, footer.columns_of(group, name)
     ranges = {leaf: _byte_range(metas[leaf], limit, extra, name) for leaf in leaves}
     ordered = sorted(leaves, key=lambda leaf: ranges[leaf].offset)
@@ -151,7 +150,7 @@ def _byte_range(meta: Struct, limit: int, extra: int, name: str) -> ByteRange:
 
 
 def with_chunks(group: Struct, leaves: Sequence[int], chunks: Sequence[Struct], name: str) -> Struct:
-    """Return a row group with only ``chunks``, those of the kept leaves, at their old places in the file."""
+    """Keep only ``chunks``, those of the kept leaves, at their old places in the file."""
     metas = footer.columns_of(group, name)
     result = {field: entry for field, entry in group.items() if field != 4}
     result[1] = (LIST, Items(STRUCT, list(chunks)))
@@ -162,7 +161,6 @@ def with_chunks(group: Struct, leaves: Sequence[int], chunks: Sequence[Struct], 
 
 
 def _kept_sorting(group: Struct, leaves: Sequence[int]) -> list[Struct]:
-    """Return the sorting columns that still hold: up to the first that is gone."""
     position_of = {leaf: position for position, leaf in enumerate(leaves)}
     kept: list[Struct] = []
     for sorting in _structs(group, 4):
@@ -174,12 +172,11 @@ def _kept_sorting(group: Struct, leaves: Sequence[int]) -> list[Struct]:
 
 
 def keyvalues_of(fields: Struct) -> dict[bytes, bytes | None]:
-    """Return the key-value metadata of a footer."""
     return {_bytes(pair, 1) or b"": _bytes(pair, 2) for pair in _structs(fields, 5)}
 
 
 def _keyvalues(fields: Struct, wanted: Sequence[bool], names: Sequence[bytes]) -> dict[bytes, bytes | None]:
-    """Return the key-value metadata with the schemas in it cut to the wanted columns."""
+    """Key-values whose schemas are cut to the wanted columns."""
     result = keyvalues_of(fields)
     for key, cut in ((ARROW_SCHEMA, _cut_arrow_schema), (_SPARK_SCHEMA, _cut_spark_schema)):
         value = result.get(key)
@@ -214,7 +211,7 @@ def _cut_spark_schema(value: bytes, wanted: Sequence[bool], names: Sequence[byte
 
 
 def number_of(fields: Struct, field: int, name: str) -> int:
-    """Return an integer field that must be there."""
+    """An integer field that must be there."""
     kind, value = fields.get(field, (0, None))
     if kind not in (I16, I32, I64):
         raise _damaged(name, f"field {field} is missing or no number")

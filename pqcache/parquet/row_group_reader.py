@@ -136,13 +136,13 @@ class RowGroupFile:
                 os.close(descriptor)
 
     def batches(self, row_group: int, columns: Sequence[str], rows: int) -> Generator[pa.RecordBatch]:
-        """Yield ``columns``, which the file has, of at most ``rows`` rows at a time, as pyarrow reads them."""
+        """Yield at most ``rows`` rows at a time, as pyarrow reads them; the file must have all ``columns``."""
         self._check_read_right(row_group, columns)
         with self._errors(row_group), self._open(self.path, self.metadata) as file:
             yield from file.iter_batches(rows, [row_group], columns, use_threads=False)
 
     def has_page_index(self, row_group: int, columns: Sequence[str]) -> bool:
-        """Return whether pieces can be read of those of ``columns`` that the file has, by its footer."""
+        """Whether pieces of ``columns`` can be read; those that the file lacks don't matter."""
         group = self.metadata.row_group(row_group)
         leaves = [leaf for name in columns for leaf in self._leaves.get(name, [])]
         chunks = [group.column(leaf) for leaf in leaves]
@@ -175,7 +175,6 @@ class RowGroupFile:
         coded: Collection[str],
         rows: int,
     ) -> dict[str, pa.Array]:
-        """Return the columns of a row group of the file, or of one in memory, by the numbers of their first leaves."""
         found: dict[str, pa.Array] = {}
         group = metadata.row_group(row_group)
         for name in [name for name in chunks if name in self._alone]:
@@ -203,7 +202,7 @@ class RowGroupFile:
         return {name: found[name] for name in chunks}
 
     def _coded(self, row_group: int, names: Sequence[str]) -> list[str]:
-        """Return the texts that are all, or nearly all, in a dictionary: others take four bytes more than their own."""
+        """Texts that are nearly all in a dictionary: others take four bytes more than their own."""
         group, found = self.metadata.row_group(row_group), []
         for name in names:
             leaf = self._alone.get(name)
@@ -288,7 +287,7 @@ class RowGroupFile:
     def _file_of(
         self, descriptor: int, row_group: int, parts: Mapping[str, _Part]
     ) -> tuple[Bytes, pq.FileMetaData, dict[str, int]]:
-        """Return a file of the pages of columns, its footer, and the number of each column's first leaf in it."""
+        """Make a file of some pages; return it, its footer, and the number of each column's first leaf."""
         group, at = self.metadata.row_group(row_group), len(footer.MAGIC)
         leaves = [(name, *leaf) for name, part in parts.items() for leaf in part.leaves]
         heads = [range(first_page(group.column(leaf)), int(pages.offsets[0])) for _, leaf, pages, _ in leaves]
@@ -321,7 +320,7 @@ class RowGroupFile:
         return data, self._footer_of(list(parts), chunks, rows), firsts
 
     def _counts(self, leaf: int, data: Bytes, head: int, pages: PageLocations, some: range) -> tuple[int, int]:
-        """Return the values of pages and their bytes after decompression; NotRead if they have other rows than said."""
+        """Values and decompressed bytes of pages; NotRead if their rows don't match the offset index."""
         flat = self.metadata.schema.column(leaf).max_repetition_level == 0
         dictionary = list(pages_in(data, 0, head))
         if len(dictionary) > 1 or not all(page.is_dictionary for page in dictionary):
@@ -380,7 +379,7 @@ class RowGroupFile:
     # Checks
 
     def _check_read_right(self, row_group: int, names: Sequence[str]) -> None:
-        """Raise ParquetError if pyarrow would return other values than the row group holds; looked at once."""
+        """Raise ParquetError for columns that pyarrow misreads; each is examined once."""
         wanted = [name for name in names if name in self._doubtful and (row_group, name) not in self._read_right]
         if wanted:
             check_read_right(self.path, self.metadata, self.schema, wanted, [row_group])
@@ -422,7 +421,7 @@ class RowGroupFile:
 
 
 def _claimed(file: File, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Return the bytes after decompression, and the values, that a chunk's pages claim, up to a damaged header."""
+    """Decompressed bytes and values that a chunk's pages claim, up to a damaged header."""
     size = values = 0
     try:
         for page in pages_in(file, first_page(chunk), chunk.total_compressed_size):
@@ -434,7 +433,7 @@ def _claimed(file: File, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
 
 
 def _joined(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array; several of texts are too large for 32-bit offsets, so they become views."""
+    """Several arrays of texts are too large for 32-bit offsets, so they become views."""
     if column.num_chunks == 1:
         return column.chunk(0)
     if column.num_chunks and is_text(column.type):
@@ -443,7 +442,7 @@ def _joined(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _views_into(column: pa.ChunkedArray) -> pa.Array:
-    """Return texts that were read as positions in a dictionary as views into it."""
+    """Turn texts read as dictionary codes into views of the dictionary."""
     kind = view_type(column.type.value_type)
     array = _joined(column)
     if array.offset or not len(array.dictionary):
@@ -486,14 +485,14 @@ class OffsetIndexes:
 
     @staticmethod
     def of(footer: bytes, leaves: int) -> OffsetIndexes:
-        """Return those that a ``footer`` of ``leaves`` columns names; it has to have been checked."""
+        """The ``footer`` has to have been checked."""
         found: list[int] = []
         walk_struct(footer, 0, _FILE, found)
         each = np.array(found, np.int64).reshape(-1, leaves, 2) if leaves else np.zeros((0, 0, 2), np.int64)
         return OffsetIndexes(each[:, :, 0], each[:, :, 1])
 
     def read(self, file: int, group: int, leaf: int) -> bytes | None:
-        """Return the offset index of a column chunk of the open ``file``; None without one."""
+        """None for a chunk without an offset index."""
         offset, length = int(self.offsets[group, leaf]), int(self.lengths[group, leaf])
         if not (offset > 0 and 0 < length <= _MOST_INDEX):
             return None
@@ -533,7 +532,7 @@ _FILE: Checks = {key(4, LIST): _chunks_of_groups}
 
 
 def locations_in_index(index: bytes, chunk: pq.ColumnChunkMetaData, rows: int) -> PageLocations:
-    """Return the pages of a chunk of ``rows`` rows by its offset index; NotRead if it contradicts the chunk."""
+    """Parse an offset index; NotRead if it contradicts the chunk."""
     try:
         pages = thrift.decode(index, "an offset index")[1][1].values
         numbers = np.array([[page[field][1] for field in (1, 2, 3)] for page in pages], np.int64).reshape(-1, 3)
@@ -544,7 +543,7 @@ def locations_in_index(index: bytes, chunk: pq.ColumnChunkMetaData, rows: int) -
 
 
 def _checked(pages: PageLocations, chunk: pq.ColumnChunkMetaData) -> PageLocations:
-    """Return ``pages``; raise NotRead unless they lie in their chunk one after the other, and cover its rows."""
+    """Raise NotRead unless pages lie in their chunk one after the other, and cover its rows."""
     begin = first_page(chunk)
     ends = pages.offsets + pages.sizes
     apart = len(ends) > 0 and pages.offsets[0] >= begin and ends[-1] <= begin + chunk.total_compressed_size

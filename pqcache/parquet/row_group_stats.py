@@ -41,10 +41,7 @@ _schemas: dict[bytes, tuple[object, pa.Schema]] = {}
 
 
 def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, list[Any]]:
-    """Return the index columns of one file's row groups, without ``file``.
-
-    ``schema`` is the file's Arrow schema.
-    """
+    """Index columns of one file's row groups, without ``file``; ``schema`` is the file's."""
     names = [field.name for field in schema]
     top = names_of_chunks(metadata, schema)
     flat = {f.name: f.type for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
@@ -100,19 +97,17 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
 
 
 def first_page(chunk: pq.ColumnChunkMetaData) -> int:
-    """Return where a column chunk begins in its file."""
     offset = int(chunk.data_page_offset)
     return min(offset, chunk.dictionary_page_offset or offset) if chunk.has_dictionary_page else offset
 
 
 def columns_table(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Table:
-    """Return index columns as a table; ``schema`` is the Arrow schema of the files they come from."""
     typed = index_schema(columns, schema)
     return pa.table([_array(columns[field.name], field.type) for field in typed], schema=typed)
 
 
 def index_schema(names: Iterable[str], schema: pa.Schema) -> pa.Schema:
-    """Return the index columns ``names`` that are about columns of ``schema``, in its types."""
+    """Types of the index columns ``names``, given the files' ``schema``."""
     leaves = (leaf for field in schema for leaf in _leaves((field.name,), field.type))
     fields = {field_key(path): kind for path, kind in leaves if len(path) > 1}
     columns = {field.name: field.type for field in schema}
@@ -159,7 +154,7 @@ def field_key(path: Sequence[str]) -> str:
 
 
 def _struct_fields(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[int, tuple[str, pa.DataType]]:
-    """Return the key and type of each leaf in a struct, but not in a list or a map, that has an order.
+    """Key and type of each ordered leaf in a struct, unless it is in a list or a map.
 
     Their null counts are not used: not every writer counts a null struct.
     """
@@ -180,7 +175,6 @@ def _struct_fields(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[int, tu
 def _field_columns(
     metadata: pq.FileMetaData, fields: Mapping[int, tuple[str, pa.DataType]], ordered: Sequence[bool]
 ) -> dict[str, list[Any]]:
-    """Return the minima and maxima of fields of structs in each row group."""
     columns: dict[str, list[Any]] = {}
     for leaf, (key, kind) in fields.items():
         chunks = [metadata.row_group(g).column(leaf) for g in range(metadata.num_row_groups)]
@@ -236,7 +230,7 @@ def _extremes(statistics: pq.Statistics | None, sound: bool) -> tuple[Any, Any]:
 def _column_type(
     name: str, columns: Mapping[str, pa.DataType], fields: Mapping[str, pa.DataType]
 ) -> pa.DataType | None:
-    """Return the type of an index column; None for extremes of a type without an order, or of a column that is gone."""
+    """None for extremes of a type without an order, and for columns that are gone."""
     column, _, what = name.rpartition(":")
     kinds = fields if what in ("field_min", "field_max") else columns
     if column not in kinds:

@@ -25,7 +25,7 @@ _FLOATS = (pa.float16(), pa.float32(), pa.float64())
 
 
 class _Differ(Exception):
-    """Two types have no common one: the dotted path below the column, and the types, or names, that differ there."""
+    """Two types have no common one: the dotted path below the column, and the types or names that differ there."""
 
     def __init__(self, path: str, *types: pa.DataType, names: tuple[str, str] | None = None) -> None:
         super().__init__(path, *types)
@@ -33,7 +33,7 @@ class _Differ(Exception):
 
 
 def _signed_bits(integer: pa.DataType) -> int:
-    """The width of the signed integer that holds all values: joins count these, so that they do not depend on order."""
+    """The width of the signed integer that holds all values: joins count these, so that order doesn't matter."""
     return int(integer.bit_width if pt.is_signed_integer(integer) else 2 * integer.bit_width)
 
 
@@ -45,7 +45,7 @@ def _wider_int(a: pa.DataType, b: pa.DataType) -> pa.DataType:
 
 
 def _wider_float(a: pa.DataType, b: pa.DataType) -> pa.DataType:
-    """Return the narrowest float, no narrower than the one given, that holds every value of the integer type too.
+    """The narrowest float, at least as wide as the given one, for every value of the integer type too.
 
     Integers of 64 bits become double, as pandas makes them where a column gets its first null: see `always_fits`.
     """
@@ -68,7 +68,6 @@ def _digits(integer: pa.DataType) -> int:
 
 
 def _wider_bytes(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
-    """Return the type of texts, or of bytes, that holds both; bytes hold any text."""
     if not all(is_text(t) or pt.is_fixed_size_binary(t) for t in map(without_views, (a, b))):
         return None
     text = all(pt.is_string(t) or pt.is_large_string(t) for t in map(without_views, (a, b)))
@@ -78,7 +77,7 @@ def _wider_bytes(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
 
 
 def differing_in_case(known: Iterable[str], new: Iterable[str]) -> tuple[str, str] | None:
-    """Return two names that differ only in case, of which the other side has none; None where there are none."""
+    """The first pair of names that differ only in case and that only one side has."""
     known, new = set(known), set(new)
     left = {name.lower(): name for name in known - new}
     return next(((left[name.lower()], name) for name in sorted(new - known) if name.lower() in left), None)
@@ -101,7 +100,7 @@ def spelling_of(schemas: Iterable[pa.Schema], known: Iterable[str] = ()) -> dict
 
 
 def _pairs(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[tuple[pa.Field | None, pa.Field | None]]:
-    """Return the fields of two structs or schemas by name: ``a``'s in order, then those only ``b`` has."""
+    """Match fields of two structs or schemas by name: ``a``'s in order, then those only ``b`` has."""
     if [f.name for f in a] == [f.name for f in b]:
         return list(zip(a, b, strict=True))
     for fields in (a, b):
@@ -120,7 +119,7 @@ def _merged_fields(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[pa.Fiel
 
 
 def _optional(field: pa.Field) -> pa.Field:
-    """Return a field that may be null, and so may those of a struct: where a file lacks it, all of them are."""
+    """Make a field and, in a struct, its fields nullable: in files that lack it, all are null."""
     if pt.is_struct(field.type):
         field = field.with_type(pa.struct(list(map(_optional, field.type.fields))))
     elif pt.is_fixed_size_list(field.type):  # a null has items, unlike one of other lists
@@ -144,7 +143,6 @@ def _merged_field(a: pa.Field | None, b: pa.Field | None) -> pa.Field:
 
 
 def _merged_type(a: pa.DataType, b: pa.DataType) -> pa.DataType:
-    """Return the narrowest type that holds every value of ``a`` and ``b``, or raise `_Differ`."""
     if a == b or pt.is_null(b):
         return a
     if pt.is_null(a):
@@ -191,7 +189,6 @@ def _merged_type(a: pa.DataType, b: pa.DataType) -> pa.DataType:
 
 
 def joined_type(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
-    """Return the type of a column that is ``a`` in one file and ``b`` in another; None if there is none."""
     try:
         return _merged_type(a, b)
     except _Differ:
@@ -220,7 +217,7 @@ def always_fits(kind: pa.DataType, into: pa.DataType) -> bool:
 
 
 def cast_exactly(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
-    """Return a column as the type that files are joined to; raises Arrow's error rather than round or cut a value."""
+    """Cast to the joined type; raises Arrow's error rather than round or cut a value."""
     if pt.is_null(column.type):
         nulls = pa.nulls(len(column), kind)
         return pa.chunked_array([nulls]) if isinstance(column, pa.ChunkedArray) else nulls
@@ -236,7 +233,7 @@ def cast_exactly(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Ar
 
 
 def unfit_value(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> str | None:
-    """Return the first value of a column that does not fit the type that files are joined to; None if all do."""
+    """The first value that does not fit the joined type."""
     try:
         cast_exactly(column, kind)
     except pa.ArrowException as error:
@@ -259,7 +256,7 @@ def unfit_value(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> str | 
 
 
 def unfit_reason(name: str, column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> str | None:
-    """Return what to say of a column of a file with a value that does not fit; None if all do."""
+    """The reason of an error about a column with a value that does not fit."""
     value = unfit_value(column, kind)
     if value is None:
         return None
@@ -268,7 +265,7 @@ def unfit_reason(name: str, column: pa.Array | pa.ChunkedArray, kind: pa.DataTyp
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:
-    """Return a type with strings, binary and lists in place of views, of which Arrow joins and takes little."""
+    """Replace views with plain strings, binary and lists: Arrow can't join or take most views."""
     if pt.is_string_view(kind):
         return pa.string()
     if pt.is_binary_view(kind):
@@ -283,7 +280,7 @@ def _list_type(kind: pa.DataType) -> pa.DataType:
 
 
 def plain_lists(kind: pa.DataType) -> pa.DataType:
-    """Return a type with lists in place of list views, also inside."""
+    """Replace list views with lists, also inside."""
     return with_changed_types(_list_type(kind), plain_lists)
 
 
@@ -292,7 +289,7 @@ def _has_list_views(kind: pa.DataType) -> bool:
 
 
 def without_list_views(array: pa.Array) -> pa.Array:
-    """Return an array with lists in place of list views, also inside: Arrow's own cast leaves the offsets too short."""
+    """Convert list views to lists, also inside: Arrow's own cast leaves the offsets too short."""
     kind = array.type
     if not _has_list_views(kind):
         return array
@@ -314,7 +311,7 @@ def without_list_views(array: pa.Array) -> pa.Array:
 
 
 def with_fields(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return a type with the fields that only ``other`` has, where both are structs, also inside; they may be null."""
+    """Add, also inside, struct fields that only ``other`` has; they may be null."""
     if not (pt.is_struct(kind) and pt.is_struct(other)):
         return kind
     inside = {field.name.lower(): field for field in other.fields}
@@ -326,7 +323,7 @@ def with_fields(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def with_table_columns(files: pa.Schema, table: pa.Schema) -> pa.Schema:
-    """Return the schema of files as that of their table: with the columns that none has yet, and its wider numbers.
+    """Add the table's columns that no file has yet, and take its wider numbers.
 
     All other types are as in the files.
     """
@@ -336,14 +333,14 @@ def with_table_columns(files: pa.Schema, table: pa.Schema) -> pa.Schema:
 
 
 def check_names(path: str, schema: pa.Schema) -> None:
-    """Raise ParquetError where a file has two columns of one name."""
+    """Raise ParquetError if a file has two columns of one name."""
     if len(set(schema.names)) < len(schema.names):
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
         raise ParquetError(path, f"has two columns named {twice!r}", "rename one at the source")
 
 
 def with_time_zones(files: pa.Schema, table: pa.Schema) -> pa.Schema:
-    """Return the schema of files with the time zones that the columns of their ``table`` have.
+    """Give times the zones of their table's columns.
 
     Times without a zone in such a column are in UTC: those stored as INT96 can have none.
     """
@@ -366,14 +363,13 @@ def _zoned(kind: pa.DataType, wanted: pa.DataType) -> pa.DataType:
 
 
 def _as_wide(kind: pa.DataType, table: pa.Schema, name: str) -> pa.DataType:
-    """Return the type of a column of ``table`` where it is a number that holds each of ``kind``, else ``kind``."""
+    """The column's type in ``table`` if that is a number which holds each of ``kind``, else ``kind``."""
     wanted = table.field(name).type if name in table.names else kind
     number = pt.is_integer(wanted) or pt.is_floating(wanted) or pt.is_decimal(wanted)
     return wanted if number and joined_type(kind, wanted) == wanted and always_fits(kind, wanted) else kind
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether a type is string or binary of any size."""
     return bool(pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind))
 
 
@@ -458,7 +454,7 @@ def merge_schemas(
 
 
 def _place(column: str, first: str, origin: Mapping[str, str], owner: Callable[[str], str] | None) -> str:
-    """Return a file that has a column, of those before."""
+    """A file, of those before, that has the column."""
     return owner(column) if owner is not None and origin[column] == first else origin[column]
 
 
@@ -469,7 +465,6 @@ def _merged_column(a: pa.Field | None, b: pa.Field | None) -> pa.Field:
 
 
 def _clash(path: str, other: str, known: pa.Field, new: pa.Field, differ: _Differ, others: Sequence[str]) -> TypeClash:
-    """Return the error about a column that is ``known`` from the file ``other`` and ``new`` in ``path``."""
     if (here := dense_of(new)) != (there := dense_of(known)):
         texts = [str(field.type) if dense is None else dense.text for field, dense in ((new, here), (known, there))]
         reason = f"column {new.name!r} is stored as {texts[0]}, and as {texts[1]} in {other}"

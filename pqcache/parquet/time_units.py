@@ -22,7 +22,7 @@ class TimeUnits:
     chosen: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, files: pa.Schema) -> pa.Schema:
-        """Return the schema of files with the fixed units; UsageError for a choice of what is no time."""
+        """Apply the fixed units; UsageError if one is chosen for a column that isn't a time."""
         for name, unit in self.chosen.items():
             kind = files.field(name).type if name in files.names else None
             if kind is None or not any(map(_unit_of, leaves_in(kind))):
@@ -57,14 +57,12 @@ class TimeUnits:
             )
 
     def _fixed(self, column: pa.Field) -> pa.DataType:
-        """Return a type that has the fixed units of a column where that has times."""
         if column.name in self.chosen:
             return _all_in_unit(column.type, self.chosen[column.name])
         return self.before.field(column.name).type if column.name in self.before.names else column.type
 
 
 def changed_units(before: pa.Schema, now: pa.Schema) -> list[str]:
-    """Return what has changed of the units of columns, as text."""
     changed: dict[str, str] = {}
     for column in now:
         was = before.field(column.name).type if column.name in before.names else column.type
@@ -77,7 +75,7 @@ def changed_units(before: pa.Schema, now: pa.Schema) -> list[str]:
 
 
 def _pairs_of_units(kind: pa.DataType, other: pa.DataType) -> list[tuple[str, str]]:
-    """Return the units of the times in a type that ``other`` has too, and its units of these."""
+    """Units of the times in both types, each with the other's."""
     pairs: list[tuple[str, str]] = []
 
     def compare(here: pa.DataType, there: pa.DataType) -> pa.DataType:

@@ -19,7 +19,7 @@ _LONGEST = 4096
 
 
 def read_token(file: str | os.PathLike[str] | None) -> str:
-    """Return the token in ``file``, without one the variable's; empty where there is neither.
+    """The token in ``file``, else in the environment; empty if there is neither.
 
     A file that cannot be read, or that others can read, and a token that is too short raise UsageError.
     """
@@ -38,7 +38,7 @@ def read_token(file: str | os.PathLike[str] | None) -> str:
 
 
 def checked_token(text: str, where: str) -> str:
-    """Return a token that was found at ``where``; one that is easily found out, or is no single word, is refused."""
+    """Refuse tokens that are easily guessed or aren't a single word; ``where`` is for the error."""
     if not _SHORTEST <= len(text) <= _LONGEST:
         reason = f"has a token of {len(text)} characters, and takes {_SHORTEST} to {_LONGEST:,}"
         raise UsageError(where, reason, "make one with: openssl rand -hex 32")
@@ -48,5 +48,5 @@ def checked_token(text: str, where: str) -> str:
 
 
 def is_same_token(given: str, token: str) -> bool:
-    """Return whether two tokens are equal, in a time that does not depend on where they differ."""
+    """Compare in constant time."""
     return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())

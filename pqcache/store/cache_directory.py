@@ -105,7 +105,7 @@ class CacheDirectory:
         return (current.is_symlink() and os.readlink(current).startswith("snapshots/")) or bool(self.snapshots())
 
     def caches_inside(self) -> tuple[str, str] | None:
-        """Return reason and advice for an error about a directory of caches that was named in place of a cache."""
+        """Reason and advice if a directory of caches was named in place of a cache."""
         try:
             names = sorted(p.name for p in self.path.iterdir() if CacheDirectory(p).exists())
         except OSError:
@@ -117,7 +117,7 @@ class CacheDirectory:
         return None
 
     def foreign_entries(self) -> list[Path]:
-        """What is in the cache and pqcache did not put there, beside what is in ``tmp``, which each sync empties."""
+        """Files that pqcache did not put there, except in ``tmp``, which each sync empties."""
         found = [path for path in self.path.iterdir() if path.name not in _ENTRIES]
         found += [p for p in self.snapshots_dir.iterdir() if p.is_symlink() or not _SNAPSHOT_ID.fullmatch(p.name)]
         for snapshot in self.snapshots():
@@ -141,7 +141,6 @@ class CacheDirectory:
         return self.path / "tmp"
 
     def current(self) -> Snapshot | None:
-        """Return the snapshot that the link ``current`` points to, or None if there is no link."""
         try:
             target = os.readlink(self.path / "current")
         except FileNotFoundError:
@@ -162,7 +161,7 @@ class CacheDirectory:
         return snapshot
 
     def _run_at_work(self) -> str:
-        """Return the other process that holds the lock; empty where none does, or where this user cannot know."""
+        """The other process that holds the lock; empty if there is none or this user cannot know."""
         try:
             descriptor = open_to_lock(self.path / LOCK)
         except OSError as error:
@@ -178,7 +177,6 @@ class CacheDirectory:
             os.close(descriptor)
 
     def snapshots(self) -> list[Snapshot]:
-        """Return all published snapshots, oldest first."""
         if not self.snapshots_dir.is_dir():
             return []
         names = (p for p in self.snapshots_dir.iterdir() if not p.is_symlink())
@@ -186,7 +184,7 @@ class CacheDirectory:
         return sorted(found, key=lambda snapshot: (snapshot.number, snapshot.id))
 
     def snapshot(self, name: str | None = None) -> Snapshot:
-        """Return the snapshot with an ID, a number, or the name of a pin, or the current one.
+        """Find a snapshot by ID, number or name of a pin, by default the current one.
 
         A missing one raises CacheError.
         """
@@ -213,7 +211,7 @@ class CacheDirectory:
         raise CacheError(self.path, f"{reason} (kept: {', '.join(ids) or 'none'})")
 
     def lease(self) -> tuple[Snapshot, Lease]:
-        """Return the current snapshot and a lease of it; tries again where it is replaced meanwhile."""
+        """Lease the current snapshot; tries again if it is replaced meanwhile."""
         while True:
             snapshot = self.snapshot()
             try:
@@ -303,20 +301,20 @@ class CacheDirectory:
             os.close(descriptor)
 
     def _open_lock(self) -> int:
-        """Open the lock, which others must not be able to open: who can, can hold it for ever."""
+        """Others must not be able to open the lock: whoever can, can hold it forever."""
         descriptor = open_plain(self.path / LOCK, os.O_RDWR | os.O_CREAT, private_mode() & 0o666)
         make_private(descriptor)
         return descriptor
 
 
 def named_caches(names: list[str], place: str) -> tuple[str, str]:
-    """Return reason and advice for an error about ``place``, which has these caches in it."""
+    """Reason and advice for an error about ``place``, which contains these caches."""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return f"{_OF_CACHES}: {', '.join(names[:_NAMED])}{more}", f"name one of them, like {place.rstrip('/')}/{names[0]}"
 
 
 def advice_for_file(path: Path, elsewhere: str, deep: bool = True) -> str:
-    """Return what to do about a file that is gone, or with ``deep`` damaged; ``elsewhere`` if it is in no cache."""
+    """Advice for a file that is missing, or with ``deep`` damaged; ``elsewhere`` if it is in no cache."""
     for above in path.parents:
         cache = above.parent.parent
         if above.parent.name == "snapshots" and CacheDirectory(cache).exists():
@@ -326,14 +324,14 @@ def advice_for_file(path: Path, elsewhere: str, deep: bool = True) -> str:
 
 
 def check_outside_caches(path: Path) -> None:
-    """Raise UsageError for a path in a cache, where only pqcache writes and the next sync may remove it."""
+    """Raise UsageError for a path in a cache: only pqcache writes there, and a sync may remove it."""
     for above in Path(os.path.realpath(path)).parents:
         if CacheDirectory(above).exists():
             raise UsageError(path, f"lies in the cache {above}", "name a directory outside of it")
 
 
 def has_tables(config: Path) -> bool:
-    """Return whether a ``pqcache.toml`` is one of several tables, of a directory of caches, however it spells them."""
+    """Whether a ``pqcache.toml`` is one of a directory of caches, however it spells ``tables``."""
     try:
         text = config_text(config)
     except (OSError, ValueError):
@@ -347,13 +345,13 @@ def has_tables(config: Path) -> bool:
 
 
 def config_text(path: Path) -> str:
-    """Return the text of a ``pqcache.toml``; one that is a link or no plain file raises OSError."""
+    """Raises OSError if ``path`` is a link or not a regular file."""
     with open(open_plain(path, os.O_RDONLY), encoding="utf-8") as file:
         return file.read()
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Return the values of a TOML document; a malformed one raises ValueError."""
+    """Parse TOML; ValueError if it is malformed."""
     try:
         if sys.version_info >= (3, 11):
             import tomllib
@@ -367,7 +365,7 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def cache_path(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of a cache; an empty one, or a URL, which may hold a password, raises UsageError."""
+    """The absolute path; UsageError if empty, or for a URL, which may hold a password."""
     if not os.fspath(path):
         raise UsageError("", "an empty path", "name the directory of a cache")
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.]+):/", os.fspath(path))  # Path makes one slash of two
@@ -379,7 +377,7 @@ def cache_path(path: str | os.PathLike[str]) -> Path:
 
 
 def cache_at(text: str) -> CacheDirectory | None:
-    """Return the cache at a path or ``file://`` URL, or None where there is none."""
+    """The cache at a path or ``file://`` URL, if there is one."""
     if url_scheme(text) not in ("", "file"):
         return None
     cache = CacheDirectory(Path(local_path(text)).expanduser().absolute())
@@ -387,7 +385,7 @@ def cache_at(text: str) -> CacheDirectory | None:
 
 
 def is_arriving(directory: Path) -> bool:
-    """Return whether a directory is a snapshot whose files are still arriving, or a copy of one."""
+    """Also true of a copy of an arriving snapshot."""
     return directory.parent.name != "snapshots" and os.path.isfile(directory / ARRIVED)
 
 
@@ -412,7 +410,7 @@ def snapshot_at(text: str, copies: bool = False) -> tuple[Snapshot, str] | None:
 
 
 def lease_at(text: str, copies: bool = False) -> tuple[Snapshot, str, Lease] | None:
-    """Return what ``snapshot_at`` does, and a lease; tries again where ``CACHE/current`` is replaced meanwhile."""
+    """As ``snapshot_at``, with a lease; tries again if ``CACHE/current`` is replaced meanwhile."""
     while (found := snapshot_at(text, copies)) is not None:
         try:
             return *found, found[0].lease()

@@ -50,17 +50,15 @@ class Config(Remembered):
 
     @property
     def file_rules(self) -> FileRules:
-        """Which files of the source are taken, and what their paths say."""
         types = self.partition_types or {}
         return FileRules(as_files=self.as_files, all_files=self.all_files, marker=self.marker, types=types)
 
     @property
     def version_rule(self) -> VersionRule:
-        """Which version of a table is taken."""
         return VersionRule(version=self.version, as_of=self.as_of)
 
     def rewrite(self) -> RewriteOptions | None:
-        """Return how files are rewritten, or None when they are taken as they come."""
+        """None if files are taken as they come."""
         if self.row_group_size is None:
             return None
         codec, level = (None, None) if self.compression is None else parse_compression(self.compression)
@@ -118,7 +116,7 @@ def config_of(document: Mapping[str, Any]) -> Config:
 
 
 def _check_names(document: Mapping[str, Any]) -> None:
-    """Raise UsageError for a name that is not known: what a person means by it would not be done."""
+    """Raise UsageError for unknown names: silently ignoring them would not do what the person means."""
     known = {"format", *options_of(Remembered)}
     for name in document.keys() - known:
         from difflib import get_close_matches  # a correct file does not need it

@@ -111,7 +111,7 @@ def removable_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.
 
 
 def old_snapshots(cache: CacheDirectory, current: Snapshot) -> list[Snapshot]:
-    """Return the snapshots that were current, in the order in which they are removed; pinned ones are never."""
+    """Snapshots in the order of their removal; neither the current one nor pinned ones."""
     kept = read_kept(cache.path)
     found = [s for s in cache.snapshots() if s.id not in kept.pins and s.number != current.number]
     known = [s for s in found if s.number < current.number or s.id in kept.rolled_back]
@@ -119,7 +119,7 @@ def old_snapshots(cache: CacheDirectory, current: Snapshot) -> list[Snapshot]:
 
 
 def _age(snapshot: Snapshot) -> float:
-    """Seconds since the snapshot was published; negative if a clock was wrong."""
+    """Seconds since publication; negative if a clock was wrong."""
     return time.time() - snapshot.path.stat().st_mtime
 
 

@@ -96,7 +96,6 @@ def append_history(cache: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_history(cache: Path) -> list[dict[str, Any]]:
-    """Return all runs' records, oldest first; what is torn or damaged is left out."""
     try:
         with open(open_plain(cache / HISTORY, os.O_RDONLY), "rb") as file:
             text, _ = _complete_frames(file.read())
@@ -107,12 +106,12 @@ def read_history(cache: Path) -> list[dict[str, Any]]:
 
 
 def result_of(record: Mapping[str, Any]) -> str:
-    """Return what a run came to; records from before there was a ``result`` are of runs that were done or killed."""
+    """What a run came to; records without ``result`` are of completed or killed runs."""
     return str(record.get("result") or (INTERRUPTED if record.get("interrupted") else DONE))
 
 
 def in_order(records: Sequence[dict[str, Any]], missed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return records in the order of events, which is that of the history, whatever the clock did.
+    """Sort records by the order of events, that of the history, whatever the clock did.
 
     Those of ``missed`` come before the first that published a later snapshot.
     """
@@ -148,7 +147,7 @@ def skipped_in(cache: Path, snapshot: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def copied_source(cache: CacheDirectory, current: Snapshot | None) -> str | None:
-    """Return the source of the last sync that has ended, or of a newer snapshot; None where neither is known."""
+    """Source of the last completed sync, or of a newer snapshot."""
     records = read_history(cache.path)
     if current is not None and current.id not in {r.get("snapshot") for r in records if r.get("published")}:
         try:
@@ -159,13 +158,12 @@ def copied_source(cache: CacheDirectory, current: Snapshot | None) -> str | None
 
 
 def _has_source(record: Mapping[str, Any]) -> bool:
-    """Whether the run took the files of its source."""
     done = record.get("command") == "sync" and "published" in record and record.get("result", "done") == "done"
     return bool(record.get("source")) and (done or record.get("interrupted") is True)
 
 
 def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a record for each snapshot that ``records`` do not know: ``interrupted``, with what its manifest has."""
+    """Make an ``interrupted`` record, from its manifest, for each snapshot that ``records`` lack."""
     known = {record.get("snapshot") for record in records}
     found = []
     for snapshot in cache.snapshots():
@@ -186,7 +184,7 @@ def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> l
 
 
 def _complete_frames(data: bytes) -> tuple[bytes, int]:
-    """Return the text of the complete frames, and where the last of them ends; damaged frames before it are skipped."""
+    """Text of the complete frames, and the end of the last; damaged ones before it are skipped."""
     parts: list[bytes] = []
     decompressor = zstandard.ZstdDecompressor()
     position = end = 0
@@ -201,7 +199,7 @@ def _complete_frames(data: bytes) -> tuple[bytes, int]:
 
 
 def _frame(decompressor: zstandard.ZstdDecompressor, data: bytes, position: int) -> tuple[bytes, int]:
-    """Return the text of the frame at ``position``, and where it ends: 0 if it is torn or damaged."""
+    """Text and end of the frame at ``position``; the end is 0 if it is torn or damaged."""
     frame, parts = decompressor.decompressobj(), []
     try:
         while not frame.eof and position < len(data):

@@ -41,7 +41,7 @@ def is_hidden(name: str) -> bool:
 
 @lru_cache(1 << 14)
 def is_hidden_directory(directory: str) -> bool:
-    """Return whether readers skip a directory, relative to the dataset, or one that it lies in."""
+    """Whether readers skip a directory, or one that it lies in."""
     return any(map(is_hidden, directory.split("/")))
 
 
@@ -71,7 +71,7 @@ def infer_type(values: Iterable[str | None]) -> pa.DataType:
 
 
 def parse_types(types: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the types that a user declares for partition columns; UsageError unless each is one of TYPES."""
+    """Check types that a user declares for partition columns; UsageError unless all are in TYPES."""
     if types and not isinstance(types, Mapping):
         raise UsageError(f"partition_types={types!r}", 'give a mapping, like {"hour": "int"}')
     for name, kind in dict(types or {}).items():
@@ -244,7 +244,7 @@ def _typed(values: Sequence[str | None], kind: pa.DataType, name: str) -> pa.Arr
 
 
 def partitions_of(paths: Sequence[str], schema: pa.Schema | None = None) -> pa.Table:
-    """Return one row per file and one column per partition column; ``schema`` is as for `partition_table`."""
+    """One row per file and one column per partition column; ``schema`` is as for `partition_table`."""
     import pyarrow as pa
 
     directories = [parent(path) for path in paths]
@@ -284,7 +284,7 @@ def partition_keys(paths: Iterable[str]) -> dict[str, str]:
 
 
 def parent(path: str) -> str:
-    """Return the directory of a file path relative to the dataset; the dataset itself is ``""``."""
+    """The directory of a path relative to the dataset; ``""`` for the dataset itself."""
     return path.rpartition("/")[0]
 
 

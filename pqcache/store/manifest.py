@@ -19,15 +19,15 @@ _SHAPED = "committed-shaped:"
 
 
 def local_tag(inode: int, ctime_ns: int) -> str:
-    """Return the tag of a file on a local file system, where no ETag begins like it."""
+    """Tag of a file on a local file system; no ETag begins like it."""
     return f"{_INODE}{inode}:{ctime_ns}"
 
 
 def committed_tag(digest: str, shaped: bool) -> str:
-    """Return the tag of a file that the log of a table names, where no ETag begins like it.
+    """Tag of a file that a table's log names; no ETag begins like it.
 
-    ``digest`` is of its URL and of all that the table makes of its rows and columns; ``shaped`` says that this is
-    something: that a copy of it has not the file's bytes.
+    ``digest`` is of its URL and of all that the table makes of its rows and columns. ``shaped`` says that this changes
+    them, so that a copy has other bytes than the file.
     """
     return f"{_SHAPED if shaped else _COMMITTED}{digest}"
 
@@ -50,11 +50,11 @@ class Identity:
 
     @property
     def is_shaped(self) -> bool:
-        """Whether a copy of the file has other bytes than the file, since its table renames columns or deletes rows."""
+        """Whether a copy has other bytes than the file, as its table renames columns or deletes rows."""
         return self.tag.startswith(_SHAPED)
 
     def is_still(self, now: Identity) -> bool:
-        """Return whether a file that was recorded as this is unchanged; without a tag on one side, as far as known."""
+        """Whether the file is unchanged; if a tag is missing, as far as known."""
         same = (self.size, self.mtime_ns) == (now.size, now.mtime_ns)
         return same and (self.tag == now.tag or not self.tag or not now.tag)
 
@@ -126,12 +126,11 @@ class TableVersion:
 
     @property
     def arrow_schema(self) -> bytes:
-        """The table's schema, loaded where it is not known yet; empty where it cannot be known."""
+        """The table's schema, loaded on first use; empty if it cannot be known."""
         return self.schema if self.schema or self.load_schema is None else self.load_schema()
 
     @property
     def has_all_columns(self) -> bool:
-        """Whether ``schema`` has all columns of the table."""
         return self.version != ""
 
     def __str__(self) -> str:
@@ -139,7 +138,7 @@ class TableVersion:
 
 
 def typed_version(table: TableVersion | None, declared: Mapping[str, str], schema: bytes = b"") -> TableVersion | None:
-    """Return what a snapshot records of its ``table``, or of a directory of partitions, as partition types.
+    """What a snapshot records of its ``table``, or of a directory of partitions, as partition types.
 
     ``schema`` has the types of all partition columns that have a value; without it, the result is fit for a digest.
     """
@@ -155,7 +154,6 @@ def typed_version(table: TableVersion | None, declared: Mapping[str, str], schem
 
 
 def declared_types(table: TableVersion | None) -> dict[str, str]:
-    """Return the partition types that were declared for a snapshot of a directory."""
     if table is None or table.format != DIRECTORY or not table.schema_digest:
         return {}
     types: dict[str, str] = json.loads(table.schema_digest)[0]
@@ -190,22 +188,18 @@ class Manifest(SnapshotMetadata):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(entry.size for entry in self.files)
 
     @property
     def rows(self) -> int:
-        """Rows of all files."""
         return sum(entry.rows for entry in self.files)
 
     @property
     def row_groups(self) -> int:
-        """Row groups of all files."""
         return sum(entry.row_groups for entry in self.files)
 
     @property
     def totals(self) -> Totals:
-        """All of these together."""
         return Totals(len(self.files), self.row_groups, self.rows, self.size)
 
 

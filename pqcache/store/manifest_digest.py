@@ -43,7 +43,6 @@ class Summary:
 
 
 def summarize(manifest: Manifest) -> Summary:
-    """Return the summary of ``manifest``."""
     sources = {file for entry in manifest.files for file in entry.sources}
     recipes = {entry.recipe for entry in manifest.files}
     return Summary(
@@ -58,7 +57,7 @@ def summarize(manifest: Manifest) -> Summary:
 
 
 def table_digest(table: TableVersion | None) -> str | None:
-    """Return a digest of the format and the schema of a table, which can change while no file does."""
+    """Digest of a table's format and schema, which can change while no file does."""
     if table is None:
         return None
     schema = table.schema_digest.encode() or table.arrow_schema
@@ -66,12 +65,12 @@ def table_digest(table: TableVersion | None) -> str | None:
 
 
 def write_summary(manifest: Manifest, path: Path) -> None:
-    """Write the summary of ``manifest`` to ``path``; the caller makes it durable."""
+    """The caller makes it durable."""
     path.write_text(json.dumps({"format": FORMAT, **asdict(summarize(manifest))}) + "\n")
 
 
 def read_summary(snapshot: Snapshot) -> Summary | None:
-    """Return a snapshot's summary, or None where it, the manifest or the index is not as it was written."""
+    """None if the summary, the manifest or the index is not as it was written."""
     reason: object = "its summary is of another format"
     try:
         for name in (SUMMARY, FILES, ROW_GROUPS):
@@ -88,7 +87,7 @@ def read_summary(snapshot: Snapshot) -> Summary | None:
 
 
 def rows_in_summary(snapshot: Snapshot) -> int | None:
-    """Return how many rows a snapshot's summary says that it has, or None where that cannot be read."""
+    """None if the summary cannot be read."""
     try:
         return int(json.loads(read_regular(snapshot.path / SUMMARY))["totals"]["rows"])
     except (OSError, *MALFORMED):
@@ -96,12 +95,12 @@ def rows_in_summary(snapshot: Snapshot) -> int | None:
 
 
 def digest_of_sources(files: Iterable[SourceFile]) -> str:
-    """Return a digest that is equal for equal paths and identities, in whatever order."""
+    """Equal for equal paths and identities, in whatever order."""
     return _digest(f"{f.path}\0{f.identity.size} {f.identity.mtime_ns} {f.identity.tag}" for f in files)
 
 
 def digest_of_held(snapshot: Path) -> str | None:
-    """Return the digest of the files that lie in a snapshot, as ``Summary.held``; None if they cannot be looked at."""
+    """Digest of the files in a snapshot, as ``Summary.held``; None if they cannot be examined."""
     try:
         return _digest(_held(snapshot))
     except OSError:

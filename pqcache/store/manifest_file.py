@@ -30,7 +30,7 @@ _SCHEMA = pa.schema(
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
-    """Write ``manifest`` to ``path``; the caller makes it durable."""
+    """The caller makes it durable."""
     about = {
         "format": FORMAT,
         "source": manifest.source,
@@ -47,17 +47,17 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest; a missing, damaged or newer one raises CacheError."""
+    """Raises CacheError if the manifest is missing, damaged or newer."""
     return _read(path, lambda: _opened(path))
 
 
 def read_heading(path: Path) -> Manifest:
-    """Read a manifest without its files, however many they are; raises as ``read_manifest`` does."""
+    """Read a manifest without its files; raises as ``read_manifest``."""
     return _read(path, lambda: _opened(path), with_files=False)
 
 
 def parse_manifest(data: bytes, name: str) -> Manifest:
-    """Return the manifest whose file has the bytes ``data``; raises as ``read_manifest`` does, about ``name``.
+    """Parse the bytes of a manifest; raises as ``read_manifest``, about ``name``.
 
     Its values are checked first, as they come from elsewhere: pyarrow would follow offsets wherever they lead.
     """
@@ -107,7 +107,7 @@ def _check_schema(schema: pa.Schema) -> None:
 
 
 def schema_of_table(table: TableVersion | None) -> pa.Schema | None:
-    """Return the schema of a version of a table; None where it is none, or where the schema is not known."""
+    """None without a table, or if its schema is unknown."""
     schema = b"" if table is None else table.arrow_schema
     return pa.ipc.read_schema(pa.py_buffer(schema)) if schema else None
 
@@ -124,7 +124,7 @@ def _as_json(table: TableVersion) -> dict[str, str]:
 
 
 def _table_of(values: dict[str, str] | None) -> TableVersion | None:
-    """Return a table's version as a manifest has it, without fields of later versions of pqcache."""
+    """Parse a table's version, ignoring fields of later versions of pqcache."""
     if values is None:
         return None
     return TableVersion(

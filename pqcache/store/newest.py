@@ -34,7 +34,6 @@ class Newest:
     size: int | None = None
 
     def allows(self, taken: Taken) -> bool:
-        """Return whether so many partitions of so many bytes together are not too many."""
         few = self.partitions is None or taken.partitions <= self.partitions
         return few and (self.size is None or taken.size <= self.size)
 
@@ -57,7 +56,6 @@ class FreeSpace:
     text: str = FREE
 
     def allows(self, taken: Taken) -> bool:
-        """Return whether there is space for so many bytes."""
         times = 2 if self.rewrites else 1
         tenth = (self.free + self.held) // 10
         reserve = max(tenth, (self.keep + times) * taken.largest) + (0 if taken.fresh else tenth)
@@ -155,7 +153,7 @@ def newest_partitions(
 
 
 def _rank(directory: str, names: Iterable[str]) -> Rank:
-    """Return what orders a directory's partition among others: greater is newer."""
+    """Sort key of a directory's partition: greater is newer."""
     values = partition_values(directory)
     return tuple(_rank_of(values.get(name)) for name in names)
 

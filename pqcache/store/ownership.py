@@ -67,47 +67,46 @@ def check_ownership(cache: Path) -> None:
 
 
 def is_trusted(user: int) -> bool:
-    """Return whether a user is this one, root, or a member of a trusted group."""
+    """Whether a user is this one, root, or a member of a trusted group."""
     return user in (0, os.geteuid()) or not _trusted_groups().isdisjoint(_groups_of(user) if _trusted_groups() else ())
 
 
 def is_trusted_cache(cache: Path) -> bool:
-    """Return whether a cache is one of those that are not checked."""
     named = os.environ.get(CACHES, "").split(os.pathsep)
     return any(os.path.realpath(path) == os.path.realpath(cache) for path in named if path)
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Return whether a file or directory belongs to a trusted user and no other can write to it."""
+    """Whether a file or directory belongs to a trusted user and no other can write to it."""
     if not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and status.st_uid == os.geteuid():
         return True  # the fast answer for nearly all of what may be a million files
     return is_trusted(status.st_uid) and not _writers(status)
 
 
 def directory_mode() -> int:
-    """Return the mode of a new directory in a cache, from which the system takes the umask."""
+    """Mode of a new directory in a cache, before the umask."""
     return 0o777 if _is_shared() else 0o755
 
 
 def file_mode() -> int:
-    """Return the mode of a new file in a cache, from which the system takes the umask."""
+    """Mode of a new file in a cache, before the umask."""
     return 0o666 if _is_shared() else 0o644
 
 
 def private_mode() -> int:
-    """Return the mode of a new directory that only trusted users can enter."""
+    """Mode of a new directory that only trusted users can enter."""
     return 0o770 if _is_shared() else 0o700
 
 
 def make_private(file: Path | int) -> None:
-    """Take from a file or directory of this user what others may do with it."""
+    """Revoke what others may do with a file or directory of this user."""
     status = os.stat(file)
     if status.st_uid == os.geteuid() and status.st_mode & 0o777 & ~private_mode():
         os.chmod(file, status.st_mode & private_mode())
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory in a cache, and its missing parents, with ``directory_mode``."""
+    """Make a directory in a cache, with parents, in ``directory_mode``."""
     if not path.is_dir():
         make_directories(path.parent)
         path.mkdir(directory_mode(), exist_ok=True)
@@ -137,7 +136,7 @@ def _check_writers(path: Path, status: os.stat_result, cache: Path) -> None:
 
 
 def _writers(status: os.stat_result) -> str:
-    """Return who can write beside the owner and is not trusted; empty if nobody."""
+    """Untrusted writers beside the owner; empty if there are none."""
     if status.st_mode & stat.S_IWOTH:
         return "every user"
     group = status.st_gid
@@ -176,7 +175,7 @@ def _groups_of(user: int) -> frozenset[int]:
 
 @lru_cache
 def _is_private(group: int, user: int) -> bool:
-    """Return whether a group is the one of a single user, as many systems make for each, with umask 002."""
+    """Whether a group has a single user, as many systems make for each, with umask 002."""
     import grp
     import pwd
 

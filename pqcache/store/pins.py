@@ -52,12 +52,11 @@ class KeptSnapshots:
     last_number: int = 0
 
     def id_of(self, name: str) -> str | None:
-        """Return the ID of the snapshot with a name; None where none has it."""
         return next((snapshot for snapshot, known in self.pins.items() if known == name and name), None)
 
 
 def read_kept(cache: Path) -> KeptSnapshots:
-    """Return what a cache keeps; CacheError where that cannot be read, so that nothing pinned is removed."""
+    """Raises CacheError if unreadable, so that nothing pinned is removed."""
     path = cache / SNAPSHOTS
     try:
         values: dict[str, Any] = json.loads(read_regular(path))
@@ -78,7 +77,7 @@ def read_kept(cache: Path) -> KeptSnapshots:
 
 
 def write_kept(cache: Path, kept: KeptSnapshots) -> None:
-    """Write what a cache keeps, durably, without what is not there any more."""
+    """Write durably, without what is not there any more."""
     here = {path.name for path in (cache / "snapshots").iterdir()}
     values = {
         "format": _FORMAT,
@@ -98,7 +97,7 @@ def check_name(name: str) -> None:
 
 
 def rolled_back_from(cache: Path, current: Snapshot | None) -> str | None:
-    """Return the newest snapshot from which a cache was rolled back to ``current``; None where it was not."""
+    """The newest snapshot that a rollback to ``current`` has left."""
     found = [Snapshot(cache / "snapshots" / name) for name in read_kept(cache).rolled_back]
     newer = [snapshot for snapshot in found if current is not None and snapshot.number > current.number]
     return max(newer, key=lambda snapshot: snapshot.number).id if newer else None

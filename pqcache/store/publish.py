@@ -39,14 +39,14 @@ def publish(cache: CacheDirectory, built: Path, previous: Snapshot | None) -> Sn
 
 
 def new_snapshot_id(cache: CacheDirectory, now: datetime | None = None) -> str:
-    """Return a name for the next snapshot: the time, and a number that always grows."""
+    """The time, and a number that always grows."""
     moment = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
     numbers = [snapshot.number for snapshot in (*cache.snapshots(), *arriving_snapshots(cache))]
     return f"{moment}-{max([*numbers, read_kept(cache.path).last_number]) + 1:04d}"
 
 
 def _remove_orphans(cache: CacheDirectory, previous: Snapshot) -> None:
-    """Remove what a run left that died before its snapshot became current: it would count as an old one."""
+    """Remove what a run left that died before publishing: it would count as an old snapshot."""
     kept = read_kept(cache.path)
     for snapshot in cache.snapshots():
         was_current = snapshot.number <= previous.number or snapshot.id in kept.rolled_back or snapshot.id in kept.pins

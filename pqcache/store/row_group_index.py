@@ -160,7 +160,7 @@ class Index:
         return frozenset(self.table.column_names)
 
     def numbers(self, column: str) -> npt.NDArray[np.int64]:
-        """Return an integer column of ``table`` as an array of int64 to be read, one item per row group."""
+        """A read-only integer column of ``table``; one item per row group."""
         return self._places[column] if column in _PLACES else _int64(self.table[column])
 
     @cached_property
@@ -169,16 +169,15 @@ class Index:
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
-        """Rows of each row group."""
         return self.numbers("rows")
 
     @property
     def varying(self) -> list[str]:
-        """The columns whose rows differ in size when they are decoded."""
+        """Columns whose rows differ in decoded size."""
         return [name.removesuffix(":decoded") for name in self.table.column_names if name.endswith(":decoded")]
 
     def optional(self, column: str) -> npt.NDArray[np.int64]:
-        """Return an integer column of ``table`` as an array to be written, with -1 for what is unknown."""
+        """A writable integer column of ``table``; -1 for unknown values."""
         if column not in self.recorded:
             return np.full(len(self), -1, np.int64)
         return np.array(self.table[column].fill_null(-1).to_numpy(), np.int64)
@@ -240,7 +239,7 @@ def build_index(
 
 
 def index_columns(path: str, metadata: pq.FileMetaData, schema: pa.Schema, file: Path | None = None) -> IndexColumns:
-    """Return what the index says of the row groups of a file, which is at ``path`` in its dataset, by its footer.
+    """Index columns of a file at ``path`` in its dataset.
 
     ``file`` is where it is, if it is there to look at its dictionaries.
     """
@@ -258,7 +257,7 @@ def index_columns(path: str, metadata: pq.FileMetaData, schema: pa.Schema, file:
 
 
 def with_dictionaries(index: Index, open_file: OpenFile, follow: bool = True, jobs: int = 8) -> Index:
-    """Return an index with the decoded sizes that dictionaries tell, which are looked at in 32 row groups.
+    """Estimate decoded sizes from the dictionaries of 32 row groups.
 
     ``open_file`` opens a file by its path in the index; for ``follow`` see `decoded_columns`.
     """
@@ -287,8 +286,6 @@ def with_dictionaries(index: Index, open_file: OpenFile, follow: bool = True, jo
 
 
 def local_files(root: Path) -> OpenFile:
-    """Return what opens the files below a directory for `with_dictionaries`."""
-
     @contextmanager
     def opened(path: str) -> Iterator[tuple[pq.FileMetaData, pa.Schema, Read]]:
         with reading(root / path) as read:
@@ -298,7 +295,7 @@ def local_files(root: Path) -> OpenFile:
 
 
 def _spread(rows: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
-    """Return ``most`` of some rows: half of them evenly apart, half with the largest sizes, in ascending order."""
+    """Select ``most`` rows: half of them evenly apart, half with the largest sizes, in ascending order."""
     if len(rows) <= most:
         return rows
     apart = rows[np.arange(most // 2) * len(rows) // (most // 2)]
@@ -331,7 +328,7 @@ class IndexBuilder:
         self._tables: dict[int, list[pa.Table]] = {}  # by schema
 
     def add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema, columns: IndexColumns | None = None) -> None:
-        """Add one file by its footer and Arrow schema, and its `index_columns`; threads may add at the same time."""
+        """Add a file by its footer, Arrow schema and `index_columns`; thread-safe."""
         columns = index_columns(path, metadata, schema) if columns is None else columns
         with self._lock:
             self._add(path, metadata, schema, columns)
@@ -350,7 +347,7 @@ class IndexBuilder:
             self._pack(position)
 
     def finish(self, paths: Sequence[str], previous: Index | None = None) -> Index:
-        """Return the index of ``paths``, which are sorted; those not added come from ``previous``."""
+        """Index the sorted ``paths``; those not added come from ``previous``."""
         uniform = self.is_uniform(paths, previous)
         parts, schema, columns = self._gather(paths, previous)
         blocks = merged_parts([part for _, part in parts], len(paths), columns)
@@ -365,7 +362,7 @@ class IndexBuilder:
         )
 
     def is_uniform(self, paths: Sequence[str], previous: Index | None) -> bool:
-        """Return whether all files of what ``finish`` would return have the same schema, as far as is known."""
+        """Whether all files that ``finish`` would cover have one schema, as far as known."""
         schemas = [schema for _, schema in self._schemas]
         if previous is not None and not self._ids.keys() >= set(paths):
             if not previous.uniform:
@@ -374,7 +371,7 @@ class IndexBuilder:
         return all(is_alike(schema, schemas[0]) for schema in schemas)
 
     def write(self, paths: Sequence[str], previous: Index | None, path: Path, root: Path | None = None) -> pa.Schema:
-        """Write what ``finish`` would return to ``path``, a few files at a time; the caller makes it durable.
+        """Write ``finish``'s result to ``path``, a few files at a time; the caller makes it durable.
 
         Return the schema of the files. ``root`` is where they are, if they are there: see `check_values`.
         """
@@ -388,14 +385,14 @@ class IndexBuilder:
         return schema
 
     def check_values(self, paths: Sequence[str], previous: Index | None, root: Path, schema: pa.Schema) -> None:
-        """Raise TypeClash about files below ``root`` with values that have no place in the ``schema`` of all.
+        """Raise TypeClash about files below ``root`` whose values don't fit the common ``schema``.
 
         Their columns are decoded, unless minima and maxima say that all values fit.
         """
         self._check_values(self._parts(paths, previous), schema, root, paths)
 
     def _parts(self, paths: Sequence[str], previous: Index | None) -> list[tuple[pa.Schema, IndexPart]]:
-        """Return the rows of the index in parts of one schema each, those kept of ``previous`` last."""
+        """Parts of one schema each, those kept of ``previous`` last."""
         for position in range(len(self._schemas)):
             self._pack(position)
         position_of = {path: position for position, path in enumerate(paths)}
@@ -413,7 +410,7 @@ class IndexBuilder:
     def _gather(
         self, paths: Sequence[str], previous: Index | None
     ) -> tuple[list[tuple[pa.Schema, IndexPart]], pa.Schema, pa.Schema]:
-        """Return the rows of the index in parts, the dataset's schema, and the index's."""
+        """The parts of the index, the dataset's schema, and the index's."""
         if previous is not None:
             previous = _with_time_zones(previous, self._table_schema)
             if all(path in self._ids for path in paths):
@@ -434,7 +431,7 @@ class IndexBuilder:
     def _without_keys(
         self, schema: pa.Schema, paths: Sequence[str], parts: Sequence[tuple[pa.Schema, IndexPart]]
     ) -> pa.Schema:
-        """Return a schema without columns whose names differ from those of partition columns in case alone."""
+        """Drop columns whose names differ from those of partition columns in case alone."""
         keys = partition_keys(paths)
         while names := differing_in_case(schema.names, keys):
             column, key = names
@@ -457,7 +454,7 @@ class IndexBuilder:
         return schema
 
     def _merged(self, named: list[tuple[str, pa.Schema]], owner: Callable[[str], str] | None = None) -> pa.Schema:
-        """Return the schema of all files; where types clash, TypeClash has all added files of such a type."""
+        """Merge schemas; a TypeClash names all added files of a conflicting type."""
         try:
             return self._units.of(merge_schemas(named, owner, self._clashes))
         except TypeClash as clash:
@@ -493,7 +490,7 @@ class IndexBuilder:
         others: Sequence[tuple[pa.DataType, Sequence[str]]],
         root: Path,
     ) -> TypeClash:
-        """Return the error about ``bad`` files, with values of type ``kind`` that do not fit ``others``."""
+        """The error about ``bad`` files, with values of type ``kind`` that do not fit ``others``."""
         path, reason = next(iter(bad.items()))
         if not others:  # the unit is that of earlier times, or chosen
             advice = "choose a unit that holds all times with --time-units"
@@ -525,7 +522,7 @@ class IndexBuilder:
 
 
 def _with_time_zones(index: Index, table: pa.Schema) -> Index:
-    """Return an index whose columns have the time zones of their table: an earlier version wrote it without them."""
+    """Add the time zones of ``table`` to an index that was made without them."""
     schema = with_time_zones(index.data_schema, table)
     if schema.equals(index.data_schema):
         return index
@@ -534,7 +531,6 @@ def _with_time_zones(index: Index, table: pa.Schema) -> Index:
 
 
 def _schema_of_kept(previous: Index, part: IndexPart) -> pa.Schema:
-    """Return the previous schema without the columns that no kept row group has any more."""
     here = part.files >= 0
     if not here.any():
         return previous.data_schema
@@ -547,7 +543,7 @@ def _schema_of_kept(previous: Index, part: IndexPart) -> pa.Schema:
 
 
 def may_not_fit(table: pa.Table, field: pa.Field) -> npt.NDArray[np.bool_]:
-    """Return for each row group whether its statistics leave open that a value of a column does not fit ``field``."""
+    """Per row group, whether its statistics leave open that a value does not fit ``field``."""
     size, low, high = (f"{field.name}:{what}" for what in ("bytes", "min", "max"))
     nulls = np.nan_to_num(table[f"{field.name}:nulls"].to_numpy(), nan=-1)
     all_null = nulls == table["rows"].to_numpy()
@@ -572,7 +568,7 @@ def _fits(value: pa.Scalar, kind: pa.DataType) -> bool:
 
 
 def unfit_in_file(path: Path, fields: Sequence[pa.Field]) -> str | None:
-    """Return which value of a file does not fit the type that files are joined to in ``fields``; None if all do."""
+    """The first value in a file that does not fit the joined types in ``fields``."""
     try:
         with pq.ParquetFile(path) as file:
             known = file.schema_arrow
@@ -588,7 +584,7 @@ def unfit_in_file(path: Path, fields: Sequence[pa.Field]) -> str | None:
 
 
 def doubtful_columns(index: Index) -> dict[int, list[pa.Field]]:
-    """Return by file the columns whose values may not fit the type that files are joined to, by statistics alone."""
+    """By file, columns whose statistics leave open that some value does not fit the joined type."""
     found: dict[int, list[pa.Field]] = {}
     for column in index.data_schema if not index.uniform else ():
         if any(map(_may_be_rounded, leaves_in(column.type))):
@@ -619,7 +615,7 @@ def _kept_with_column(previous: Index, part: IndexPart, column: str) -> str:
 
 
 def write_index(index: Index, path: Path) -> None:
-    """Write an index to ``path``; the caller makes it durable."""
+    """The caller makes it durable."""
     about = _about(index.uniform, index.data_schema, index.table_schema)
     with _writer(path, index.paths, index.table.schema, about) as write:
         for first in range(0, len(index), _BATCH):
@@ -638,7 +634,7 @@ def _about(uniform: bool, schema: pa.Schema, table_schema: pa.Schema) -> dict[st
 def _writer(
     path: Path, paths: Sequence[str], columns: pa.Schema, about: Mapping[str, str | bytes]
 ) -> Iterator[Callable[[pa.Table], None]]:
-    """Yield a function that appends rows; file numbers become codes into a dictionary of the paths."""
+    """Yields a function that appends rows; file numbers become codes into a dictionary of the paths."""
     names = pa.array(paths, pa.string())
     field = pa.field("file", pa.dictionary(pa.int32(), pa.string()))
     schema = columns.set(0, field).with_metadata(about)
@@ -659,7 +655,7 @@ def _writer(
 
 
 def read_index(path: Path) -> Index:
-    """Open an index by memory-mapping it."""
+    """Memory-maps the file."""
     try:
         check_regular(path)
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
@@ -698,7 +694,7 @@ def read_index(path: Path) -> Index:
 
 
 def with_columns(table: pa.Table, columns: pa.Schema) -> pa.Table:
-    """Return a table of an index with other columns; extremes that do not fit their new type are unknown."""
+    """Cast an index to other columns; extremes that do not fit their new type become unknown."""
     arrays: dict[str, pa.Array | pa.ChunkedArray | None] = {}
     unknown: set[str] = set()
     for field in columns:
@@ -726,12 +722,11 @@ class IndexPart:
 
 
 def index_part(table: pa.Table, position_of: npt.NDArray[np.int32]) -> IndexPart:
-    """Return rows of an index whose files have new positions."""
     return IndexPart(table, position_of[table["file"].to_numpy()])
 
 
 def merged_parts(parts: Sequence[IndexPart], files: int, columns: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of ``parts`` in the order of files and row groups, a few thousand files at a time."""
+    """Yield rows in the order of files and row groups, a few thousand files at a time."""
     for first in range(0, files, _BATCH):
         pieces = [columns.empty_table()]
         for part in parts:

@@ -57,7 +57,7 @@ class RunRecord:
         self.run, self.is_open = os.urandom(4).hex(), False
 
     def begin(self) -> None:
-        """Note that the run is at work; first, write the records of runs that were killed before they wrote theirs."""
+        """Record that the run is at work, after completing the records of killed runs."""
         self._start()
         records = read_history(self._cache.path)
         process = ProcessIdentity()
@@ -76,7 +76,7 @@ class RunRecord:
         self.is_open = True
 
     def end(self, values: Mapping[str, Any], config: Config | None = None) -> None:
-        """Write what the run did. ``config`` is what the cache remembers now; its changes are recorded."""
+        """Record the run's result, and the changes of options in ``config``."""
         record = {"result": DONE, **values}
         if config is not None and (options := options_of(config)) != self._known:
             record["options"] = options
@@ -86,12 +86,11 @@ class RunRecord:
         self._append(record)
 
     def fail(self, error: BaseException) -> None:
-        """Write why the run failed, was refused or was interrupted, unless what it did is written already."""
         if self.is_open:
             self._append(self._failure(error))
 
     def refuse(self, error: PqcacheError) -> None:
-        """Write that the run did not begin, as another one holds the lock."""
+        """Record that another run holds the lock."""
         if (self._cache.path / LOCK).is_file():
             with self._full_disk_warned():
                 append_history(self._cache.path, {"time": _now(), **self._values, **self._failure(error)})
@@ -118,7 +117,7 @@ class RunRecord:
 
     @contextmanager
     def _full_disk_warned(self) -> Iterator[None]:
-        """Report a full disk as an event: what frees space has to work all the same."""
+        """Report a full disk as an event: commands that free space have to work all the same."""
         try:
             yield
         except OSError as error:
@@ -156,9 +155,9 @@ def recorded_run(
 
 
 def read_running(cache: Path) -> dict[str, Any] | None:
-    """Return what the run that is at work wrote when it began, or one that was killed; None if there is neither.
+    """The record of a run at work, or of a killed one.
 
-    Also None if it is damaged, as when only a part was written before the machine stopped.
+    None if there is neither, or if it is damaged, as when only a part was written before the machine stopped.
     """
     try:
         return parse_record(read_regular(cache / RUNNING), "run", "command", "began")
@@ -167,7 +166,7 @@ def read_running(cache: Path) -> dict[str, Any] | None:
 
 
 def unfinished(cache: CacheDirectory, records: list[dict[str, Any]], under_lock: bool = False) -> list[dict[str, Any]]:
-    """Return records of what ``records`` do not know: snapshots of killed runs, and the run that began last.
+    """Records that are missing: snapshots of killed runs, and the run that began last.
 
     That one is ``running`` if it is at work, which it is not for a caller who holds the lock.
     """
@@ -183,7 +182,7 @@ def unfinished(cache: CacheDirectory, records: list[dict[str, Any]], under_lock:
 
 
 def is_at_work(cache: CacheDirectory, running: Mapping[str, Any]) -> bool:
-    """Return whether the run that wrote ``running`` is at work: it holds the lock, or its process exists."""
+    """Whether the run that wrote ``running`` holds the lock, or its process exists."""
     try:
         descriptor = os.open(cache.path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -205,7 +204,7 @@ def _process_exists(running: Mapping[str, Any]) -> bool:
 
 
 def options_of(config: Config) -> dict[str, Any]:
-    """Return the source and the options that a cache remembers, those that are not the default, without secrets."""
+    """Source and non-default options that a cache remembers, without secrets."""
     found = {}
     for field in fields(config):
         value = getattr(config, field.name)
@@ -225,7 +224,7 @@ def _plain(value: Any) -> Any:
 
 
 def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the options that differ, each with its value before and after; None stands for the default."""
+    """Options that differ, each with its value before and after; None stands for the default."""
     names = [*after, *(name for name in before if name not in after)]
     pairs = {name: [before.get(name), after.get(name)] for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

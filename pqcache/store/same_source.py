@@ -40,7 +40,7 @@ def is_same_source(one: str, other: str, options: Mapping[str, str], other_optio
 
 
 def _parts(url: str) -> tuple[str, str, str]:
-    """The kind of store, the host or bucket with its port, and the path."""
+    """Kind of store, host or bucket with port, and path."""
     scheme = url_scheme(url)
     if scheme in ("", "file"):
         return "file", "", os.path.realpath(os.path.expanduser(local_path(url)))
@@ -53,7 +53,7 @@ def _parts(url: str) -> tuple[str, str, str]:
 
 
 def _is_same_host(kind: str, one: str, other: str) -> bool:
-    """Return whether two hosts with their ports are one server; servers of web pages may share an address."""
+    """Whether two hosts with ports are one server; web servers may share an address."""
     (name, _, port), (other_name, _, other_port) = one.rpartition(":"), other.rpartition(":")
     if kind not in _PORTS or not port or port != other_port:
         return False
@@ -61,7 +61,7 @@ def _is_same_host(kind: str, one: str, other: str) -> bool:
 
 
 def _is_same_endpoint(options: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    """Return whether the endpoints in two sets of options are one server; one that is not named may be any."""
+    """Whether two sets of options name one endpoint; an endpoint that is not named may be any."""
     one, two = options.get(_ENDPOINT), other.get(_ENDPOINT)
     if one is None or two is None or one.rstrip("/") == two.rstrip("/"):
         return True
@@ -76,7 +76,7 @@ def _is_same_endpoint(options: Mapping[str, str], other: Mapping[str, str]) -> b
 
 
 def _name_nodes(host: str, options: Mapping[str, str]) -> set[tuple[str, str]]:
-    """Return the addresses and ports that an HDFS host or nameservice stands for; an empty one is the default."""
+    """Addresses and ports of an HDFS host or nameservice; an empty one is the default."""
     from pqcache.store.drivers.hadoop import site_configuration  # and an XML parser, which few syncs need
 
     known = {**site_configuration(), **options}

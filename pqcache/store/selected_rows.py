@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def ranges_of(begins: Ints, counts: Ints) -> Ints:
-    """The numbers of ranges, one after the other: ``counts[i]`` from ``begins[i]`` on."""
+    """Concatenated ranges of ``counts[i]`` numbers from ``begins[i]`` on."""
     return np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
 
 

@@ -55,7 +55,7 @@ def parse_shard(text: str) -> Shard:
 
 
 def owners(files: Iterable[SourceFile], nodes: int) -> dict[str, int]:
-    """Return the node that each path belongs to: the same for the same paths and sizes, in whatever order."""
+    """Node of each path: the same for the same paths and sizes, in whatever order."""
     line = sorted((_place(parent(file.path)), file.path, file.identity.size) for file in files)
     total = sum(size for _, _, size in line)
     found: dict[str, int] = {}
@@ -76,13 +76,13 @@ def owners(files: Iterable[SourceFile], nodes: int) -> dict[str, int]:
 
 
 def whole(directories: Iterable[str], shard: Shard) -> set[str]:
-    """Return those of the partitions of a share of which no other node can have files: they are not at its ends."""
+    """Partitions of a share that no other node can have files of: they are not at its ends."""
     line = sorted(directories, key=_place)
     return set(line[shard.node > 0 : len(line) - (shard.node < shard.nodes - 1)])
 
 
 def listing_digest(files: Sequence[SourceFile], taken: Iterable[str], nodes: int, what: str) -> str:
-    """Return what nodes compare to know that they have shared the same listing.
+    """Digest by which nodes know that they have shared the same listing.
 
     ``taken`` are the paths that do not wait for a marker or to settle, ``what`` says which columns and rows are taken.
     """

@@ -127,7 +127,6 @@ class Lease:
             raise CacheError(snapshot.path, "the snapshot was just removed", "open the cache again")
 
     def close(self) -> None:
-        """Release the lease."""
         self._file.close()
 
     def __enter__(self) -> Lease:
@@ -139,7 +138,6 @@ class Lease:
 
 @contextmanager
 def closed_on_error(lease: Lease | None) -> Iterator[None]:
-    """Release a lease if the body fails."""
     try:
         yield
     except BaseException:
@@ -149,6 +147,6 @@ def closed_on_error(lease: Lease | None) -> Iterator[None]:
 
 
 def write_checksums(snapshot: Path) -> None:
-    """Record the checksums of a new snapshot's manifest, index and summary; the caller makes them durable."""
+    """Checksums of manifest, index and summary; the caller makes them durable."""
     found = {name: checksum_of(snapshot / name) for name in (FILES, ROW_GROUPS, SUMMARY)}
     (snapshot / CHECKSUMS).write_text(json.dumps(found) + "\n")

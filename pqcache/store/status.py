@@ -113,12 +113,11 @@ def status(*roots: str | os.PathLike[str]) -> StatusReport:
 
 
 def cache_status(cache: str | os.PathLike[str]) -> CacheStatus:
-    """Return the status of one cache."""
     return _status(Path(cache).absolute(), {}, time.time())
 
 
 def default_root() -> Path:
-    """Return the directory of all caches, which ``PQCACHE_ROOT`` names, else ``pqcache`` where caches of a user are."""
+    """``PQCACHE_ROOT``, else the directory ``pqcache`` where the user's caches are."""
     named = os.environ.get(ROOT)
     if named:
         return Path(named).expanduser()
@@ -126,7 +125,7 @@ def default_root() -> Path:
 
 
 def find_caches(*roots: str | os.PathLike[str]) -> list[Path]:
-    """Return the directories of all caches below the roots, by default the one of ``default_root``, by their paths."""
+    """All caches below the roots, by default ``default_root``, sorted by path."""
     found: dict[Path, None] = {}
     for root in roots or (default_root(),):
         path = Path(root).expanduser().absolute()
@@ -151,7 +150,7 @@ def _caches(directory: Path, depth: int) -> Iterator[Path]:
 
 
 def _status(path: Path, seen: dict[tuple[int, int], int], now: float) -> CacheStatus:
-    """Return the status of one cache; files are added to ``seen`` by what they take on disk."""
+    """Status of one cache; ``seen`` collects what files take on disk."""
     cache = CacheDirectory(path)
     try:
         values: dict[str, Any] = {"disk_bytes": _disk_bytes(path, seen), "source": redact(read_config(path).source)}
@@ -175,7 +174,7 @@ def _totals(snapshot: Snapshot) -> Totals:
 
 
 def _runs(records: Sequence[Mapping[str, Any]], current: Snapshot | None, now: float) -> dict[str, Any]:
-    """Return what the records of a cache say of its syncs."""
+    """Summary of a cache's syncs."""
     syncs = [record for record in records if record.get("command") == "sync"]
     values: dict[str, Any] = {"next_due": next_due(syncs)}
     if syncs:
@@ -193,7 +192,7 @@ def _runs(records: Sequence[Mapping[str, Any]], current: Snapshot | None, now: f
 
 
 def next_due(syncs: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return when the next sync is due: the last beginning, and the usual interval; None where there is no such.
+    """When the next sync is due: the last start plus the usual interval; None if there is none.
 
     The interval is the median of the last ten, if half of them are about as long. A run that another one kept away is
     no new beginning.
@@ -220,7 +219,7 @@ def _is_leased(snapshot: Snapshot) -> bool:
 
 
 def _disk_bytes(directory: Path, seen: dict[tuple[int, int], int]) -> int:
-    """Return what is allocated on disk below a directory, each file once; add all files to ``seen``."""
+    """Bytes allocated on disk below a directory; each file counts once, by ``seen``."""
     own: dict[tuple[int, int], int] = {}
     for place, _, names in os.walk(directory):
         for name in names:

@@ -75,12 +75,12 @@ def _entry(path: Path, name: str, values: Any) -> ListedTable:
 
 
 def is_cache_name(name: str) -> bool:
-    """Return whether a cache in a directory of caches can have this name, which is in each line of a log."""
+    """Whether a cache in a directory of caches can have this name, which is in each line of a log."""
     return bool(name) and "/" not in name and not name.startswith(".") and printable(name) == name
 
 
 def _absolute(source: str, root: Path) -> str:
-    """Return a source whose relative path counts from the directory of the file, wherever the sync runs."""
+    """Relative paths count from the directory of the file, wherever the sync runs."""
     if url_scheme(source):
         return source
     return os.path.normpath(root / os.path.expanduser(local_path(source)))

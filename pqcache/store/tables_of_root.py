@@ -117,7 +117,7 @@ def remove(
 
 
 def _check_removable(cache: CacheDirectory) -> None:
-    """Raise CacheError or CacheLocked for a cache with something in it that nobody should lose by mistake."""
+    """Raise CacheError or CacheLocked if something in the cache could be lost by mistake."""
     read_config(cache.path)
     if foreign := cache.foreign_entries():
         named = ", ".join(str(path.relative_to(cache.path)) for path in foreign[:5])

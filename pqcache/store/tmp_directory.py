@@ -26,17 +26,17 @@ from pqcache.system.disk import remove_tree
 
 
 def file_key(source: str, file: SourceFile, subset: str = "") -> str:
-    """Return a name for what is taken of one version of one source file."""
+    """A name for what is taken of one version of one source file."""
     return _digest(source, file.path, file.identity.size, file.identity.mtime_ns, file.identity.tag, subset)
 
 
 def rewrite_key(source: str, directory: str, files: Sequence[SourceFile], recipe: str) -> str:
-    """Return a name for what ``recipe`` makes of a directory's source files, which are in row order."""
+    """A name for what ``recipe`` makes of a directory's source files, which are in row order."""
     return _digest(source, directory, recipe, *(file_key(source, file) for file in files))
 
 
 def make_workdir(cache: CacheDirectory) -> Path:
-    """Create this run's directory below ``tmp/``, with ``fetch/`` and ``rewrite/`` in it; return its path."""
+    """Create this run's directory below ``tmp/``, with ``fetch/`` and ``rewrite/`` in it."""
     run = cache.tmp_dir / f"{_boot_id()}-{os.getpid()}-{os.urandom(4).hex()}"
     for name in ("fetch", "rewrite"):
         make_directories(run / name)
@@ -69,7 +69,7 @@ def take_over_or_remove(
 
 
 def discard(directory: Path) -> None:
-    """Remove something in ``tmp/``, renamed first, so that a run that still uses it fails cleanly."""
+    """Rename, then remove, so that a run that still uses it fails cleanly."""
     trash = directory.with_name(f"removed-{os.urandom(8).hex()}")
     directory.rename(trash)
     remove_tree(trash)
@@ -90,7 +90,7 @@ def _move(left: Path, target: Path) -> None:
 
 
 def _is_all_own(left: Path) -> bool:
-    """Return whether a file, or a directory with all files in it, belongs to this user and no other can write to it."""
+    """Whether a file, or a directory with all files in it, belongs to this user and no other can write to it."""
     entries = list(left.iterdir()) if left.is_dir() else []
     return all(is_own(path.lstat()) for path in (left, *entries))
 

@@ -22,7 +22,7 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\
 
 
 def url_scheme(url: str) -> str:
-    """Return the lower-case scheme of a URL, or an empty string for a path; ``s3`` also for ``s3a`` and ``s3n``."""
+    """Lower-case scheme, empty for a path; ``s3`` also for ``s3a`` and ``s3n``."""
     match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)://", url)
     scheme = match[1].lower() if match else ""
     return _ALIASES.get(scheme, scheme)
@@ -39,7 +39,7 @@ def with_usual_scheme(url: str) -> str:
 
 
 def check_url(url: str) -> None:
-    """Raise UsageError for what is no path or URL, and for a secret in the query, which would be part of a path."""
+    """Raise UsageError unless ``url`` is a path or URL, and for secrets in a query, which would be part of a path."""
     scheme = url_scheme(url)
     if not url.partition("://")[2 if scheme == "file" else 0].strip():
         raise UsageError("", "an empty path", "name a directory or a URL")
@@ -55,7 +55,7 @@ def check_url(url: str) -> None:
 
 
 def local_path(url: str) -> str:
-    """Return the path in a ``file://`` URL, or the path itself."""
+    """The path in a ``file://`` URL, or the path itself."""
     if url_scheme(url) != "file":
         return url
     parts = urlsplit(url)
@@ -65,12 +65,12 @@ def local_path(url: str) -> str:
 
 
 def is_secret(option: str) -> bool:
-    """Return whether an option of this name must never be stored or shown."""
+    """Whether an option of this name must never be stored or shown."""
     return _SECRET.search(option) is not None and option != "token_file"  # which names a file, and is remembered
 
 
 def redact(url: str) -> str:
-    """Return ``url`` without the passwords and tokens in it, and for S3 without the key as well."""
+    """Remove passwords and tokens, and for S3 the key as well."""
     scheme = url_scheme(url)
     if not scheme:
         return url
@@ -90,35 +90,34 @@ def redact(url: str) -> str:
 
 
 def remembered_url(url: str) -> str:
-    """Return ``url`` as a cache remembers its source: without secrets, a path of this machine as an absolute one."""
+    """As a cache remembers its source: without secrets, local paths absolute."""
     if url_scheme(url) not in ("", "file"):
         return redact(with_usual_scheme(url))
     return os.path.abspath(os.path.expanduser(local_path(url)))
 
 
 def _values(scheme: str) -> re.Pattern[str]:
-    """Return what finds names and values in URLs of a scheme."""
+    """Finds names and values in URLs of a scheme."""
     return _PARAMETER if scheme in _WEB else _QUERY
 
 
 def userinfo(url: str) -> tuple[str, str]:
-    """Return the user and the password in a URL; both may be empty."""
+    """User and password in a URL; both may be empty."""
     user, _, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
     return unquote(user), unquote(password)
 
 
 def quoted(path: str | os.PathLike[str]) -> str:
-    """Return a path, or another word, as it is written in a shell command."""
     return shlex.quote(os.fspath(path))
 
 
 def printable(text: str) -> str:
-    """Return a path, or another text, for one line of output: what controls a terminal is percent-encoded."""
+    """For one line of output: what controls a terminal is percent-encoded."""
     shown = text.encode("utf-8", "backslashreplace").decode()
     return _UNSAFE.sub(lambda match: quote(match[0], safe=""), shown)
 
 
 def printable_json(text: str) -> str:
-    """Return the JSON ``text`` with the same value, in which what controls a terminal is escaped."""
+    """The same JSON value, with everything that controls a terminal escaped."""
     shown = text.encode("utf-8", "backslashreplace").decode()
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", shown)

@@ -137,7 +137,6 @@ class Int96Values:
 
 
 def int96_leaves(metadata: pq.FileMetaData) -> list[int]:
-    """Return the leaf columns of INT96 time stamps."""
     schema = metadata.schema
     return [number for number in range(len(schema)) if schema.column(number).physical_type == "INT96"]
 
@@ -166,7 +165,7 @@ def int96_unit(found: Sequence[tuple[str, Int96Values]]) -> str:
 
 
 def int96_values(batches: Iterable[pa.RecordBatch]) -> Int96Values:
-    """Return what is among the INT96 times in ``batches``, of columns that are read as their stored bytes."""
+    """Examine INT96 times in columns that are read as their stored bytes."""
     finer = farther = unreadable = False
     for batch in batches:
         for leaf in _stored_times(batch):
@@ -211,7 +210,6 @@ def stored_bytes_metadata(data: bytes, leaves: Collection[int], name: str) -> pq
 
 
 def local_stored_bytes_metadata(path: Path, leaves: Collection[int]) -> pq.FileMetaData:
-    """Return the footer of the file ``path`` as `stored_bytes_metadata` does."""
     return stored_bytes_metadata(read_local_tail(path).footer, leaves, str(path))
 
 
@@ -281,7 +279,7 @@ def check_read_right(
 
 
 def doubtful_columns(metadata: pq.FileMetaData, schema: pa.Schema, nanoseconds: bool = True) -> frozenset[str]:
-    """Return the columns of a file that `check_read_right` has to look at, by their types in Arrow and in Parquet."""
+    """The columns that `check_read_right` has to look at, by their types in Arrow and in Parquet."""
     names = {field.name for field in schema if may_be_doubtful(field.type, nanoseconds)}
     if not names:
         return frozenset()
@@ -295,7 +293,7 @@ def _is_misread(metadata: pq.FileMetaData, leaf: int, nanoseconds: bool) -> bool
 
 
 def may_be_doubtful(kind: pa.DataType, nanoseconds: bool = True) -> bool:
-    """Return whether a column of a type in Arrow may be one that `check_read_right` has to look at."""
+    """Whether columns of an Arrow type may be among `doubtful_columns`."""
     return any(pt.is_null(leaf) or (nanoseconds and pt.is_timestamp(leaf)) for leaf in leaves_in(kind))
 
 
@@ -308,7 +306,7 @@ def _is_unknown(metadata: pq.FileMetaData, leaf: int) -> bool:
 
 
 def _may_hold_values(metadata: pq.FileMetaData, leaf: int, groups: Sequence[int]) -> bool:
-    """Return whether statistics leave open that there are values which are not null."""
+    """Whether, by the statistics, some value may not be null."""
     for group in groups:
         chunk = metadata.row_group(group).column(leaf)
         statistics = chunk.statistics

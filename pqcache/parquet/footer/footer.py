@@ -49,7 +49,6 @@ class Tail(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The file's size."""
         return self.start + len(self.data)
 
     @property
@@ -86,7 +85,6 @@ def read_tail(read: Callable[[int, int], bytes], size: int, name: object, expect
 
 
 def read_local_tail(path: Path) -> Tail:
-    """Return the end of the file ``path`` as `read_tail` does."""
     try:
         file = open_regular(path)
         try:
@@ -99,7 +97,6 @@ def read_local_tail(path: Path) -> Tail:
 
 
 def not_parquet(name: object, reason: BaseException | str) -> ParquetError:
-    """Return the error for a file whose footer cannot be read."""
     if isinstance(reason, PermissionError):
         return ParquetError(name, "permission denied", "make it readable for this user")
     if isinstance(reason, OSError) and (known := open_error(reason)) is not None:
@@ -114,7 +111,6 @@ def not_parquet(name: object, reason: BaseException | str) -> ParquetError:
 
 
 def footer_and_magic(footer: Struct) -> bytes:
-    """Return the end of a Parquet file: the footer, its length and the magic."""
     data = encode(footer)
     return data + struct.pack("<I", len(data)) + MAGIC
 
@@ -128,7 +124,7 @@ def footer_and_magic(footer: Struct) -> bytes:
 
 
 def schema_of(footer: Struct, name: str) -> list[Struct]:
-    """Return the schema elements of ``footer``, depth first, the root included."""
+    """Schema elements, depth first, including the root."""
     kind, elements = footer.get(2, (0, None))
     if kind != LIST or elements.kind != STRUCT or not elements.values:
         raise ParquetError(name, "the Parquet footer has no schema", "fetch the file again")
@@ -136,7 +132,6 @@ def schema_of(footer: Struct, name: str) -> list[Struct]:
 
 
 def row_groups_of(footer: Struct, name: str) -> list[Struct]:
-    """Return the row groups of ``footer``."""
     kind, groups = footer.get(4, (LIST, Items(STRUCT, [])))
     if kind != LIST or (groups.values and groups.kind != STRUCT):
         raise ParquetError(name, "the Parquet footer has no list of row groups", "fetch the file again")
@@ -151,7 +146,6 @@ def _field(fields: Struct, number: int, kind: int, name: str) -> Any:
 
 
 def _number(fields: Struct, number: int, kind: int, name: str) -> int:
-    """Return an optional number, 0 where it is absent."""
     return int(_field(fields, number, kind, name)) if number in fields else 0
 
 
@@ -163,7 +157,6 @@ def _chunks_of(group: Struct, name: str) -> list[Struct]:
 
 
 def columns_of(group: Struct, name: str) -> list[Struct]:
-    """Return the ColumnMetaData of each column chunk of a row group."""
     return [_field(chunk, 3, STRUCT, name) for chunk in _chunks_of(group, name)]
 
 
@@ -243,7 +236,6 @@ class SchemaLeaf(NamedTuple):
 
 
 def leaves_of(schema: Sequence[Struct], name: str) -> list[SchemaLeaf]:
-    """Return the leaves of a schema in order."""
     leaves: list[SchemaLeaf] = []
     open_groups: list[tuple[int, tuple[bytes, ...], tuple[int, ...]]] = []
     column = -1
@@ -275,7 +267,7 @@ def leaves_of(schema: Sequence[Struct], name: str) -> list[SchemaLeaf]:
 
 
 def trees(schema: Sequence[Struct]) -> list[list[Struct]]:
-    """Return the elements of each top-level column of a schema that `leaves_of` has accepted."""
+    """Group the elements of a schema by top-level column."""
     found: list[list[Struct]] = []
     left = 0
     for element in schema[1:]:
@@ -312,6 +304,6 @@ def with_names_of(written: Sequence[Struct], wanted: Sequence[Struct], name: str
 
 
 def _stored_type(element: Struct) -> tuple[Any, Any]:
-    """Return a leaf's physical type, and its length where that type has one: some writers set it for numbers too."""
+    """A leaf's physical type, with its length where that counts: some writers set it for numbers too."""
     kind = element.get(1)
     return kind, element.get(2) if kind == (I32, FIXED_LEN_BYTE_ARRAY) else None

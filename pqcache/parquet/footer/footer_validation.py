@@ -87,7 +87,7 @@ class _KnownSchema:
 
 @dataclass
 class _File:
-    """A footer that is being checked; the rows of the file and of the row group are -1 until they are found."""
+    """A footer being checked; rows of file and row group are -1 until they are found."""
 
     known: _KnownSchema
     counts: FooterCounts
@@ -225,7 +225,6 @@ def _known_chunk(data: bytes, at: int, rules: _ColumnRules, counts: FooterCounts
 
 
 def _decoded(varint: bytes) -> int:
-    """Return a number that is not negative."""
     number = 0
     for byte in reversed(varint):
         number = number << 7 | byte & 127
@@ -444,7 +443,6 @@ class FooterCounts:
         self._values.setdefault((values, flat), path)
 
     def end_row_group(self, rows: int) -> None:
-        """Compare the columns added since the last row group with its number of rows."""
         if rows < 0:
             raise ValueError(f"row group {self._groups} has {rows:,} rows")
         for (values, flat), path in self._values.items():
@@ -455,6 +453,5 @@ class FooterCounts:
         self._rows += rows
 
     def end_file(self, rows: int) -> None:
-        """Compare the row groups with the number of rows of the file."""
         if rows != self._rows:
             raise ValueError(f"the file has {rows:,} rows, its row groups {self._rows:,}")

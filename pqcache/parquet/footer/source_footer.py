@@ -54,13 +54,13 @@ class SourceFooter:
 
     @property
     def row_groups(self) -> list[tuple[int, int]]:
-        """The rows and the bytes, not compressed, of each row group."""
+        """Rows and uncompressed bytes of each row group."""
         groups = map(self.metadata.row_group, range(self.metadata.num_row_groups))
         return [(group.num_rows, max(0, group.total_byte_size)) for group in groups]
 
 
 def open_parquet(path: Path, int96_unit: str = "ns", metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-    """Return ``path`` opened for reading in slices; ``metadata`` is its footer, if that was read before.
+    """Open a file for reading in slices; ``metadata`` is its footer if that is known.
 
     Raises:
         ParquetError: missing, not Parquet, truncated or encrypted.
@@ -85,7 +85,7 @@ def _unreadable(path: Path, error: BaseException) -> ParquetError:
 
 
 def read_source_footers(paths: Sequence[Path], int96: str | None = None) -> list[SourceFooter]:
-    """Return the source files with INT96 time stamps in the unit ``int96``, by default one that loses nothing."""
+    """INT96 time stamps get the unit ``int96``, by default one that loses nothing."""
     opened = _sources(paths, int96 or "us")
     if int96 is None and has_int96(opened):
         unit = int96_unit([(str(source.path), _int96_values(source)) for source in opened])
@@ -143,7 +143,7 @@ def _source(
 
 
 def _opened(path: Path, data: bytes, unit: str) -> pq.ParquetFile:
-    """Return a file that is nothing but the footer ``data`` of ``path``."""
+    """A pyarrow file that consists of a footer only."""
     end = footer.MAGIC + data + len(data).to_bytes(4, "little") + footer.MAGIC
     try:
         return pq.ParquetFile(pa.BufferReader(end), coerce_int96_timestamp_unit=unit)
@@ -152,7 +152,7 @@ def _opened(path: Path, data: bytes, unit: str) -> pq.ParquetFile:
 
 
 def one_of_each_schema(sources: Sequence[SourceFooter]) -> list[SourceFooter]:
-    """Return the first source of each kind: those after it have the same schema and key-values."""
+    """The first source of each run with equal schema and key-values."""
     found: dict[int, SourceFooter] = {}
     for source in sources:
         found.setdefault(id(source.schema), source)
@@ -160,7 +160,6 @@ def one_of_each_schema(sources: Sequence[SourceFooter]) -> list[SourceFooter]:
 
 
 def has_int96(sources: Sequence[SourceFooter]) -> bool:
-    """Return whether any file has a column of INT96 time stamps."""
     return any(int96_leaves(source.metadata) for source in one_of_each_schema(sources))
 
 
@@ -203,7 +202,6 @@ def int96_places(sources: Sequence[SourceFooter]) -> set[LeafPlace]:
 
 
 def is_uniform(sources: Sequence[SourceFooter]) -> bool:
-    """Return whether all files have the same leaves as INT96."""
     found = [
         {place for place, kind in _places(source).items() if kind == "INT96"} for source in one_of_each_schema(sources)
     ]

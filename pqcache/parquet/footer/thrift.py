@@ -41,7 +41,7 @@ A value is an int, bool, bytes (also for DOUBLE: its eight bytes), `Items`, `Pai
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at byte ``at``, seven bits in each byte, and where it ends.
+    """Return the number at byte ``at``, and where it ends.
 
     An end of ``data`` within it raises IndexError, more than 64 bits raise ValueError.
     """
@@ -145,7 +145,6 @@ class _Decoder:
         return Pairs((key, value), [(self.value(key, depth), self.value(value, depth)) for _ in range(count)])
 
     def struct(self, depth: int, until: int | None = None) -> Struct:
-        """Read one struct, or only its fields up to and including ``until``."""
         result: Struct = {}
         data, field = self.data, 0
         self.spend(0, depth)
@@ -177,7 +176,6 @@ class _Decoder:
 
 
 def put_varint(out: bytearray, number: int) -> None:
-    """Append ``number`` in as few bytes as hold it, seven bits in each."""
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
         number >>= 7
@@ -256,7 +254,6 @@ def _put_struct(out: bytearray, fields: Struct) -> None:
 
 
 def encode(fields: Struct) -> bytes:
-    """Return ``fields`` in the compact protocol."""
     out = bytearray()
     _put_struct(out, fields)
     return bytes(out)
@@ -271,7 +268,7 @@ def decode(data: bytes, name: str, until: int | None = None) -> Struct:
 
 
 def decode_first(data: bytes, name: str, until: int | None = None) -> tuple[Struct, int]:
-    """Return what `decode` returns, and how many bytes of ``data`` it takes."""
+    """As `decode`, with the number of bytes that were taken."""
     decoder = _Decoder(data)
     try:
         return decoder.struct(0, until), decoder.at
@@ -295,7 +292,7 @@ Checks = Mapping[int, Check]
 
 
 def key(number: int, kind: int) -> int:
-    """Return a field's number and kind as one number."""
+    """Pack a field's number and kind into one number."""
     return number << 4 | kind
 
 
@@ -358,7 +355,7 @@ def skip_value(data: bytes, at: int, kind: int, depth: int) -> int:
 
 
 def items_at(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return how many elements a list has, their kind, and where the first begins."""
+    """Return the number of a list's elements, their kind, and where the first begins."""
     count, kind = data[at] >> 4, data[at] & 15
     at += 1
     if count == 15:

@@ -71,7 +71,6 @@ class MoreValues(NotRead):
 
 
 def read_into(file: int, place: Bytes, offset: int) -> None:
-    """Read bytes of a file from ``offset`` on, all that ``place`` takes."""
     if len(place) and os.preadv(file, [place.data], offset) != len(place):
         raise NotRead("the file ends within a page")
 
@@ -91,7 +90,7 @@ def header_in(read: Callable[[int], bytes]) -> tuple[Struct, int]:
 
 
 def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
-    """Return whether the fields of a page header are of the kinds that they should be; what has others is damaged."""
+    """Whether the fields of a page header have the kinds that the format asks for."""
     for number, (kind, value) in found.items():
         wanted = kinds.get(number)
         if isinstance(wanted, dict):
@@ -103,7 +102,7 @@ def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
 
 
 def count_and_encoding(header: Struct) -> tuple[int, int]:
-    """Return the number of values of a data page, nulls among them, and their encoding."""
+    """Number of values of a data page, nulls included, and their encoding."""
     if header[TYPE][1] == fields.DATA_PAGE:
         return header[DATA][1][COUNT][1], header[DATA][1][ENCODING][1]
     if header[TYPE][1] == fields.DATA_PAGE_V2:
@@ -112,7 +111,7 @@ def count_and_encoding(header: Struct) -> tuple[int, int]:
 
 
 def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
-    """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so."""
+    """Decompress, and check that ``size`` bytes come out: pyarrow's codecs don't report truncation."""
     codec = IN_METADATA[chunk.compression].arrow
     if codec is None:
         if len(body) != size:
@@ -147,7 +146,7 @@ def _frame(size: int, compressed: int) -> bytes:
 
 
 def levels_of(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
-    """Return a page's levels, which come with their length in front, and what is behind them."""
+    """Split a page into levels, which have their length in front, and what follows."""
     if encoding != fields.RLE or len(body) < 4:
         raise NotRead("levels in another encoding than RLE")
     end = 4 + int.from_bytes(body[:4].tobytes(), "little")
@@ -157,9 +156,9 @@ def levels_of(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
 
 
 def decode_hybrid(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
-    """Return the ``count`` numbers of ``width`` bits that ``data`` are, in the hybrid of runs and packed bits.
+    """Decode ``count`` numbers of ``width`` bits from the hybrid of runs and packed bits.
 
-    All of ``data`` has to be just these; only packed bits, which are eight numbers or more at a time, may go on beyond.
+    ``data`` must hold nothing else; only packed bits, eight numbers at a time, may go beyond ``count``.
     """
     kind = _kind_of(width)
     parts: list[npt.NDArray[Any]] = []
@@ -174,9 +173,9 @@ def decode_hybrid(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
 
 
 def read_run(data: bytes, at: int, width: int, left: int) -> tuple[int, int | npt.NDArray[Any], int]:
-    """Return the length of the run at byte ``at`` of the hybrid, its number or numbers, and where the next one begins.
+    """Return the length of the run at byte ``at``, its number or numbers, and where the next one begins.
 
-    ``left`` are the numbers that there are to be from here on. Some writers fill the last packed bits up.
+    ``left`` numbers remain from here on. Some writers fill the last packed bits up.
     """
     kind = _kind_of(width)
     head, at = thrift.read_varint(data, at)
@@ -205,25 +204,22 @@ def _kind_of(width: int) -> type[np.uint8 | np.uint32]:
 
 
 def data_page_header(count: int, encoding: int, size: int, stored: int | None = None) -> bytes:
-    """Return the header of a data page of ``count`` values, which takes ``size`` bytes, or compressed ``stored``."""
     about = numbers({COUNT: count, ENCODING: encoding, DEFINITIONS: fields.RLE, REPETITIONS: fields.RLE})
     sizes = page_sizes(fields.DATA_PAGE, size, stored)
     return thrift.encode(sizes | {DATA: (thrift.STRUCT, about)})
 
 
 def dictionary_page_header(count: int, size: int) -> Struct:
-    """Return the header of a plain dictionary of ``count`` values, which takes ``size`` bytes."""
     about = numbers({COUNT: count, ENCODING: fields.PLAIN})
     return page_sizes(fields.DICTIONARY_PAGE, size) | {DICTIONARY: (thrift.STRUCT, about)}
 
 
 def page_sizes(kind: int, size: int, stored: int | None = None) -> Struct:
-    """Return what the header of a page of a kind says of its ``size`` in bytes, and compressed (``stored``)."""
     return numbers({TYPE: kind, UNCOMPRESSED: size, COMPRESSED: size if stored is None else stored})
 
 
 def encode_run(count: int, level: int) -> bytes:
-    """Return the levels of ``count`` values that have the same one: one run, with its length in bytes before it."""
+    """Levels of ``count`` equal values: one run, with its length in bytes before it."""
     run = bytearray()
     thrift.put_varint(run, count << 1)
     run.append(level)
@@ -231,7 +227,7 @@ def encode_run(count: int, level: int) -> bytes:
 
 
 def encode_flags(flags: Bytes) -> bytes:
-    """Return levels that are 0 or 1, as ``flags`` has them: as bits, long runs as such, with their length before it."""
+    """Encode levels of 0 or 1: bits, or runs for long repetitions, with their length before them."""
     packed = np.packbits(flags, bitorder="little")
     edges = np.flatnonzero(packed[1:] != packed[:-1]) + 1
     begins = np.concatenate(((0,), edges))

@@ -25,7 +25,7 @@ _BYTE_ARRAY = 6
 
 
 def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
-    """Return whether the column ``name`` of a table is encoded like this: large values, and nothing to do to them."""
+    """Whether a column is written here: large values that need no conversion."""
     return (
         (is_text(column.type) or is_view(column.type))
         and encodings.as_is(name)
@@ -37,7 +37,6 @@ def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
 
 
 def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Chunk:
-    """Return the pages of a column that `is_direct`."""
     data: list[memoryview] = []
     places: list[Struct] = []
     sizes: list[int] = []
@@ -89,7 +88,7 @@ def _length_prefixed(chunk: pa.Array) -> Iterator[tuple[memoryview, npt.NDArray[
 
 
 def _laid_out(chunk: pa.Array) -> pa.Buffer:
-    """Return the values of an array, each with its length before it.
+    """Put each value's length before it.
 
     They are twice as many binary views, and Arrow copies what these point to, without the interpreter's lock. See
     https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout.
@@ -111,6 +110,6 @@ def _laid_out(chunk: pa.Array) -> pa.Buffer:
 
 
 def _size_statistics(size: int, values: int, nullable: bool) -> Struct:
-    """Return SizeStatistics: bytes without lengths, and how many values have which level."""
+    """Bytes without lengths, and how many values have which level."""
     levels: Sequence[int] = [0, values] if nullable else []
     return {1: (I64, size), 2: (LIST, Items(I64, [])), 3: (LIST, Items(I64, list(levels)))}

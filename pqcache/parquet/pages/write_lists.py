@@ -30,7 +30,7 @@ _PHYSICAL = {pa.float32(): 4, pa.float64(): 5, pa.int64(): 2, pa.uint64(): 2}  #
 
 
 def length_of(field: pa.Field, column: pa.ChunkedArray, encodings: Encodings) -> int:
-    """Return how many values each list of a column has that is encoded like this; 0 for any other column."""
+    """The number of items in each list of a column that is written here; 0 for any other column."""
     kind = field.type
     if not (pt.is_list(kind) or pt.is_large_list(kind)) or not len(column) or column.null_count:
         return 0
@@ -59,7 +59,6 @@ def _path(field: pa.Field) -> str:
 def pages_of_lists(
     field: pa.Field, column: pa.ChunkedArray, length: int, encodings: Encodings, memory: BufferPool
 ) -> Chunk:
-    """Return the pages of a column whose lists are all of ``length``."""
     codec, special = CODECS[encodings.codecs[_path(field)]], encodings.special.get(_path(field))
     compress = None
     if codec.arrow is not None:
@@ -108,7 +107,6 @@ def pages_of_lists(
 
 
 def _cut(column: pa.ChunkedArray, length: int) -> list[pa.Array]:
-    """Return the values of lists as what a page has of them each."""
     parts = [_values(chunk) for chunk in column.chunks if len(chunk)]
     rows = min(max(1, _PAGE // (length * parts[0].type.bit_width // 8)), _ROWS)
     if len(column) < len(parts) * rows // 2:
@@ -117,7 +115,6 @@ def _cut(column: pa.ChunkedArray, length: int) -> list[pa.Array]:
 
 
 def _flat(pages: list[pa.Array], special: str | None, memory: BufferPool) -> Iterator[tuple[int, int, memoryview]]:
-    """Yield the number of values, the encoding and the bytes of each of ``pages``, without levels."""
     schema = pa.schema([pa.field("", pages[0].type, nullable=False)])
     plain = Encodings(special={"": special} if special else {})
     file = plain.file(pa.table([pa.chunked_array(pages)], schema), memory, batch=max(map(len, pages)))
@@ -131,7 +128,7 @@ def _flat(pages: list[pa.Array], special: str | None, memory: BufferPool) -> Ite
 
 @lru_cache(64)
 def _repetitions(rows: int, length: int) -> bytes:
-    """Return the repetition levels of lists: 0 for the first value of each and 1 for the others, as runs."""
+    """Repetition levels: 0 for the first value of each list and 1 for the others, as runs."""
     run = bytearray((1 << 1, 0))
     thrift.put_varint(run, (length - 1) << 1)
     run.append(1)

@@ -30,7 +30,7 @@ _Numbers = npt.NDArray[Any]
 
 
 def is_plain(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
-    """Return whether the column ``name`` of a table is encoded like this: numbers, and nothing to do to them."""
+    """Whether a column is written here: numbers that need no conversion."""
     return (
         encodings.as_is(name)
         and name in encodings.statistics
@@ -41,7 +41,6 @@ def is_plain(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
 
 
 def _dtype(kind: pa.DataType) -> str | None:
-    """Return how numpy calls the values of a type that Parquet stores as they are, or wider."""
     if pt.is_integer(kind):
         return f"<{'i' if pt.is_signed_integer(kind) else 'u'}{kind.bit_width // 8}"
     if pt.is_float32(kind) or pt.is_float64(kind):
@@ -53,7 +52,7 @@ def _dtype(kind: pa.DataType) -> str | None:
 
 
 def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Chunk | None:
-    """Return the pages of a column that `is_plain`; None where a value is not a number."""
+    """Return None for a NaN, and for a null that the field does not allow."""
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if array.null_count and not field.nullable:
         return None
@@ -98,17 +97,14 @@ def _full_head(rows: int, size: int, nullable: bool) -> bytes:
 
 
 def _values(array: pa.Array) -> _Numbers:
-    """Return the values of an array as they are stored; where it is null, there is something."""
+    """Values as they are stored; those of nulls are arbitrary."""
     dtype = np.dtype(_dtype(array.type))
     values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
     return values.astype(_WIDER[dtype.str[1:]]) if dtype.itemsize < 4 else values
 
 
 class _Pages(NamedTuple):
-    """What is known of pages: the dtype of their values, their rows and nulls, the bounds of those with values.
-
-    ``nulls`` is None where there can be none.
-    """
+    """Rows, nulls and bounds of pages; ``nulls`` is None if there can be none."""
 
     dtype: np.dtype[Any]
     rows: list[int]
@@ -118,7 +114,6 @@ class _Pages(NamedTuple):
 
 
 def _encoded(field: pa.Field, buffer: Buffer, sizes: list[int], pages: _Pages) -> Chunk:
-    """Return the chunk that is ``buffer``, whose pages take ``sizes`` bytes."""
     ends, begins = np.cumsum(sizes), np.append(0, np.cumsum(sizes)[:-1]).tolist()
     places = [
         {1: (I64, at), 2: (I32, size), 3: (I64, n * _ROWS)}
@@ -144,7 +139,7 @@ def _encoded(field: pa.Field, buffer: Buffer, sizes: list[int], pages: _Pages) -
 
 
 def _bounds(values: _Numbers, begins: npt.NDArray[np.int64]) -> tuple[_Numbers, _Numbers] | None:
-    """Return the least and the largest value of each page that has values; None where one is not a number."""
+    """Minima and maxima of the pages that have values; None if one is NaN."""
     low, high = np.minimum.reduceat(values, begins), np.maximum.reduceat(values, begins)
     if low.dtype.kind == "f":
         if np.isnan(low).any():
@@ -161,7 +156,7 @@ def _statistics(pages: _Pages, nulls: int) -> Struct:
 
 
 def _column_index(pages: _Pages) -> Struct:
-    """Return the ColumnIndex of the pages; one without values has no bounds."""
+    """Pages without values have no bounds."""
     nulls = pages.nulls or [0] * len(pages.rows)
     empty = [own == missing for own, missing in zip(pages.rows, nulls, strict=True)]
 

@@ -66,17 +66,15 @@ class RowBatch:
 
     @cached_property
     def nbytes(self) -> int:
-        """Arrow bytes."""
         return int(self._sizes.sum())
 
     @cached_property
     def weights(self) -> Floats:
-        """The bytes that each column is estimated to take on disk."""
+        """Estimated bytes of each column on disk."""
         result: Floats = self._sizes * self.ratios + self.table.num_rows / 8
         return result
 
     def slice(self, start: int, stop: int) -> RowBatch:
-        """The rows from ``start`` to ``stop``."""
         return replace(self, table=self.table.slice(start, stop - start), numbers=self.numbers[start:stop])
 
 
@@ -119,7 +117,6 @@ def _nested_dictionary(kind: pa.DataType) -> bool:
 
 
 def _small_together(row_groups: Sequence[tuple[int, int]], target: int) -> Iterator[tuple[list[int], int, int]]:
-    """Yield one row group or several small ones, with their rows and bytes."""
     groups: list[int] = []
     rows = size = 0
     for number, (count, nbytes) in enumerate(row_groups):
@@ -137,7 +134,7 @@ def _small_together(row_groups: Sequence[tuple[int, int]], target: int) -> Itera
 
 @dataclass(frozen=True, kw_only=True)
 class _SourceKind:
-    """What source files of one schema share: how dense columns change, each leaf's column, the least bytes of a row."""
+    """What source files of one schema share: dense changes, each leaf's column, minimum bytes of a row."""
 
     recast: dict[str, DenseChange]
     columns: npt.NDArray[np.int64]
@@ -218,7 +215,7 @@ class Decoder:
     def _read(
         self, file: pq.ParquetFile, span: RowGroupRange, rows: int
     ) -> Iterator[tuple[pa.Table, dict[str, pa.ChunkedArray]]]:
-        """Yield the columns of an open file, ``rows`` rows at a time, and the long ones beside them."""
+        """Yield ``rows`` rows at a time, with the long columns beside them."""
         path, groups = span.source.path, span.groups
 
         def decode(name: str, group: int) -> Iterator[pa.Array]:
@@ -254,7 +251,7 @@ class Decoder:
 
 
 def _ratios(span: RowGroupRange, columns: npt.NDArray[np.int64], schema: pa.Schema) -> Floats:
-    """Compressed / uncompressed bytes of each column of ``schema``, from its leaves in ``columns``."""
+    """Compressed / uncompressed bytes of each column."""
     source = span.source
     groups = [source.metadata.row_group(number) for number in span.groups]
     chunks = [[group.column(leaf) for leaf in range(group.num_columns)] for group in groups]
@@ -345,7 +342,6 @@ def _is_long(metadata: pq.FileMetaData, own: pa.Schema, column: pa.Field) -> boo
 
 
 def _leaf_of(metadata: pq.FileMetaData, column: pa.Field) -> tuple[int, Leaf] | None:
-    """The number and the leaf of a column of strings or binary, in a file of names without dots."""
     schema = metadata.schema
     numbers = [number for number in range(len(schema)) if schema.column(number).path == column.name]
     leaf = leaf_of(schema.column(numbers[0]), column) if len(numbers) == 1 else None
@@ -360,7 +356,7 @@ def _views(
     kind: pa.DataType,
     decode: Callable[[int], Iterator[pa.Array]],
 ) -> Iterator[pa.Array]:
-    """Yield the rows of a column page by page; from the first page that cannot be viewed on, ``decode`` a row group."""
+    """Yield a column page by page; from the first page that cannot be viewed on, ``decode`` a row group."""
     where = _leaf_of(file.metadata, file.schema_arrow.field(name))
     assert where is not None  # see `_is_long`
     number, leaf = where

@@ -209,7 +209,7 @@ def _rows(
 
 
 def _read_tasks(sources: list[SourceFooter], decoder: Decoder, held: int) -> list[ReadTask]:
-    """Cut ``sources`` into tasks that are worth opening a file for and small enough to be held."""
+    """Cut ``sources`` into tasks worth opening a file for, yet small enough to be held."""
     found: list[list[RowGroupRange]] = [[]]
     size = 0
     for span in row_group_ranges(sources, decoder.batch_bytes):
@@ -230,7 +230,7 @@ def _counted(stream: Iterator[RowBatch], report: Callable[[int], None]) -> Itera
 
 
 def _declared(opened: list[SourceFooter], known: KnownOfSources) -> pa.Schema:
-    """The schema of all files, as lists, with the key-values of the files rather than the table's."""
+    """The common schema, as lists, with key-values of the files rather than the table's."""
     zones = known.of_table if known.schema is None else known.schema
     footers = [(str(source.path), as_lists(source.schema)) for source in one_of_each_schema(opened)]
     for path, schema in footers:
@@ -244,7 +244,6 @@ def _declared(opened: list[SourceFooter], known: KnownOfSources) -> pa.Schema:
 
 
 def _dense(opened: list[SourceFooter], options: RewriteOptions, declared: pa.Schema) -> dict[str, Dense]:
-    """The columns to store dense: those asked for, or else those that are dense in every file."""
     if options.dense is not None:
         return {name: dense for name, dense in options.dense if name in declared.names}
     return common_dense([source.schema for source in one_of_each_schema(opened)])
@@ -285,7 +284,7 @@ def _output_schema(opened: list[SourceFooter], declared: pa.Schema) -> OutputSch
 
 
 def _elements(source: SourceFooter, declared: pa.Schema, names: set[str]) -> list[thrift.Struct]:
-    """The source's schema elements, but for the columns ``names``, whose elements follow from ``declared``."""
+    """The source's schema elements, but those of ``names`` follow from ``declared``."""
     new = elements_of(working_schema(declared))
     result = [source.elements[0]]
     for name, old, made in zip(declared.names, footer.trees(source.elements), footer.trees(new), strict=True):
@@ -294,7 +293,6 @@ def _elements(source: SourceFooter, declared: pa.Schema, names: set[str]) -> lis
 
 
 def _names_of(sources: list[SourceFooter]) -> Callable[[int], str]:
-    """Names a row by its number among all ``sources``: its file, and its number there."""
     ends = list(accumulate(source.rows for source in sources))
 
     def name_of(number: int) -> str:
@@ -306,7 +304,6 @@ def _names_of(sources: list[SourceFooter]) -> Callable[[int], str]:
 
 
 def _codec_of(sources: list[SourceFooter], schema: pa.Schema, options: RewriteOptions) -> Callable[[int], str]:
-    """The codec to try for each leaf column of ``schema``, by position."""
     codec = options.codec
     if codec != "keep":
         return lambda leaf: codec
@@ -350,12 +347,11 @@ _OLD_ENCODINGS = frozenset(("PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE"
 
 
 def row_group_bytes(group: pq.RowGroupMetaData) -> int:
-    """Return the bytes a row group takes on disk: its column chunks, page headers and dictionaries included."""
     return sum(group.column(number).total_compressed_size for number in range(group.num_columns))
 
 
 def row_group_start(group: pq.RowGroupMetaData) -> int:
-    """Return where in its file a row group begins; 0 for one without columns."""
+    """0 for a row group without columns."""
     if not group.num_columns:
         return 0
     first = group.column(0)

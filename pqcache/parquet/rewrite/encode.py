@@ -65,7 +65,6 @@ Order = Callable[[bytes], Any]
 
 
 def size_of(encoded: Encoded) -> int:
-    """Return the bytes that encoded rows take on disk."""
     return sum(chunk.size for chunks in encoded.values() for chunk in chunks)
 
 
@@ -122,17 +121,15 @@ class Encoder:
         self._leaves = [np.flatnonzero(footer_schema.tops == column).tolist() for column in range(self.columns)]
 
     def leaves(self, columns: Iterable[int]) -> list[int]:
-        """Return the leaf columns of top-level columns."""
         return [leaf for column in columns for leaf in self._leaves[column]]
 
     def dictionary_columns(self) -> list[int]:
-        """Return the top-level columns that have a dictionary, so that all their rows are encoded in one go."""
+        """Columns with a dictionary are encoded in one go for all their rows."""
         coded = set(self.encodings.dictionary)
         names = self.footer_schema.names
         return [n for n, leaves in enumerate(self._leaves) if any(names[leaf] in coded for leaf in leaves)]
 
     def part(self, table: pa.Table, columns: Sequence[int]) -> Encoded:
-        """Encode ``table``, which holds these columns."""
         chunks = encode_rows(table, self.encodings, self.name, self._memory)
         self.encoded += sum(chunk.size for chunk in chunks)
         return {leaf: [chunk] for leaf, chunk in zip(self.leaves(columns), chunks, strict=True)}
@@ -158,23 +155,20 @@ class Encoder:
         return found
 
     def by_column(self, leaves: Sequence[int], sizes: Sequence[float]) -> Floats:
-        """Return sizes of leaf columns summed by top-level column."""
         tops = self.footer_schema.tops[list(leaves)]
         return np.bincount(tops, weights=sizes, minlength=self.columns).astype(np.float64)
 
     def taken(self, encoded: Encoded) -> Floats:
-        """Return the bytes that encoded rows take by top-level column."""
         return self.by_column(list(encoded), [sum(chunk.size for chunk in chunks) for chunks in encoded.values()])
 
     def joined(self, parts: Sequence[Encoded]) -> RowGroup:
-        """Return the row group that holds ``parts``, one after the other."""
         leaves = range(len(self.footer_schema.paths))
         chunks = [[chunk for part in parts for chunk in part.get(leaf, ())] for leaf in leaves]
         return concatenate_chunks(chunks, self.footer_schema.orders)
 
 
 def note_dictionaries(table: pa.Table, known: dict[str, int]) -> None:
-    """Remember in ``known`` how large the dictionaries of a table are at most."""
+    """Remember the largest dictionaries in ``known``."""
     for name, column in zip(table.schema.names, table.columns, strict=True):
         if pt.is_dictionary(column.type) and column.num_chunks:
             known[name] = max(known.get(name, 0), len(column.chunk(0).dictionary))
@@ -216,7 +210,7 @@ def _shares(sizes: Floats, number: int) -> list[list[int]]:
 
 
 def encode_rows(table: pa.Table, encodings: Encodings, name: str, memory: BufferPool | None = None) -> list[Chunk]:
-    """Return the chunks of ``table`` as one row group, in a block of ``memory``; ``name`` is the file to blame."""
+    """Encode as one row group, in a block of ``memory``."""
     memory = memory or BufferPool()
     found: dict[int, list[Chunk]] = {}
     for n, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
@@ -273,7 +267,7 @@ def _moved(meta: Struct, delta: int) -> Struct:
 
 
 def concatenate_chunks(chunks_of_leaves: Sequence[Sequence[Chunk]], orders: Sequence[Order]) -> RowGroup:
-    """Return the row group that holds, for each leaf column, the chunks of ``chunks_of_leaves``, one after the other.
+    """Join the chunks of each leaf column to one row group.
 
     Only the first of a leaf's chunks can have a dictionary. ``orders`` say for each leaf how minima and maxima compare.
     """
@@ -309,12 +303,10 @@ def concatenate_chunks(chunks_of_leaves: Sequence[Sequence[Chunk]], orders: Sequ
 
 
 def as_row_group(chunks: Sequence[Chunk]) -> RowGroup:
-    """Return the row group of one chunk for each leaf column."""
     return concatenate_chunks([[chunk] for chunk in chunks], [bytes] * len(chunks))
 
 
 def _added(metas: Sequence[Struct], order: Order) -> Struct:
-    """The metadata of chunks that follow one another, with the first one's offsets."""
     first = metas[0]
     if len(metas) == 1:
         return first
@@ -345,7 +337,7 @@ def _each(structs: Iterable[Struct], field: int) -> Iterable[Any]:
 
 
 def _sizes(a: Struct, b: Struct) -> Struct:
-    """Add up two SizeStatistics, bytes and histograms, without the fields that one of them lacks."""
+    """Add up two SizeStatistics, without the fields that one of them lacks."""
     found: Struct = {}
     for field, (kind, value) in a.items():
         if field in b:
@@ -359,7 +351,7 @@ def _sizes(a: Struct, b: Struct) -> Struct:
 
 
 def _statistics(metas: Sequence[Struct], order: Order) -> Struct | None:
-    """Statistics that hold for all chunks: what one of them leaves open is unknown."""
+    """Statistics that hold for all chunks; unknown if one of them leaves it open."""
     if not all(STATISTICS in meta for meta in metas):
         return None
     known = [(meta[STATISTICS][1], meta[VALUES][1]) for meta in metas]
@@ -380,7 +372,7 @@ def _statistics(metas: Sequence[Struct], order: Order) -> Struct | None:
 
 
 def _offsets(chunks: Sequence[Chunk], at: int) -> Struct | None:
-    """One OffsetIndex for chunks that lie one after the other from ``at`` on."""
+    """One OffsetIndex for chunks that follow one another from ``at`` on."""
     found = [chunk.offsets for chunk in chunks if chunk.offsets is not None]
     if len(found) < len(chunks):
         log.debug("no page index: pyarrow wrote no OffsetIndex for some of the column's pages")
@@ -424,7 +416,7 @@ _UNSIGNED = range(11, 15)  # ConvertedType: UINT_8 to UINT_64
 
 
 def orders_of(template: Struct, name: str) -> list[Order]:
-    """Return how minima and maxima compare, for each leaf column of a footer's schema."""
+    """How minima and maxima of each leaf column compare."""
     schema = footer.schema_of(template, name)
     return [_order_of(schema[leaf.element]) for leaf in footer.leaves_of(schema, name)]
 

@@ -64,7 +64,7 @@ class OutputFile:
 
 
 def footer_schema_of(output_schema: OutputSchema, plain: Encodings) -> FooterSchema:
-    """Return what row groups look like in a footer: with the source's own schema where that describes the data."""
+    """Keep the source's own schema elements where they describe the data."""
     template = _footer_of(output_schema.working, plain)
     schema = written = footer.schema_of(template, "the new schema")
     if output_schema.described is not None:
@@ -91,7 +91,6 @@ def _footer_of(schema: pa.Schema, plain: Encodings) -> thrift.Struct:
 
 
 def elements_of(schema: pa.Schema) -> list[thrift.Struct]:
-    """Return the Parquet schema elements that pyarrow writes for ``schema``."""
     return footer.schema_of(_footer_of(schema, Encodings()), "the new schema")
 
 
@@ -116,7 +115,6 @@ def widen_dictionary_indices(output_schema: OutputSchema, dictionaries: Mapping[
 
 
 def output_keyvalues(output_schema: OutputSchema, first: int, rows: int) -> Mapping[bytes, bytes | None]:
-    """Return the key-values of an output that holds ``rows`` rows from ``first`` on."""
     found = with_range(output_schema.keyvalues, output_schema.index, first, rows)
     known = output_schema.declared.metadata or {}
     metadata = with_range(known, output_schema.index, first, rows)
@@ -126,7 +124,7 @@ def output_keyvalues(output_schema: OutputSchema, first: int, rows: int) -> Mapp
 
 
 def arrow_schema(schema: pa.Schema) -> bytes:
-    """Return ``schema`` as it is stored in a footer under ``ARROW:schema``."""
+    """Encode as in a footer under ``ARROW:schema``."""
     return base64.b64encode(schema.serialize().to_pybytes())
 
 
@@ -148,7 +146,7 @@ class RowGroupFile:
     writing: Future[None] | None = None
 
     def open(self) -> DirectIoFile:
-        """Return the file, open at its end, when everything appended before is written."""
+        """Wait for pending writes and return the file, open at its end."""
         if self.writing is not None:
             self.writing.result()
             self.writing = None
@@ -165,7 +163,7 @@ class RowGroupFile:
             self.position += count
 
     def append(self, found: RowGroup) -> None:
-        """Write a row group at the end of the file in the background, while the caller makes the next one."""
+        """Write in the background while the caller makes the next row group."""
         delta = self.position - len(footer.MAGIC)
         with write_errors(self.path):
             file = self.open()  # so one row group at most waits in memory
@@ -185,7 +183,7 @@ class RowGroupFile:
             return file.close()
 
     def finish(self, keyvalues: Mapping[bytes, bytes | None]) -> OutputFile:
-        """Write the footer, fsync the file and return what it holds."""
+        """Write the footer and fsync."""
         template = self.footer_schema.template if self.template is None else self.template
         named = {number: self.groups[number] for number in self.indexes}
         indexes = place_page_indexes(
@@ -198,7 +196,6 @@ class RowGroupFile:
         return OutputFile(path=self.path, rows=self.rows, row_groups=len(self.groups), checksum=self.pause())
 
     def abandon(self) -> None:
-        """Close and remove the file."""
         if self.writing is not None:
             self.writing.exception()  # waits
         if self.file is not None:
@@ -208,7 +205,7 @@ class RowGroupFile:
 
 
 def straddles(start: int, size: int, block_size: int | None) -> bool:
-    """Return whether ``size`` bytes from ``start`` lie in more than one block."""
+    """Whether ``size`` bytes from ``start`` lie in more than one block."""
     return block_size is not None and start // block_size != (start + size - 1) // block_size
 
 
@@ -254,7 +251,6 @@ class RowGroupFiles:
         return self.files[-1]
 
     def finish(self, output_schema: OutputSchema) -> tuple[OutputFile, ...]:
-        """Write the footers, fsync everything, and return the files."""
         if not self.files:
             self._begun()
         first, outputs = 0, []
@@ -264,7 +260,6 @@ class RowGroupFiles:
         return tuple(outputs)
 
     def abandon(self) -> None:
-        """Close and remove all files."""
         for file in self.files:
             file.abandon()
 
@@ -314,7 +309,7 @@ class DirectIoFile:
         self._writing: deque[Future[None]] = deque()
 
     def write_all(self, parts: Iterable[Any]) -> None:
-        """Add the bytes of all ``parts``, small ones joined: a call for each would take longer than copying it."""
+        """Join small parts: a write for each would take longer than copying it."""
         waiting: list[Any] = []
         size = 0
         for part in parts:
@@ -329,7 +324,7 @@ class DirectIoFile:
         self.write(b"".join(waiting))
 
     def write(self, data: Any) -> None:
-        """Add the bytes of ``data``, which are copied."""
+        """Copies ``data``."""
         rest = np.frombuffer(data, np.uint8)  # copied as arrays, as other threads run meanwhile
         while len(rest):
             count = min(_BUFFER - self._have, len(rest))
@@ -349,7 +344,7 @@ class DirectIoFile:
         self.write(bytes(count - first - blocks))
 
     def close(self) -> str:
-        """Write and fsync everything; return the checksum of the file."""
+        """Write and fsync everything; return the checksum."""
         try:
             self._wait(0)
             rest = memoryview(self._buffers[0])[: self._have]
@@ -363,13 +358,12 @@ class DirectIoFile:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the file as it is."""
         while self._writing:
             self._writing.popleft().exception()  # waits
         os.close(self._file)
 
     def _send(self) -> None:
-        """Write the first buffer, which holds complete blocks, in the background and go on with the next."""
+        """Write the first buffer, of complete blocks, in the background and go on with the next."""
         data = memoryview(self._buffers[0])[: self._have]
         self._writing.append(self._disk.submit(self._put, data, self._at))
         self._checksum.update(data)  # while it is in the processor's cache

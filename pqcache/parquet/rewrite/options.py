@@ -81,7 +81,6 @@ class RewriteOptions:
 
     @property
     def codec(self) -> str:
-        """The codec for what is rewritten."""
         return self.compression or (COMPAT_CODEC if self.compat else DEFAULT_CODEC)
 
     @property
@@ -99,12 +98,12 @@ class RewriteOptions:
 
 
 def canonical_json(values: Mapping[str, Any]) -> str:
-    """Return ``values`` as JSON with sorted keys and no spaces: equal values give equal texts."""
+    """Sorted keys and no spaces: equal values give equal texts."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 def parse_compression(text: str) -> tuple[str, int | None]:
-    """Return codec and level of a text like ``lz4`` or ``zstd:3``; a level that is no number raises UsageError."""
+    """Split a text like ``lz4`` or ``zstd:3``; a level that is not a number raises UsageError."""
     codec, colon, level = text.strip().lower().partition(":")
     if colon and not re.fullmatch(r"-?\d{1,9}", level):
         raise UsageError(f"compression {text!r}", "the level has to be a whole number, as in zstd:3")
@@ -112,13 +111,13 @@ def parse_compression(text: str) -> tuple[str, int | None]:
 
 
 def compression_text(codec: str, level: int | None) -> str:
-    """Return what `parse_compression` reads."""
+    """Inverse of `parse_compression`."""
     return codec if level is None else f"{codec}:{level}"
 
 
 @lru_cache(maxsize=64)
 def shuffle_of(recipe: str) -> int | None:
-    """Return the seed in a `RewriteOptions.recipe`; None where there is none, or ``recipe`` is empty."""
+    """The seed in a `RewriteOptions.recipe`; None without one."""
     seed: int | None = json.loads(recipe or "{}").get(_SHUFFLE)
     return seed
 

@@ -145,8 +145,6 @@ def _in_order(parts: Iterator[pa.Table], bits: int, limit: int, place: Path) -> 
 
 @dataclass(kw_only=True)
 class _Buckets:
-    """The 64 buckets of one level, each a file of Arrow batches."""
-
     place: Path
     shift: int
     limit: int
@@ -200,14 +198,13 @@ def _read(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 class _Dictionaries:
-    """One dictionary for each dictionary column, which holds all values seen so far."""
+    """For each dictionary column, one dictionary of all values seen so far."""
 
     def __init__(self) -> None:
         self.values: dict[int, pa.Array] = {}
         self.kinds: dict[int, pa.DataType] = {}
 
     def coded(self, table: pa.Table) -> pa.Table:
-        """Return ``table`` with codes in place of dictionary columns."""
         for number, column in enumerate(table.columns):
             if not pt.is_dictionary(column.type):
                 continue
@@ -224,7 +221,6 @@ class _Dictionaries:
         return table
 
     def decoded(self, table: pa.Table) -> pa.Table:
-        """Undo `coded`."""
         for number, kind in self.kinds.items():
             values = self.values[number]
             chunks = [

@@ -143,7 +143,7 @@ def write_row_groups(
 
 @dataclass
 class _Part:
-    """Some rows of a row group: its appendable columns, encoded, and all columns as they were decoded."""
+    """Some rows of a row group: appendable columns encoded, all columns as decoded."""
 
     rows: int
     encoded: Encoded
@@ -194,8 +194,6 @@ class _OpenRowGroup:
 
 
 class _Writer:
-    """The state of `write_row_groups`."""
-
     def __init__(self, queue: RowQueue, encoder: Encoder, files: RowGroupFiles, settings: WriterSettings) -> None:
         self.queue, self.encoder, self.files, self.settings = queue, encoder, files, settings
         self.limit = settings.options.limit
@@ -234,7 +232,7 @@ class _Writer:
         self.estimate = SizeEstimate(factors)
 
     def row_group(self) -> RowGroup:
-        """Encode rows part by part until a row group is full, and take the last ones back if they are too many."""
+        """Encode rows part by part until a row group is full; take the last ones back if they are too many."""
         group, limit = self.begun(), self.limit
         while True:
             if count := self.rows_to_add(group):
@@ -275,7 +273,7 @@ class _Writer:
         return _OpenRowGroup(appendable=appendable, dictionary=dictionary, weights=np.zeros(self.encoder.columns))
 
     def rows_to_add(self, group: _OpenRowGroup) -> int:
-        """How many rows to encode next as a part of ``group``; 0 if it is full."""
+        """Rows to encode next as a part of ``group``; 0 if it is full."""
         queue, estimate, limit = self.queue, self.estimate, self.limit
         max_rows = min(_MAX_ROWS, sys.maxsize if group.over is None else group.over - 1) - group.rows
         if group.most is not None:
@@ -321,7 +319,7 @@ class _Writer:
         return count
 
     def look(self, group: _OpenRowGroup) -> None:
-        """Estimate anew what queued rows will take, from a sample of them."""
+        """Sample queued rows and estimate their bytes anew."""
         queue = self.queue
         sample = queue.sample(max(queue.bytes / _LOOK_SHARE, _MIN_LOOK), _LOOK_SLICES).select(group.appendable)
         part = self.encoder.part(sample, group.appendable)
@@ -356,7 +354,7 @@ class _Writer:
         group.most, group.failed, group.wanting = None, 0, False
 
     def take_back(self, group: _OpenRowGroup, everything: bool) -> None:
-        """Put rows of ``group`` back: the parts that are too many, or all of them if estimates failed too often."""
+        """Put back the parts that are too many, or all of them if estimates failed too often."""
         bisect = group.tries >= _MAX_ESTIMATES
         while group.parts:
             last = group.parts.pop()
@@ -374,7 +372,7 @@ class _Writer:
             group.force = max(1, (group.fits + group.over) // 2)
 
     def wants_more(self, group: _OpenRowGroup, size: int, dictionary_bytes: int) -> bool:
-        """Return whether a row group of ``size`` bytes that fits should get more rows.
+        """Whether a row group of ``size`` bytes that fits should get more rows.
 
         ``dictionary_bytes`` of it would be encoded again.
         """
@@ -445,7 +443,6 @@ class RowQueue:
                 self.bytes += batch.nbytes
 
     def weights(self, rows: int) -> Floats:
-        """Return the weights of the first ``rows`` rows."""
         result: Floats = np.zeros(len(self.batches[0].weights))
         for batch in self.batches:
             if rows <= 0:
@@ -455,7 +452,7 @@ class RowQueue:
         return result
 
     def cut(self, goal: float, factors: Floats, max_rows: int, max_bytes: int) -> int:
-        """Return how many rows, one at least, are estimated to take at most ``goal`` bytes."""
+        """How many rows, at least one, take at most ``goal`` bytes by the estimate."""
         rows = held = 0
         estimate = 0.0
         for batch in self.batches:
@@ -471,7 +468,6 @@ class RowQueue:
         return max(1, min(rows, max_rows))
 
     def take(self, rows: int) -> list[RowBatch]:
-        """Take the first ``rows`` rows out, and return them."""
         taken: list[RowBatch] = []
         while rows:
             batch = self.batches.popleft()
@@ -484,7 +480,6 @@ class RowQueue:
         return taken
 
     def put_back(self, batches: Sequence[RowBatch]) -> None:
-        """Put what `take` returned in front again."""
         self.batches.extendleft(reversed(batches))
         self._count()
 
@@ -494,7 +489,6 @@ class RowQueue:
         self.total = np.sum([batch.weights for batch in self.batches], axis=0) if self.batches else 0.0
 
     def ratios(self) -> Floats:
-        """Return the mean of the batches' ratios."""
         rows = [batch.table.num_rows for batch in self.batches]
         result: Floats = np.average([batch.ratios for batch in self.batches], axis=0, weights=rows)
         return result
@@ -511,7 +505,7 @@ class RowQueue:
 
 
 def _fitting(batch: RowBatch, factors: Floats, space: float) -> int:
-    """How many of a batch's first rows fit ``space`` bytes by the estimate; all of them do not."""
+    """How many of a batch's first rows fit ``space`` bytes by the estimate."""
     low, high = 0, batch.table.num_rows  # low rows fit, high do not
     below, above = 0.0, float(np.dot(factors, batch.weights))
     halve = False
@@ -553,11 +547,10 @@ class SizeEstimate:
         self.unsteady = 0.0  # how far they were off, or would have been without a look at a sample of the rows
 
     def of(self, weights: Floats, columns: Sequence[int]) -> float:
-        """Return the bytes that ``columns`` of rows of these weights are estimated to take."""
         return float(np.dot(self.factors[columns], weights[columns]))
 
     def margin(self, first: bool) -> float:
-        """Return the share of the space that is left empty beside a part."""
+        """The share of the space that is left empty beside a part."""
         if first:
             return min(_MAX_FIRST, _FIRST_MARGIN + 4 * self.spread)
         return min(_MAX_LATER, max(_LATER_MARGIN, 2 * self.spread))
@@ -578,14 +571,14 @@ class SizeEstimate:
             self.factors[columns] += part * (self._found(weights, taken) - self.factors)[columns]
 
     def look(self, weights: Floats, taken: Floats, columns: Sequence[int]) -> None:
-        """Estimate ``columns`` anew from a sample of the rows that are next."""
+        """Estimate ``columns`` anew from a sample of the next rows."""
         estimated, size = self.of(weights, columns), float(taken[columns].sum())
         if estimated and size:
             self.unsteady = max(abs(size / estimated - 1), 0.9 * self.unsteady)
             self.factors[columns] = self._found(weights, taken)[columns]
 
     def learn_dictionary(self, weights: Floats, taken: Floats, columns: Sequence[int]) -> None:
-        """Learn from ``columns`` of a complete row group; half way only, where the estimate was as good as right."""
+        """Learn from a complete row group; half way only if the estimate was about right."""
         estimated, size = self.of(weights, columns), float(taken[columns].sum())
         if self.learned and estimated:
             self.dictionary_spread = max(min(_UNSURE, abs(size / estimated - 1)), 0.8 * self.dictionary_spread)

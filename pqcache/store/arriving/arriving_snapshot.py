@@ -35,16 +35,13 @@ class ArrivingSnapshot(Snapshot):
 
     @property
     def published_path(self) -> Path:
-        """Where it is when it is published."""
         return self.path.parent.parent / "snapshots" / self.id
 
     @property
     def wanted_directory(self) -> Path:
-        """Where readers say what they want next."""
         return self.path / WANTED
 
     def arrived(self, paths: Iterable[str]) -> set[str]:
-        """Return which of these files are there."""
         by_directory: dict[str, list[str]] = {}
         for path in paths:
             by_directory.setdefault(parent(path), []).append(path)
@@ -58,14 +55,14 @@ class ArrivingSnapshot(Snapshot):
         return found
 
     def errors(self) -> dict[str, SourceChanged]:
-        """Return why files will never arrive, by path; with an empty path, why the run has given up the snapshot."""
+        """Why files will never arrive, by path; under an empty path, why the run gave up."""
         try:
             return self.read_errors()
         except (OSError, *MALFORMED):
             return {"": SourceChanged("", "", "")}
 
     def read_errors(self) -> dict[str, SourceChanged]:
-        """Return the same as `errors`, but raise OSError or `MALFORMED` if it cannot be read."""
+        """As `errors`, but raises OSError or `MALFORMED` if they cannot be read."""
         try:
             known = json.loads(read_regular(self.path / CHANGED))
         except FileNotFoundError:
@@ -84,24 +81,24 @@ class ArrivingSnapshot(Snapshot):
         new.replace(self.path / CHANGED)
 
     def is_abandoned(self) -> bool:
-        """Return whether nothing more will come of it."""
+        """Whether nothing more will arrive."""
         return "" in self.errors()
 
     def why_abandoned(self) -> str:
-        """Return why nothing more will come of it, as subject and reason; empty if the run has not said it."""
+        """Subject and reason; empty if the run has not said why."""
         error = self.errors().get("")
         return f"{error.subject}: {error.reason}" if error is not None and error.subject else ""
 
     def is_being_filled(self) -> bool:
-        """Return whether a run is fetching it; False also where it has been published or removed."""
+        """Whether a run is fetching it; also False once it is published or removed."""
         return self._run()[0]
 
     def filled_by(self) -> str:
-        """Return which process fetches it, like ``process 12 of alice``; empty where that is not known."""
+        """The process that fetches it, like ``process 12 of alice``; empty if unknown."""
         return self._run()[1]
 
     def _run(self) -> tuple[bool, str]:
-        """Return whether a run is at work, and which; those who may read the cache see that."""
+        """Whether a run is at work, and which; visible to all who may read the cache."""
         try:
             descriptor = os.open(self.path / RUN, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
@@ -121,12 +118,12 @@ class ArrivingSnapshot(Snapshot):
 
 
 def find_arriving(cache: CacheDirectory) -> ArrivingSnapshot | None:
-    """Return the snapshot that is arriving in a cache, the newest where a killed run has left others; None for none."""
+    """The newest if killed runs have left others."""
     return next(reversed(arriving_snapshots(cache)), None)
 
 
 def arriving_snapshots(cache: CacheDirectory) -> list[ArrivingSnapshot]:
-    """Return all snapshots that are arriving in a cache, or are left of runs that have ended; oldest first."""
+    """All, including leftovers of ended runs; oldest first."""
     try:
         found = [ArrivingSnapshot(path) for path in (cache.path / ARRIVING).iterdir() if not path.is_symlink()]
     except (FileNotFoundError, NotADirectoryError):

@@ -32,11 +32,10 @@ def publish_arriving(cache: CacheDirectory, arriving: ArrivingSnapshot) -> Snaps
 
 
 def finish_publishing(cache: CacheDirectory) -> Snapshot | None:
-    """Publish the snapshot that ``arriving/publishing`` names, and return it; None where nothing is named.
+    """Publish the snapshot that ``arriving/publishing`` names; None if there is none.
 
-    A rollback of a run that was killed before it wrote its record is recorded too.
-
-    Readers that find neither ``current`` nor an arriving snapshot see by that file that one will be there in a moment.
+    A rollback of a run that was killed before it wrote its record is recorded too. Readers that find neither
+    ``current`` nor an arriving snapshot see by that file that one will be there in a moment.
     """
     if read_kept(cache.path).rollback is not None:
         from pqcache.store.history import finish_rollback  # few runs need it
@@ -62,7 +61,7 @@ def finish_publishing(cache: CacheDirectory) -> Snapshot | None:
 
 
 def _remove_wanted(cache: CacheDirectory, arriving: ArrivingSnapshot) -> None:
-    """Take away what readers have written, who may still be writing."""
+    """Readers may still be writing."""
     trash = cache.tmp_dir / f"removed-wanted-{arriving.id}-{os.urandom(4).hex()}"
     try:
         arriving.wanted_directory.rename(trash)
@@ -77,6 +76,6 @@ def _remove_wanted(cache: CacheDirectory, arriving: ArrivingSnapshot) -> None:
 
 
 def remove_empty(cache: CacheDirectory) -> None:
-    """Remove ``arriving/`` unless something is in it, as where readers have abandoned snapshots open."""
+    """Remove ``arriving/`` unless readers still have abandoned snapshots open there."""
     with suppress(OSError):
         (cache.path / ARRIVING).rmdir()

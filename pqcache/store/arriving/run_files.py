@@ -25,15 +25,13 @@ _OTHER = "set TMPDIR to a directory that you can write to"
 
 
 class RunFiles:
-    """Where they are, and what is in them."""
-
     def __init__(self, cache: Path) -> None:
         directory = _private_directory()
         name = hashlib.sha256(os.path.realpath(cache).encode()).hexdigest()[:32]
         self.lock, self.report = directory / f"{name}.lock", directory / f"{name}.jsonl"
 
     def try_lock(self) -> int | None:
-        """Return a descriptor with the lock; None while a run that was started holds it."""
+        """Return a descriptor with the lock; None while another run holds it."""
         while True:
             with _errors_of(self.lock):
                 descriptor = open_plain(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -46,7 +44,7 @@ class RunFiles:
             os.close(descriptor)  # a run that held it has removed it meanwhile
 
     def is_held(self) -> bool:
-        """Return whether a run that was started is at work."""
+        """Whether a run that was started is at work."""
         try:
             with _errors_of(self.lock, but=FileNotFoundError):
                 descriptor = open_plain(self.lock, os.O_RDWR | os.O_CLOEXEC)
@@ -58,7 +56,7 @@ class RunFiles:
             os.close(descriptor)
 
     def new_report(self) -> tuple[int, int]:
-        """Return descriptors of an empty report, for writing and for reading."""
+        """Descriptors of an empty report, for writing and for reading."""
         with _errors_of(self.report):
             self.report.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -70,14 +68,13 @@ class RunFiles:
                 raise
 
     def lines(self) -> list[str]:
-        """Return what the run has reported."""
         try:
             return self.report.read_text(errors="replace").splitlines()
         except OSError:
             return []
 
     def error_since(self, moment: float) -> PqcacheError | None:
-        """Return the error that the run has ended with since ``moment``, in Unix time; None where it has not."""
+        """The error that ended the run after ``moment``, in Unix time."""
         try:
             if self.report.stat().st_mtime < moment - _CLOCKS:
                 return None
@@ -96,7 +93,7 @@ class RunFiles:
 
 
 def warning_in(line: bytes) -> str | None:
-    """Return the warning that a line of a report is; None for any other."""
+    """None for lines that aren't warnings."""
     try:
         values = json.loads(line)
         return str(values["message"]) if values["event"] == "Warned" else None
@@ -124,7 +121,7 @@ def _private_directory() -> Path:
 
 @contextmanager
 def _errors_of(path: Path, but: type[OSError] | tuple[()] = ()) -> Iterator[None]:
-    """Turn what the file system of the temporary files refuses into errors with advice, ``but`` for one kind."""
+    """Turn errors of the temporary files' file system into ones with advice, except ``but``."""
     try:
         yield
     except but:

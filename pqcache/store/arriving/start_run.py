@@ -43,7 +43,7 @@ _started: list[subprocess.Popen[bytes]] = []  # by this process
 
 @atexit.register
 def _leave_runs() -> None:
-    """Let runs outlive this process, without a warning that they do."""
+    """Let runs outlive this process without a ResourceWarning."""
     for process in _started:
         process.returncode = process.poll() or 0
 
@@ -73,7 +73,6 @@ class FillRequest:
 def fill_request(
     source: str | os.PathLike[str] | None, options: Mapping[str, str] | None, keep_filling: bool
 ) -> FillRequest | None:
-    """Return what the options of a dataset ask for; None without a source."""
     if source is None:
         if options:
             raise UsageError("source_options", "there is no source", "give source= too")
@@ -89,7 +88,7 @@ def fill_request(
 
 
 def check_source(cache: CacheDirectory, request: FillRequest) -> None:
-    """Raise UsageError where a cache holds another source than the one that is asked for, or a part of it.
+    """Raise UsageError if the cache holds another source, or a part of it.
 
     A first run that fails before there is anything to read leaves a source that binds nobody.
     """
@@ -108,7 +107,7 @@ def check_source(cache: CacheDirectory, request: FillRequest) -> None:
 
 
 def ensure_filling(path: str | os.PathLike[str], request: FillRequest, is_ready: Callable[[], bool]) -> None:
-    """Return when ``is_ready``, which has to wait for a run: one that is at work already, or one that is started here.
+    """Wait until ``is_ready``, for a run that is at work already or is started here.
 
     A run that fails raises its error here; one that is killed is started again, a few times.
     """
@@ -143,7 +142,7 @@ def ensure_filling(path: str | os.PathLike[str], request: FillRequest, is_ready:
 
 
 def is_filled_or_filling(cache: CacheDirectory) -> bool:
-    """Return whether a cache can be read: it has a snapshot, or a run fetches the first one."""
+    """Whether a cache can be read: it has a snapshot, or a run fetches the first one."""
     if not cache.exists():
         return False
     if cache.current() is not None:
@@ -153,7 +152,7 @@ def is_filled_or_filling(cache: CacheDirectory) -> bool:
 
 
 def run_error(cache: Path, since: float) -> PqcacheError | None:
-    """Return the error with which a run that was started here for a cache has ended after ``since``, in Unix time."""
+    """The error that ended a run started here after ``since``, in Unix time."""
     try:
         return RunFiles(cache).error_since(since)
     except CacheError as error:  # nor was one started here
@@ -162,12 +161,10 @@ def run_error(cache: Path, since: float) -> PqcacheError | None:
 
 
 def fill_command(source: str, cache: Path) -> str:
-    """Return the command that fetches a cache, for a shell."""
     return shlex.join(["pqcache", "sync", redact(source), str(cache), "--fill"])
 
 
 def _start(cache: CacheDirectory, request: FillRequest, place: RunFiles, lock: int) -> None:
-    """Start a run, which inherits the lock."""
     job = {
         "source": request.source,
         "cache": str(cache.path),
@@ -210,7 +207,7 @@ def _start(cache: CacheDirectory, request: FillRequest, place: RunFiles, lock: i
 
 
 def _relay_warnings(cache: Path, process: subprocess.Popen[bytes], report: int) -> None:
-    """Log the warnings of a run of this process until it ends; ``report`` is what it reports, open for reading."""
+    """Log the warnings of a run of this process until it ends, from the descriptor ``report``."""
     left = b""
     try:
         while True:
@@ -246,7 +243,7 @@ def _wait(cache: CacheDirectory, place: RunFiles, request: FillRequest, is_ready
 
 
 def is_locked(cache: CacheDirectory) -> bool:
-    """Return whether a run is at work on a cache, whoever has started it."""
+    """Whether a run is at work on a cache, whoever started it."""
     try:
         descriptor = os.open(cache.path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:  # there is none yet, or another user's

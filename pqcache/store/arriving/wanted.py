@@ -51,7 +51,6 @@ class WantedList:
             log.debug("%s: what this process reads is not fetched first: %s", directory, error)
 
     def replace(self, wanted: Wanted) -> None:
-        """Want something else from now on."""
         if self._descriptor < 0:
             return
         data = json.dumps({"urgent": wanted.urgent}).encode() + b"\n" + np.asarray(wanted.files, "<i4").tobytes()
@@ -63,7 +62,6 @@ class WantedList:
             log.debug("%s: what this process reads is not fetched first: %s", self._wanted.parent, error)
 
     def close(self) -> None:
-        """Want nothing any more."""
         if self._descriptor < 0:
             return
         for path in (self._wanted, self._reader):
@@ -81,10 +79,7 @@ class WantedLists:
         self._known: dict[Path, tuple[tuple[int, int], Wanted]] = {}
 
     def read(self) -> list[Wanted]:
-        """Return one item for each reader, the same one as before where nothing has changed.
-
-        Files of dead readers are removed.
-        """
+        """One item per reader, the same object if nothing has changed; dead readers' files are removed."""
         found: dict[Path, tuple[tuple[int, int], Wanted]] = {}
         for path in sorted(self._directory.glob("*.wanted")):
             if not _is_alive(path.with_suffix(".reader")):
@@ -104,12 +99,11 @@ class WantedLists:
 
     @property
     def known(self) -> list[Wanted]:
-        """What was read last."""
         return [wanted for _, wanted in self._known.values()]
 
 
 def read_wanted(directory: Path) -> list[Wanted]:
-    """Return what living readers want, one item for each; files of dead ones are removed."""
+    """One item per living reader; files of dead ones are removed."""
     return WantedLists(directory).read()
 
 
@@ -120,7 +114,7 @@ def _read(path: Path) -> Wanted:
 
 
 def _is_alive(reader: Path) -> bool:
-    """Return whether a reader's process lives; one of another user that cannot be looked at may."""
+    """Processes of other users that cannot be examined count as alive."""
     try:
         descriptor = open_to_lock(reader)
     except PermissionError as error:

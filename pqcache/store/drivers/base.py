@@ -218,7 +218,7 @@ class DirectoryLimit:
         self._count = 0
 
     def enter(self, path: str) -> str:
-        """Return ``path``; SourceError when it is too long, or one directory too many."""
+        """Raise SourceError if ``path`` is too long, or one directory too many."""
         self._count += 1
         if len(path) > MAX_PATH:
             reason = f"has directories nested without end ({path[:60]}...)"
@@ -229,17 +229,17 @@ class DirectoryLimit:
 
 
 def read_range(source: Source, path: str, offset: int, length: int, tag: str = "") -> bytes:
-    """Return what ``Source.read`` yields, which is fewer bytes than ``length`` where a file is shorter now."""
+    """Read a range; fewer bytes than ``length`` mean that the file is shorter now."""
     return b"".join(source.read(path, offset, length, tag))
 
 
 def root_of(url: str) -> str:
-    """Return the absolute path in the URL of a store whose first part is a host, as on HDFS."""
+    """The absolute path in a URL whose first part is a host, as on HDFS."""
     return "/" + url.partition("://")[2].partition("/")[2].strip("/")
 
 
 def check_options(driver: str, options: Mapping[str, str], known: Mapping[str, str]) -> None:
-    """Raise UsageError when ``options`` holds a name that is not in ``known`` (name -> what it means)."""
+    """Raise UsageError for an option not in ``known`` (name -> what it means)."""
     for name in options:
         if name not in known:
             choices = ", ".join(sorted(known)) or "none"

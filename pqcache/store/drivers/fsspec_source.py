@@ -61,14 +61,14 @@ log = logging.getLogger("pqcache.store")
 
 
 def schemes() -> list[str]:
-    """Return the schemes for which fsspec knows an implementation, installed or not, in order."""
+    """All schemes of fsspec's registry, installed or not."""
     from fsspec.registry import available_protocols
 
     return sorted(set(available_protocols()) - set(_REFUSED))
 
 
 def is_known(url: str) -> bool:
-    """Return whether fsspec has an implementation for ``url``; UsageError for one that is no store."""
+    """Whether fsspec has an implementation for ``url``; UsageError if that is not a store."""
     scheme = url_scheme(url)
     if scheme in _REFUSED:
         raise UsageError(redact(url), f"{scheme}:// is no store of its own", _REFUSED[scheme])
@@ -76,7 +76,7 @@ def is_known(url: str) -> bool:
 
 
 def open_file_system(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
-    """Return the file system of a URL, and the URL's path in it.
+    """The file system of a URL, and the path in it.
 
     A missing package, an unknown option or a malformed URL raises UsageError.
     """
@@ -105,7 +105,7 @@ def open_file_system(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
 
 
 def known_class(scheme: str) -> str:
-    """Return the name of the class that fsspec's registry has for a scheme."""
+    """The class that fsspec's registry names for a scheme."""
     from fsspec.registry import known_implementations
 
     return str(known_implementations[scheme]["class"])
@@ -152,7 +152,7 @@ _MILLISECONDS = 1e11  # a larger number of seconds would be a date after the yea
 
 
 def identity_of(info: Mapping[str, Any]) -> Identity | None:
-    """Return the identity in ``info``; None where it holds no size, or a size and nothing that changes with the bytes.
+    """None without a size, or with a size and nothing that changes with the bytes.
 
     Times have microseconds: file systems give them as floats.
     """
@@ -217,7 +217,7 @@ def is_listing(page: bytes, url: str) -> bool:
 
 
 def _is_above(link: bytes, url: str) -> bool:
-    """Return whether a link leads to the directory above; one to the server's root counts only if it is relative."""
+    """A link to the server's root counts only if it is relative."""
     text = link.decode(errors="replace")
     above = urlsplit(urljoin(url, "..")).path
     return (text.strip("./") == "" and ".." in text) or (above != "/" and urlsplit(urljoin(url, text)).path == above)
@@ -251,7 +251,7 @@ def _status(error: BaseException) -> int:
 
 
 def _is_connection(error: BaseException) -> bool:
-    """Return whether an error is about a connection: Python's, or one of aiohttp, requests, httpx or paramiko."""
+    """Whether a connection failed: errors of Python, aiohttp, requests, httpx or paramiko."""
     return isinstance(error, ConnectionError | EOFError) or any(
         base.__name__ in _CONNECTION or (base.__name__ == "RequestException" and base.__module__.startswith("requests"))
         for base in type(error).__mro__
@@ -271,8 +271,6 @@ _DATA_SUFFIXES = (".parquet", ".parq", ".pq")
 
 
 class FsspecSource(RemoteSource):
-    """A RemoteSource over fsspec."""
-
     capabilities = Capabilities(may_give_only_sizes=True)
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
@@ -356,7 +354,7 @@ class FsspecSource(RemoteSource):
         return SourceError(name, f"{type(error).__name__}: {first_line(error)}", "check the URL and the options")
 
     def _entries(self, directory: str) -> Iterator[tuple[str, SourceFile | None]]:
-        """Yield what is in a directory; a web server's page that is no listing raises SourceError."""
+        """Raises SourceError if a web server's page is not a listing."""
         name = self.key_of(directory)
         name = f"{name}/" if self._scheme in _HTTP else name
         start = f"{name.rstrip('/')}/"
@@ -384,14 +382,13 @@ class FsspecSource(RemoteSource):
                 yield path, SourceFile(path, known)
 
     def _check_page(self, directory: str, name: str) -> None:
-        """Raise SourceError where a page without data is no listing of a directory."""
         page = self.within(lambda: self._fs.cat_file(name))
         if not is_listing(page, name):
             reason = "the server answers with a page that is no listing of a directory, perhaps one for logging in"
             raise SourceError(self.name_of(directory), reason, "give credentials with -o, or check the URL")
 
     def _is_below(self, found: str, start: str) -> bool:
-        """Return whether a name that is listed for ``start`` lies in it; only a web page may have others."""
+        """Only web pages may list names elsewhere."""
         rest = found[len(start) :].rstrip("/") if found.startswith(start) else ""
         if self._scheme in _HTTP:  # a page has other links too, to itself in another order, to what is above
             segment = unquote(rest)

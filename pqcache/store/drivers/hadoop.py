@@ -24,7 +24,7 @@ def site_configuration() -> dict[str, str]:
 
 
 def site_files() -> dict[str, str]:
-    """Return the properties in the site's files, with ``${variables}`` as they are written."""
+    """Properties in the site's files, with ``${variables}`` as written."""
     home = os.environ.get("HADOOP_HOME")
     directory = os.environ.get("HADOOP_CONF_DIR") or (os.path.join(home, "etc", "hadoop") if home else "")
     values: dict[str, str] = {}
@@ -34,7 +34,7 @@ def site_files() -> dict[str, str]:
 
 
 def with_variables_replaced(values: dict[str, str]) -> dict[str, str]:
-    """Return properties with ``${variables}`` replaced by other properties, or by ``${env.NAME}``."""
+    """Replace ``${variables}`` by other properties, or by ``${env.NAME}``."""
     found = dict(values)
 
     def value_of(match: re.Match[str]) -> str:
@@ -96,12 +96,11 @@ _open = _Clients()
 
 
 def open_clients() -> int:
-    """Return how many clients are open in this process."""
     return _open.count
 
 
 def environment_user() -> str:
-    """Return the user in the environment as it is without open clients; empty if there is none."""
+    """The user in the environment as it is without open clients."""
     with _open.lock:
         return (_open.before if _open.count else os.environ.get(_USER_VARIABLE)) or ""
 

@@ -108,7 +108,7 @@ class HdfsSource(RemoteSource):
             ) from error
 
     def _first_info(self) -> hdfs_native.FileStatus:
-        """Return the status of the root; each NameNode has a few seconds to answer."""
+        """Status of the root; each NameNode has a few seconds to answer."""
         for others in reversed(range(len(self._orders))):
             try:
                 return self.within(lambda: self.client.get_file_info(self._root), self.first_timeout)
@@ -224,7 +224,7 @@ class HdfsTarget(StoreTarget):
         self._delete(HIDDEN)
 
     def _write(self, path: str, data: Iterable[bytes]) -> int:
-        """Write a new file; return its size, which the NameNode has confirmed."""
+        """Write a new file; return its size, confirmed by the NameNode."""
         with self._source.errors(path):
             size = sum(with_time_limit(lambda: self._write_chunks(path, data), self._source.timeout))
         if (stored := self._source.stat(path).size) != size:
@@ -255,13 +255,12 @@ class HdfsTarget(StoreTarget):
             return False
 
     def _call(self, path: str, call: Callable[[str], object]) -> None:
-        """Run ``call`` with the full name of ``path``, within the time limit; its errors become pqcache's."""
         with self._source.errors(path):
             self._source.within(partial(call, self._source.key_of(path)))
 
 
 def _namenode_orders(host: str, configuration: Mapping[str, str]) -> deque[dict[str, str]]:
-    """Return, for each NameNode of an HA nameservice, the option that puts it first; without HA one empty dict."""
+    """For each NameNode of an HA nameservice, the option that puts it first; one empty dict without HA."""
     service = host or urlsplit(configuration.get("fs.defaultFS", "")).netloc
     key = f"dfs.ha.namenodes.{service}"
     names = [name.strip() for name in configuration.get(key, "").split(",") if name.strip()]

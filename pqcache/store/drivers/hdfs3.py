@@ -104,7 +104,7 @@ def _is_needed(name: str, value: str) -> bool:
 
 
 def _checked(url: str, name: str, value: str) -> str:
-    """Return a value as libhdfs3 can parse it; raises UsageError for one that would end the process."""
+    """Raise UsageError for a value that libhdfs3 cannot parse: it would end the process."""
     if name in _BOOLEANS:
         if value.lower() not in ("true", "false", "1", "0"):
             raise UsageError(url, f"{name}={value!r} is neither true nor false", f"correct it, or use -o {name}=")
@@ -125,7 +125,7 @@ def _checked(url: str, name: str, value: str) -> str:
 
 
 def login(url: str, options: Mapping[str, str], configuration: Mapping[str, str]) -> dict[str, str]:
-    """Return the user, ticket or token to connect with, under the names of hdfs3's parameters."""
+    """User, ticket or token under the names of hdfs3's parameters."""
     parameters = {name: value for name, value in options.items() if name in OPTIONS}
     if "token" in parameters and "ticket_cache" in parameters:
         raise UsageError(redact(url), "has a token and a ticket cache", "give -o token= or -o ticket_cache=, not both")
@@ -138,7 +138,6 @@ def login(url: str, options: Mapping[str, str], configuration: Mapping[str, str]
 
 
 def name_node(url: str, host: str, configuration: Mapping[str, str]) -> tuple[str, int | None]:
-    """Return the host and port to connect to, or the HA nameservice and None."""
     default = configuration.get("fs.defaultFS") or configuration.get("fs.default.name") or ""
     if not host and default.startswith("hdfs://"):
         host = default.removeprefix("hdfs://").partition("/")[0]
@@ -155,7 +154,7 @@ def name_node(url: str, host: str, configuration: Mapping[str, str]) -> tuple[st
 
 
 def _site_configuration() -> dict[str, str]:
-    """Return the properties in the site's configuration files, and where these have none, in libhdfs3's own file."""
+    """Properties of the site's files, else of libhdfs3's own."""
     file = os.environ.get("LIBHDFS3_CONF", "")  # libhdfs3 reads this one by itself, from after a '='
     file = file.partition("=")[2] or file
     values = read_xml(file or "hdfs-client.xml", strict=True, missing="correct LIBHDFS3_CONF" if file else "")
@@ -169,7 +168,7 @@ _importing = threading.Lock()
 
 
 class _LibraryError(Exception):
-    """What libhdfs3 says is wrong; as a string without the path that it is about, which may hold any words."""
+    """The string form omits the path, which may contain any words."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.text = _first_line(reason)
@@ -250,7 +249,7 @@ class Hdfs3Source(RemoteSource):
                 self._fs.disconnect()
 
     def _fill(self, handle: Any, file: Any, buffer: Any, size: int, name: str) -> int:
-        """Read ``size`` bytes, or up to the end of the file, into ``buffer``; return how many."""
+        """Read ``size`` bytes, or up to the end of the file; return how many."""
         filled = 0
         while filled < size:
             got = self._lib.hdfsRead(handle, file, ctypes.byref(buffer, filled), size - filled)
@@ -287,7 +286,7 @@ class Hdfs3Source(RemoteSource):
 
     @contextmanager
     def _connected(self, name: str) -> Iterator[Any]:
-        """Give the connection, which is made on first use; ``close`` does not free it inside the block."""
+        """Connect on first use; ``close`` does not free the connection inside the block."""
         if os.getpid() != self._pid:
             raise self._forked()
         with self._lock:
@@ -317,7 +316,7 @@ class Hdfs3Source(RemoteSource):
         )
 
     def _failure(self, name: str) -> _LibraryError:
-        """Return why the last call failed; valid right after it, on the same thread."""
+        """Why the last call failed; only valid right after it, on the same thread."""
         return _LibraryError(name, bytes(self._lib.hdfsGetLastError() or b"").decode("utf-8", "replace"))
 
     def explain(self, name: str, error: BaseException) -> SourceError:
@@ -338,7 +337,7 @@ class Hdfs3Source(RemoteSource):
 
 
 class _PathInfo(NamedTuple):
-    """The library's record of one path; ``name`` is empty for the path that was asked for."""
+    """The library's record of a path; ``name`` is empty for the path that was asked for."""
 
     name: str
     is_directory: bool
@@ -347,7 +346,7 @@ class _PathInfo(NamedTuple):
 
 
 def _path_info(info: Any, asked: str) -> _PathInfo:
-    """Return a copy of the library's record, which is freed right after.
+    """Copy the library's record, which is freed right after.
 
     The library writes ``//name`` below the root, and ``name/`` for a file that is listed like a directory.
     """
@@ -358,7 +357,6 @@ def _path_info(info: Any, asked: str) -> _PathInfo:
 
 
 def _load(url: str) -> Any:
-    """Import hdfs3 and load libhdfs3; return the module ``hdfs3.core``."""
     with _importing:
         try:
             with _as_hdfs3_expects():
@@ -375,7 +373,7 @@ def _load(url: str) -> Any:
 
 @contextmanager
 def _as_hdfs3_expects() -> Iterator[None]:
-    """Let hdfs3 find names that Python 3.10 removed, and no Hadoop configuration: its parser fails on valid ones."""
+    """Restore names that Python 3.10 removed, and hide Hadoop's files: hdfs3 fails on valid ones."""
     if "hdfs3" in sys.modules:
         yield
         return
@@ -397,6 +395,6 @@ def _as_hdfs3_expects() -> Iterator[None]:
 
 
 def _first_line(text: str) -> str:
-    """Return libhdfs3's message without C++ name spaces, causes and Java's stack."""
+    """libhdfs3's message without C++ name spaces, causes and Java's stack."""
     line = text.strip().partition("\n")[0]
     return line.replace("Hdfs::", "").replace("\t", " ").strip() or "no reason given"

@@ -25,8 +25,6 @@ MAX_ANSWER = 1 << 30  # bytes of an answer that is taken into memory
 
 
 class _Stream(io.RawIOBase):
-    """The bytes of a socket's answer, counted."""
-
     def __init__(self, raw: io.RawIOBase, seconds: float, most: float) -> None:
         self._raw = raw
         self._floor = SpeedFloor(seconds)
@@ -70,7 +68,7 @@ def response_class(seconds: float, most: float = math.inf) -> type[http.client.H
 
 
 def pool_classes(classes: dict[str, Any], seconds: float, most: float = math.inf) -> dict[str, Any]:
-    """Return the connection pools of urllib3, by scheme, as ones whose responses are of `response_class`."""
+    """urllib3's connection pools by scheme, with responses of `response_class`."""
 
     def limited(pool: Any) -> Any:
         members = {"response_class": response_class(seconds, most)}
@@ -88,7 +86,6 @@ class HttpConnections:
         self._closed = False
 
     def take(self) -> http.client.HTTPConnection:
-        """Return an idle connection that the server has not closed, or a new one."""
         while True:
             try:
                 connection = self._idle.pop()
@@ -111,7 +108,7 @@ class HttpConnections:
         return connection
 
     def put_back(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
-        """Keep a connection for the next request if the response was read to its end, else close both."""
+        """Reuse the connection if the response was read to its end, else close both."""
         if response.isclosed() and not response.will_close:
             self._idle.append(connection)
         else:
@@ -151,7 +148,7 @@ class HttpSource(RemoteSource):
 
     @abstractmethod
     def _opened(self, path: str, offset: int, length: int, tag: str) -> AbstractContextManager[Body]:
-        """Give the body of the response with a range of a file."""
+        """Request a range of a file, whose body is read inside the block."""
 
     def _read(self, path: str, offset: int, length: int, tag: str) -> Iterator[bytes]:
         with self._opened(path, offset, length, tag) as body:
@@ -179,7 +176,7 @@ class HttpSource(RemoteSource):
 
 
 def _is_readable(descriptor: int) -> bool:
-    """Return whether something has come that nobody asked for, as the end of the connection."""
+    """Whether something has come unasked, such as the end of the connection."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))

@@ -119,7 +119,7 @@ class LocalSource(Source, LocalModes):
         return self._links.second_names(paths)
 
     def _is_odd_link(self, path: str, entry: os.DirEntry[str]) -> bool:
-        """Return whether a link cannot or must not be followed, which then is noted unless it is hidden."""
+        """Whether a link cannot or must not be followed; it is noted unless hidden."""
         try:
             if not is_hidden(entry.name):
                 self._check_links(path, os.path.realpath(self._name(path)))
@@ -131,7 +131,7 @@ class LocalSource(Source, LocalModes):
         return False
 
     def _note_odd(self, path: str, error: SourceError, cause: OSError | None = None) -> None:
-        """Note what cannot be listed, or raise it: the root as well, and what may pass by itself."""
+        """Note what cannot be listed; raise it for the root, and if it may be transient."""
         if self.odd is None or path == "/" or isinstance(error, SourceNotFound | SourceUnavailable):
             raise error from cause
         self.odd[path] = error
@@ -163,10 +163,6 @@ class LocalSource(Source, LocalModes):
         return self
 
     def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
-        """Return the bits for reading that a copy of ``path`` may have if it is of ``group``: who can read it here.
-
-        Directories count from the source's root on; ``known`` are those looked at before.
-        """
         known = {} if known is None else known
         try:
             names = self._above(path)
@@ -179,7 +175,6 @@ class LocalSource(Source, LocalModes):
         return _readers([(status.st_mode, status.st_gid) for status in found], group)
 
     def private_modes(self, paths: Sequence[str], group: int) -> dict[str, int]:
-        """Return what `copy_mode` does for each of ``paths``, as they were listed last; empty if everyone can read."""
         if not self._private:
             return {}
         above: dict[str, list[tuple[int, int]]] = {}
@@ -192,7 +187,6 @@ class LocalSource(Source, LocalModes):
         return modes
 
     def note_modes(self, paths: Sequence[str]) -> None:
-        """Look at the modes of files that are listed elsewhere, for `private_modes`; those that are gone count not."""
         self._private = {}
         for name in {name for directory in set(map(parent, paths)) for name in self._above(f"{directory}/")}:
             with suppress(OSError):
@@ -207,7 +201,7 @@ class LocalSource(Source, LocalModes):
                 self._private[path] = status.st_mode, status.st_gid
 
     def _above(self, path: str) -> Sequence[str]:
-        """Return the directories above a file, from the source's root on."""
+        """Directories above a file, beginning with the source's root."""
         return [] if self._only else ["", *accumulate(path.split("/")[:-1], "{}/{}".format)]
 
     def _note_directory(self, path: str, status: os.stat_result) -> None:
@@ -218,7 +212,7 @@ class LocalSource(Source, LocalModes):
         pass
 
     def _check_links(self, path: str, real: str) -> None:
-        """Raise SourceDenied where a link of another user leads out of the source, to what that user may not read.
+        """Raise SourceDenied if another user's link leads out of the source to what that user may not read.
 
         ``real`` is where ``path`` leads. A link that is not there any more raises SourceUnavailable.
         """
@@ -240,7 +234,7 @@ class LocalSource(Source, LocalModes):
             raise SourceUnavailable(self._name(path), "was replaced while it was read")
 
     def _listed(self, path: str, entry: os.DirEntry[str]) -> Identity | None:
-        """Return the identity of a listed entry, or None for a file that is gone or odd, or that readers skip."""
+        """None for a file that is gone or odd, or that readers skip."""
         try:
             status = entry.stat()
             identity = self._identity(path, status)
@@ -305,7 +299,7 @@ class _Links:
         self._hidden: set[str] = set()
 
     def enter(self, path: str, real: str) -> bool:
-        """Return whether to list the directory ``path``, which is ``real``: it is not listed under another name."""
+        """Whether to list the directory: not if it is listed under another name."""
         other, hidden = self._path_of(real), is_hidden_directory(path)
         if other is not None or (hidden and real in self._hidden):
             if other is not None and not hidden:
@@ -348,7 +342,7 @@ class _Links:
         return found
 
     def _path_of(self, real: str) -> str | None:
-        """Return the path under which a directory is listed, and not hidden; None where it is not, as yet."""
+        """The visible path under which a directory is listed, if there is one yet."""
         if real == self._top:
             return ""
         prefix = f"{self._top.rstrip('/')}/"
@@ -358,7 +352,7 @@ class _Links:
 
 
 def _readers(found: Sequence[tuple[int, int]], group: int) -> int:
-    """Return who can read a file, of which the mode and group stand last, below directories, and ``group`` is asked."""
+    """Who can read a file, given mode and group of the directories above it and, last, of the file."""
     needed = [*[stat_module.S_IXOTH] * (len(found) - 1), stat_module.S_IROTH]
     others = all(mode & bit for (mode, _), bit in zip(found, needed, strict=True))
     of_group = all(

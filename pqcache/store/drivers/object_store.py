@@ -53,8 +53,6 @@ _process = {"used": False, "forked": False}
 
 
 class ObjectStoreSource(RemoteSource):
-    """A RemoteSource over obstore."""
-
     capabilities = Capabilities(reads_versions=True)
     raises = (BaseError, OSError, ValueError)
 
@@ -150,7 +148,7 @@ os.register_at_fork(after_in_child=_forget_parent)
 
 
 def new_store(place: BucketConfig, timeout: float, retries: int = 0) -> Any:
-    """Return obstore's client, which tries a request again ``retries`` times: a source's caller does that itself."""
+    """obstore's client, by default without retries: a source's caller retries."""
     client = {
         "allow_http": place.allow_http,
         "connect_timeout": timedelta(seconds=5),
@@ -180,7 +178,7 @@ def _with_parents(directories: set[str]) -> set[str]:
 
 
 def _unreachable(text: str, reason: str) -> str:
-    """Return which host did not answer and why, from obstore's text, of which ``reason`` is all that it says itself."""
+    """Host and cause from obstore's text, whose own words are just ``reason``."""
     asked = re.search(r"Error performing [A-Z]+ (https?://\S+)", text)
     host = urlsplit(asked[1]).netloc.rpartition("@")[2] if asked is not None else ""
     if (system := re.search(r'message: "([^"]+)"', text)) is not None:
@@ -281,7 +279,6 @@ class ObjectStoreTarget(StoreTarget):
                 raise SourceUnavailable(name, "is not the file that was copied there", "see whether others write there")
 
     def _call(self, path: str, call: Callable[[str], object], seconds: float | None = None) -> None:
-        """Run ``call`` with the name of an object, within a time limit; its errors become pqcache's."""
         limit = max(self._timeout, _PART_TIMEOUT) * (_CLIENT_TRIES + 1) if seconds is None else seconds
         with self._source.errors(path):
             self._source.within(partial(call, self._source.key_of(path)), limit)

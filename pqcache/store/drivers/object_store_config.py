@@ -66,18 +66,17 @@ class BucketConfig:
 
     @property
     def allow_http(self) -> bool:
-        """Whether the endpoint that was named has no TLS."""
+        """Whether the named endpoint has no TLS."""
         return any(self.config.get(name, "").startswith("http://") for name in ("endpoint", "base_url"))
 
     @property
     def endpoint_words(self) -> str:
-        """Where the server that is asked was named, in words."""
+        """How the endpoint was set, in words."""
         named = any(name in self.config for name in ("endpoint", "base_url"))
         return "the endpoint" if named else "the name of the account" if self.scheme == "az" else "proxies"
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether requests have no credentials."""
         return self.config.get("skip_signature", "").lower() == "true"
 
     @property
@@ -125,7 +124,7 @@ def _named(options: Mapping[str, str], names: Mapping[str, str]) -> dict[str, st
 
 
 def _from_host(shown: str, host: str) -> dict[str, str]:
-    """Return what ACCOUNT.dfs.core.windows.net says; clouds of other names need their endpoint as well."""
+    """Parse ACCOUNT.dfs.core.windows.net; clouds with other names need their endpoint as well."""
     if not host:
         return {}
     match = re.fullmatch(r"([^.:@/]+)\.(?:dfs|blob)\.([\w.-]+)", host)
@@ -139,7 +138,7 @@ def _from_host(shown: str, host: str) -> dict[str, str]:
 
 
 def _from_connection_string(options: Mapping[str, str]) -> dict[str, str]:
-    """Return what a connection string of Azure says, from the option or the environment."""
+    """Settings in Azure's connection string, from the option or the environment."""
     text = options.get("connection_string") or os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
     parts = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
     if text and "AccountName" not in parts and "BlobEndpoint" not in parts:
@@ -158,7 +157,7 @@ def _from_connection_string(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _protect_machine(config: dict[str, str], endpoint: str, prefix: str) -> None:
-    """Read without credentials where none are given and the endpoint has no TLS: the machine's are not sent there."""
+    """Read anonymously if no credentials are given and the endpoint has no TLS: the machine's must not leak."""
     given = {name for name in (*config, *os.environ) if name in _CREDENTIALS or name.startswith(prefix)}
     if endpoint.startswith("http://") and not any(re.search(_CREDENTIAL, name, re.IGNORECASE) for name in given):
         config.setdefault("skip_signature", "true")

@@ -100,7 +100,7 @@ def open_target(
 
 
 def _has_file_system(url: str) -> bool:
-    """Return whether fsspec knows the scheme of ``url``; UsageError where fsspec is missing."""
+    """Raises UsageError if fsspec is missing."""
     with installed(url, "fsspec and aiohttp", "http"):
         from pqcache.store.drivers.fsspec_source import is_known
 
@@ -109,7 +109,7 @@ def _has_file_system(url: str) -> bool:
 
 @contextmanager
 def installed(url: str, libraries: str, extra: str) -> Iterator[None]:
-    """Raise UsageError about ``url`` when an import inside the block finds a library missing."""
+    """Raise UsageError about ``url`` if an import inside the block finds a library missing."""
     try:
         yield
     except ImportError as error:

@@ -79,7 +79,7 @@ class RemoteSource(Source):
 
     @abstractmethod
     def explain(self, name: str, error: BaseException) -> PqcacheError:
-        """Return pqcache's error about the URL ``name`` for what the client has raised."""
+        """Translate an exception of the client to pqcache's error about the URL ``name``."""
 
     def list(self) -> Iterator[SourceFile]:
         with self.errors(""):
@@ -100,7 +100,7 @@ class RemoteSource(Source):
             yield from read() if self.has_time_limit else with_time_limit(read, self.timeout, len, self.at_once)
 
     def within(self, call: Callable[[], T], seconds: float | None = None) -> T:
-        """Return what ``call`` returns; raise Stalled after ``seconds``, or else the timeout."""
+        """Call with a time limit, by default the timeout; raises Stalled."""
         return within(seconds or self.timeout, call)
 
     def walk(self, entries: Callable[[str], Iterable[tuple[str, SourceFile | None]]]) -> Iterator[SourceFile]:
@@ -119,13 +119,12 @@ class RemoteSource(Source):
         return f"{self.url.rpartition('/')[0]}/{path}" if self._only else super().url_of(path)
 
     def key_of(self, path: str) -> str:
-        """Return the name of a file in the store."""
         if not path:
             return self._root
         return f"{self._root.rstrip('/')}/{path}" if self._root else path
 
     def name_of(self, path: str) -> str:
-        """Return the URL of a file or directory, fit to be shown."""
+        """URL of a file or directory, fit to be shown."""
         return self.url_of(path) if path else self.url
 
     def take_only_file(self) -> str:
@@ -136,7 +135,7 @@ class RemoteSource(Source):
 
     @contextmanager
     def errors(self, path: str) -> Iterator[None]:
-        """Raise pqcache's errors about ``path`` for what the client raises inside the block."""
+        """Translate the client's errors inside the block."""
         try:
             yield
         except PqcacheError:
@@ -155,7 +154,7 @@ class RemoteSource(Source):
 
 
 def censored(error: E, secrets: Iterable[str]) -> E:
-    """Return an error about what a client or a server said, without ``secrets``, users in URLs, and queries."""
+    """Remove ``secrets``, users in URLs, and queries from what a client or a server said."""
     reason = error.reason
     for secret in sorted((text for text in secrets if len(text) >= _SHORTEST_SECRET), key=len, reverse=True):
         reason = reason.replace(secret, "***")
@@ -166,7 +165,7 @@ def censored(error: E, secrets: Iterable[str]) -> E:
 
 
 def answer_error(name: str, status: int, said: str, denied: str, missing: str = "no such object") -> SourceError:
-    """Return the error for an answer of HTTP that means ``status``, whatever it ``said``.
+    """Error for an HTTP answer that means ``status``, whatever it ``said``.
 
     ``denied`` is what to do without access, ``missing`` the reason if there is nothing.
     """
@@ -202,7 +201,7 @@ _PLACE = re.compile(r"\S*/\S*|\"[^\"\n]*/[^\"\n]*\"")  # names of files may have
 
 
 def known_cause(name: str, error: BaseException | str) -> SourceError | None:
-    """Return pqcache's error about ``name`` if a library's error has a cause of these inside, however deep.
+    """Translate an error that has a known cause inside, however deep.
 
     None is also for whatever a driver has to tell apart by the words of its own client.
     """

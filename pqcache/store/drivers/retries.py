@@ -21,11 +21,11 @@ _LONGEST_WAIT = 30.0
 
 
 class SourceTooSlow(SourceUnavailable):
-    """A server sends too few bytes a second: it is tried again as often as one that sends none."""
+    """Too few bytes a second: tried again as often as a server that sends none."""
 
 
 class Patience(NamedTuple):
-    """When to stop retrying: after so many failures in a row, or so many seconds after the first of them began."""
+    """When to stop: after so many failures in a row, or so many seconds after the first of them began."""
 
     retries: float = 4
     seconds: float = math.inf
@@ -37,7 +37,6 @@ FIRST_CONTACT = Patience(4, 5.0)  # with a server that may never have existed, w
 
 
 def patience_of_run(retries: int | None, seconds: float | None) -> Patience:
-    """Return the patience of a sync; None is the default."""
     if retries is None and seconds is None:
         return PATIENT
     return Patience(math.inf if retries is None else retries, 600.0 if seconds is None else seconds)
@@ -88,7 +87,7 @@ def with_retries(
         return max(0.0, min(random.uniform(longest / 2, longest), left()))
 
     def sleep(seconds: float) -> None:
-        """Sleep in short steps, so that a thread whose work is not wanted any more ends soon."""
+        """In short steps, so that a thread that is not needed any more ends soon."""
         while seconds > 0 and not told_to_stop():
             time.sleep(min(seconds, 0.2))
             seconds -= 0.2

@@ -94,8 +94,6 @@ _UPLOADS = f"{HIDDEN}/uploads"  # a record for each multipart upload that is nei
 
 
 class S3Source(HttpSource):
-    """A RemoteSource over botocore."""
-
     capabilities = Capabilities(reads_versions=True)
     raises = (  # a body is read through urllib3 or http.client, which raise errors of their own
         http.client.HTTPException,
@@ -150,7 +148,7 @@ class S3Source(HttpSource):
             raise SourceError(self.name_of(path), reason, "check the endpoint") from error
 
     def below(self, path: str) -> S3Source:
-        """Return a source of the directory ``path``, which uses the connections of this one as long as it is open."""
+        """Shares connections with this source as long as that is open."""
         source = copy(self)
         source.url, source._root, source._is_borrower = f"{self.url}/{path}", self.key_of(path), True
         return source
@@ -212,20 +210,19 @@ class RangeReader:
         self._servers: dict[str, HttpConnections | None] = {}  # by scheme and host; None for one behind a proxy
 
     def open(self, key: str, first: int, last: int, tag: str) -> Response:
-        """Return the response to a GET of the bytes ``first`` to ``last``; with ``tag``, of that version only."""
+        """GET the bytes ``first`` to ``last``; with ``tag``, of that version only."""
         found = None
         if tag.isascii() and tag.isprintable() and not self._bucket.endswith(_EXPRESS):
             found = self._get(key, {"Range": f"bytes={first}-{last}", **({"If-Match": f'"{tag}"'} if tag else {})})
         return found or self._get_by_client(key, first, last, tag)
 
     def close(self) -> None:
-        """Close connections that are not in use."""
         for connections in self._servers.values():
             if connections is not None:
                 connections.close()
 
     def _get(self, key: str, headers: Mapping[str, str]) -> Response | None:
-        """Return the response to a GET; None if the client has to ask."""
+        """None if the client has to ask."""
         asked = {"Bucket": self._bucket, "Key": key, **self._extra}
         url = self._client.generate_presigned_url("get_object", Params=asked, ExpiresIn=_VALID)
         server, slash, target = url.partition("://")[2].partition("/")
@@ -282,7 +279,7 @@ def _tls_context(ca_bundle: str | None) -> ssl.SSLContext:
 
 
 def new_session(url: str, options: Mapping[str, str]) -> Any:
-    """Return the session of all clients, which loads the description of S3 once."""
+    """Shared by all clients, as it loads the description of S3."""
     user, password = userinfo(url)
     key, secret = options.get("key") or user, options.get("secret") or password
     if bool(key) != bool(secret):
@@ -324,12 +321,12 @@ def new_client(
 
 
 def _signature(session: Any) -> str:
-    """Return the version of signatures, which URLs are not signed by unless it is said."""
+    """The version of signatures, which URLs are signed by only if it is set."""
     return str((session.get_scoped_config().get("s3") or {}).get("signature_version", "s3v4"))
 
 
 def _set_limits(client: Any, timeout: float, max_answer: float) -> None:
-    """Let a client's answers have a floor of speed and a largest size, also through a proxy."""
+    """Limit speed and size of a client's answers, also through a proxy."""
     pools = getattr(client._endpoint.http_session, "_pool_classes_by_scheme", None)
     if not isinstance(pools, dict):
         log.debug(
@@ -340,7 +337,7 @@ def _set_limits(client: Any, timeout: float, max_answer: float) -> None:
 
 
 def is_true(options: Mapping[str, str], name: str) -> bool:
-    """Return whether an option is on; without it, it is off."""
+    """Off by default."""
     return options.get(name, "").lower() in ("1", "true", "yes")
 
 
@@ -353,7 +350,6 @@ class _KeyChecker:
         self._seen: set[str] | None = set() if bucket.endswith(_EXPRESS) else None
 
     def check(self, key: str) -> None:
-        """Raise SourceError where a key cannot be the next one."""
         if self._seen is not None:
             is_new = key not in self._seen
             self._seen.add(key)
@@ -370,12 +366,11 @@ class _KeyChecker:
             raise SourceError(self._place, f"lists more than {MAX_KEYS:,} keys", "name a part of it")
 
     def error(self, reason: str) -> SourceError:
-        """Return the error for a listing with this fault."""
         return SourceError(self._place, reason, _ADVICE)
 
 
 def list_bucket(client: Any, bucket: str, prefix: str, extra: Mapping[str, str]) -> Iterator[tuple[str, Identity]]:
-    """Yield the key and the identity of each object below ``prefix``; ``extra`` are parameters of each request.
+    """Yield key and identity of each object below ``prefix``; ``extra`` are request parameters.
 
     A listing that contradicts itself raises SourceError; the client's errors are raised as they are.
     """
@@ -410,13 +405,12 @@ def list_bucket(client: Any, bucket: str, prefix: str, extra: Mapping[str, str])
 
 
 def take_entries(client: Any) -> None:
-    """Make a client put the entries of listings where ``entries`` finds them."""
+    """Have a client parse listings into the form that ``entries`` reads."""
     for name in ("ListObjectsV2", "ListObjects"):
         client.meta.events.register(f"before-parse.s3.{name}", _take)
 
 
 def entries(page: Mapping[str, Any]) -> Iterator[tuple[str, Identity]]:
-    """Yield the key and the identity of each object on a page."""
     if _ENTRIES not in page:  # an unknown response, or a botocore without the event
         if page.get("Contents"):
             log.debug("s3: botocore parsed the entries of a listing")
@@ -437,7 +431,7 @@ def entries(page: Mapping[str, Any]) -> Iterator[tuple[str, Identity]]:
 
 
 def identity(size: int, modified: datetime, etag: str) -> Identity:
-    """Return the identity of an object from values that botocore has parsed."""
+    """From values that botocore has parsed."""
     return Identity(size, int(modified.timestamp()) * 1_000_000_000, etag.strip('"'))
 
 
@@ -569,7 +563,7 @@ class S3Target(StoreTarget):
         return str(answer["ETag"])
 
     def _abort_left(self, files: Iterable[SourceFile]) -> None:
-        """Abort the uploads that are recorded among the target's files, by this run or a killed one."""
+        """Abort recorded uploads, of this run or of killed ones."""
         for file in [file for file in files if file.path.startswith(f"{_UPLOADS}/")]:
             with suppress(SourceNotFound):  # removed by another run
                 self._abort_recorded(file)
@@ -586,7 +580,7 @@ class S3Target(StoreTarget):
             self._abort([(key, upload)])
 
     def _abort(self, uploads: Sequence[tuple[str, str]]) -> None:
-        """Abort uploads and remove their records; the record of one that may still be there is kept. Never fails."""
+        """Abort uploads; records of those that may remain are kept. Never fails."""
         gone = []
         for key, upload in uploads:
             try:
@@ -599,7 +593,7 @@ class S3Target(StoreTarget):
         self._forget(gone)
 
     def _forget(self, uploads: Sequence[str]) -> None:
-        """Remove the records of completed or aborted uploads; a leftover record is harmless."""
+        """Remove records of completed or aborted uploads; leftovers are harmless."""
         try:
             self.remove([_record_of(upload) for upload in uploads])
         except SourceError as error:

@@ -116,7 +116,7 @@ class ServedSource(HttpSource):
             return self._pinned
 
     def _find(self) -> _Pinned:
-        """Return the snapshot in the URL, or the one that is current now."""
+        """The snapshot in the URL, else the current one."""
         name = self._fixed
         if not name:
             with self._get("current") as response:
@@ -176,7 +176,7 @@ class ServedSource(HttpSource):
 
     @contextmanager
     def _get(self, resource: str, headers: Mapping[str, str] | None = None) -> Iterator[http.client.HTTPResponse]:
-        """Yield the response to a GET; a status other than success raises SourceError."""
+        """Yields the response to a GET; SourceError unless it is a success."""
         connection = self._connections.take()
         try:
             target = f"/{quote(self._name, safe='')}/{resource}"

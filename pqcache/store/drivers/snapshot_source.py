@@ -37,7 +37,6 @@ class SnapshotSource(Source, LocalModes):
 
     @property
     def table_version(self) -> TableVersion | None:
-        """What is known of the table that the snapshot was made from."""
         return self._table
 
     def list(self) -> Iterator[SourceFile]:
@@ -58,11 +57,9 @@ class SnapshotSource(Source, LocalModes):
         return self
 
     def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
-        """Return the bits for reading that a copy of ``path`` may have; see ``LocalSource``."""
         return self._files.copy_mode(path, group, known)
 
     def private_modes(self, paths: Sequence[str], group: int) -> dict[str, int]:
-        """Return the modes of ``paths``, which are looked at now; see ``LocalSource``."""
         known: dict[str, os.stat_result] = {}
         modes: dict[str, int] = {}
         for path in paths:
@@ -88,14 +85,14 @@ class SnapshotSource(Source, LocalModes):
 
 
 def open_snapshot(url: str, options: Mapping[str, str]) -> SnapshotSource | None:
-    """Return the source of the snapshot that a local URL lies in, or None where it lies in none."""
+    """None if the local URL lies in no snapshot."""
     check_options("a local path", options, {})
     leased = lease_at(url)
     return None if leased is None else SnapshotSource(url, *leased)
 
 
 def files_below(entries: Iterable[FileEntry], below: str, url: str) -> dict[str, FileEntry]:
-    """Return the files below a path in a snapshot, or the one file that it names, by their paths relative to ``url``.
+    """Files below a path in a snapshot, or the one that it names, by paths relative to ``url``.
 
     Nothing there raises SourceNotFound about ``url``, but for an empty path.
     """
@@ -112,7 +109,7 @@ def files_below(entries: Iterable[FileEntry], below: str, url: str) -> dict[str,
 
 
 def table_below(manifest: Manifest, below: str) -> TableVersion | None:
-    """Return what is known of the table that a snapshot was made from, for what lies below a path in it.
+    """The known schema of a snapshot's table, for what lies below a path in it.
 
     It has the types of partition columns, and columns that no file has yet; of all columns only those that the snapshot
     took, without those whose values are in ``below``. A snapshot is no version to ask for, so it names none.
@@ -137,7 +134,7 @@ def table_below(manifest: Manifest, below: str) -> TableVersion | None:
 
 
 def identity_of(entry: FileEntry) -> Identity:
-    """Return the identity of a snapshot's file: its checksum, or what it was made of where none is recorded."""
+    """A file's checksum, or its sources if none is recorded."""
     if entry.checksum:
         return Identity(entry.size, 0, entry.checksum)
     made_of = f"{entry.recipe}\0{entry.sources!r}".encode(errors="surrogatepass")

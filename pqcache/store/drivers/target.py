@@ -92,8 +92,6 @@ class Target(Protocol):
 
 
 class StoreTarget:
-    """What all targets have in common whose files are listed and read by a source."""
-
     scratch = None
 
     def __init__(self, source: Source) -> None:

@@ -64,7 +64,7 @@ class _LastBatch(Generic[T]):
 
 
 class _Thread(threading.Thread):
-    """A thread that is used again for one call after another, as starting one takes as long as a small request."""
+    """Reused for one call after another: starting a thread takes as long as a small request."""
 
     idle: ClassVar[list[_Thread]] = []
 
@@ -75,13 +75,12 @@ class _Thread(threading.Thread):
 
     @classmethod
     def take(cls) -> _Thread:
-        """Return an idle thread, or a new one."""
         with suppress(IndexError):
             return cls.idle.pop()
         return cls()
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Run ``call`` on this thread, which is idle again afterwards."""
+        """The thread is idle again after the call."""
         self._calls.put(call)
 
     def run(self) -> None:

@@ -63,12 +63,12 @@ class NameNodeSession:
         data: Any = None,
         allow_redirects: bool = True,
     ) -> requests.Response:
-        """Return the answer to a request, its body read; without ``allow_redirects`` the first answer, not read yet."""
+        """Read the answer's body; without ``allow_redirects`` return the first answer unread."""
         answer = self._send(method, url, params=params, data=data)
         return _with_body(self.follow(answer)) if allow_redirects else answer
 
     def follow(self, answer: requests.Response) -> requests.Response:
-        """Return the answer at the place that redirects lead to; its body is not read yet."""
+        """Follow redirects; the body is not read yet."""
         for _ in range(_MAX_REDIRECTS):
             if not answer.is_redirect:
                 return answer
@@ -78,13 +78,12 @@ class NameNodeSession:
         raise SourceError(shown(self.origin), f"redirects {_MAX_REDIRECTS} times", "check the server")
 
     def close(self) -> None:
-        """Close all connections."""
         self._trusted.close()
         self._anonymous.close()
 
     @contextmanager
     def limited_to(self, seconds: float) -> Iterator[None]:
-        """Wait no longer than ``seconds`` for an answer inside the block."""
+        """Limit the wait for answers inside the block."""
         before, self._timeout = self._timeout, seconds
         try:
             yield
@@ -98,7 +97,7 @@ class NameNodeSession:
 
 
 class _Adapter(HTTPAdapter):
-    """Connections whose answers have a floor of speed, also through a proxy."""
+    """Enforces the floor of speed, also through a proxy."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -117,19 +116,17 @@ class _Adapter(HTTPAdapter):
 
 
 def origin_of(url: str) -> tuple[str, str, int]:
-    """Return the scheme, host and port of a URL."""
     parts = urlsplit(url)
     return parts.scheme, (parts.hostname or "").lower(), parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
 
 
 def shown(origin: tuple[str, str, int]) -> str:
-    """Return an origin as it is shown."""
     scheme, host, port = origin
     return printable(f"{scheme}://{host}:{port}")
 
 
 def redirect_target(url: str, location: str) -> str:
-    """Return where a redirect of ``url`` leads; SourceError where it leaves HTTP, or goes from https:// to http://."""
+    """SourceError if a redirect leaves HTTP, or goes from https:// to http://."""
     source = shown(origin_of(url))
     try:
         target = urljoin(url, location)
@@ -151,7 +148,7 @@ def redirect_target(url: str, location: str) -> str:
 
 
 def _with_body(answer: requests.Response) -> requests.Response:
-    """Return an answer with its body in memory; SourceError where it does not end."""
+    """Read an answer into memory; SourceError if it is cut off."""
     with answer:
         body = bytearray()
         for chunk in answer.iter_content(_CHUNK):
@@ -165,8 +162,6 @@ def _with_body(answer: requests.Response) -> requests.Response:
 
 
 class WebHdfsSource(RemoteSource):
-    """A RemoteSource over fsspec's WebHDFS."""
-
     has_time_limit = True
     raises = (OSError, ValueError, RuntimeError, KeyError)
 

@@ -34,7 +34,7 @@ class ArrivalProgress:
 
 @contextmanager
 def leased_snapshot(cache: CacheDirectory) -> Iterator[tuple[Snapshot, ArrivalProgress | None]]:
-    """Lease the current snapshot, or the one that is arriving where there is none, with how far it is."""
+    """The current snapshot, else the arriving one with its progress."""
     until = time.monotonic() + _MOVING
     while True:
         arriving = find_arriving(cache) if cache.current() is None else None

@@ -81,7 +81,6 @@ class Difference:
     partitions: Mapping[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the difference as plain values."""
         return asdict(self)
 
 
@@ -131,7 +130,7 @@ def open_inspected_dataset(
 
 
 def items_of(view: str, dataset: InspectedDataset, count: int, name: str) -> Iterator[dict[str, Any]]:
-    """Yield what one of the views shows as plain values: ``files``, ``row-groups``, ``schema`` or ``sample``."""
+    """Rows of a view (``files``, ``row-groups``, ``schema`` or ``sample``) as plain values."""
     if view == "sample":
         yield from sample_rows(dataset, count, name)
     elif view == "schema":
@@ -141,7 +140,6 @@ def items_of(view: str, dataset: InspectedDataset, count: int, name: str) -> Ite
 
 
 def file_views(dataset: InspectedDataset) -> Iterator[FileView]:
-    """Yield every file in path order."""
     index, count = dataset.index, len(dataset.index.paths)
     files, sizes = index.numbers("file"), index.numbers("bytes")
     groups, rows = np.bincount(files, minlength=count), np.bincount(files, index.rows, count)
@@ -154,7 +152,6 @@ def file_views(dataset: InspectedDataset) -> Iterator[FileView]:
 
 
 def row_group_views(dataset: InspectedDataset) -> Iterator[RowGroupView]:
-    """Yield every row group in the order of the files."""
     index = dataset.index
     names = ("row_group", "rows", "offset", "bytes", "uncompressed")
     columns = [index.numbers(name).tolist() for name in names]
@@ -163,7 +160,7 @@ def row_group_views(dataset: InspectedDataset) -> Iterator[RowGroupView]:
 
 
 def schema_view(dataset: InspectedDataset) -> Iterator[dict[str, Any]]:
-    """Yield name, Arrow type, nullability and metadata of every column, partition columns last."""
+    """Name, type, nullability and metadata of every column, partition columns last."""
     for field in dataset.index.schema:
         metadata = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in (field.metadata or {}).items()}
         partition = field.name in dataset.index.partitions.column_names
@@ -178,7 +175,7 @@ def schema_view(dataset: InspectedDataset) -> Iterator[dict[str, Any]]:
 
 
 def sample_rows(dataset: InspectedDataset, count: int, name: str) -> list[dict[str, Any]]:
-    """Return the first ``count`` rows with values as ``readable`` has them; a remote dataset raises UsageError."""
+    """The first ``count`` rows, as ``readable``; UsageError for a remote dataset."""
     if dataset.arriving:
         raise UsageError("--sample", f"{name} is still arriving", "read it with Cache.batches, which waits")
     if dataset.root is None:
@@ -213,7 +210,7 @@ def _rows(path: Path, batch: int) -> Iterator[dict[str, Any]]:
 
 
 def plain_value(value: pa.Scalar) -> Any:
-    """Return a value as Python has it, also one that holds a time or a text that Python's types cannot hold."""
+    """Convert to Python, also times and texts that Python's types cannot hold."""
     try:
         return value.as_py()
     except (ValueError, OverflowError):
@@ -221,7 +218,7 @@ def plain_value(value: pa.Scalar) -> Any:
 
 
 def _described(value: pa.Scalar) -> Any:
-    """Return a value of which Python's types cannot hold a part: that as a number or as text with replacements."""
+    """Replace what Python's types cannot hold by numbers, or texts with replacement characters."""
     kind = value.type
     if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
         return plain_value(value.value)

@@ -174,10 +174,10 @@ def inspect(
 
 @dataclass(frozen=True, kw_only=True)
 class _SummaryInput:
-    """What a dataset is described by.
+    """What a summary is made from.
 
     Attributes:
-        index: its row groups.
+        index: row groups of the dataset.
         sizes: bytes of each file.
         block_size: what row groups are measured against.
         blocks: the block size of each file, 0 where it has none.
@@ -231,7 +231,6 @@ def _version(table: TableVersion | None) -> str | None:
 
 
 def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on_event: OnEvent) -> Index:
-    """Build the index of a source's files from their footers, ``jobs`` at a time."""
     table = schema_of_table(source.table_version)
     builder = IndexBuilder(NO_SCHEMA if table is None else table, clashes={})
     on_event(Started("read", len(files), "files"))
@@ -323,7 +322,7 @@ def _partitions(index: Index, sizes: npt.NDArray[np.int64]) -> tuple[PartitionSu
 
 
 def encodings_of(footers: Sequence[tuple[pq.FileMetaData, pa.Schema]]) -> dict[str, tuple[str, ...]]:
-    """Return the encodings of each top-level column's values; those of levels and of dictionaries are left out."""
+    """Encodings of each top-level column's values, without those of levels and dictionaries."""
     found: dict[str, dict[str, None]] = {}
     for metadata, schema in footers:
         names = top_level_names(metadata, schema)

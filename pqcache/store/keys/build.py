@@ -91,7 +91,7 @@ def refresh_key_indexes(
 
 
 def _refresh(known: KeyIndex, moved: Ints, root: Path, index: Index, target: Path, on_event: OnEvent) -> None:
-    """Build a key index with the runs of ``known`` whose rows still exist; ``moved`` has their new row groups."""
+    """Build a key index, reusing runs of ``known``; ``moved`` maps its row groups to new ones."""
     groups = np.append(moved, -1)[known.numbers("group")]  # the last one is for row groups that were removed before
     keep = _kept(known, groups)
     here = keep[known.numbers("run")]
@@ -120,14 +120,14 @@ def _refresh(known: KeyIndex, moved: Ints, root: Path, index: Index, target: Pat
 
 
 def _kept(known: KeyIndex, groups: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return which runs are taken over: those with enough rows of which at least half still exist."""
+    """Which runs to take over: large ones of which at least half of the rows still exist."""
     rows = np.array([run.rows for run in known.runs], np.int64)
     live = np.bincount(known.numbers("run"), known.numbers("length") * (groups >= 0), len(rows))
     return np.asarray((rows >= _MIN_ROWS) & (2 * live >= rows))
 
 
 def _moved(before: Index, after: Index, old: Sequence[FileEntry], new: Sequence[FileEntry]) -> Ints:
-    """Return for each row group of a snapshot its number in the next, -1 where its file is gone or another one."""
+    """New number of each row group, -1 if its file is gone or has changed."""
     same = {entry.path for entry in set(old) & set(new)}
     starts = np.searchsorted(after.numbers("file"), np.arange(len(after.paths)))
     start_of = {path: int(start) for path, start in zip(after.paths, starts, strict=True) if path in same}
@@ -243,7 +243,7 @@ def _read_all(root: Path, index: Index, spans: pa.Table, field: pa.Field) -> Ite
 
 
 def _read(path: Path, groups: list[int], skip: int, left: int, field: pa.Field) -> Iterator[Keys]:
-    """Yield the keys of ``left`` rows of some row groups of a file, from row ``skip`` on; what it lacks are nulls."""
+    """Keys of ``left`` rows from row ``skip`` on; null if the file lacks the column."""
     try:
         check_regular(path)
         with pq.ParquetFile(path, memory_map=True) as file:
@@ -272,7 +272,7 @@ def _read(path: Path, groups: list[int], skip: int, left: int, field: pa.Field) 
 
 
 def _names_in(schema: pa.Schema, column: str) -> list[str] | None:
-    """Return where a file has a column, ``a.b`` inside of structs too, as a list of names; None where it lacks it."""
+    """Path of a column in a file, ``a.b`` inside of structs too; None if it is not there."""
     if column in schema.names:
         return [column]
     names = column.split(".")

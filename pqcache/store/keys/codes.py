@@ -39,7 +39,7 @@ class Keys:
 
 
 def key_type(column: str, kind: pa.DataType) -> pa.DataType:
-    """Return the type to which a column's values are cast first; equal for types whose values are the same.
+    """The type that values are cast to; types whose values are the same share one.
 
     Types that cannot be looked up raise UsageError.
     """
@@ -70,12 +70,10 @@ def key_type(column: str, kind: pa.DataType) -> pa.DataType:
 
 
 def is_hashed(kind: pa.DataType) -> bool:
-    """Return whether keys of a type are hashed, or numbers themselves."""
     return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_decimal(kind))
 
 
 def keys_of(values: pa.Array, kind: pa.DataType) -> Keys:
-    """Return the keys of a column's values; ``kind`` is its ``key_type``."""
     values = cast_exactly(values, kind)
     valid = None if not values.null_count else values.is_valid().to_numpy(zero_copy_only=False)
     if is_hashed(kind):
@@ -119,7 +117,7 @@ def keys_to_find(column: str, values: Any, kind: pa.DataType, operand: Operand |
 
 
 def _as_array(column: str, values: Any, kind: pa.DataType) -> pa.Array:
-    """Return what is looked up in keys of type ``kind`` as one Arrow array, dictionaries decoded."""
+    """One Arrow array, without dictionaries."""
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         values = list(values) if hasattr(values, "__iter__") and not isinstance(values, str | bytes) else [values]
     if isinstance(values, list) and values and all(isinstance(value, np.datetime64) for value in values):
@@ -139,7 +137,7 @@ def _as_array(column: str, values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _alike(value: pa.DataType, kind: pa.DataType) -> bool:
-    """Return whether a value of type ``value`` can be equal to one of type ``kind``."""
+    """Whether values of the two types can be equal."""
     if pa.types.is_timestamp(kind):
         return bool(pa.types.is_timestamp(value)) and (value.tz is None) == (kind.tz is None)
     try:
@@ -159,7 +157,7 @@ def _named(kind: pa.DataType) -> str:
 
 
 def scramble(codes: Codes, seed: int = 0) -> Codes:
-    """Return each number's scrambled form, one to one (the last step of MurmurHash3 by Austin Appleby)."""
+    """One-to-one: the last step of MurmurHash3 by Austin Appleby."""
     h: Codes = codes ^ np.uint64(seed)
     h ^= h >> np.uint64(33)
     h *= np.uint64(0xFF51AFD7ED558CCD)
@@ -170,7 +168,7 @@ def scramble(codes: Codes, seed: int = 0) -> Codes:
 
 
 def _hashed(values: pa.Array, kind: pa.DataType) -> tuple[Codes, Codes]:
-    """Return two hashes of each value's bytes; what stands in place of nulls does not matter."""
+    """Two hashes of each value's bytes; those of nulls are arbitrary."""
     count = len(values)
     if pa.types.is_decimal(kind):
         width = kind.bit_width // 8
@@ -203,7 +201,7 @@ def _step(h: Codes, factor: int, shift: int) -> Codes:
 def _words(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> Iterator[tuple[Any, Codes]]:
-    """Yield the values' bytes eight at a time, zeros after the last: for which values, and the words."""
+    """Yield words of eight bytes, zero-padded, and for which values they are."""
     if not len(starts):
         return
     begin, end = int(starts[0]), int(starts[-1] + lengths[-1])

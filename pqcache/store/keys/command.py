@@ -121,7 +121,7 @@ def index(
 
 
 def _remove_left(tmp: Path) -> None:
-    """Remove what runs that died have left, but for downloads of a sync: the next one takes those over."""
+    """Remove what dead runs left, but for downloads: the next sync takes those over."""
     for left in tmp.iterdir():
         if not left.is_dir() or left.name.startswith(("keys-", "removed-")):
             discard(left)
@@ -135,7 +135,7 @@ def _is_intact(snapshot: Snapshot, column: str) -> bool:
 
 
 def _replace(place: Path, built: Path | None, cache: CacheDirectory) -> None:
-    """Move a key index that is complete and durable to its place, or none; the old one is removed first."""
+    """Move a complete, durable key index to its place; None only removes the old one."""
     make_directories(place.parent)
     if place.exists():
         trash = cache.tmp_dir / f"removed-{os.urandom(8).hex()}"

@@ -70,7 +70,6 @@ class KeyRun:
 
     @property
     def size(self) -> int:
-        """Bytes of its words."""
         return 8 * self.keys * (2 if self.wide else 1)
 
 
@@ -89,22 +88,20 @@ class KeyIndex:
     spans: pa.Table
 
     def numbers(self, name: str) -> Ints:
-        """Return a column of ``spans``."""
         return np.asarray(self.spans[name].to_numpy(), np.int64)
 
     @property
     def rows(self) -> int:
-        """Rows of the snapshot that have been looked at."""
+        """Rows of the snapshot that were examined."""
         return int(self.numbers("length")[self.numbers("group") >= 0].sum())
 
     @property
     def size(self) -> int:
-        """Bytes of all runs."""
         return sum(run.size for run in self.runs)
 
 
 def directory_of(snapshot: Path, column: str) -> Path:
-    """Return where a snapshot has the key index of a column; a name that no directory can have raises UsageError."""
+    """UsageError for a column whose name no directory can have."""
     name = quote(column, safe="").replace(".", "%2E")
     if not name or len(name) > 255:
         raise UsageError(f"--key {column}", f"the name is {('too long' if name else 'empty')} for a key index")
@@ -112,7 +109,7 @@ def directory_of(snapshot: Path, column: str) -> Path:
 
 
 def columns_indexed(snapshot: Path) -> list[str]:
-    """Return the columns of which a snapshot has a key index, intact or not, by name."""
+    """Columns with a key index, intact or not, by name."""
     try:
         return sorted(unquote(name) for name in os.listdir(snapshot / KEYS))
     except FileNotFoundError:
@@ -120,7 +117,6 @@ def columns_indexed(snapshot: Path) -> list[str]:
 
 
 def lookup(snapshot: Snapshot, column: str, values: Any) -> SelectedRows:
-    """Return the rows that have one of the keys ``values``; see ``Cache.lookup``."""
     directory = directory_of(snapshot.path, column)
     if directory.is_dir():
         index = read_key_index(directory)
@@ -133,7 +129,7 @@ def lookup(snapshot: Snapshot, column: str, values: Any) -> SelectedRows:
 
 
 def field_of(index: Index, column: str) -> pa.Field:
-    """Return a column, or ``a.b`` inside of structs, with the type its keys are compared in; raises UsageError."""
+    """A column, or ``a.b`` inside of structs, in its key type; UsageError if it isn't there."""
     if column in index.partitions.column_names:
         raise UsageError(f"--key {column}", "is a partition column, which Cache.lookup finds without a key index")
     if column in index.path_values.column_names:
@@ -160,7 +156,7 @@ def _selected(groups: Ints, rows: Ints, snapshot: str) -> SelectedRows:
 
 
 def find(index: KeyIndex, keys: Keys) -> tuple[Ints, Ints]:
-    """Return the row groups and the rows in them that have one of ``keys``, in order."""
+    """Row groups, and rows in them, that have one of ``keys``, in order."""
     of_run = np.searchsorted(index.numbers("run"), np.arange(len(index.runs) + 1))
     starts, groups, firsts = index.numbers("start"), index.numbers("group"), index.numbers("first")
     found_groups, found_rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -182,7 +178,7 @@ def find(index: KeyIndex, keys: Keys) -> tuple[Ints, Ints]:
 
 
 def _search(directory: Path, run: KeyRun, keys: Keys) -> Ints:
-    """Return the rows of a run that have one of ``keys``, in the order of the keys."""
+    """Rows of a run in the order of ``keys``."""
     first, second = keys.first, keys.second
     least = np.uint64(run.low or 0)
     if run.low is not None and run.high is not None:
@@ -207,7 +203,7 @@ def _search(directory: Path, run: KeyRun, keys: Keys) -> Ints:
 
 
 def _words_of(directory: Path, run: KeyRun) -> Codes:
-    """Map a run into memory: one row of words, or two; a file of another size raises DamagedError."""
+    """Map a run into memory: one row of words, or two; DamagedError if its size is wrong."""
     path = directory / run.file
     try:
         with open(path, "rb", opener=open_regular) as file:
@@ -236,7 +232,7 @@ def _in_partitions(index: Index, column: str, values: Any) -> tuple[Ints, Ints]:
 def write_key_index(
     directory: Path, field: pa.Field, runs: Sequence[KeyRun], spans: pa.Table, known: Mapping[str, str]
 ) -> None:
-    """Write ``index.arrow`` and the checksums, durably; ``known`` has checksums of runs by file name."""
+    """Durable on return; ``known`` has checksums of runs by file name."""
     about = {"pqcache": json.dumps({"format": FORMAT, "runs": [asdict(run) for run in runs]})}
     about["pqcache.schema"] = pa.schema([field]).serialize().to_pybytes()
     with pa.OSFile(str(directory / _INDEX), "wb") as sink:
@@ -252,7 +248,7 @@ def write_key_index(
 
 
 def read_key_index(directory: Path) -> KeyIndex:
-    """Return the key index in ``directory``; a damaged one raises DamagedError."""
+    """Raises DamagedError."""
     path = directory / _INDEX
     try:
         with pa.ipc.open_file(
@@ -275,7 +271,7 @@ def read_key_index(directory: Path) -> KeyIndex:
 
 
 def read_checksums(directory: Path) -> dict[str, str]:
-    """Return the checksums of a key index's files by name; DamagedError where they cannot be read."""
+    """Checksums by file name; DamagedError if they cannot be read."""
     path = directory / CHECKSUMS
     try:
         return {str(name): str(checksum) for name, checksum in json.loads(read_regular(path)).items()}
@@ -284,7 +280,7 @@ def read_checksums(directory: Path) -> dict[str, str]:
 
 
 def check_key_index(directory: Path, deep: bool = False) -> KeyIndex:
-    """Return a key index after comparing it with its checksum, and its runs with their sizes; raises DamagedError.
+    """Check the key index against its checksum, and runs against their sizes; raises DamagedError.
 
     With ``deep`` the runs are compared with their checksums too.
     """
@@ -305,7 +301,6 @@ def check_key_index(directory: Path, deep: bool = False) -> KeyIndex:
 
 
 def command_for(directory: Path) -> str:
-    """Return the command that builds the key index in ``directory``."""
     column = shlex.quote(unquote(directory.name))
     return f"pqcache index {shlex.quote(str(directory.parents[4]))} --key {column}"
 

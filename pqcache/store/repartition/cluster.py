@@ -54,7 +54,6 @@ def _opened(scheduler: str) -> AbstractContextManager[ClusterExecutor]:
 
 
 def check_seen(cluster: ClusterExecutor, path: str) -> None:
-    """Raise UsageError if a worker does not have a local path."""
     blind = [worker for worker, seen in cluster.on_workers(os.path.exists, path) if seen is not True]
     if blind:
         raise UsageError(
@@ -65,7 +64,6 @@ def check_seen(cluster: ClusterExecutor, path: str) -> None:
 
 
 def _check_packages(cluster: ClusterExecutor) -> None:
-    """Raise UsageError if a worker lacks a package or has another version."""
     for package in _PACKAGES:
         here = importlib.metadata.version(package)
         for worker, found in cluster.on_workers(importlib.metadata.version, package):

@@ -120,14 +120,13 @@ def repartition(
 
 
 def _block_size(align: str | None, size: int | None) -> int | None:
-    """Return the bytes of a block at the target, or None for the store's own."""
+    """None for the store's own."""
     if size is not None and (size < 512 or size % 512):
         raise UsageError(f"--block-size {size}", "HDFS takes multiples of 512 bytes", "write it like 128MB")
     return size or (BLOCK_SIZE if align else None)
 
 
 def _rewrite_options(changes: Mapping[str, Any], align_to: int | None) -> RewriteOptions:
-    """Return how files are rewritten; options that make no sense raise UsageError."""
     compression = changes.get("compression")
     codec, level = (None, None) if compression is None else parse_compression(compression)
     return RewriteOptions(
@@ -142,7 +141,7 @@ def _rewrite_options(changes: Mapping[str, Any], align_to: int | None) -> Rewrit
 
 
 def _is_done(snapshot: Snapshot, manifest: Manifest, recipe: Recipe) -> bool:
-    """Return whether all files are known to have been made by ``recipe``, and to have one schema."""
+    """Whether all files are known to be made by ``recipe``, with one schema."""
     if any(entry.recipe != recipe.text for entry in manifest.files):
         return False
     try:
@@ -179,7 +178,7 @@ def _repartition_cache(
 
 
 def _repartition_snapshot(run: CacheRun, current: Snapshot, before: Manifest) -> RunResult:
-    """Rewrite what is not as the options say, and publish a snapshot of it, unless it is a dry run."""
+    """Rewrite what isn't as the options say, and publish it, unless it is a dry run."""
     rewrite = run.config.rewrite()
     assert rewrite is not None
     recipe = Recipe(recipe_of(before.files[0].recipe).subset if before.files else "", rewrite.recipe)

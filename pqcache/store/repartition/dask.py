@@ -53,7 +53,6 @@ class DaskExecutor(ClusterExecutor):
 
 @contextmanager
 def dask_executor(scheduler: str) -> Iterator[DaskExecutor]:
-    """Yield the executor of a scheduler."""
     try:
         from distributed import Client
     except ImportError as error:

@@ -95,7 +95,7 @@ def resolve_dense(paths: Sequence[Path], columns: Sequence[str] | None, narrow: 
 
 
 def propose_dense(paths: Sequence[Path]) -> list[Proposal]:
-    """Return the columns whose lists have one length as far as footers and first rows show."""
+    """Columns whose lists have one length as far as footers and first rows show."""
     files = _files(paths)
     found = []
     for field in _schema(files):
@@ -115,7 +115,7 @@ def _files(paths: Sequence[Path]) -> list[File]:
 
 
 def _schema(files: Sequence[File]) -> pa.Schema:
-    """Return the schema of all files, with lists in place of dense columns."""
+    """Schema of all files, with lists in place of dense columns."""
     named: list[tuple[str, pa.Schema]] = []
     for path, _, schema in files:
         if not any(schema.equals(known, check_metadata=True) for _, known in named):
@@ -124,7 +124,7 @@ def _schema(files: Sequence[File]) -> pa.Schema:
 
 
 def _lists(file: File, name: str, rows: int | None = None, groups: Sequence[int] | None = None) -> Any:
-    """Yield a column in arrays of lists; with ``rows`` only its first rows."""
+    """Yield a column as arrays of lists; with ``rows`` only its first rows."""
     path, _, schema = file
     field = schema.field(name)
     stored = dense_of(field)
@@ -153,7 +153,7 @@ def _first_length(files: Sequence[File], name: str) -> int | None:
 
 
 def _common_length(files: Sequence[File], name: str) -> int | None:
-    """Return the length that a column's lists have on average in every row group, and in the first rows."""
+    """The average length of a column's lists if it is the same in every row group, and in the first rows."""
     lengths = set()
     for _, metadata, schema in files:
         if not metadata.num_rows:
@@ -183,7 +183,7 @@ def _leaves(metadata: pq.FileMetaData, schema: pa.Schema, name: str) -> Any:
 
 
 def _extremes(files: Sequence[File], name: str) -> tuple[int, int]:
-    """Return the smallest and the largest number of a column: from statistics, or decoded where there are none."""
+    """Minimum and maximum of a column: from statistics, or decoded if there are none."""
     lows, highs = [0], [0]
     for file in files:
         _, metadata, schema = file
@@ -253,11 +253,10 @@ class DenseRequest:
 
     @property
     def reads_files(self) -> bool:
-        """Whether files have to be read first, as for all but ``--dense none``."""
+        """Whether files have to be read first: always, except for ``--dense none``."""
         return bool(self.columns) or self.narrow
 
     def resolve(self, paths: Sequence[Path]) -> dict[str, str]:
-        """Return the type that each column is to be stored in, as in ``uint16[512]``."""
         if self.columns is not None and not self.columns:
             if self.narrow:
                 raise UsageError("--narrow", "goes with --dense COLUMN, and not with --dense none")
@@ -266,7 +265,7 @@ class DenseRequest:
 
 
 def local_root(url: str) -> Path:
-    """Return the directory of a local source; another one raises UsageError."""
+    """The directory of a source; UsageError unless it is local."""
     if url_scheme(url) not in ("", "file"):
         raise UsageError(
             "--dense",

@@ -37,13 +37,12 @@ class Endpoints:
     rule: VersionRule = field(default_factory=VersionRule)
 
     def open_source(self) -> Source:
-        """Return the opened source."""
         options = OpenOptions(store=self.source_options, as_files=self.rules.as_files, rule=self.rule)
         return open_table(self.source, options)
 
 
 def make_endpoints(source: str, target: str, options: Mapping[str, str], block_size: int | None) -> Endpoints:
-    """Return the endpoints with ``options`` divided among them; raises UsageError where they cannot go together."""
+    """Divide ``options`` among source and target; UsageError if these cannot go together."""
     check_url(source)
     check_url(target)
     if url_scheme(target) not in ("", "file") and target.partition("://")[2].strip("/") == "":
@@ -63,7 +62,7 @@ def make_endpoints(source: str, target: str, options: Mapping[str, str], block_s
 
 
 def check_apart(source: str, target: str) -> None:
-    """Raise UsageError when one of two URLs is, or lies below, the other."""
+    """Raise UsageError if one of two URLs is, or lies below, the other."""
     one, other = _place(source), _place(target)
     if one[0] == "az" and len({_account(url) for url in (source, target)} - {""}) > 1:
         return
@@ -78,7 +77,7 @@ def check_apart(source: str, target: str) -> None:
 
 
 def _options_for(url: str, other: str, options: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the options for the store of ``url``, where another store is used as well.
+    """Options for the store of ``url``, if another store is used as well.
 
     Between HDFS and another store, names with a dot are Hadoop's. Those that only one cloud's store has are that one's.
     """
@@ -101,14 +100,14 @@ def _options_for(url: str, other: str, options: Mapping[str, str]) -> Mapping[st
 
 
 def _absolute(url: str) -> str:
-    """Workers may run elsewhere, so local paths become absolute; other URLs stay."""
+    """Make local paths absolute, as workers may run elsewhere."""
     if url_scheme(url) not in ("", "file"):
         return url
     return os.path.abspath(os.path.expanduser(local_path(url)))
 
 
 def _place(url: str) -> tuple[str, ...]:
-    """Return the parts of a URL or path, such that what lies below another begins with its parts."""
+    """Parts of a URL or path; what lies below another begins with its parts."""
     scheme = url_scheme(url)
     if scheme in ("", "file"):
         return ("file", *Path(local_path(url)).expanduser().resolve().parts)

@@ -32,7 +32,7 @@ class ClusterExecutor(Executor):
     @property
     @abstractmethod
     def no_worker(self) -> str:
-        """What to tell the user while there is no worker; empty if there is one."""
+        """What to tell the user while there is no worker; else empty."""
 
     @abstractmethod
     def on_workers(self, function: Callable[[str], Any], argument: str) -> list[tuple[str, Any]]:
@@ -44,7 +44,7 @@ class ClusterExecutor(Executor):
 
     @abstractmethod
     def begin(self, function: Callable[..., Any], arguments: tuple[Any, ...], name: str, settle: Settle) -> None:
-        """Have a worker call ``function``; call ``settle``, from any thread, when that has ended."""
+        """Start ``function`` on a worker; when it ends, ``settle`` is called from any thread."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
@@ -61,7 +61,7 @@ class ClusterExecutor(Executor):
             future.set_exception(self._explained(name, error))
 
     def _explained(self, name: str, error: BaseException) -> BaseException:
-        """Return what a user can act on in place of ``error``."""
+        """Turn ``error`` into one that a user can act on."""
         explained: PqcacheError
         if isinstance(error, PqcacheError):
             return error
@@ -80,7 +80,7 @@ class ClusterExecutor(Executor):
 
 
 def check_address(scheduler: str, schemes: Sequence[str], example: str, unreachable: SourceUnavailable) -> None:
-    """Raise UsageError if an address is not like ``example``, and ``unreachable`` if nothing listens there."""
+    """Raise UsageError unless an address is like ``example``, and ``unreachable`` if nothing listens there."""
     try:
         place = urlsplit(scheduler)
         if place.scheme not in schemes or not place.hostname or not place.port:

@@ -79,17 +79,15 @@ class PartitionJob:
 
     @property
     def size(self) -> int:
-        """Bytes of the source files."""
         return sum(file.identity.size for file in self.files)
 
     @property
     def shuffles(self) -> bool:
-        """Whether rows are shuffled."""
         return self.options.shuffle is not None
 
     @property
     def spool_size(self) -> int:
-        """At most about how many bytes lie on the local disk at once: source files, new files, rows being shuffled."""
+        """Most bytes on the local disk at once, roughly: source files, new files, rows being shuffled."""
         copies = sum(url_scheme(url) not in ("", "file") for url in (self.endpoints.source, self.endpoints.target))
         spilled = self.decoded if self.shuffles and self.decoded > 2 * self.options.row_group_size else 0
         return copies * self.size + spilled
@@ -115,7 +113,7 @@ class JobContext:
 
 
 def run_job(job: PartitionJob) -> DirectoryResult:
-    """Do a job in a process that has nothing open yet; what it writes is the same everywhere."""
+    """Do a job in a process that has nothing open yet; the result is the same everywhere."""
     if job.version != __version__:
         raise UsageError(
             f"pqcache {__version__}",
@@ -151,7 +149,7 @@ def do_job(job: PartitionJob, context: JobContext) -> DirectoryResult:
 
 
 def _rewrite(job: PartitionJob, context: JobContext, scratch: Path) -> tuple[DirectoryResult, list[Path]]:
-    """Rewrite a directory's files into ``scratch``; return what they became, and the new files."""
+    """Rewrite a directory's files into ``scratch``; return the result and the new files."""
     root, paths = _local_files(job, context, scratch)
     task = RewriteTask(
         files=paths,
@@ -182,7 +180,7 @@ def _rewrite(job: PartitionJob, context: JobContext, scratch: Path) -> tuple[Dir
 
 
 def _local_files(job: PartitionJob, context: JobContext, scratch: Path) -> tuple[Path, list[Path]]:
-    """Return a directory and the source files in it, in row order; remote ones, and those of a table, are downloaded.
+    """Source files in row order, below a common directory; remote ones and a table's are downloaded.
 
     A table's files lie elsewhere than in the directory, and may have other columns and rows than the table.
     """
@@ -229,7 +227,7 @@ def _publish(
 
 
 def _check_unchanged(job: PartitionJob, context: JobContext) -> None:
-    """Raise SourceIncomplete when a file is not the one that was listed, or is not visible from here."""
+    """Raise SourceIncomplete if a file has changed since it was listed, or is not visible from here."""
     source = context.source
     for file in job.files:
         try:

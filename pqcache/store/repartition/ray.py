@@ -50,7 +50,6 @@ class RayExecutor(ClusterExecutor):
         return [item for item in answers if not isinstance(item[1], self._ray.exceptions.RayError)]
 
     def _answer(self, address: str, reference: Any) -> Any:
-        """Return what a node answers, or the error."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(reference, timeout=_CHECK)
@@ -93,7 +92,7 @@ class RayExecutor(ClusterExecutor):
 
 @contextmanager
 def ray_executor(scheduler: str) -> Iterator[RayExecutor]:
-    """Yield the executor of the cluster whose Ray Client server is at ``scheduler``."""
+    """Connect to the Ray Client server at ``scheduler``."""
     try:
         import grpc  # noqa: F401 - what Ray Client needs beside Ray
         import ray

@@ -43,7 +43,7 @@ class SparkExecutor(ClusterExecutor):
         self._threads.submit(settle, result)
 
     def _outcomes(self, function: Callable[..., Any], arguments: tuple[Any, ...], tasks: int) -> list[tuple[str, Any]]:
-        """Return the host of each task with what ``function`` returned there, or raised."""
+        """Host of each task, with the function's result or exception."""
         from py4j.protocol import Py4JError
         from pyspark import cloudpickle
 
@@ -71,7 +71,7 @@ class SparkExecutor(ClusterExecutor):
 
 @contextmanager
 def spark_executor(master: str) -> Iterator[SparkExecutor]:
-    """Yield the executor of a new application at a Spark master: ``spark://HOST:PORT``, ``yarn`` or ``local[N]``."""
+    """Start an application at a Spark master: ``spark://HOST:PORT``, ``yarn`` or ``local[N]``."""
     try:
         from pyspark import SparkConf, SparkContext
     except ImportError as error:

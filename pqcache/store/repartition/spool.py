@@ -68,7 +68,7 @@ class Spool:
                 self.changed.notify_all()
 
     def _space(self) -> int:
-        """Return the bytes that are free, or taken by jobs that reserved them."""
+        """Bytes that are free, or taken by jobs that reserved them."""
         taken = sum(tree_size(self.path / token) for token in self.jobs)
         return disk_usage(self.path).free + taken
 

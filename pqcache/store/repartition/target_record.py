@@ -46,12 +46,11 @@ class DirectoryRecord:
         return f"{RECORDS}/{hashlib.sha256(self.directory.encode()).hexdigest()[:32]}.json"
 
     def encoded(self) -> bytes:
-        """Return the record as it is stored."""
         return json.dumps(asdict(self)).encode()
 
 
 def decode_record(data: bytes) -> DirectoryRecord | None:
-    """Return a stored record, or None for one that cannot be read."""
+    """None for a record that cannot be read."""
     try:
         stored = json.loads(data)
         done = stored.pop("done")
@@ -86,12 +85,12 @@ def read_records(target: Target) -> tuple[list[DirectoryRecord], list[DirectoryR
 
 
 def claim(target: Target, run: str) -> None:
-    """Record that the target belongs to this run from now on."""
+    """Make the target this run's from now on."""
     target.write(RUN, run.encode())
 
 
 def check_claim(target: Target, run: str) -> None:
-    """Raise CacheLocked when another run has begun since, or has finished: a job on a cluster may outlive its run."""
+    """Raise CacheLocked if another run has begun since, or finished: a job on a cluster may outlive its run."""
     try:
         found = target.read_start(RUN, len(run)).decode("ascii", "replace")
     except SourceNotFound:
@@ -101,7 +100,7 @@ def check_claim(target: Target, run: str) -> None:
 
 
 def remove_directory(target: Target, record: DirectoryRecord) -> None:
-    """Remove a directory's files and then its record."""
+    """Remove a directory's files, then its record."""
     target.remove([_below(record.directory, name) for name in record.files])
     target.remove([record.path])
 

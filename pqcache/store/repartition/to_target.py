@@ -97,7 +97,6 @@ class _TargetRun:
 
     @property
     def todo(self) -> list[PartitionJob]:
-        """The jobs that an earlier run had not finished."""
         return [job for job in self.jobs if job.directory not in self.kept]
 
 

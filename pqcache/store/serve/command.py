@@ -157,7 +157,7 @@ class CacheServer:
 def _served(
     caches: Sequence[str | os.PathLike[str]], only_public: bool, lease_seconds: float
 ) -> Mapping[str, ServedCache]:
-    """Return the caches by their names; raises CacheError for what is none, UsageError where two have one name."""
+    """Caches by name; CacheError for a path that is none, UsageError if two have one name."""
     found: dict[str, ServedCache] = {}
     if not caches:
         raise UsageError("", "no cache is named", "name the directories of caches")
@@ -200,7 +200,7 @@ def _listen(family: int, address: tuple[str, int]) -> socket.socket:
 
 
 def _host_of(address: str) -> str:
-    """Return the host of a URL for an address that is listened on; all addresses are those of this machine's name."""
+    """The host to show in URLs; this machine's name if all addresses are listened on."""
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
         return socket.gethostname()
     return f"[{address}]" if ":" in address else address

@@ -78,19 +78,18 @@ class HttpServer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when ``close`` was called; raise what ended the server otherwise."""
+        """Wait for ``close``; raise what ended the server otherwise."""
         self._ended.wait()
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """End all connections; a second call does nothing."""
         with suppress(RuntimeError):  # of a loop that is closed
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(2 * _END_SECONDS)
 
     def admit(self, connection: _Connection) -> None:
-        """Let a client connect; of too many, the oldest that has not shown the token yet has to go."""
+        """Accept a client; if there are too many, disconnect the oldest without a token."""
         self._connections[connection] = False
         if len(self._connections) > self._limit + _STRANGERS:
             stranger = next(each for each, is_known in self._connections.items() if not is_known)
@@ -142,7 +141,7 @@ class HttpServer:
         return response
 
     def _check_client(self, request: web.BaseRequest) -> None:
-        """Raise RequestRefused unless the client may ask: it has the token, or names this machine."""
+        """Raise RequestRefused unless the client has the token, or names this machine."""
         if self._token:
             kind, _, given = request.headers.get("Authorization", "").partition(" ")
             if kind.lower() != "bearer" or not is_same_token(given.strip(), self._token):
@@ -157,7 +156,7 @@ class HttpServer:
             raise RequestRefused(405, "only reading is possible", {"Allow": "GET, HEAD"})
 
     def _find(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Return the response to a request; a file is sent already."""
+        """Respond to a request; a file has been sent by then."""
         name, *rest = (unquote(segment) for segment in request.rel_url.raw_path[1:].split("/"))
         cache = self._caches.get(name)
         if cache is None:
@@ -181,7 +180,6 @@ class HttpServer:
     def _send_file(
         self, request: web.BaseRequest, cache: ServedCache, leased: LeasedSnapshot, path: str, identity: Identity
     ) -> web.StreamResponse:
-        """Send a file, or the range of it that is asked for."""
         tag, size = f'"{identity.tag}"', identity.size
         if request.headers.get("If-Match", "*") not in ("*", tag):
             raise RequestRefused(412, "the file has another version", {"ETag": tag})

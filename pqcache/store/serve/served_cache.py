@@ -30,7 +30,7 @@ from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 
 class RequestRefused(Exception):
-    """A request is answered with an error of this status, and a reason."""
+    """Answer a request with this status and reason."""
 
     def __init__(self, status: int, reason: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(reason)
@@ -105,7 +105,7 @@ class ServedCache:
         return open(descriptor, "rb", buffering=0)
 
     def check(self) -> None:
-        """Raise CacheError where a file of the current snapshot, if there is one, would not be served without token."""
+        """Raise CacheError if a file of the current snapshot would not be served without a token."""
         if not self._only_public or self.cache.current() is None:
             return
         with self.lease(None) as leased:
@@ -120,7 +120,7 @@ class ServedCache:
                     raise CacheError(self.cache.path, refused.reason, advice) from None
 
     def end_leases(self, now: float) -> None:
-        """End the leases of snapshots that nothing was asked about for a while."""
+        """End leases of snapshots that have been idle for a while."""
         with self._lock:
             over = [s for s in self._leased.values() if not s.users and now - s.last_used > self._lease_seconds]
             for leased in over:
@@ -128,7 +128,6 @@ class ServedCache:
                 leased.lease.close()
 
     def close(self) -> None:
-        """End all leases."""
         self.close_leases()
         self._arrow.shutdown()
 
@@ -138,7 +137,7 @@ class ServedCache:
             leased.lease.close()
 
     def _find(self, name: str | None) -> LeasedSnapshot:
-        """Lease a snapshot, and read its manifest if it was not leased before."""
+        """Lease a snapshot; its manifest is read with the first lease."""
         if name is None:
             if self.cache.current() is None:
                 raise RequestRefused(404, "nothing is published in this cache yet")
@@ -172,7 +171,7 @@ class ServedCache:
             raise RequestRefused(410, f"snapshot {name} is not kept any more") from None
 
     def _why_not(self, leased: LeasedSnapshot, path: str, error: OSError) -> tuple[int, str]:
-        """Return the status and the reason where a file cannot be opened."""
+        """Status and reason if a file cannot be opened."""
         if not leased.snapshot.path.is_dir():  # a file system without locks, or somebody's rm
             with self._lock:
                 if self._leased.pop(leased.snapshot.id, None) is not None:
@@ -186,7 +185,7 @@ class ServedCache:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host, by address or name, is this machine itself."""
+    """Whether an address or name is this machine's own."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -194,7 +193,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_public(name: str, status: os.stat_result) -> None:
-    """Raise RequestRefused where not every user of this machine could read the file ``name`` without a server."""
+    """Raise RequestRefused unless every user of this machine can read the file."""
     if not status.st_mode & stat.S_IROTH:
         raise RequestRefused(403, f"{os.path.basename(name)} is not readable by every user, and there is no token")
     directory = os.path.dirname(name)

@@ -63,7 +63,7 @@ def rollback(
 
 
 def _switch(cache: CacheDirectory, current: Snapshot, found: Snapshot, run: str) -> None:
-    """Make a snapshot the current one; that it will be is on disk before, for a run that is killed."""
+    """Note the switch on disk first, for a run that is killed."""
     kept, snapshots = read_kept(cache.path), cache.snapshots()
     left = {s.id for s in snapshots if found.number < s.number <= current.number}
     begun = Rollback(datetime.now(timezone.utc).isoformat(timespec="seconds"), found.id, current.id, run)

@@ -71,7 +71,7 @@ def _caches_below(roots: Sequence[str | os.PathLike[str]], may_be_none: bool) ->
 
 
 def _sync_table(path: Path, entry: ListedTable, options: Mapping[str, Any]) -> TableResult:
-    """Sync a table of a file, as that says; its cache is made first, so that a failure is known of it too."""
+    """Sync a listed table; its cache is made first, so that a failure is recorded there too."""
     if entry.error is not None:
         return TableResult(os.fspath(path), None, entry.error)
     try:
@@ -83,7 +83,7 @@ def _sync_table(path: Path, entry: ListedTable, options: Mapping[str, Any]) -> T
 
 
 def sync_one(cache: str | os.PathLike[str], source: str | None = None, **options: Any) -> TableResult:
-    """Sync one cache, as it remembers or from ``source``, and return what became of it, whatever that is."""
+    """Sync one cache, as remembered or from ``source``; failures become part of the result."""
     try:
         report = sync(cache, **options) if source is None else sync(source, cache, **options)
         return TableResult(os.fspath(cache), report, report.skipped_error())

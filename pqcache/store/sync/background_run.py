@@ -26,7 +26,7 @@ _POLL = 1.0  # seconds between looks at the process that has started this one
 
 
 def main() -> NoReturn:
-    """Do what standard input says, report it, and end the process."""
+    """Run what standard input asks for, report it, and exit."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     hide_pandas()
@@ -56,7 +56,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _end_with(starter: ProcessIdentity) -> None:
-    """End this process, as Ctrl-C does, when the one that has started it ends."""
+    """Interrupt this process, like Ctrl-C, when the one that started it ends."""
     while starter.is_alive():
         time.sleep(_POLL)
     os.kill(os.getpid(), signal.SIGTERM)

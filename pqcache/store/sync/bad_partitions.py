@@ -25,7 +25,7 @@ Blame = Callable[[str], AbstractContextManager[None]]
 
 
 class BadPartitions(Exception):
-    """The new files of some places cannot be taken; ``errors`` says why, for each."""
+    """New files of some places cannot be taken; ``errors`` has the reason for each place."""
 
     def __init__(self, errors: Mapping[str, PqcacheError]) -> None:
         super().__init__(*errors)
@@ -40,14 +40,13 @@ class BadPartitionsSoFar:
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Remember what is raised inside in place of raising it."""
+        """Remember BadPartitions raised inside instead of raising it."""
         try:
             yield
         except BadPartitions as bad:
             self._errors |= bad.errors
 
     def raise_any(self) -> None:
-        """Raise what was remembered, if there is anything."""
         if self._errors:
             raise BadPartitions(self._errors)
 
@@ -77,7 +76,6 @@ def place_of(path: str) -> str:
 
 
 def blame_nobody(place: str) -> AbstractContextManager[None]:
-    """Return a context in which errors remain as they are."""
     return nullcontext()
 
 
@@ -97,7 +95,7 @@ def blame(place: str) -> Iterator[None]:
 
 @contextmanager
 def advise_to_skip(place: str) -> Iterator[None]:
-    """Let the error for a file that may not be read, or has a value that does not fit, say what can be done."""
+    """Add advice to errors for files that may not be read, or have values that don't fit."""
     try:
         yield
     except TypeClash as clash:
@@ -113,7 +111,7 @@ def _with_ways_out(clash: TypeClash, place: str, skip: bool) -> TypeClash:
 
 
 def or_skip(error: PqcacheError) -> PqcacheError:
-    """Return the same error, with the advice to publish the rest."""
+    """Add the advice to publish the rest."""
     advice = f"{error.advice}, or leave it out with --skip-bad (skip_bad=True)"
     return type(error)(error.subject, error.reason, advice)
 
@@ -152,7 +150,7 @@ def clashes_by_partition(
 
 
 def _is_other_bad(clash: TypeClash, known: pa.Schema | None) -> bool:
-    """Return whether it is the second type of a clash that does not fit what was known before, and not the first."""
+    """Whether the clash's second type is the one that does not fit the known schema."""
     if known is None or clash.column not in known.names:
         return False
     from pqcache.parquet.schema_merge import joined_type  # and pyarrow, which a sync with nothing to do does not need
@@ -163,7 +161,7 @@ def _is_other_bad(clash: TypeClash, known: pa.Schema | None) -> bool:
 
 
 def _in_partition(clash: TypeClash, place: str, path: str, skip: bool) -> TypeClash:
-    """Return the error about one place of those that clash in the same way; ``path`` is a file of it."""
+    """The error about one place of those that clash alike; ``path`` is a file of it."""
     advice = _ways_out(clash, place, skip)
     alone = clash.subject in (clash.files[0], path) and path in clash.files[:-1]
     files = (path, clash.files[-1]) if alone else clash.files
@@ -184,7 +182,7 @@ def _ways_out(clash: TypeClash, place: str, skip: bool) -> str:
 
 
 def with_number(errors: Sequence[PqcacheError]) -> PqcacheError:
-    """Return the first of ``errors``, with how many there are."""
+    """The first error, with the number of all."""
     first = errors[0]
     if len(errors) == 1:
         return first
@@ -222,7 +220,7 @@ def with_old_versions(
 
 
 def skipped_partitions(skipped: Mapping[str, PqcacheError], held: Iterable[FileEntry]) -> tuple[SkippedPartition, ...]:
-    """Return the partitions that were skipped, in the order of their names."""
+    """Sorted by name."""
     paths = {file.path for entry in held for file in entry.sources}
     known = {place for path in paths for place in (parent(path), place_of(path))}
     return tuple(

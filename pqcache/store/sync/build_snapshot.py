@@ -100,9 +100,9 @@ def build_snapshot(
 def _unify(
     job: SnapshotJob, target: Path, entries: list[FileEntry], index: IndexBuilder, known: Index | None
 ) -> tuple[Path, list[FileEntry], Index, Plan]:
-    """Rewrite files whose schemas differ to one schema; return where they are, their entries, index, and the plan.
+    """Rewrite files whose schemas differ to one schema; return their directory, entries, index, and the plan.
 
-    Directories whose files have it already are linked. Raises ParquetError where types do not mix without loss.
+    Directories whose files have it already are linked. Raises ParquetError if types do not mix without loss.
     """
     assert job.rewrite is not None
     done, source = job.plan, job.metadata.source
@@ -131,7 +131,7 @@ def _unify(
 
 
 def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
-    """Download and rewrite what the plan says, several files at once; yield the new snapshot's new files, indexed.
+    """Download and rewrite in parallel; yield the snapshot's new files, indexed.
 
     A directory is rewritten as soon as its last file is downloaded, while others are still downloaded.
     """
@@ -199,7 +199,7 @@ def _report_phases(job: SnapshotJob, finished: Collection[str]) -> None:
 
 
 def _schemas_kept(job: SnapshotJob) -> SchemaSet:
-    """Return the schema of the files that are kept, where all of them are known to have one."""
+    """The schema of kept files, if all of them are known to have one."""
     schemas = SchemaSet(job.table_schema)
     kept = next((entry.path for d in job.plan.directories for entry in d.keep), None)
     if job.table is not None and job.previous is not None and kept is not None:
@@ -253,7 +253,7 @@ def _kept(plan: Plan) -> Iterator[FileEntry]:
 
 
 def write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> Manifest:
-    """Write manifest, summary, checksums and key indexes of a snapshot that has its index; return the manifest."""
+    """Write manifest, summary, checksums and key indexes; the index must be there."""
     manifest = manifest_of(job, entries)
     readable = readable_by(target, entries)
     new = target / f"{FILES}.new"
@@ -275,7 +275,6 @@ def write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> 
 
 
 def manifest_of(job: SnapshotJob, entries: Iterable[FileEntry]) -> Manifest:
-    """Return the manifest of the snapshot that a job makes of these files."""
     return Manifest(
         files=tuple(entries),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -288,7 +287,7 @@ def manifest_of(job: SnapshotJob, entries: Iterable[FileEntry]) -> Manifest:
 
 
 def readable_by(target: Path, entries: Iterable[FileEntry]) -> int:
-    """Return the bits for reading that all the files have: minima and maxima in the metadata are values of theirs."""
+    """Read permissions that all files share: minima and maxima in the metadata are values of theirs."""
     readable = 0o444
     for entry in entries:
         readable &= os.stat(f"{target}/{entry.path}").st_mode
@@ -296,9 +295,9 @@ def readable_by(target: Path, entries: Iterable[FileEntry]) -> int:
 
 
 def _previous_index(job: SnapshotJob) -> Index | None:
-    """Return the current snapshot's index, if files are kept; a damaged one is built again from their footers.
+    """The current snapshot's index, if files are kept, with their new paths.
 
-    It has the files by their new paths.
+    A damaged one is built again from their footers.
     """
     previous = job.previous
     if previous is None or not any(directory.keep for directory in job.plan.directories):
@@ -313,7 +312,7 @@ def _previous_index(job: SnapshotJob) -> Index | None:
 
 
 def _with_new_paths(plan: Plan, index: Index) -> Index:
-    """Return an index with the new paths of kept files that get any; others then have none, not one that is given."""
+    """Rename kept files in an index; paths that go to other files are dropped."""
     if not any(directory.renamed for directory in plan.directories):
         return index
     new = {held.path: now.path for directory in plan.directories for held, now in directory.kept}

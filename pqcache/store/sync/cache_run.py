@@ -30,7 +30,7 @@ IDENTITY, CONTENT = "identity", "content"  # ways of comparing
 
 
 class ByteCounter:
-    """Passes events on, counts the bytes that were downloaded, and keeps within a limit who has downloaded them."""
+    """Passes events on, counts downloaded bytes, and slows the threads that download to a limit."""
 
     def __init__(self, on_event: OnEvent, limit: BandwidthLimit | None = None) -> None:
         self.bytes = 0
@@ -46,13 +46,13 @@ class ByteCounter:
             self.keep_within_limit(event.amount)
 
     def keep_within_limit(self, amount: int) -> None:
-        """Wait until so many bytes, which were received, are within the limit; where they are no download's."""
+        """Wait until ``amount`` received bytes are within the limit, if they are a download's."""
         if self._limit is not None:
             self._limit.take(amount)
 
 
 def report_fetching(on_event: OnEvent, total: int, here: int, files: int = 0) -> None:
-    """Report that ``total`` bytes of so many files are fetched, of which an earlier run has left some here."""
+    """Report that ``total`` bytes are being fetched, of which earlier runs have left ``here``."""
     if here:
         on_event(Reused(here, total))
     on_event(Started("fetch", total - here, files=files))
@@ -173,7 +173,7 @@ class SyncReport:
 
 
 def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
-    """Return what the run did; remove old snapshots and what runs left, and write it into the history.
+    """Remove old snapshots and leftovers, and record the run in the history.
 
     A dry run changes nothing. What cannot be removed raises PqcacheError; the history has what the run did.
     """
@@ -194,7 +194,7 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
 
 
 def _clean(run: CacheRun) -> list[str]:
-    """Remove old snapshots, and all that runs have left in ``tmp/``; return the snapshots."""
+    """Remove old snapshots, which are returned, and all that runs have left in ``tmp/``."""
     removed = [snapshot.id for snapshot in remove_old_snapshots(run.cache, run.config.keep)]
     for snapshot in removed:
         run.options.on_event(Collected(snapshot))

@@ -173,14 +173,14 @@ def _run_of(request: _Request, state: _CacheState) -> CacheRun:
 
 
 def _replaced_source(state: _CacheState) -> str | None:
-    """Return the source in whose place this run takes another one, also where it never got a file of it."""
+    """The source that this run replaces, also if none of its files was ever here."""
     if state.current is None and state.remembered is not None and state.remembered.source != state.config.source:
         return redact(state.remembered.source)
     return state.previous_source
 
 
 def _warn_of_changes(state: _CacheState, cache: CacheDirectory, on_event: OnEvent, published: bool) -> None:
-    """Say what a run has done that is no mere update: after a rollback, and to another source."""
+    """Warn after a rollback, and of another source."""
     if published and (was := rolled_back_from(cache.path, state.current)):
         on_event(Warned(f"the cache was rolled back from {was}; what the source holds now is current again"))
     if (was := _replaced_source(state)) is not None:
@@ -188,7 +188,6 @@ def _warn_of_changes(state: _CacheState, cache: CacheDirectory, on_event: OnEven
 
 
 def _sync(request: _Request, stack: ExitStack) -> SyncReport:
-    """Do what is asked for; ``stack`` holds the lock and the source."""
     cache, options = request.cache, request.run
     record: RunRecord | None = None
     cache.check_usable()  # before its options are believed, and before the source is listed for it
@@ -238,7 +237,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
 
 
 def _rewrite_arrived(run: CacheRun, arrived: SyncReport, source: Source, list_it: ListSource) -> SyncReport:
-    """Rewrite the files of a snapshot that has arrived as they are at the source; return the report of both runs."""
+    """Rewrite the files of a snapshot that arrived as they are at the source; report both runs as one."""
     options = replace(run.options, on_event=ByteCounter(run.options.on_event), watch=Stopwatch())
     again = replace(run, current=run.cache.current(), options=options)
     if run.record is not None:
@@ -260,7 +259,7 @@ def _rewrite_arrived(run: CacheRun, arrived: SyncReport, source: Source, list_it
 
 
 def _first_contact(request: _Request, state: _CacheState) -> Patience:
-    """Return how long a source is asked that has not answered yet in this run: a mistyped one is to fail soon."""
+    """How long to ask a source that has not answered yet in this run: a mistyped one should fail soon."""
     return request.run.patience if request.is_patient or state.current is not None else FIRST_CONTACT
 
 
@@ -292,7 +291,7 @@ def _open(request: _Request, state: _CacheState) -> Source:
 
 
 def _lister(request: _Request, state: _CacheState, source: Source, memo: Memo) -> ListSource:
-    """Return what lists the source in this run, always for the same partitions."""
+    """The listing function of this run, always for the same partitions."""
     held = state.current if state.previous_source is None else None
     rules, patience = listing_rules(state.config, held), _first_contact(request, state)
     rule = newest_rule(state.config, request.cache, state.current)
@@ -312,7 +311,7 @@ def _lister(request: _Request, state: _CacheState, source: Source, memo: Memo) -
 
 
 def _is_typed(held: Snapshot | None, listing: Listing, table: TableVersion | None, config: Config) -> bool:
-    """Return whether all partitions of a listing are known to fit their types: they did when they came, or any do."""
+    """Whether all partitions of a listing are known to fit their types: they did when they came, or any do."""
     if held and not all(os.path.isdir(held.path / d) for d in {parent(file.path) for file in listing.files}):
         return False
     if not config.partition_types:
@@ -322,7 +321,7 @@ def _is_typed(held: Snapshot | None, listing: Listing, table: TableVersion | Non
 
 
 def _known_result(run: CacheRun, state: _CacheState, source: Source, memo: Memo) -> RunResult | None:
-    """Return that there is nothing to do where the state of a table's log and the cache prove it, else None."""
+    """The result if a table's log and the cache prove that there is nothing to do."""
     current, config = state.current, state.config
     if current is None or run.options.compare != IDENTITY or config != state.remembered:
         return None
@@ -377,7 +376,7 @@ def _unchanged(current: Snapshot, sources: str, recipe: Recipe, shard: str | Non
 
 
 def check_order(source: str, cache: str) -> None:
-    """Raise UsageError where the source was named as the cache, and the cache as the source."""
+    """Raise UsageError if source and cache were named in the wrong order."""
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):/", cache)  # Path makes one slash of two
     if scheme is not None and url_scheme(source) in ("", "file"):
         subject, reason = f"{scheme[1]}://...", "a cache is a local directory"
@@ -389,7 +388,7 @@ def check_order(source: str, cache: str) -> None:
 
 
 def check_apart(source: str, cache: Path) -> None:
-    """Raise UsageError where a cache lies in its local source, or holds it."""
+    """Raise UsageError if a cache lies in its local source, or contains it."""
     if url_scheme(source) in ("", "file"):
         path = Path(local_path(source)).resolve()
         ours = cache.resolve()

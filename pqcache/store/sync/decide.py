@@ -119,7 +119,7 @@ class Decision:
 
     @property
     def left_out(self) -> Mapping[str, PqcacheError]:
-        """The places that are left out, or kept as they are held, each with the reason."""
+        """Places that are left out, or kept as they are held, each with the reason."""
         return _left_out(self.listing, self.findings)
 
     @property
@@ -129,7 +129,7 @@ class Decision:
 
     @property
     def uncompared(self) -> frozenset[str]:
-        """The directories whose rows do not count: those with files of other nodes now, or with other rows."""
+        """Directories whose rows do not count: those with files of other nodes now, or with other rows."""
         listed = {file.path for file in self.listing.files} if self.metadata.shard is not None else ()
         moved = frozenset(parent(path) for path in self.plan.removed if path in listed)
         return moved | self.listing.outside | _fetched_otherwise(self.held, self.plan.recipe)
@@ -196,19 +196,19 @@ def decide(
 def files_of(
     listing: Listing, waits: WaitRules, manifest: Manifest | None, skipped: Mapping[str, PqcacheError]
 ) -> list[SourceFile]:
-    """The source files of a snapshot of ``listing`` on all nodes together, with old versions of what is skipped."""
+    """Source files of all nodes together, with old versions of skipped places."""
     held = () if manifest is None else manifest.files
     return with_old_versions(taken_files(listing, waits, manifest), held, skipped, _odd_places(listing))
 
 
 def taken_files(listing: Listing, waits: WaitRules, manifest: Manifest | None) -> list[SourceFile]:
-    """The files of ``listing`` that do not wait, and what is held of those that do."""
+    """Files that do not wait, and what is held of those that do."""
     files = files_to_take(listing.files, listing.paths, manifest.files if manifest is not None else (), waits)
     return [file for file in files if parent(file.path) not in listing.outside] if listing.outside else files
 
 
 def waiting_files(listing: Listing, waits: WaitRules, manifest: Manifest | None) -> list[SourceFile]:
-    """The files that wait for ``--marker`` or ``--settle``."""
+    """Files that wait for ``--marker`` or ``--settle``."""
     if waits.marker is None and not waits.settle:
         return []
     taken = set(taken_files(listing, waits, manifest))
@@ -241,7 +241,7 @@ def plan_for(
 
 
 def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
-    """The manifest with the tags that unchanged source files have in a listing.
+    """Update the tags of unchanged source files from a listing.
 
     A file system that is mounted in another way may have them from now on; no file is fetched again for that.
     """
@@ -287,7 +287,7 @@ def _left_out(listing: Listing, findings: Findings) -> dict[str, PqcacheError]:
 
 
 def _odd_places(listing: Listing) -> dict[str, PqcacheError]:
-    """The places with what a cache cannot hold, each with the error for one of them."""
+    """Places with things that a cache cannot hold, each with one error."""
     found: dict[str, list[PqcacheError]] = {}
     for path in sorted(listing.odd):
         found.setdefault(place_of(path), []).append(listing.odd[path])
@@ -297,7 +297,7 @@ def _odd_places(listing: Listing) -> dict[str, PqcacheError]:
 def _check_lost_files(
     plan: Plan, manifest: Manifest, files: Sequence[SourceFile], listing: Listing, asked: Asked
 ) -> None:
-    """Raise SourceIncomplete if too much would be deleted, as far as that is known before the download."""
+    """Raise SourceIncomplete if too much would be deleted, as far as known before the download."""
     config, held = asked.config, manifest.files
     changed = manifest.shard != config.shard and config.shard is not None
     was = f"--shard {config.shard} (before: {manifest.shard or 'all'})" if changed else ""
@@ -309,12 +309,12 @@ def _check_lost_files(
 
 
 def _fetched_otherwise(held: Iterable[FileEntry], recipe: Recipe) -> frozenset[str]:
-    """The directories with files of which other columns or rows were fetched than ``recipe`` says."""
+    """Directories with files of which other columns or rows were fetched than ``recipe`` says."""
     return frozenset(parent(e.path) for e in held if recipe_of(e.recipe).subset != recipe.subset)
 
 
 def obstacle(source: Source, listing: Listing) -> str:
-    """Return why the files of a listing cannot be read before all is there; empty where they can."""
+    """Why a listing's files cannot be read before all are here; empty if they can."""
     if listing.subset.ignore_case:
         return "columns get one spelling while they are fetched"
     if listing.subset.where is not None:
@@ -326,7 +326,7 @@ def obstacle(source: Source, listing: Listing) -> str:
 
 
 class NeedsRewriting(Exception):
-    """The files as they are at the source have no index in common; once they are rewritten they have."""
+    """The source's files have no index in common until they are rewritten."""
 
     def __init__(self, error: ParquetError) -> None:
         super().__init__(f"{error.subject}: {error.reason}")

@@ -70,7 +70,7 @@ def _is_copy(entry: FileEntry) -> bool:
 
 
 def _checksum_at(source: Source, file: SourceFile, counter: ByteCounter) -> str:
-    """Return the checksum of a source file's bytes; empty for one that is gone or another by now."""
+    """Empty for a file that is gone or has changed by now."""
     seen = new_checksum()
     try:
         for chunk in read_chunks(source, file, 0, file.identity.size):
@@ -82,12 +82,12 @@ def _checksum_at(source: Source, file: SourceFile, counter: ByteCounter) -> str:
 
 
 def find_damaged(snapshot: Snapshot, entries: Sequence[FileEntry]) -> frozenset[str]:
-    """Return the paths of entries that are missing, of another size than recorded, or reached by a link."""
+    """Paths of entries that are missing, of another size than recorded, or reached by a link."""
     return find_unusable(snapshot, entries)[0]
 
 
 def find_unusable(snapshot: Snapshot, entries: Sequence[FileEntry]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the paths of damaged entries, as `find_damaged`, and of those that others can change.
+    """Paths of damaged entries, as `find_damaged`, and of those that others can change.
 
     These are the ones that others than trusted users own, can write to, or can replace.
     """

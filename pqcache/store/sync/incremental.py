@@ -99,7 +99,7 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
 
 
 class _Moved(Exception):
-    """The source is not what was downloaded any more: it has ``listing``, which differs at ``path``."""
+    """The source has changed since the download: it has ``listing``, which differs at ``path``."""
 
     def __init__(self, listing: Listing, path: str) -> None:
         super().__init__(path)
@@ -115,7 +115,7 @@ class _Publisher:
     asked: Asked
 
     def publish(self, listing: Listing) -> RunResult:
-        """Decide and apply until a decision holds; what applying one shows is heeded by the next."""
+        """Decide and apply until a decision holds; each try heeds the findings of the last."""
         findings, moves = Findings(), 0
         while True:
             try:
@@ -138,7 +138,7 @@ class _Publisher:
             findings = done
 
     def _decide_and_apply(self, listing: Listing, findings: Findings) -> RunResult | Findings:
-        """The result, or what is to be heeded in another try; raises _Moved if the source has other files by now."""
+        """The result, or findings for another try; raises _Moved if the source has changed by now."""
         if not self.run.options.dry_run:
             check_case(listing.files, self.run.config.source, self.run.cache.tmp_dir)
         if self.asked.fill and not findings.obstacle:
@@ -169,7 +169,7 @@ class _Publisher:
         return replace(findings, obstacle=reason)
 
     def _check_unmoved(self, decision: Decision, files: Sequence[SourceFile]) -> None:
-        """List the source again; raises _Moved if a decision about that would not be of the same ``files``."""
+        """List the source again; raises _Moved if a decision would not be of the same ``files``."""
         on_event, skipped = self.run.options.on_event, decision.findings.skipped
         now = self.list_again(lambda event: None if isinstance(event, Listed | Warned) else on_event(event))
         again = files_of(now, self.asked.waits, decision.manifest, skipped)
@@ -207,7 +207,7 @@ class _Publisher:
         return build_snapshot(run, plan, decision.metadata, origin=origin, reindex=reindex)
 
     def _finished(self, result: RunResult, decision: Decision) -> RunResult:
-        """The result, with what was left out of the source, of which the user is told."""
+        """Add what was left out of the source to the result, and warn of it."""
         listing, held = decision.listing, self.held.manifest.files if self.held.manifest else ()
         skipped = (*skipped_partitions(listing.misfits, ()), *skipped_partitions(decision.left_out, held))
         for item in skipped:
@@ -246,7 +246,7 @@ class _Publisher:
         return RunResult(plan=plan, published=None, totals=decision.totals)
 
     def _entries_foreseen(self, decision: Decision) -> list[FileEntry]:
-        """The entries of the new snapshot; in partitions that may lose rows with the rows that footers say."""
+        """Entries of the new snapshot; partitions that may lose rows have rows by their footers."""
         plan = decision.plan
         found = [now for directory in plan.directories for _, now in directory.kept]
         found += [item.entry for directory in plan.directories for item in directory.rewrite if item.entry is not None]
@@ -269,7 +269,6 @@ class _Publisher:
         return found
 
     def _of_each(self, call: Callable[[SourceFile], T], files: Iterable[SourceFile]) -> list[T]:
-        """What ``call`` returns for each of the files at the source, in order."""
         options = self.run.options
         calls = [partial(with_retries, partial(call, f), f.path, options.patience, options.on_event) for f in files]
         return in_parallel(calls, options.jobs)
@@ -288,7 +287,7 @@ class _Publisher:
 def spelled(
     subset: Subset, current: Snapshot | None, files: Iterable[SourceFile], schemas: Sequence[pa.Schema] = ()
 ) -> Subset:
-    """A subset that knows how columns are spelled: as in a snapshot, else as in the first of ``schemas``."""
+    """Tell a subset how columns are spelled: as in a snapshot, else as in the first of ``schemas``."""
     keys = partition_keys(file.path for file in files)
     before: list[pa.Schema] = []
     with suppress(DamagedError):
@@ -297,7 +296,7 @@ def spelled(
 
 
 def read_held(run: CacheRun) -> Held:
-    """What the current snapshot of a run's cache holds, and what of it can be used.
+    """What the current snapshot holds, and what of it can be used.
 
     Without a manifest nothing is known of what is held, so all is downloaded again; a damaged index or summary is
     written again.
@@ -328,7 +327,7 @@ def read_held(run: CacheRun) -> Held:
 
 
 def _check_still_table(run: CacheRun, source: Source, manifest: Manifest | None) -> None:
-    """Raise UsageError if a version of a table is held, and there are only files now where it was.
+    """Raise UsageError if a table's version is held, and the source has only files now.
 
     Without its log, rows that the table has deleted or written again would be among those of its files.
     """

@@ -81,13 +81,12 @@ class Listing:
     odd: Mapping[str, PqcacheError] = field(default_factory=dict)
 
     def typed(self, table: TableVersion | None, config: Config, schema: bytes = b"") -> TableVersion | None:
-        """Return what a snapshot records as the ``table`` that it is of, with the types of a directory's partitions."""
+        """The version that a snapshot records, with the types of a directory's partitions."""
         if table is None and not any(map(partition_values, self.directories)):
             return None
         return typed_version(table, config.partition_types or {}, schema)
 
     def known(self, key: str, source: Source) -> KnownListing:
-        """What is remembered of this listing of ``source``."""
         table, newest = source.table_version, self.newest
         return KnownListing(
             key=key,
@@ -103,17 +102,16 @@ class Listing:
 
     @cached_property
     def paths(self) -> list[str]:
-        """The paths of everything at the source."""
         return [file.path for file in self.found]
 
     @cached_property
     def sources(self) -> str:
-        """The digest of the files, by which a summary knows them."""
+        """Digest of the files, by which a summary knows them."""
         return digest_of_sources(self.files)
 
     @property
     def outside(self) -> frozenset[str]:
-        """The directories at the source that are left out, because others are newer."""
+        """Directories that are left out because others are newer."""
         return self.newest.outside if self.newest is not None else frozenset()
 
 
@@ -134,7 +132,6 @@ class ListingRules:
 
 
 def listing_rules(config: Config, current: Snapshot | None) -> ListingRules:
-    """Return the rules that a cache remembers, and whose snapshot is ``current``."""
     known = partial(_types_of, current, config.partition_types or {})
     return ListingRules(
         where=config.where,
@@ -158,7 +155,7 @@ def _types_of(current: Snapshot | None, declared: Mapping[str, str]) -> pa.Schem
 
 
 def misfits_of(source: Source, listing: Listing, rules: ListingRules) -> dict[str, SourceError]:
-    """Return the errors for partition values that don't fit their types, one for each directory of a listing."""
+    """One error per directory for partition values that don't fit their types."""
     _, misfits = types_of_source(source, listing.directories, rules.files.types, rules.known())
     return {directory: next(iter(errors.values())) for directory, errors in sorted(misfits.items())}
 
@@ -166,7 +163,7 @@ def misfits_of(source: Source, listing: Listing, rules: ListingRules) -> dict[st
 def without_misfits(
     listing: Listing, misfits: Mapping[str, SourceError], rules: ListingRules, waits: WaitRules
 ) -> Listing:
-    """Return a listing without ``misfits``; raises SourceError about them unless they are skipped.
+    """Drop ``misfits``; raises SourceError about them unless they are skipped.
 
     Those that still wait for their marker, or to settle, are no error yet.
     """
@@ -183,7 +180,7 @@ def without_misfits(
 
 
 def known_keys(snapshot: Snapshot | None) -> Collection[str]:
-    """Return the partition keys of a snapshot, as they are spelled there."""
+    """Partition keys as a snapshot spells them."""
     below = () if snapshot is None else os.walk(snapshot.path)
     return {key for _, names, _ in below for name in names for key in partition_values(name)}
 
@@ -252,7 +249,7 @@ def list_source(
 
 
 def _check_odd(odd: Mapping[str, PqcacheError], skip_bad: bool | None, is_rest: bool) -> None:
-    """Raise the first of the errors, with their number, unless they are skipped and something else is left."""
+    """Raise the first error, with the number of all, unless they are skipped and something else is left."""
     if not odd or (skip_bad and is_rest):
         return
     error = with_number([odd[path] for path in sorted(odd)])
@@ -262,7 +259,7 @@ def _check_odd(odd: Mapping[str, PqcacheError], skip_bad: bool | None, is_rest: 
 def without_links(
     source: Source, files: Sequence[SourceFile], links: Mapping[str, str], on_event: OnEvent
 ) -> list[SourceFile]:
-    """Return ``files`` without ``links``, which are named: their rows would come twice."""
+    """Drop and report second names of files: their rows would come twice."""
     if not links:
         return list(files)
     first = min(links)
@@ -366,7 +363,7 @@ def _lies_in(root: str, other: str) -> bool:
 
 
 def _columns(source: Source, file: SourceFile, patience: Patience) -> frozenset[str]:
-    """Return the names of a file's columns, and of those in its path; none where it cannot be read, as a sync says."""
+    """Names of a file's columns, and of those in its path; empty if it cannot be read, which a sync reports."""
     from pqcache.store.sync.download.remote_footer import read_remote_footer  # and pyarrow
 
     try:
@@ -378,7 +375,7 @@ def _columns(source: Source, file: SourceFile, patience: Patience) -> frozenset[
 
 
 def ready_paths(listing: Listing, rules: WaitRules) -> set[str]:
-    """Return the paths of the files of a listing that do not wait, on whatever node."""
+    """Files of a listing that do not wait, on whatever node."""
     return {file.path for file in files_to_take(listing.files, listing.paths, (), rules)}
 
 
@@ -391,9 +388,9 @@ def digest_of_shares(
     files: Sequence[SourceFile] = (),
     manifest: Manifest | None = None,
 ) -> str | None:
-    """Return the digest of the listing that nodes share, or None without ``--shard``.
+    """Digest of the listing that nodes share, or None without ``--shard``.
 
-    It is one that no other node has, with a mark, where this node keeps or leaves out what others do not: see `_apart`.
+    It is one that no other node has, with a mark, if this node keeps or leaves out what others do not: see `_apart`.
     A share without any file raises SourceIncomplete.
     """
     if shard is None:
@@ -452,7 +449,7 @@ def parquet_by_content(
     on_event: OnEvent,
     denied: MutableMapping[str, PqcacheError],
 ) -> set[SourceFile]:
-    """Return those of ``files`` that are Parquet by their first or last bytes.
+    """The files that are Parquet by their first or last bytes.
 
     What ``memo`` does not know is read, in parallel. A file that has changed since it was listed raises
     SourceIncomplete. ``denied`` gets the errors for files that may not be read, by path.

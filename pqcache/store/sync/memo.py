@@ -55,18 +55,17 @@ class KnownListing:
 
     @property
     def table(self) -> TableVersion | None:
-        """The version of the table, without its schema."""
         if self.version is None:
             return None
         return TableVersion(format=self.version[0], version=self.version[1], time=self.version[2])
 
     @property
     def newest_partitions(self) -> NewestPartitions | None:
-        """What was taken of the partitions, without those that were left out."""
+        """Counts only; the partitions left out are not remembered."""
         return None if self.newest is None else NewestPartitions(self.newest[0], self.newest[1], frozenset())
 
     def is_public(self) -> bool:
-        """Return whether everyone can read all local files of the table, so that no copy has to become private."""
+        """Whether everyone can read the table's local files, so that no copy has to become private."""
         if not self.places:
             return True
         from pqcache.store.drivers.local import LocalSource
@@ -80,14 +79,12 @@ class KnownListing:
 
 
 class Memo:
-    """What this run has asked for or found, and what earlier ones have left."""
-
     def __init__(self, parquet: Mapping[str, bool] | None = None, listing: KnownListing | None = None) -> None:
         self._known, self._found = dict(parquet or {}), dict[str, bool]()
         self._listing = self._listed = listing
 
     def is_parquet(self, url: str, file: SourceFile) -> bool | None:
-        """Whether a file is Parquet by its content; None if that is not known."""
+        """Whether a file is Parquet by its content; None if unknown."""
         key = _file_key(url, file)
         known = self._found.get(key, self._known.get(key))
         if known is not None:
@@ -98,15 +95,15 @@ class Memo:
         self._found[_file_key(url, file)] = is_parquet
 
     def listing(self, key: str | None) -> KnownListing | None:
-        """What the source was found to hold in the state that ``key`` names; see `listing_key`."""
+        """What the source held in the state that ``key`` names; see `listing_key`."""
         return self._listing if self._listing is not None and self._listing.key == key else None
 
     def remember(self, listing: KnownListing | None) -> None:
-        """Remember a listing, and no other one."""
+        """Replaces what was remembered before."""
         self._listing = listing
 
     def write(self, cache: Path) -> None:
-        """Keep in a cache what this run has asked for or found, and nothing else."""
+        """Keep in a cache only what this run has asked for or found."""
         if self._found == self._known and self._listing is self._listed:
             return
         parquet, other = (sorted(k for k, value in self._found.items() if value is kind) for kind in (True, False))
@@ -117,7 +114,7 @@ class Memo:
 
 
 def read_memo(cache: Path) -> Memo:
-    """Read what a cache remembers; if that cannot be read, nothing is known."""
+    """Empty if it cannot be read."""
     try:
         with open(open_plain(cache / MEMO, os.O_RDONLY), "rb") as file:
             values = json.loads(file.read())

@@ -39,12 +39,11 @@ class NewestRule:
     rewrites: bool
 
     def holds(self, directory: str) -> bool:
-        """Return whether the snapshot has files of a partition directory."""
         return self.snapshot is not None and directory != "" and os.path.isdir(f"{self.snapshot}/{directory}")
 
 
 def newest_rule(config: Config, cache: CacheDirectory, current: Snapshot | None) -> NewestRule | None:
-    """Return the rule for a run on ``cache``, whose snapshot is ``current``; None where all partitions are taken."""
+    """None if all partitions are taken."""
     if not config.newest:
         return None
     newest = parse_newest(config.newest)
@@ -82,7 +81,7 @@ def only_newest(listing: Listing, rule: NewestRule | None, unfit: Collection[str
 
 
 def _free_space(cache: CacheDirectory, current: Snapshot | None, keep: int) -> int:
-    """Return the bytes that a run may use, and those that the next runs will free.
+    """Bytes that a run may use, and those that the next runs will free.
 
     They are those that are free, the downloads of dead runs, which are taken over, and the files that only the older of
     the ``keep`` newest snapshots have. What readers keep beyond these is not free.
@@ -103,7 +102,7 @@ def _free_space(cache: CacheDirectory, current: Snapshot | None, keep: int) -> i
 
 
 def _files(directories: Iterable[Path]) -> Iterator[os.stat_result]:
-    """Yield the status of each file below ``directories`` but those of metadata, which each snapshot needs anew."""
+    """Status of each file below ``directories``, except for metadata, which each snapshot needs anew."""
     for top in directories:
         for directory, below, names in os.walk(top):
             below[:] = [name for name in below if name != parent(LEASE)]
@@ -113,5 +112,5 @@ def _files(directories: Iterable[Path]) -> Iterator[os.stat_result]:
 
 
 def _bytes(status: os.stat_result) -> int:
-    """Return how many bytes removing a file frees at least; a download that is not complete may have gaps."""
+    """Bytes that removing a file frees at least; an incomplete download may have gaps."""
     return min(status.st_size, status.st_blocks * 512)

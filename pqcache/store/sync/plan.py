@@ -38,7 +38,7 @@ class Recipe:
 
     @cached_property
     def text(self) -> str:
-        """The recipe as an entry remembers it, as canonical JSON; empty for a plain copy."""
+        """As an entry remembers it: canonical JSON, empty for a plain copy."""
         parts = {name: json.loads(part) for name, part in (("fetch", self.subset), ("rewrite", self.rewrite)) if part}
         return canonical_json(parts) if parts else ""
 
@@ -48,13 +48,12 @@ PLAIN = Recipe()
 
 @lru_cache(maxsize=64)
 def recipe_of(text: str) -> Recipe:
-    """Return the recipe that an entry remembers as ``text``, see `Recipe.text`."""
+    """Inverse of `Recipe.text`."""
     parts = json.loads(text or "{}")
     return Recipe(*(canonical_json(parts[name]) if name in parts else "" for name in ("fetch", "rewrite")))
 
 
 def recipe_for(config: Config, subset: str) -> Recipe:
-    """Return the recipe of files of which ``subset`` is downloaded, and which are rewritten as ``config`` says."""
     rewrite = config.rewrite()
     return Recipe(subset, rewrite.recipe if rewrite is not None else "")
 
@@ -75,7 +74,6 @@ class Input:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
         if self.entry is not None:
             return self.entry.size
         assert self.file is not None
@@ -99,14 +97,13 @@ class DirectoryPlan:
 
     @property
     def kept(self) -> list[tuple[FileEntry, FileEntry]]:
-        """The entries of the kept files: as they are held, and as they will be."""
+        """Entries of kept files: as they are held, and as they will be."""
         if not self.renamed:
             return [(entry, entry) for entry in self.keep]
         return [(e, replace(e, path=self.renamed[e.path]) if e.path in self.renamed else e) for e in self.keep]
 
     @property
     def downloads(self) -> list[SourceFile]:
-        """The source files to download."""
         return [*self.copy, *(item.file for item in self.rewrite if item.entry is None and item.file)]
 
 
@@ -127,17 +124,15 @@ class Plan:
     paths: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def path_of(self, file: SourceFile) -> str:
-        """Return the path in the cache of a copy of ``file``."""
+        """The path of a copy in the cache."""
         return self.paths.get(file.path, file.path)
 
     @property
     def downloads(self) -> list[SourceFile]:
-        """All source files to download."""
         return [file for directory in self.directories for file in directory.downloads]
 
     @property
     def download_bytes(self) -> int:
-        """Bytes to download."""
         return sum(file.identity.size for file in self.downloads)
 
     @property
@@ -147,7 +142,6 @@ class Plan:
 
     @property
     def rewrites(self) -> int:
-        """Directories to rewrite."""
         return sum(1 for directory in self.directories if directory.rewrite)
 
     @property
@@ -193,7 +187,7 @@ def plan_sync(
 
 
 def _renamed(plan: DirectoryPlan, recipe: Recipe, paths: Mapping[str, str]) -> DirectoryPlan:
-    """Return ``plan`` with new paths for kept files that do not have those which new ones would have.
+    """Rename kept files to the paths that new ones would have.
 
     Paths in the cache depend on all names of a directory, so a name may belong to another file now.
     """
@@ -254,7 +248,7 @@ def _plan_directory(
 
 
 def _single_source(entries: Sequence[FileEntry], damaged: frozenset[str]) -> dict[SourceFile, FileEntry]:
-    """The entries that hold exactly one source file, all of it."""
+    """Entries that hold all of exactly one source file."""
     uses = Counter(file for entry in entries for file in entry.sources)
     return {
         entry.sources[0]: entry
@@ -284,7 +278,7 @@ class PartitionChange:
 
 
 def partition_changes(plan: Plan) -> tuple[PartitionChange, ...]:
-    """Return what a plan changes, by partition directory, in the order of their names."""
+    """Sorted by directory."""
     counts: dict[str, list[int]] = {}
     for at, paths in enumerate((plan.added, plan.changed, plan.removed)):
         for path in paths:
@@ -329,7 +323,7 @@ def planned_files(plan: Plan, manifest: Manifest | None, listed: Collection[str]
 
 
 def _difference(before: Identity, after: Identity) -> str:
-    """Return how a file differs from the one that is held."""
+    """How a file differs from the one that is held."""
     if before.size != after.size:
         return f"has {after.size:,} bytes, not {before.size:,}"
     if before.mtime_ns != after.mtime_ns:

@@ -34,7 +34,7 @@ class _InputFile:
 
 
 def is_rewritten(job: SnapshotJob, plan: DirectoryPlan) -> bool:
-    """Return whether a run that died had rewritten this directory from the same files."""
+    """Whether a run that died had rewritten this directory from the same files."""
     return (job.rewrite_path(plan.directory, sources_of(plan)) / _ROWS).is_file()
 
 
@@ -74,7 +74,7 @@ def rewrite_in_cache(
 
 
 def _inputs(job: SnapshotJob, plan: DirectoryPlan, downloaded: Mapping[SourceFile, Downloaded]) -> list[_InputFile]:
-    """Return the local files that a directory is rewritten from, in row order."""
+    """In row order."""
     found = []
     for item in plan.rewrite:
         if item.entry is not None:
@@ -149,7 +149,7 @@ def _rewrite(
 
 
 def _with_checksums(target: Path, known: Mapping[str, str], inputs: Sequence[_InputFile]) -> dict[Path, str]:
-    """Return the rewritten files with their checksums: ``known`` by name if written now, an input's if linked to it."""
+    """Checksums of rewritten files: ``known`` by name if written now, an input's if linked to it."""
     linked = {}
     for item in inputs:
         if item.checksum and item.path.exists():
@@ -161,7 +161,6 @@ def _with_checksums(target: Path, known: Mapping[str, str], inputs: Sequence[_In
 def _built(
     job: SnapshotJob, directory: str, inputs: Sequence[_InputFile], rows: Sequence[int], files: Mapping[Path, str]
 ) -> list[RewrittenFile]:
-    """Return the rewritten ``files``, given with their checksums, as files of the snapshot."""
     assert job.rewrite is not None
     footers = [read_footer(path) for path in files]
     assigned = assign_sources(rows, [metadata.num_rows for metadata, _ in footers])

@@ -45,7 +45,6 @@ class WaitRules:
 
 
 def wait_rules(config: Config) -> WaitRules:
-    """Return the rules by which new files wait, as of now."""
     return WaitRules(config.marker, config.settle, time.time())
 
 
@@ -88,7 +87,7 @@ def files_to_take(
 
 
 def _directories(paths: Iterable[str]) -> set[str]:
-    """Return every directory in which, or below which, one of ``paths`` lies."""
+    """Directories that contain ``paths``, with all above them."""
     found = {""}
     for path in paths:
         directory = parent(path)
@@ -99,7 +98,7 @@ def _directories(paths: Iterable[str]) -> set[str]:
 
 
 def _is_marked(directory: str, marked: set[str]) -> bool:
-    """Return whether a directory or a partition directory above it has the marker.
+    """Whether a directory, or a partition directory above it, has the marker.
 
     The root's own marker counts only for files that lie in the root: an old one would count for every partition.
     """
@@ -113,7 +112,7 @@ def _is_marked(directory: str, marked: set[str]) -> bool:
 
 
 def unsafe_names(listing: Iterable[SourceFile], source: str) -> dict[str, PqcacheError]:
-    """Return an error for each path of a listing that must not be used as a local path."""
+    """Errors for paths that must not be used as local paths."""
     found: dict[str, PqcacheError] = {}
     for file in listing:
         if (problem := check_path(file.path)) is not None:
@@ -144,7 +143,7 @@ def _shown(source: str, path: str) -> str:
 
 
 def check_identities(listing: Iterable[SourceFile], source: str) -> None:
-    """Raise SourceError for a file of which the store gives only the size: a change of its bytes would not be seen."""
+    """Raise SourceError if the store gives only a file's size: changed bytes would go unnoticed."""
     for file in listing:
         if not file.identity.tag and not file.identity.mtime_ns:
             raise SourceError(
@@ -155,7 +154,7 @@ def check_identities(listing: Iterable[SourceFile], source: str) -> None:
 
 
 def check_case(listing: Sequence[SourceFile], source: str, scratch: Path) -> None:
-    """Raise SourceError when two names differ only in case and the file system of ``scratch`` folds case."""
+    """Raise SourceError if names differ only in case and the file system of ``scratch`` folds case."""
     names = {file.path for file in listing}
     names |= _directories(names)
     if len({name.casefold() for name in names}) == len(names):
@@ -175,7 +174,7 @@ def check_case(listing: Sequence[SourceFile], source: str, scratch: Path) -> Non
 
 
 def folds_case(directory: Path) -> bool:
-    """Return whether the file system of ``directory`` ignores case in names."""
+    """Whether the file system of ``directory`` ignores case in names."""
     probe = directory / f"case-{os.getpid()}-{os.urandom(4).hex()}"
     probe.touch()
     try:
@@ -285,7 +284,7 @@ def shrunk_partitions(
 
 
 def _unsettled(directories: Collection[str], found: Iterable[SourceFile], rules: WaitRules) -> dict[str, str]:
-    """Return which directories may not have all of their files yet, each with the reason."""
+    """Directories that may not have all of their files yet, each with the reason."""
     settle = rules.settle or SETTLE
     reasons: dict[str, str] = {}
     for file in found:
@@ -395,7 +394,7 @@ def _space_advice(run: CacheRun, plan: Plan) -> str:
 
 
 def check_path(path: str) -> str | None:
-    """Return what is wrong with a source path, or None if it is safe to use below the cache.
+    """What is wrong with a source path, or None if it is safe to use below the cache.
 
     Object keys are hostile input: no path may lead out of the cache.
     """

@@ -79,12 +79,11 @@ class SnapshotJob:
 
     @cached_property
     def rewrite(self) -> RewriteOptions | None:
-        """How files are rewritten, or None when they are taken as they come."""
         return self.run.config.rewrite()
 
     @cached_property
     def table_schema(self) -> pa.Schema:
-        """The schema of the table that the source is, of the columns that are taken; without any where it is none."""
+        """The taken columns of the source's table; none for a directory."""
         table, columns = self.metadata.table, self.run.config.columns
         found = schema_of_table(table)
         if table is None or found is None:
@@ -103,24 +102,23 @@ class SnapshotJob:
 
     @property
     def on_event(self) -> ByteCounter:
-        """Called with what happens."""
         return self.run.options.on_event
 
     @property
     def blame(self) -> Blame:
-        """Makes a context in which what is wrong with files is an error about their place, where that is wanted."""
+        """A context that turns errors about files into errors about their place, if wanted."""
         if self.origin is None:
             return blame_nobody
         return blame if self.origin.skip_bad else advise_to_skip
 
     def clashes_by_partition(self, root: str = "") -> AbstractContextManager[None]:
-        """Return a context in which a clash of types names the partition that it is in, of those that are new."""
+        """A context in which a type clash names its new partition."""
         if self.origin is None:
             return nullcontext()
         return clashes_by_partition(self._new_places, self.schema_before, root, skip=self.origin.skip_bad)
 
     def _new_places(self) -> dict[str, str]:
-        """Return the places of new files by their directories, or in the root by their paths unless they are joined."""
+        """Places of new files by directory, or in the root by path unless they are joined."""
         found = {plan.directory: plan.directory for plan in self.plan.directories if plan.downloads}
         if "" in found:
             new = [file for file in self.plan.downloads if not parent(file.path)]
@@ -130,27 +128,25 @@ class SnapshotJob:
         return found
 
     def schema_before(self) -> pa.Schema | None:
-        """Return the schema of the files in the snapshot before; None without one, or if its index is damaged."""
+        """Schema of the previous snapshot's files; None without one, or if its index is damaged."""
         try:
             return None if self.previous is None else self.previous.index().data_schema
         except DamagedError:
             return None
 
     def file_key(self, file: SourceFile) -> str:
-        """Return the name by which a later run finds what is downloaded of ``file``."""
+        """Names a download for later runs."""
         return file_key(self.metadata.source, file, self.plan.recipe.subset)
 
     def download_path(self, file: SourceFile) -> Path:
-        """Return where ``file`` is downloaded to."""
         return self.workdir / "fetch" / self.file_key(file)
 
     def rewrite_key(self, directory: str, files: Sequence[SourceFile]) -> str:
-        """Return the name by which a later run finds what a directory's ``files`` were rewritten to."""
+        """Names a rewritten directory for later runs."""
         common = "" if self.table is None else f" {self.table.digest}"
         return rewrite_key(self.metadata.source, directory, files, self.plan.recipe.text + common)
 
     def rewrite_path(self, directory: str, files: Sequence[SourceFile]) -> Path:
-        """Return the directory that a partition directory is rewritten to."""
         return self.workdir / "rewrite" / self.rewrite_key(directory, files)
 
 
@@ -171,7 +167,7 @@ class RewrittenFile(NamedTuple):
 
 
 def sources_of(plan: DirectoryPlan) -> list[SourceFile]:
-    """Return the source files that a directory is rewritten from, in row order."""
+    """In row order."""
     files: list[SourceFile] = []
     for item in plan.rewrite:
         if item.entry is not None:
@@ -182,6 +178,6 @@ def sources_of(plan: DirectoryPlan) -> list[SourceFile]:
 
 
 def keys_of(job: SnapshotJob) -> tuple[Collection[str], Collection[str]]:
-    """Return the keys of what a run that died may have left for this one: downloads and rewritten directories."""
+    """Keys of reusable downloads and rewritten directories of dead runs."""
     downloads = {job.file_key(file) for file in job.plan.downloads}
     return downloads, {job.rewrite_key(plan.directory, sources_of(plan)) for plan in job.plan.directories}

@@ -36,11 +36,11 @@ class _Allowed:
 
 
 def limit_to_source(snapshot: Path, source: Source, files: Sequence[SourceFile]) -> str:
-    """Take from the files of ``snapshot`` what others may not read of ``files`` at a local source; return a warning.
+    """Restrict ``snapshot`` to those who may read ``files`` at a local source; return a warning.
 
     Older snapshots share the files by hard links, so they change too. The metadata has minima and maxima of all files,
     and a rewritten file has rows of all files of its directory: they are readable by those who can read all these.
-    Nothing is done where everyone can read the source.
+    Nothing is done if everyone can read the source.
     """
     if (local := source.local_modes) is None:
         return ""
@@ -62,7 +62,7 @@ def limit_to_source(snapshot: Path, source: Source, files: Sequence[SourceFile])
 
 
 def _files(snapshot: Path, refused: list[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield each file of a snapshot but the lease, after its directory; ``refused`` gets what cannot be listed."""
+    """Yield the snapshot's files except the lease, each after its directory; ``refused`` gets unlistable ones."""
     pending = [""]
     while pending:
         directory = pending.pop()

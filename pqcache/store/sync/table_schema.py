@@ -121,13 +121,12 @@ def read_table_schema(
 def local_table_schema(
     root: Path, entries: Sequence[FileEntry], keep_int96: bool = False, of_table: pa.Schema | None = None
 ) -> TableSchema:
-    """Return the schema of the files ``entries`` below a local directory; ``of_table`` is as in `read_table_schema`."""
     files = [SourceFile(entry.path, Identity(entry.size, 0)) for entry in entries]
     return read_table_schema(LocalSource(str(root), {}), files, keep_int96=keep_int96, of_table=of_table)
 
 
 def uniform_table_schema(schema: pa.Schema) -> TableSchema:
-    """Return the schema of a table in which all files have ``schema`` and none has INT96."""
+    """Schema of a table whose files all have ``schema``, without INT96."""
     return TableSchema(
         schema=as_lists(schema).remove_metadata(), int96=None, dense=tuple(sorted(dense_in(schema).items())) or None
     )
@@ -143,12 +142,12 @@ class SchemaSet:
 
     @staticmethod
     def key(schema: pa.Schema) -> bytes:
-        """Return what is equal for equal schemas."""
+        """Equal for equal schemas."""
         # without key-values: that of pandas differs from file to file
         return bytes(schema.remove_metadata().serialize().to_pybytes())
 
     def add(self, name: str, schema: pa.Schema) -> None:
-        """Add a file; types that do not mix without loss raise ParquetError, which names two files and the types."""
+        """Raises ParquetError, which names two files and the types, if types do not mix without loss."""
         schema = with_time_zones(schema, self._of_table)
         key = self.key(schema)
         if key in self.distinct:
@@ -165,7 +164,7 @@ class SchemaSet:
 
 
 def _schema_of(source: Source, file: SourceFile, unit: str) -> tuple[pa.Schema, list[int], FileSize]:
-    """Return a file's Arrow schema, its INT96 leaf columns, and its size."""
+    """A file's Arrow schema, its INT96 leaf columns, and its size."""
     metadata, schema = read_remote_footer(source, file, unit)
     size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     size = max(size, int(metadata.num_rows * sum(least_width(field.type) for field in schema)))

@@ -182,7 +182,7 @@ def verify(
 
 
 class _SnapshotCheck:
-    """Checks snapshots and collects what is found, from several threads."""
+    """Checks snapshots and collects findings from several threads."""
 
     def __init__(self, deep: bool, engine: str | None, jobs: int, on_event: OnEvent) -> None:
         self.deep = deep
@@ -195,7 +195,7 @@ class _SnapshotCheck:
     def snapshot(
         self, snapshot: Snapshot, known: frozenset[FileEntry] = frozenset()
     ) -> tuple[Manifest | None, tuple[Damage, ...]]:
-        """Return the manifest of a snapshot, None if it is damaged, and the damage; ``known`` files are not checked."""
+        """The manifest, None if it is damaged, and the damage; ``known`` files are not checked."""
         found: list[Damage] = []
         manifest = self._read(snapshot, FILES, snapshot.checked_manifest, found)
         index = self._read(snapshot, ROW_GROUPS, snapshot.checked_index, found)
@@ -206,7 +206,7 @@ class _SnapshotCheck:
         return manifest, tuple(sorted(found, key=lambda item: (item.path, item.row_group or 0, item.column or "")))
 
     def _read(self, snapshot: Snapshot, name: str, read: Callable[[], T], found: list[Damage]) -> T | None:
-        """Return what is read of the snapshot itself; None if it, or the file that has its checksum, is damaged."""
+        """None if the file, or the one with its checksum, is damaged."""
         try:
             return read()
         except DamagedError as error:

@@ -53,7 +53,7 @@ def compare_engines(path: Path, schema: pa.Schema, seconds: float, report: Calla
 
 
 def _comparable(column: pa.ChunkedArray) -> list[Any]:
-    """Return pyarrow's values in a form in which both can be: numbers as bits, times as nanoseconds, None for null."""
+    """pyarrow's values as both can represent them: numbers as bits, times as nanoseconds, None for null."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
@@ -75,7 +75,7 @@ def _comparable(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _as_compared(series: Any, kind: pa.DataType) -> list[Any]:
-    """Return fastparquet's values in the same form."""
+    """fastparquet's values in the same form."""
     if series.dtype.kind == "M":
         values = series.astype("datetime64[ns, UTC]" if series.dt.tz is not None else "datetime64[ns]")
         return [None if null else int(v) for v, null in zip(values.astype("int64"), series.isna(), strict=True)]

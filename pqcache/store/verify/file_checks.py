@@ -41,11 +41,10 @@ Report = Callable[..., None]
 
 
 class _Enough(Exception):
-    """So much of this file is damaged that more reports would not help."""
+    """So much is damaged that more reports would not help."""
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints
     snapshot, words = Snapshot(Path(sys.argv[1])), sys.argv[2:]
@@ -83,7 +82,7 @@ def main() -> None:
 
 
 def limit_memory() -> None:
-    """Let this process have ``MEMORY`` more bytes of address space than it has, where the system can do that."""
+    """Let this process grow by ``MEMORY`` bytes of address space, if the system can limit that."""
     try:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
@@ -92,7 +91,7 @@ def limit_memory() -> None:
 
 
 def all_intact(root: Path, requests: list[dict[str, Any]], index: IndexedFiles | None) -> bool:
-    """Return whether all these files' footers agree with manifest and index, compared at once."""
+    """Whether all footers agree with manifest and index, compared at once."""
     alike: list[tuple[pa.Schema, dict[str, list[Any]], list[pa.Table]]] = []
     for request in requests:
         with pq.ParquetFile(root / request["path"]) as file:
@@ -121,7 +120,7 @@ def all_intact(root: Path, requests: list[dict[str, Any]], index: IndexedFiles |
 
 
 def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, report: Report) -> None:
-    """Check one data file against its entry, against the index, and with ``deep`` page by page."""
+    """Check a data file against its entry and the index, and with ``deep`` page by page."""
     path = root / request["path"]
     seconds = request["seconds"]
     report(step="footer", seconds=seconds)
@@ -156,7 +155,7 @@ def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, re
 
 
 def _report_index(path: Path, request: dict[str, Any], footer: pa.Table, indexed: pa.Table, report: Report) -> None:
-    """Compare the index's rows with the footer; where the file has its recorded checksum, the index is damaged."""
+    """Compare index and footer; if the file has its recorded checksum, it is the index that is damaged."""
     wrong = list(compare_index(footer, indexed))
     intact = bool(wrong and request["checksum"]) and checksum_matches(request["checksum"], path)
     for damage, group, column in wrong:
@@ -164,7 +163,7 @@ def _report_index(path: Path, request: dict[str, Any], footer: pa.Table, indexed
 
 
 def compare_index(footer: pa.Table, indexed: pa.Table) -> Iterator[tuple[str, int | None, str | None]]:
-    """Yield what the footer and the index's lines disagree on: text, row group, column."""
+    """Yield text, row group and column of each difference."""
     if footer.num_rows != indexed.num_rows:
         yield f"the footer has {footer.num_rows:,} row groups, the index {indexed.num_rows:,}", None, None
         return
@@ -209,7 +208,7 @@ def decode(path: Path, schema: pa.Schema, footer: pa.Table, size: int, seconds: 
 
 
 def _bytes_of_row(group: StoredRowGroup, field: pa.Field, line: dict[str, Any]) -> float:
-    """Return what a row of a column takes decoded where texts are longest: those of a dictionary are stored once."""
+    """Decoded bytes of a row where texts are longest: those of a dictionary are stored once."""
     each = (line[f"{field.name}:uncompressed"].as_py() or 0) / max(1, group.rows)
     if varies(field.type):
         with suppress(Exception):  # what is damaged is found when it is decoded
@@ -222,7 +221,7 @@ def _bytes_of_row(group: StoredRowGroup, field: pa.Field, line: dict[str, Any]) 
 def _decode_column(
     file: pq.ParquetFile, group: int, field: pa.Field, line: dict[str, Any], batch_rows: int
 ) -> str | None:
-    """Return what is wrong with a column of a row group, or None."""
+    """What is wrong with a column of a row group, or None."""
     name, rows = field.name, line["rows"].as_py()
     low, high = line.get(f"{name}:min"), line.get(f"{name}:max")
     count = nulls = 0

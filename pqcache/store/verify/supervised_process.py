@@ -41,7 +41,7 @@ class Checker:
         self._pending = b""
 
     def ask(self, request: Request) -> Iterator[Answer]:
-        """Yield the answers to a request; of a process that dies or does not end, the last one is ``damage``."""
+        """Yield the answers; of a process that dies or hangs, the last one is ``damage``."""
         process = self._process or self._start()
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is dead, as its answer will say
@@ -66,7 +66,6 @@ class Checker:
                 yield answer
 
     def close(self) -> None:
-        """End the process."""
         process, self._process, self._pending = self._process, None, b""
         if process is not None:
             process.kill()
@@ -88,7 +87,7 @@ class Checker:
         return self._process
 
     def _end(self, status: int) -> str:
-        """Return how the process died; one that gave up by itself was not ended by damage, and raises PqcacheError."""
+        """Why the process died; PqcacheError if it gave up by itself rather than by damage."""
         if status < 0:
             return f"was ended by {signal.Signals(-status).name}"
         self._stderr.seek(0)
@@ -100,7 +99,7 @@ class Checker:
         )
 
     def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
-        """Return the next line, an empty one at the end, or None where there is none in so many seconds."""
+        """The next line; empty at the end, None if there is none in time."""
         assert process.stdout is not None
         descriptor, deadline = process.stdout.fileno(), time.monotonic() + seconds
         while b"\n" not in self._pending:

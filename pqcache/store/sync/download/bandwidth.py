@@ -35,7 +35,7 @@ class BandwidthLimit:
         self._free = -float("inf")  # when all bytes that were received are paid for
 
     def rate(self) -> int | None:
-        """Return the bytes a second that are allowed now, by this machine's clock; None for any number."""
+        """Bytes a second that are allowed now, by local time; None for any number."""
         moment = self._now()
         minute = moment.hour * 60 + moment.minute
         current = self._timetable[-1][1]  # from the day before
@@ -45,7 +45,7 @@ class BandwidthLimit:
         return current
 
     def take(self, amount: int) -> None:
-        """Wait until ``amount`` bytes, which were received, are within the limit."""
+        """Wait until ``amount`` received bytes are within the limit."""
         with self._lock:
             rate = self.rate()
             if rate is None:

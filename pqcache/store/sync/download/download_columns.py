@@ -165,7 +165,7 @@ def _leave_nulls(absent: bool, subset: Subset, target: Path) -> None:
 
 
 def write_nulls(subset: Subset, rows: int, target: Path | pa.NativeFile) -> None:
-    """Write a file of the wanted columns, all of them null, durably, as the source's file has none of them."""
+    """Write a durable file of nulls, for a source file that has none of the wanted columns."""
     schema = pa.schema([(name, kind) for name, kind in subset.types.items() if name in (subset.columns or ())])
     most = max(1, _NULLS // max(1, int(sum(least_width(field.type) for field in schema))))
     with pq.ParquetWriter(target, schema) as writer:
@@ -179,7 +179,7 @@ def write_nulls(subset: Subset, rows: int, target: Path | pa.NativeFile) -> None
 def _read_wanted(
     source: Source, file: SourceFile, subset: Subset, read: Callable[[int, int], Iterator[bytes]]
 ) -> tuple[FileEnd, list[bool]]:
-    """Return the end of a file, as its table sees it, and which of its columns are wanted."""
+    """The end of a file, as its table sees it, and a flag for each column."""
     end, shape = read_end(source.url_of(file.path), file.identity.size, read), source.shape_of(file.path)
     if shape is not None and shape.columns is not None:
         end = _as_in_table(end, shape.columns)
@@ -192,7 +192,7 @@ def _read_wanted(
 def project_file(
     source: Source, file: SourceFile, subset: Subset, read: Callable[[int, int], Iterator[bytes]]
 ) -> tuple[FileEnd, Projection]:
-    """Return the end of a file of which all rows are wanted, and the file of its wanted columns.
+    """The end of a file whose rows are all wanted, and the file of its wanted columns.
 
     ``read(offset, length)`` reads the file. Raises as ``download_columns`` does.
     """
@@ -202,7 +202,7 @@ def project_file(
 
 
 def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) -> FileEnd:
-    """Return the end of a file of ``size`` bytes, read by ``read(offset, length)``.
+    """Read footer and tail with ``read(offset, length)``.
 
     What is not Parquet, encrypted, or contradicts itself raises ParquetError.
     """
@@ -216,7 +216,7 @@ def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) 
 
 
 def _as_in_table(end: FileEnd, columns: Sequence[TableColumn]) -> FileEnd:
-    """Return the end of a file with the columns of its table, under their names there."""
+    """Rename columns to their names in the table."""
     fields = as_in_table(end.fields, columns, end.name)
     return replace(end, fields=fields, columns=_columns_of(fields, end.name))
 
@@ -228,7 +228,7 @@ def _columns_of(fields: Struct, name: str) -> tuple[str, ...]:
 
 
 def _kept_rows(end: FileEnd, shape: FileShape) -> list[npt.NDArray[np.bool_] | None]:
-    """Return for each row group of a file which of its rows are not deleted; None where none is."""
+    """Mask of the rows of each row group that aren't deleted; None if none is."""
     counts = [number_of(group, 3, end.name) for group in footer.row_groups_of(end.fields, end.name)]
     if shape.deleted_rows is None:
         return [None] * len(counts)
@@ -245,7 +245,7 @@ def _kept_rows(end: FileEnd, shape: FileShape) -> list[npt.NDArray[np.bool_] | N
 def prune_row_groups_of_file(
     end: FileEnd, condition: Condition, partitions: Mapping[str, pa.Scalar], used: Collection[str]
 ) -> TruthValues:
-    """Return what ``condition`` may be for each row group of a file; ``used`` are its columns in the file."""
+    """Evaluate ``condition`` on the statistics; ``used`` are its columns in the file."""
     groups = footer.row_groups_of(end.fields, end.name)
     wanted = [name in used for name in end.columns]
     if used:  # a footer of these columns alone, because the statistics of hundreds take a while
@@ -268,7 +268,7 @@ def _received(
     on_bytes: Callable[[int], None],
     stopped: Callable[[], bool],
 ) -> Iterator[bytes]:
-    """Yield exactly ``length`` bytes of the file from ``offset``."""
+    """Yield exactly ``length`` bytes from ``offset``."""
     left = length
     for data in source.read(file.path, offset, length) if length else ():
         chunk = data[:left]
@@ -316,7 +316,7 @@ def _opened(fields: Struct, name: str) -> tuple[pq.FileMetaData, pa.Schema]:
 
 
 def _key(end: FileEnd, projection: Projection) -> str:
-    """Return a name for what is fetched, so that another version's or other columns' bytes never mix with it."""
+    """A name for what is fetched: bytes of other versions or columns never mix with it."""
     digest = hashlib.sha256(thrift.encode(end.fields))
     digest.update(repr((end.limit, projection.ranges)).encode())
     digest.update(thrift.encode(projection.fields))
@@ -324,7 +324,7 @@ def _key(end: FileEnd, projection: Projection) -> str:
 
 
 def _copy(projection: Projection, part: Path, end: FileEnd, read: Callable[[int, int], Iterator[bytes]]) -> None:
-    """Write the file that ``projection`` describes to ``part``, durably; what ``part`` holds already is kept."""
+    """Write the projected file to ``part``, durably; what is there already is kept."""
     with part.open("ab") as out:
         held = out.tell()
         if held < len(MAGIC) or held > projection.size:
@@ -353,7 +353,7 @@ def _copy(projection: Projection, part: Path, end: FileEnd, read: Callable[[int,
 def _read_unless_known(
     offset: int, length: int, end: FileEnd, read: Callable[[int, int], Iterator[bytes]]
 ) -> Iterator[bytes]:
-    """Yield a range of the file; what was read with its footer is not read again."""
+    """Yield a range of the file, reusing what was read with its footer."""
     unread = max(0, min(length, end.start - offset))
     if unread:
         yield from read(offset, unread)
@@ -371,7 +371,7 @@ def _remaining(ranges: Sequence[ByteRange], done: int) -> Iterator[ByteRange]:
 
 
 def merged_ranges(ranges: Iterable[ByteRange]) -> Iterator[tuple[int, int, list[ByteRange]]]:
-    """Yield offset and length of each range to read, with the spans in it; near ones are read at once."""
+    """Yield offset and length of each read, with the ranges in it; near ones are read at once."""
     merged: list[ByteRange] = []
     for byte_range in ranges:
         if merged and not 0 <= byte_range.offset - merged[-1].end <= _GAP:

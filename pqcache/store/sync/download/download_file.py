@@ -97,7 +97,7 @@ class Downloaded:
 
 @dataclass(frozen=True, kw_only=True)
 class _Transfer:
-    """One version of a source file that is downloaded to the local file ``part``."""
+    """One version of a source file that is downloaded to ``part``."""
 
     source: Source
     file: SourceFile
@@ -107,14 +107,13 @@ class _Transfer:
 
     @property
     def size(self) -> int:
-        """Bytes of ``part``."""
         try:
             return os.stat(self.part).st_size
         except FileNotFoundError:
             return 0
 
     def advance(self, amount: int) -> None:
-        """Report bytes downloaded, or with a negative number bytes to be downloaded again."""
+        """Report downloaded bytes; a negative number is to be downloaded again."""
         self.options.on_event(Advanced("fetch", amount))
 
 
@@ -174,12 +173,11 @@ def download_file(
 
 
 def _mode_of(transfer: _Transfer) -> int:
-    """Return the mode of a complete download: nobody writes it, and those who can read a local source file read it."""
     return copy_mode(transfer.source, transfer.file, transfer.part.stat())
 
 
 def copy_mode(source: Source, file: SourceFile, status: os.stat_result) -> int:
-    """Return the bits for reading that the copy of a file with this ``status`` may have."""
+    """Read permissions of a copy, given the ``status`` of the original."""
     mode = status.st_mode & 0o444  # what the umask leaves
     if (modes := source.local_modes) is not None:
         mode &= modes.copy_mode(file.path, status.st_gid)
@@ -187,7 +185,7 @@ def copy_mode(source: Source, file: SourceFile, status: os.stat_result) -> int:
 
 
 def _download_version(transfer: _Transfer) -> Downloaded:
-    """Download one version of a file; raises _Moved when the source has another version by the end."""
+    """Raises _Moved if the source has another version by the end."""
     file, options = transfer.file, transfer.options
 
     def receive() -> tuple[str, bytes]:
@@ -231,7 +229,7 @@ def _download_version(transfer: _Transfer) -> Downloaded:
 
 
 def _download_subset(transfer: _Transfer) -> None:
-    """Download the wanted columns and rows, unless an earlier run had done so already."""
+    """Download the wanted columns and rows, unless an earlier run has done so."""
     if transfer.part.exists() and not transfer.options.subset.ignore_case:  # whose columns may be spelled otherwise
         return
     from pqcache.store.sync.download.download_columns import (
@@ -245,7 +243,7 @@ def _download_subset(transfer: _Transfer) -> None:
 
 
 def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
-    """Download what ``part`` lacks and make it durable; return the checksum of the complete file, and its last bytes.
+    """Download what ``part`` lacks, durably; return checksum and last bytes of the complete file.
 
     Bytes are written at their own offsets: a thread that an earlier run left behind in a stalled read can
     only write the same bytes to the same places.
@@ -304,7 +302,7 @@ def read_chunks(source: Source, file: SourceFile, offset: int, length: int) -> I
 
 
 def _buffer() -> memoryview:
-    """Return this thread's buffer, which begins at a page."""
+    """This thread's page-aligned buffer."""
     if not hasattr(_of_thread, "buffer"):
         _of_thread.buffer = memoryview(mmap.mmap(-1, CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     buffer: memoryview = _of_thread.buffer
@@ -312,7 +310,7 @@ def _buffer() -> memoryview:
 
 
 def _check_md5(transfer: _Transfer) -> None:
-    """Compare a download with the MD5 in the file's tag, if that is one; what differs is downloaded again."""
+    """Download again if the MD5 in the file's tag, if it is one, does not match."""
     file = transfer.file
     if not MD5.fullmatch(file.identity.tag):
         return
@@ -323,7 +321,7 @@ def _check_md5(transfer: _Transfer) -> None:
 
 
 def md5_of(path: Path) -> str:
-    """Return the MD5 of a local file, in hexadecimal digits as in an ETag."""
+    """Hexadecimal, as in an ETag."""
     digest = hashlib.md5(usedforsecurity=False)
     with open(path, "rb", buffering=0) as data:
         while chunk := data.read(1 << 20):
@@ -332,7 +330,7 @@ def md5_of(path: Path) -> str:
 
 
 def _footer(transfer: _Transfer, tail: bytes) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Return the footer and the Arrow schema of a copy, of which ``tail`` is the end."""
+    """Footer and Arrow schema of a copy that ends in ``tail``."""
     from pqcache.parquet.footer.footer import read_local_tail
     from pqcache.parquet.row_group_stats import footer_in
 

@@ -45,7 +45,7 @@ class Downloader:
     blame: Blame = blame_nobody
 
     def download(self, file: SourceFile, is_rewritten: bool) -> Downloaded:
-        """Download one file, and find out what the index says of it unless it ``is_rewritten`` next."""
+        """Download a file, and index it unless it ``is_rewritten`` next."""
         if self.source is None:
             raise CacheError(file.path, "is not in the cache any more", f"run 'pqcache sync {quoted(self.cache)}'")
         watch = Stopwatch()
@@ -70,14 +70,14 @@ class _DownloadBatch:
     finished: bool = False
 
     def add(self, file: SourceFile, downloaded: Downloaded | None) -> bool:
-        """Add a copy, or None where the file cannot be taken; return whether it was the last."""
+        """Add a copy, or None if the file cannot be taken; return whether it was the last."""
         with self.lock:
             self.copies[file] = downloaded
             return len(self.copies) == len(self.tasks)
 
 
 class _TaskQueue:
-    """The tasks that threads take one by one, and the batches they belong to, of which only a few are open."""
+    """Tasks for threads to take, and their batches, of which only a few are open."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self.open: deque[_DownloadBatch] = deque()
@@ -89,7 +89,7 @@ class _TaskQueue:
         self.bad = BadPartitionsSoFar()
 
     def take(self) -> tuple[_DownloadBatch, Task] | None:
-        """Return the next task, or None when there is none; waits while too many batches are open."""
+        """Return the next task, or None at the end; waits while too many batches are open."""
         with self._lock:
             found = None if self._closed else next(self._tasks, None)
             if found is not None and found[0] is not self._last:
@@ -99,12 +99,11 @@ class _TaskQueue:
             return None if self._closed else found
 
     def release(self) -> None:
-        """Drop the first open batch: its files were taken over."""
+        """Drop the first open batch once its files were taken over."""
         self.open.popleft()
         self._budget.release()
 
     def close(self) -> None:
-        """Give out no more tasks."""
         self._closed = True
         self._budget.release()
 
@@ -167,7 +166,7 @@ def _batches(tasks: Iterable[Task]) -> Iterator[_DownloadBatch]:
 
 @contextmanager
 def stoppable_threads(threads: int, stop: threading.Event) -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread pool that on an error is asked to stop and not waited for: a read may hang."""
+    """A thread pool that on an error is asked to stop and not waited for: a read may hang."""
     executor = ThreadPoolExecutor(max(1, threads), initializer=stop_with, initargs=(stop,))
     try:
         yield executor

@@ -159,7 +159,6 @@ class _FilteredFile:
     dictionaries: dict[str, int] = field(default_factory=dict)
 
     def add(self, table: pa.Table, group: int) -> None:
-        """Take rows in that come from row group ``group``."""
         if not table.num_rows:
             return
         if self.encodings is None:
@@ -172,7 +171,6 @@ class _FilteredFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write the waiting rows as a row group."""
         if not self.waiting:
             return
         table = pa.concat_tables(self.waiting)
@@ -184,7 +182,6 @@ class _FilteredFile:
         self.waiting, self.size = [], 0
 
     def copy(self, group: int) -> None:
-        """Append a row group of the source as it is."""
         offset, number = self.file.position, len(self.file.groups)
         found = project(self.fields, self.wanted, [group], self.limit, self.name, offset, number)
         with write_errors(self.file.path), self.source.path.open("rb") as pages:
@@ -202,7 +199,6 @@ class _FilteredFile:
         self.template = found.fields
 
     def finish(self) -> None:
-        """Write the footer and make the file durable."""
         if self.template is not None:
             self.file.template = self.template
         self.file.finish(widen_dictionary_indices(self.output_schema, self.dictionaries).keyvalues)
@@ -261,7 +257,7 @@ def _encodings_of(
 
 
 def _tables(source: SourceFooter, group: int, name: str, kept: npt.NDArray[np.bool_] | None) -> Iterator[pa.Table]:
-    """Yield the rows of a row group that are ``kept``, None for all, in batches of bounded size."""
+    """Yield the rows that are ``kept``, None for all, in batches of bounded size."""
     metadata = source.metadata.row_group(group)
     width = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
     rows = min(max(1, _BATCH // width), _MAX_BATCH_ROWS)

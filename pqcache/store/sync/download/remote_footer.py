@@ -13,13 +13,13 @@ from pqcache.store.manifest import SourceFile
 
 
 def read_remote_footer(source: Source, file: SourceFile, int96: str = "ns") -> tuple[pq.FileMetaData, pa.Schema]:
-    """Return a file's footer and Arrow schema, with ``int96`` as INT96's unit; only the end of the file is read."""
+    """Only the end of the file is read; INT96 times get the unit ``int96``."""
     url, size = source.url_of(file.path), file.identity.size
     return footer_in(read_remote_tail(source, file).data, url, int96, size=size)
 
 
 def read_remote_tail(source: Source, file: SourceFile) -> Tail:
-    """Return the end of a file, with all of its footer: of a table's file, that which the table sees."""
+    """The end of a file, with its footer as a table's file sees it."""
 
     def read(offset: int, length: int) -> bytes:
         return read_range(source, file.path, offset, length)

@@ -63,7 +63,7 @@ EVERYTHING = Subset()
 
 
 def known_types(table: TableVersion | None, declared: Mapping[str, str]) -> pa.Schema | None:
-    """Return the partition types of a snapshot of a directory, but for those that were declared and no more are."""
+    """Partition types of a snapshot of a directory, without those that are no longer declared."""
     from pqcache.store.manifest_file import schema_of_table  # as below
 
     schema = schema_of_table(table)
@@ -77,7 +77,7 @@ def known_types(table: TableVersion | None, declared: Mapping[str, str]) -> pa.S
 def types_of_source(
     source: Source, directories: Sequence[str], declared: Mapping[str, str], known: pa.Schema | None
 ) -> tuple[pa.Schema, dict[str, dict[str, SourceError]]]:
-    """Return what `partition_schema` does of the partitions of a source, which may be a table."""
+    """Apply `partition_schema` to a source, which may be a table."""
     from pqcache.store.manifest_file import schema_of_table  # as below
 
     return partition_schema(directories, declared, schema_of_table(source.table_version), known)
@@ -169,7 +169,7 @@ def select_subset(
 
 
 def _mixed(source: Source, files: Sequence[SourceFile], table: pa.Table, names: Sequence[str]) -> list[str]:
-    """Return those of the partition columns ``names`` that are in files whose paths do not have them."""
+    """Partition columns among ``names`` that are in files whose paths lack them."""
     found = []
     for name in names:
         without = [file for file in files if name not in partition_values(parent(file.path))]
@@ -179,10 +179,10 @@ def _mixed(source: Source, files: Sequence[SourceFile], table: pa.Table, names: 
 
 
 def _schemas(source: Source, files: Sequence[SourceFile], every: bool = False) -> Iterator[pa.Schema]:
-    """Yield the schemas of the first file, of the last one and of one in between, or that of their table.
+    """Yield the schemas of the first, the last and a middle file, or the table's.
 
     With ``every`` those of all others follow, the newest first. Those that cannot be read are left out, as the download
-    of them raises; where all are, the first one's error is raised.
+    of them raises; if all are, the first one's error is raised.
     """
     from pqcache.store.manifest_file import schema_of_table
     from pqcache.store.sync.download.remote_footer import read_remote_footer  # a plain sync need not wait for it

@@ -58,12 +58,10 @@ class _Queue:
         self._turn = 0
 
     def want(self, wanted: Sequence[Wanted]) -> None:
-        """Replace what readers want."""
         known = {id(reader): files for reader, files in self._readers}
         self._readers = [(item, known.get(id(item)) or iter(item.files.tolist())) for item in wanted]
 
     def take(self) -> int | None:
-        """Return the next file; None if there is none."""
         for urgent in (True, False):
             readers = [files for wanted, files in self._readers if wanted.urgent is urgent]
             for position in range(len(readers)):
@@ -81,7 +79,7 @@ class _Queue:
 
 @dataclass
 class _LargeFile:
-    """A file that several threads fetch, into ``part``; ``left`` counts their ranges that are not there yet."""
+    """A file that several threads fetch into ``part``; ``left`` counts the missing ranges."""
 
     file: int
     part: Path
@@ -148,7 +146,7 @@ class Fetch:
             task()
 
     def _next(self) -> Callable[[], None] | None:
-        """Return what to do next: another range of a large file, or the next file."""
+        """The next job: a range of a large file, or the next file."""
         with self._lock:
             if self._ranges:
                 return self._ranges.popleft()
@@ -172,7 +170,7 @@ class Fetch:
         return is_copy and entry.size >= _LARGE and not is_there
 
     def _fetch_range(self, large: _LargeFile, start: int, end: int) -> None:
-        """Fetch a range of a large file; who fetches the last one has the file checked as if it was there before."""
+        """Fetch a range of a large file; the last one has the file checked like any other."""
         file, position, options = self._entries[large.file].sources[0], start, self._job.run.options
 
         def receive() -> None:
@@ -237,7 +235,7 @@ class Fetch:
         return replace(self._downloader, target=target).download(file, is_rewritten=True)
 
     def _check_values(self, file: int, path: Path | None = None) -> None:
-        """Raise ParquetError where a complete file has a value that does not fit the types of the other files."""
+        """Raise ParquetError if a complete file has a value that does not fit the other files' types."""
         fields, entry = self._doubtful.get(file, []), self._entries[file]
         reason = unfit_in_file(path or self._snapshot.path / entry.path, fields) if fields else None
         if reason is not None:
@@ -248,7 +246,7 @@ class Fetch:
         return self._moved is not None and self._entries[file].path in self._snapshot.read_errors()
 
     def _lose(self, file: int, error: PqcacheError) -> None:
-        """Note that a file is not at the source any more as it was listed."""
+        """Note that a file has changed at the source since it was listed."""
         entry = self._entries[file]
         what = "changed" if isinstance(error, SourceChanged) else "vanished"
         url = self._source.url_of(entry.sources[0].path)
@@ -260,7 +258,7 @@ class Fetch:
         self._job.on_event(Warned(f"{url}: {self._moved.reason}"))
 
     def _look(self) -> None:
-        """Look at what readers want, where that is some time ago."""
+        """Look at readers' wishes, unless that was done recently."""
         if (now := time.monotonic()) - self._looked >= _LOOK:
             self._looked = now
             self._queue.want(self._lists.read())
@@ -280,7 +278,6 @@ class Fetch:
 
 
 def abandon(snapshot: ArrivingSnapshot, error: PqcacheError | None = None) -> None:
-    """Say to the readers of a snapshot that nothing more will come, and why."""
     try:
         snapshot.give_up(error)
     except (OSError, ValueError) as failure:
@@ -288,7 +285,7 @@ def abandon(snapshot: ArrivingSnapshot, error: PqcacheError | None = None) -> No
 
 
 def note_checked(snapshot: ArrivingSnapshot, path: str, checksum: str) -> None:
-    """Record the checksum of a file that is complete and durable."""
+    """Record the checksum of a complete, durable file."""
     descriptor = open_plain(snapshot.path / ARRIVED, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(descriptor, b"\n" + json.dumps([path, checksum, boot_id()]).encode() + b"\n")  # behind a torn line
@@ -297,7 +294,7 @@ def note_checked(snapshot: ArrivingSnapshot, path: str, checksum: str) -> None:
 
 
 def checked_files(snapshot: ArrivingSnapshot, entries: Sequence[FileEntry]) -> dict[int, str]:
-    """Return the checksums of the files that are there, by position; a file that is not as recorded is removed.
+    """Checksums, by position, of the files that are there; one that isn't as recorded is removed.
 
     Files are read again if the machine was restarted since.
     """

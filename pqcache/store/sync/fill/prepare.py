@@ -66,17 +66,17 @@ class _End:
 
 
 class _FooterLengths:
-    """How many bytes to read first: files of a table have the same columns, and footers of about the same length."""
+    """How many bytes to read first: a table's files have the same columns, and footers of similar length."""
 
     def __init__(self) -> None:
         self._seen = self._longest = 0
 
     def expected(self) -> int:
-        """Return twice the longest length so far."""
+        """Twice the longest length so far."""
         return TAIL if self._seen < _SEEN else min(max(2 * self._longest, _LEAST_TAIL), _MOST_TAIL)
 
     def add(self, length: int) -> None:
-        """Add the length of a footer; threads may do so at once, as a lost one changes little."""
+        """Threads may do so at once, as a lost length changes little."""
         self._seen, self._longest = self._seen + 1, max(self._longest, length)
 
 
@@ -136,7 +136,7 @@ def _entry(job: SnapshotJob, file: SourceFile, end: _End) -> FileEntry:
 
 @contextmanager
 def _agreeing(job: SnapshotJob) -> Iterator[None]:
-    """Turn what keeps files from having one index into NeedsRewriting where they are rewritten afterwards."""
+    """Raise NeedsRewriting for files without a common index that are to be rewritten."""
     try:
         yield
     except ParquetError as error:
@@ -146,7 +146,7 @@ def _agreeing(job: SnapshotJob) -> Iterator[None]:
 
 
 def _in_order(threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequence[T], ahead: int) -> Iterator[R]:
-    """Yield what ``call`` returns for each item, of which ``ahead`` at most are begun or wait to be yielded."""
+    """Yield results in order, with at most ``ahead`` items started or waiting to be yielded."""
     waiting: deque[Future[R]] = deque()
     for item in items:
         if len(waiting) == ahead:
@@ -201,7 +201,7 @@ def _projected(source: Source, file: SourceFile, read: Callable[[int, int], byte
 
 
 def _opener(job: SnapshotJob, source: Source, files: dict[str, SourceFile]) -> OpenFile:
-    """Return what opens a file at the source, by its path here, to look at its dictionaries."""
+    """Open files at the source by their paths here, to look at dictionaries."""
     options = job.run.options
 
     @contextmanager
@@ -223,7 +223,7 @@ def _opener(job: SnapshotJob, source: Source, files: dict[str, SourceFile]) -> O
 
 
 def _parts_of(ranges: Ints, start: int, end: int) -> Iterator[ByteRange]:
-    """Yield where ``[start, end)`` of a file is at the source, in its order."""
+    """Yield where ``[start, end)`` of a file is at the source, in order."""
     if not len(ranges):
         yield ByteRange(start, end - start)
     for here, source, length in ranges.tolist():
@@ -234,7 +234,7 @@ def _parts_of(ranges: Ints, start: int, end: int) -> Iterator[ByteRange]:
 
 @contextmanager
 def _vanishing(source: Source, file: SourceFile) -> Iterator[None]:
-    """Raise Vanished where a file is not as it was listed."""
+    """Raise Vanished if a file is not as it was listed."""
     try:
         yield
     except (SourceNotFound, SourceChanged) as error:

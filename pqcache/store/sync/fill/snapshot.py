@@ -55,7 +55,7 @@ def fill_snapshot(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin:
 
 
 class _Outdated(Exception):
-    """The snapshot of an earlier run has a file that is not at the source any more; it has been abandoned."""
+    """A file of an earlier run's snapshot has changed at the source; the snapshot was abandoned."""
 
 
 def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Origin) -> RunResult:
@@ -101,7 +101,7 @@ def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Or
 def _begin(
     job: SnapshotJob, origin: Origin, reused_id: str, stack: ExitStack
 ) -> tuple[ArrivingSnapshot, list[FileEntry]]:
-    """Make a new snapshot arrive; ``stack`` holds its lock."""
+    """Start a new snapshot; ``stack`` holds its lock."""
     cache = job.run.cache
     _check_space(job, job.plan, tree_size(job.workdir))
     target, entries = prepare(job, origin.source)
@@ -122,7 +122,7 @@ def _begin(
 def _continue(
     job: SnapshotJob, snapshot: ArrivingSnapshot, stack: ExitStack
 ) -> tuple[SnapshotJob, ArrivingSnapshot, list[FileEntry]]:
-    """Go on with a snapshot of an earlier run; return the job that makes just that, the snapshot, and its entries."""
+    """Continue an earlier run's snapshot; return a job for just that, the snapshot, and its entries."""
     hold_run(snapshot.path, job.workdir, stack)
     _retire_others(job, snapshot)
     manifest = snapshot.manifest()
@@ -141,12 +141,12 @@ def _continue(
 
 
 def _find_left(job: SnapshotJob) -> tuple[ArrivingSnapshot | None, str]:
-    """Return the snapshot of an earlier run to continue, or the ID that a new one is to have; empty for a new ID.
+    """An earlier run's snapshot to continue, or the ID for a new one; empty for a new ID.
 
     A snapshot is continued if it is of the listed files and this user may write it. One of other files is continued
     only if a reader has it open and it was asked for in the same way: what it misses may still be at the source. Of all
-    others complete files are taken over, as if this run had downloaded them. The ID is kept, as states name it, if it
-    is only the user who is another one.
+    others complete files are taken over, as if this run had downloaded them. The ID is kept, as states name it, if only
+    the user is another one.
     """
     wanted, reused_id = set(job.plan.downloads), ""
     for snapshot in reversed(arriving_snapshots(job.run.cache)):
@@ -167,7 +167,7 @@ def _find_left(job: SnapshotJob) -> tuple[ArrivingSnapshot | None, str]:
 
 
 def _take_over_files(job: SnapshotJob, snapshot: ArrivingSnapshot, manifest: Manifest, wanted: set[SourceFile]) -> None:
-    """Put files of an earlier run where this one would download them, and where it checks them like any other."""
+    """Move an earlier run's files to the places of downloads, where they are checked like those."""
     for file in checked_files(snapshot, manifest.files):
         entry, place = manifest.files[file], job.download_path(manifest.files[file].sources[0])
         if entry.recipe == job.plan.recipe.text and entry.sources[0] in wanted and not place.exists():
@@ -175,7 +175,7 @@ def _take_over_files(job: SnapshotJob, snapshot: ArrivingSnapshot, manifest: Man
 
 
 def _retire_others(job: SnapshotJob, kept: ArrivingSnapshot | None) -> None:
-    """Remove all arriving snapshots but ``kept``; those that are read are abandoned: their readers need not wait."""
+    """Remove arriving snapshots but ``kept``; abandon those with readers, which need not wait."""
     found = [ArrivingSnapshot(path) for path in (job.run.cache.path / ARRIVING).iterdir() if path.is_dir()]
     for snapshot in found:
         if snapshot != kept and not remove_snapshot(job.run.cache, snapshot):
@@ -195,7 +195,7 @@ def _is_same_request(manifest: Manifest, job: SnapshotJob) -> bool:
 
 
 def _check_space(job: SnapshotJob, plan: Plan, already: int) -> None:
-    """Check that there is space for what is fetched, of which ``already`` is there, and for the rewritten files."""
+    """Check the space for what is still to fetch beyond ``already``, and for rewritten files."""
     rewritten = plan.download_bytes if job.rewrite is not None else 0
     check_space(job.run, plan, already - rewritten)  # beside the files as they are
 
@@ -223,7 +223,7 @@ def hold_run(snapshot: Path, scratch: Path, stack: ExitStack) -> None:
 
 
 def _check_locks(job: SnapshotJob) -> None:
-    """Raise UsageError where there are no locks: readers could not know whether a run is at work."""
+    """Raise UsageError without locks: readers could not know whether a run is at work."""
     with open(job.workdir / "lock", "xb") as one, open(job.workdir / "writer", "xb") as other:
         if try_lock(one.fileno(), exclusive=True) is None or lock_as_writer(other.fileno()) is None:
             reason = f"the file system of {job.run.cache.path} has no locks, by which readers see that a run is at work"
