@@ -3,7 +3,8 @@
 Each class below lists options that belong together: a field's name, its default, and `option()` with its kind and
 help. From these come the commands with their help, manual pages and shell completion, the keys of ``pqcache.toml``,
 and what ``help()`` says of the Python functions. To add an option, add a field here and use it where it matters; for
-one that Python takes too, name its type in the arguments at the end, which type checkers read.
+one that Python takes too, name its type in the arguments at the end, which type checkers read. Those that only Python
+has, of ``ParquetDataset`` and ``Cache.batches``, are in `pqcache.reader.options`, beside what reads them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, TypedDict, TypeVar
 from pqcache.errors import UsageError
 from pqcache.units import is_whole, parse_count, parse_duration, parse_names, parse_size, size_word
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T", bound=Callable[..., Any])
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 # who takes an option
@@ -30,6 +31,7 @@ REMEMBERED = "remembered"  # a cache remembers it, in pqcache.toml; its help beg
 RUN = "run"  # it is of one run
 SHELL = "shell"  # only the command has it
 ARGUMENT = "argument"  # a word of the command line that has no name
+PYTHON = "python"  # only Python has it
 
 # the titles of the groups in a command's help
 SELECTION, ROW_GROUPS, SAFETY, VIEW, DESTINATION = "Selection", "Row groups", "Safety", "View", "Destination"
@@ -80,6 +82,7 @@ class Option:
     low: float | None = None
     required: bool = False
     empty: str = ""  # what an empty text does, in the shell and in Python
+    none: str = ""  # what None does in Python, if it is a value; else None means the default
     completes: str = ""
 
     @property
@@ -101,7 +104,7 @@ class Option:
     @property
     def text(self) -> str:
         """Its help, and its default."""
-        return " ".join(filter(None, [self.help, self.empty, self._default]))
+        return " ".join(filter(None, [self.help, self.none, self.empty, self._default]))
 
     @property
     def _default(self) -> str:
@@ -143,6 +146,11 @@ def remembered(default: Any, kind: Kind, group: str, help: str, **more: Any) -> 
     return option(default, kind, group, help, scope=REMEMBERED, **more)
 
 
+def python(default: Any, kind: Kind, help: str, **more: Any) -> Any:
+    """A field for an option that only Python has."""
+    return option(default, kind, None, help, scope=PYTHON, **more)
+
+
 def argument(metavar: str, help: str, kind: Kind | None = None, default: Any = ..., **more: Any) -> Any:
     """A field for a word without a name; without a default it is required."""
     more |= {"metavar": metavar, "scope": ARGUMENT, "required": default is ...}
@@ -159,7 +167,7 @@ def options_of(*tables: type | str) -> dict[str, Option]:
             found[table] = _option_of(table, shared)
             continue
         fields = getattr(table, "__dataclass_fields__", None) or vars(table)
-        found |= {n: _option_of(n, item) for n, item in fields.items() if isinstance(item, dataclasses.Field)}
+        found |= {n: _option_of(n, f) for n, f in fields.items() if "option" in getattr(f, "metadata", ())}
     return found
 
 
@@ -172,39 +180,48 @@ def _option_of(name: str, item: dataclasses.Field[Any]) -> Option:
 
 
 def parsed(given: Mapping[str, Any], *tables: type | str) -> dict[str, Any]:
-    """The values of the options that Python code was given and that are not None; TypeError for unknown ones."""
+    """The values of the options that Python code was given; TypeError for unknown ones.
+
+    None stands for an option that was not given, except where it is a value.
+    """
     known = options_of(*tables)
     if unknown := given.keys() - known.keys():
         raise TypeError(f"unexpected keyword argument {min(unknown)!r}; known are {', '.join(sorted(known))}")
-    return {name: known[name].value(value) for name, value in given.items() if value is not None}
+    values = {name: known[name].value(value) for name, value in given.items() if value is not None}
+    return values | {name: None for name, value in given.items() if value is None and known[name].none}
 
 
-def documented(arguments: type, *tables: type | str) -> Callable[[_F], _F]:
-    """Let ``help()`` of a function show the options that its last parameter, ``**given``, stands for.
+def documented(arguments: type, *tables: type | str) -> Callable[[_T], _T]:
+    """Let ``help()`` of a function or class show the options that its last parameter, ``**given``, stands for.
 
-    They take the place of the line that begins with ``given:`` in its docstring.
+    They take the place of the line that begins with ``given:`` in its docstring, behind those that it names itself.
     """
 
-    def document(function: _F) -> _F:
-        known = [(options_of(*tables)[name], hint) for name, hint in arguments.__annotations__.items()]
-        signature = inspect.signature(function)
-        own = [parameter for parameter in signature.parameters.values() if parameter.name != "given"]
-        function.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*own, *(_parameter(option, hint) for option, hint in known)]
-        )
-        before, line, after = re.split(r"^( *given:.*\n)", function.__doc__ or "", maxsplit=1, flags=re.MULTILINE)
+    def document(target: _T) -> _T:
+        function: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+        known, hints = options_of(*tables), arguments.__annotations__
+        own = [p for name, p in inspect.signature(function).parameters.items() if name != "given"]
+        added = [_parameter(known[name], hint) for name, hint in hints.items()]
+        function.__signature__ = inspect.Signature([*own, *added], return_annotation=function.__annotations__["return"])
+        before, line, after = re.split(r"^( *given:.*\n)", target.__doc__ or "", maxsplit=1, flags=re.MULTILINE)
         indent = line[: -len(line.lstrip())]
         wrap = textwrap.TextWrapper(115, initial_indent=indent, subsequent_indent=f"{indent}    ")
-        texts = [re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), option.text) for option, _ in known]
-        lines = [wrap.fill(f"{option.name}: {text}") for (option, _), text in zip(known, texts, strict=True)]
-        function.__doc__ = "\n".join([before.rstrip(), *lines, after])
-        return function
+        said = [known[name] for name in [*(p.name for p in own if p.name in known), *hints]]
+        lines = [wrap.fill(f"{option.name}: {_python_text(option)}") for option in said]
+        target.__doc__ = "\n".join([before.rstrip(), *lines, after])
+        return target
 
     return document
 
 
+def _python_text(option: Option) -> str:
+    return re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), option.text)
+
+
 def _parameter(option: Option, hint: Any) -> inspect.Parameter:
     default = None if option.scope == REMEMBERED else option.default
+    if default and option.kind is SIZE:
+        default = size_word(default)
     annotation = getattr(hint, "__forward_arg__", hint)
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -296,6 +313,7 @@ def choice(*values: str) -> Kind:
 
 
 _parse_count, _parse_size, _parse_duration = map(_unnamed, (_count, parse_size, parse_duration))
+ANY = Kind(lambda value: value)  # what it may be is checked where it is used
 TEXT = Kind(_text)
 WORD = Kind(str)  # a text that may be written as a number
 FLAG = Kind(_flag, is_flag=True, config="True or false.")
@@ -304,6 +322,7 @@ NUMBER = Kind(_number, _number)
 SIZE = Kind(_parse_size, _parse_size, "SIZE", size_word, config="A size.")
 DURATION = Kind(_parse_duration, _parse_duration, "DURATION", _duration_text, config="A duration.")
 NAMES = Kind(_unnamed(_names), _between_commas, "A,B,...", list, config="A list of names.")
+LIST = Kind(_unnamed(lambda names: parse_names("", names)))
 COLUMNS = Kind(_unnamed(_names), list, "COLUMN", list, is_list=True)
 PAIRS = Kind(_pairs, _pairs_between_commas, "NAME=VALUE,...", dict, config="A table of names and values.")
 SETTINGS = Kind(_pairs, _settings, "KEY=VALUE", dict, is_list=True, config="A table of names and values.")

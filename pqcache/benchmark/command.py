@@ -23,9 +23,9 @@ from pqcache import errors
 from pqcache.benchmark.forecast import describe_training, forecast_of
 from pqcache.errors import CacheError, PqcacheError, UsageError
 from pqcache.events import Advanced, OnEvent, Started, ignore
+from pqcache.options import Bench, options_of
 from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.options import check_numbers
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.store.cache_directory import cache_at
 from pqcache.store.tables.data_files import FileRules
@@ -143,7 +143,7 @@ def bench(
 
     Raises UsageError, CacheError or ParquetError. Without torch, only batches without torch are measured.
     """
-    check_numbers(batch_size=batch_size)
+    batch_size = options_of(Bench)["batch_size"].value(batch_size)
     duration = parse_duration(seconds)
     if not duration > 0:
         raise UsageError(f"--seconds {duration:g}", "give a time to measure for")

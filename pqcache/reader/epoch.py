@@ -15,7 +15,6 @@ from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.options import EpochOptions
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.packing.pack import TokenBatches
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.rows import Fill
 from pqcache.reader.selection.selection import Counts
@@ -84,7 +83,7 @@ class Epochs:
         self.sizes: RowGroupSizes | None = None
         self.first = RowGroups(plan.at_epoch(0, options.seed), meter)
         self._path, self._seed, self._shuffle, self._memory = path, options.seed, options.shuffle, options.memory
-        self._batch_size = 1 if isinstance(options.pack, TokenBatches) else options.batch_size or 1
+        self._batch_size = options.step
         self._warns = options.window is not None and options.shuffle
         self._latest: tuple[tuple[int, bool], RowGroups] | None = None
         self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all

@@ -1,32 +1,230 @@
-"""The options of an epoch that is read without torch, and the checks that the loader's options go through too."""
+"""The options of an epoch: which rows it has, in which order, and for which rank.
+
+``ParquetDataset`` has more of them, in pqcache.torch.dataset_reader.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypedDict
 
 from pqcache.errors import UsageError
-from pqcache.reader.packing.pack import Pack, TokenBatches, check_batch_size, check_pack
+from pqcache.options import ANY, COUNT, FLAG, LIST, NUMBER, PAIRS, SIZE, WORD, python
+from pqcache.reader.memory import WINDOW, WINDOW_OF_ALL
+from pqcache.reader.packing.pack import Pack, TokenBatches, check_pack
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
-from pqcache.store.arriving.start_run import FillRequest
+from pqcache.reader.selection.split import Split
+from pqcache.store.arriving.start_run import FillRequest, fill_request
+from pqcache.store.hive import parse_types
 from pqcache.store.selected_rows import SelectedRows
-from pqcache.units import parse_names
-
-BATCH_SIZE = 4096  # where none is given
+from pqcache.store.tables.data_files import FileRules
 
 
-def check_numbers(**numbers: int | None) -> None:
-    """Raise UsageError for a number that is neither None nor an integer of at least 1."""
-    for name, value in numbers.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UsageError(f"{name}={value!r}", "give a whole number of at least 1")
+@dataclass(frozen=True, kw_only=True)
+class OrderOptions:
+    """The order of an epoch, and how ranks divide it."""
+
+    seed: int = python(0, COUNT, "Selects the order, with the epoch.")
+    drop_last: bool = python(
+        False,
+        FLAG,
+        "False: the last batch may be short, and ranks are made equal by repeating the epoch's first batches. True: "
+        "what is left over is dropped.",
+    )
+    lanes: int | None = python(
+        None,
+        COUNT,
+        "Independent streams of batches. Fix it to a common multiple to get the same batches whatever the number of "
+        "ranks and workers. Default: one for each worker of each rank.",
+        low=1,
+    )
+    num_replicas: int | None = python(
+        None,
+        COUNT,
+        "The number of ranks. Default: that of torch.distributed, or of JAX for Cache.batches, if it is initialised; "
+        "else 1. A process that torchrun, srun or mpirun started as one of several has to be told otherwise.",
+        low=1,
+    )
+    rank: int | None = python(
+        None, COUNT, "This rank, from 0 on. It reads batches rank, rank + num_replicas and so on.", low=0
+    )
 
 
-def check_seed(seed: int) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise UsageError(f"seed={seed!r}", "give a whole number")
+@dataclass(frozen=True, kw_only=True)
+class EpochOptions(OrderOptions):
+    """Which rows the epochs of a dataset have, in which order, and within how much memory."""
+
+    columns: tuple[str, ...] | None = python(
+        None, LIST, "Names of columns; partition columns are columns. Default: all."
+    )
+    filters: Any = python(
+        None,
+        ANY,
+        "A condition on any columns: SQL text, a list as pandas takes it, like "
+        '[("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])], or a pyarrow expression. If the index does not '
+        "decide it, the condition's columns are read now to count the rows, and the counts are stored with the "
+        "snapshot. On nulls see docs/loading.md.",
+    )
+    batch_size: int | None = python(4096, COUNT, "Rows of a batch.", low=1)
+    shuffle: bool = python(True, FLAG, "False gives the rows in the order of the files.")
+    memory: int | None = python(
+        2 << 30, SIZE, "Bytes for the decoded row groups of this rank, all its workers together."
+    )
+    window: int | None = python(
+        None,
+        COUNT,
+        f"Row groups that each lane mixes at a time. Default: as many as memory allows, at most {WINDOW}, or "
+        f"{WINDOW_OF_ALL} if it holds all rows.",
+        low=1,
+    )
+    rows: SelectedRows | None = python(
+        None,
+        ANY,
+        "Only these rows, as Cache.lookup returns them, in the snapshot in which they were looked up. filters choose "
+        "among them.",
+    )
+    split: Split | None = python(
+        None,
+        ANY,
+        "A Split: the rows whose key hashes into an interval. A row is in the same part every night and in every "
+        "layout.",
+    )
+    sample: float | None = python(
+        None,
+        NUMBER,
+        "A share of the rows, chosen by seed, for a quick look: whole row groups, or random rows of 16.",
+    )
+    limit: int | None = python(None, COUNT, "Only the first rows, this many, in the order of the files.", low=1)
+    weights: Any = python(
+        None,
+        ANY,
+        "How often a row comes in an epoch: a column of numbers, or weights by value, like "
+        '{"label": {0: 1.0, 1: 5.0}}, or a function of the epoch that returns one of these. A row of weight 2.3 comes '
+        "twice, and once more in three of ten epochs.",
+    )
+    balance: str | None = python(
+        None, ANY, "A column of labels that come equally often, in an epoch of about as many rows as there are."
+    )
+    sequence: SequenceOf | None = python(
+        None,
+        ANY,
+        "A Sequence: samples of several consecutive rows instead of single rows. batch_size then counts sequences, and "
+        "columns have one more axis.",
+    )
+    pack: Pack | TokenBatches | None = python(
+        None,
+        ANY,
+        "A Pack: documents of different lengths in sequences of one length, which batch_size then counts; only the "
+        "columns that it names are read. Or TokenBatches: batches of whole documents by their tokens, without a "
+        "batch_size.",
+    )
+    snapshot: str | None = python(
+        None,
+        WORD,
+        "The snapshot of a cache, by its ID, its number or the name of its pin. Default: the current one.",
+    )
+    partition_types: Mapping[str, str] | None = python(
+        None,
+        PAIRS,
+        'Types of partition columns, like {"hour": "int"}, as for pqcache.sync. Default: those of the cache; for a '
+        "directory, whole numbers if all values are written so, else text.",
+    )
+    source: str | os.PathLike[str] | None = python(
+        None,
+        ANY,
+        "The URL of the dataset that the cache is a copy of. While the cache has no snapshot, a run that fetches the "
+        "first one is started, or joined if there is one, and batches come as their row groups arrive. Ignored once "
+        "there is a snapshot. See docs/filling.md.",
+    )
+    source_options: Mapping[str, str] | None = python(
+        None, ANY, 'Options of the source\'s store, such as {"endpoint": "http://..."}.'
+    )
+    keep_filling: bool = python(True, FLAG, "False: that run ends with this process, and the next one continues it.")
+
+    def __post_init__(self) -> None:
+        for name in ("choice", "fill", "rules"):  # which refuse what makes no sense
+            getattr(self, name)
+        if self.pack is None:
+            return
+        weighs, is_sequence = self.choice.has_weights, self.sequence is not None
+        check_pack(self.pack, columns=self.columns, has_sequence=is_sequence, has_weights=weighs)
+        if isinstance(self.pack, TokenBatches) and self.batch_size != type(self).batch_size:
+            reason = "tokens_per_batch= says how large batches are"
+            raise UsageError(f"batch_size={self.batch_size}", reason, "leave it out")
+
+    @property
+    def step(self) -> int:
+        """The rows of a batch in the order; 1 for single rows, and for batches that the order has as documents."""
+        return 1 if isinstance(self.pack, TokenBatches) else self.batch_size or 1
+
+    @cached_property
+    def choice(self) -> RowChoice:
+        """What is read of the rows that ``filters`` and ``rows`` leave."""
+        return RowChoice(
+            split=self.split,
+            sample=self.sample,
+            limit=self.limit,
+            weights=self.weights,
+            balance=self.balance,
+            seed=self.seed,
+        )
+
+    @cached_property
+    def fill(self) -> FillRequest | None:
+        """What is asked for if there is nothing to read yet."""
+        return fill_request(self.source, self.source_options, self.keep_filling)
+
+    @cached_property
+    def rules(self) -> FileRules:
+        """Which files are read if the dataset is a plain directory."""
+        return FileRules(types=parse_types(self.partition_types))
+
+    @property
+    def snapshot_read(self) -> str | None:
+        """The chosen snapshot, else that of ``rows``; None for the current one."""
+        return self.snapshot or getattr(self.rows, "snapshot", "") or None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(EpochOptions):
+    """One epoch as ``Cache.batches`` reads it.
+
+    Attributes:
+        workers: of a DataLoader, that divide what this process reads; this is number ``worker``.
+        compares: whether the ranks of torch.distributed compare how they begin.
+    """
+
+    epoch: int = python(0, COUNT, "Chooses the order, with seed; the same two give the same order again.", low=0)
+    start: int = python(
+        0,
+        COUNT,
+        "The number of the first batch that is wanted, counted over all ranks: to resume where a run stopped, also "
+        "with another num_replicas that divides lanes.",
+        low=0,
+    )
+    workers: int = 1
+    worker: int = 0
+    compares: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rank(self.ranks, self.rank or 0, self.lanes if self.shuffle else None)
+        if getattr(self.pack, "ids", ()) == ("cu_seqlens",):
+            reason = "it has no value for each sequence, so it is no column of a record batch"
+            raise UsageError("cu_seqlens", reason, "name position_ids in ids=: documents begin where they are 0")
+
+    @property
+    def ranks(self) -> int:
+        return self.num_replicas or 1
+
+    @property
+    def all_lanes(self) -> int:
+        """The lanes of all ranks."""
+        return self.lanes or self.ranks * self.workers
 
 
 def check_rank(num_replicas: int, rank: int, lanes: int | None) -> None:
@@ -37,64 +235,38 @@ def check_rank(num_replicas: int, rank: int, lanes: int | None) -> None:
         raise UsageError(f"lanes={lanes}", f"cannot be shared by num_replicas={num_replicas!r}", "choose a multiple")
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpochOptions:
-    """Which rows the epochs of a dataset have, in which order, and within how much memory."""
-
-    filters: Any = None
-    rows: SelectedRows | None = None
-    choice: RowChoice = field(default_factory=RowChoice)
-    sequence: SequenceOf | None = None
-    pack: Pack | TokenBatches | None = None
-    batch_size: int | None = BATCH_SIZE  # None: single rows
-    shuffle: bool = True
-    seed: int = 0
-    drop_last: bool = False
-    memory: int | None = 2 << 30  # bytes; None: nothing is refused or held back for it
-    window: int | None = None  # None: what fits into the memory
-    snapshot: str | None = None
-    fill: FillRequest | None = None
-
-    @property
-    def snapshot_read(self) -> str | None:
-        """The chosen snapshot, else that of ``rows``; None for the current one."""
-        return self.snapshot or getattr(self.rows, "snapshot", "") or None
+# what type checkers know of the options that functions take as keywords
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchOptions(EpochOptions):
-    """One epoch without torch; ``Cache.batches`` says what each option is.
+class OrderArguments(TypedDict, total=False):
+    seed: int | str
+    drop_last: bool
+    lanes: int | str | None
+    num_replicas: int | str | None
+    rank: int | str | None
 
-    Options that make no sense raise UsageError.
-    """
 
-    columns: Sequence[str] | None = None
-    epoch: int = 0
-    lanes: int | None = None
-    num_replicas: int = 1
-    rank: int = 0
-    workers: int = 1
-    worker: int = 0
-    compares: bool = False  # with the other ranks of torch.distributed, that all begin alike
-    start: int = 0
+class EpochArguments(TypedDict, total=False):
+    filters: Any
+    batch_size: int | str | None
+    shuffle: bool
+    memory: str | int
+    window: int | str | None
+    rows: SelectedRows | None
+    split: Split | None
+    sample: float | None
+    limit: int | str | None
+    weights: Any
+    balance: str | None
+    sequence: SequenceOf | None
+    pack: Pack | TokenBatches | None
+    snapshot: str | int | None
+    partition_types: Mapping[str, str] | None
+    source: str | os.PathLike[str] | None
+    source_options: Mapping[str, str] | None
+    keep_filling: bool
 
-    def __post_init__(self) -> None:
-        if self.columns is not None:
-            object.__setattr__(self, "columns", parse_names("columns", self.columns))
-        check_seed(self.seed)
-        check_numbers(batch_size=self.batch_size, window=self.window, lanes=self.lanes)
-        check_rank(self.num_replicas, self.rank, self.lanes if self.shuffle else None)
-        if isinstance(self.epoch, bool) or self.epoch < 0 or self.start < 0:
-            raise UsageError(f"epoch={self.epoch}, start={self.start}", "both count from 0")
-        if self.pack is not None:
-            weighs = self.choice.has_weights
-            check_pack(self.pack, columns=self.columns, has_sequence=self.sequence is not None, has_weights=weighs)
-            check_batch_size(self.pack, self.batch_size, BATCH_SIZE)
-            if getattr(self.pack, "ids", ()) == ("cu_seqlens",):
-                reason = "it has no value for each sequence, so it is no column of a record batch"
-                raise UsageError("cu_seqlens", reason, "name position_ids in ids=: documents begin where they are 0")
 
-    @property
-    def all_lanes(self) -> int:
-        """The lanes of all ranks."""
-        return self.lanes or self.num_replicas * self.workers
+class BatchArguments(EpochArguments, OrderArguments, total=False):
+    epoch: int | str
+    start: int | str

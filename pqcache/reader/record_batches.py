@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.options import parsed
 from pqcache.reader.epoch import Epoch, Epochs
 from pqcache.reader.load import RowGroups, release_unused
 from pqcache.reader.meter import WAITED, Meter
@@ -69,7 +70,7 @@ def read_record_batches(
     ``rules`` say which files are read if ``path`` is a plain directory. The dataset is opened, and its snapshot leased,
     before this returns.
     """
-    data, lease = open_local_dataset(path, options.snapshot_read, rules, options.fill)
+    data, lease = open_local_dataset(path, options.snapshot_read, rules or options.rules, options.fill)
     with closed_on_error(lease):
         epoch, share = _open_epoch(path, data, options)
 
@@ -93,9 +94,8 @@ def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequenc
     if not isinstance(rows, SelectedRows):
         raise UsageError(f"rows={rows!r}", "give SelectedRows, as Cache.lookup returns them")
     if len(rows):
-        return pa.Table.from_batches(
-            list(read_record_batches(path, BatchOptions(columns=columns, shuffle=False, rows=rows)))
-        )
+        options = BatchOptions(**parsed({"columns": columns, "shuffle": False, "rows": rows}, BatchOptions))
+        return pa.Table.from_batches(list(read_record_batches(path, options)))
     data, lease = open_local_dataset(path, rows.snapshot or None)
     with lease or nullcontext():
         return RowGroups(make_read_plan(data, columns)).schema.empty_table()
@@ -150,12 +150,12 @@ def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: Batch
     if not options.shuffle:
         options = replace(options, window=None, memory=options.memory if options.rows is None else None)
     epochs = Epochs(data, options.columns, path, options, Meter())
-    epochs.window(options.all_lanes, options.num_replicas)  # which may refuse it
+    epochs.window(options.all_lanes, options.ranks)  # which may refuse it
     share = EpochShare(
         total=epochs.order(epochs.at(options.epoch).plan, options.epoch).batches(options.drop_last),
         lanes=options.all_lanes,
-        ranks=options.num_replicas,
-        rank=options.rank,
+        ranks=options.ranks,
+        rank=options.rank or 0,
         workers=options.workers,
         worker=options.worker,
         start=options.start,

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.options import documented, parsed
 from pqcache.reader.batch_rows import RowPlaces
-from pqcache.reader.options import check_numbers, check_rank, check_seed
+from pqcache.reader.options import check_rank
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.packing.pack import Pack, TokenBatches, check_batch_size, check_pack
+from pqcache.reader.packing.pack import TokenBatches
 from pqcache.reader.reading_stats import DatasetStats
-from pqcache.reader.selection.row_choice import RowChoice
-from pqcache.reader.selection.sequences import Sequence as SequenceOf
-from pqcache.reader.selection.split import Split
-from pqcache.store.arriving.start_run import fill_request
-from pqcache.store.hive import parse_types
-from pqcache.store.selected_rows import SelectedRows
-from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch_groups import sizes_in_worker
 from pqcache.torch.checkpoint import Place, State
-from pqcache.torch.dataset_reader import DatasetReader, ReadOptions
-from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset, count_or_none
-from pqcache.torch.tensors import Conversion
-from pqcache.torch.transforms import MAX_ERRORS, FailedRow, OnError, Transform
-from pqcache.units import format_count, parse_names, parse_size
+from pqcache.torch.dataset_reader import DatasetReader
+from pqcache.torch.options import DatasetArguments, DatasetOptions
+from pqcache.torch.resumable import ResumableDataset
+from pqcache.torch.transforms import FailedRow
+from pqcache.units import format_count
 
-DEFAULT_BATCH_SIZE = 256
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
+@documented(DatasetArguments, DatasetOptions)
 class ParquetDataset(ResumableDataset):
     """Shuffled batches of a cache or a directory of Parquet, for ``Loader(dataset)``.
 
@@ -43,67 +39,11 @@ class ParquetDataset(ResumableDataset):
     A ``Batch`` is a dict of column name to tensor (rows, ...) or Ragged that knows its global ``index``.
     ``pqcache.torch.tensors`` lists the dtype and shape of each type of column.
 
-    Numbers may be text (``batch_size="256"``), and ``memory`` is a number of bytes or a text like "2GB".
+    Numbers may be text (``batch_size="256"``), and ``memory`` is a number of bytes or text like "2GB".
 
-    ``path``          a cache, a snapshot, a directory or a file
-    ``columns``       names; None for all. Partition columns are columns.
-    ``filters``       a condition on any columns: SQL text, a list as pandas takes it, like
-                      ``[("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])]``, or a pyarrow expression. If the index
-                      does not decide it, the condition's columns are read now to count the rows, and the counts are
-                      stored with the snapshot. On nulls see docs/loading.md.
-    ``batch_size``    rows of a batch; None yields single rows, for DataLoader's batching and collate
-    ``shuffle``       False gives the rows in the order of the files
-    ``drop_last``     False: the last batch may be short, and ranks are made equal by repeating the epoch's
-                      first batches. True: the remainder is dropped.
-    ``pad``           False: nothing is repeated, so every row comes once over all ranks, and some ranks have one batch
-                      less (``batches_per_rank``). For evaluation: see docs/loading.md before training on ranks.
-    ``memory``        bytes for the decoded row groups of this rank, all its workers together
-    ``window``        row groups that each lane mixes at a time; None: as many as ``memory`` allows, at most 16, or 32
-                      if it holds all rows
-    ``lanes``         independent streams of batches; None: one for each worker of each rank. Fix it to a
-                      common multiple to get the same batches whatever the number of ranks and workers.
-    ``num_replicas``, ``rank``   default to those of torch.distributed if it is initialised, else 1 and 0
-    ``transform``     called in the worker on each batch (or row); the loader yields its result. Generators of numpy,
-                      random and torch are seeded for it from (seed, epoch, batch index).
-    ``transform_workers``   threads of this process (or worker) that call the transform, then as
-                      ``transform(batch, generator)`` with a ``numpy.random.Generator`` seeded in the same way, because
-                      threads share the global ones. None: no threads
-    ``on_error``      "raise", or "skip": a row for which the transform raises an error is replaced by the next good one
-                      of its batch, so that batches keep their number and size; ``errors()`` lists them all. See
-                      docs/transforms.md
-    ``max_errors``    with "skip", how many rows may fail in an epoch in each worker; None: any number
-    ``nulls``         "error", "mask" (adds a bool ``NAME_mask``, True where there is a value, for each column that is
-                      nullable in ``schema``) or ``{column: fill}``; nulls inside a column by path, like
-                      ``{"user.age": 0, "tags.element": ""}``
-    ``decimals``      None: float64 up to 15 digits, and int64 for whole numbers that fit; others raise UsageError.
-                      "float64" (rounded), "unscaled" (int64 at the scale in ``schema``) or "text" for all decimals
-    ``ragged``        list columns to keep Ragged even if all their lists have one length
-    ``rows``          only these rows, of the snapshot in which they were looked up (None: all); ``filters`` choose
-                      among them
-    ``split``         a ``Split``: the rows whose key hashes into an interval. A row is in the same part every night and
-                      in every layout
-    ``sample``        a share of the rows, chosen by ``seed``, for a quick look: complete row groups, or rows of 16
-    ``limit``         only the first so many rows, in the order of the files
-    ``weights``       how often a row comes in an epoch: a column of numbers, or weights by value, like
-                      ``{"label": {0: 1.0, 1: 5.0}}``, or a function of the epoch that returns one of these (None: all
-                      rows once). A row of weight 2.3 comes twice, and once more in three of ten epochs
-    ``balance``       a column of labels that come equally often, in an epoch of about as many rows as there are
-    ``sequence``      a ``Sequence``: samples of several consecutive rows instead of single rows. ``batch_size`` then
-                      counts sequences, and columns have one more axis
-    ``pack``          a ``Pack``: documents of different lengths in sequences of one length, which ``batch_size`` then
-                      counts; only the columns that it names are read. Or ``TokenBatches``: batches of whole documents
-                      by their tokens, without a batch_size
-    ``snapshot``      the snapshot of a cache to read, by its ID, its number or the name of its pin (None: the current)
-    ``as_files``, ``all_files``   which files of a directory are read, as for ``pqcache.sync``
-    ``partition_types``   types of partition columns, like ``{"hour": "int"}``, as for ``pqcache.sync``. None: those of
-                      the cache; for a directory, whole numbers if all values are written so, else text
-    ``source``        the URL of the dataset that ``path`` caches. While the cache has no snapshot, a run that fetches
-                      the first one is started, or joined if there is one, and batches come as their row groups arrive.
-                      Ignored once there is a snapshot. See docs/loading.md.
-    ``source_options``   options of the source's store, such as ``{"endpoint": "http://..."}``
-    ``keep_filling``  False: that run ends with this process, and the next one continues it
-    ``stall_timeout``   seconds, or text like "5m": if no batch comes for so long, a warning is logged with the stacks
-                      and files of the reading threads, and another when it goes on; None: never
+    Args:
+        path: a cache, a snapshot, a directory or a file.
+        given: see pqcache.torch.options
 
     >>> dataset = ParquetDataset("cache/shop", columns=["id", "price", "tokens", "dt"], batch_size=256, seed=1)
     >>> len(dataset)
@@ -127,93 +67,16 @@ class ParquetDataset(ResumableDataset):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        columns: Sequence[str] | None = None,
-        *,
-        filters: Any = None,
-        batch_size: Count | None = DEFAULT_BATCH_SIZE,
-        shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = False,
-        pad: bool = True,
-        memory: str | int = "2GB",
-        window: Count | None = None,
-        lanes: Count | None = None,
-        num_replicas: Count | None = None,
-        rank: Count | None = None,
-        transform: Callable[..., Any] | None = None,
-        transform_workers: int | None = None,
-        on_error: OnError = "raise",
-        max_errors: int | None = MAX_ERRORS,
-        nulls: str | Mapping[str, Any] = "error",
-        decimals: str | None = None,
-        ragged: Sequence[str] = (),
-        rows: SelectedRows | None = None,
-        split: Split | None = None,
-        sample: float | None = None,
-        limit: Count | None = None,
-        weights: Any = None,
-        balance: str | None = None,
-        sequence: SequenceOf | None = None,
-        pack: Pack | TokenBatches | None = None,
-        snapshot: str | None = None,
-        as_files: bool = False,
-        all_files: bool = False,
-        partition_types: Mapping[str, str] | None = None,
-        source: str | os.PathLike[str] | None = None,
-        source_options: Mapping[str, str] | None = None,
-        keep_filling: bool = True,
-        stall_timeout: str | float | None = STALL_TIMEOUT,
+        self, path: str | os.PathLike[str], columns: Sequence[str] | None = None, **given: Unpack[DatasetArguments]
     ) -> None:
-        super().__init__(
-            drop_last=drop_last,
-            pad=pad,
-            lanes=lanes,
-            num_replicas=num_replicas,
-            rank=rank,
-            stall_timeout=stall_timeout,
-        )
-        batch_rows, row_groups = count_or_none(batch_size), count_or_none(window)
-        check_numbers(batch_size=batch_rows, window=row_groups)
-        check_seed(seed)
-        columns = None if columns is None else parse_names("columns", columns)
-        self.options = ReadOptions(
-            path=Path(path),
-            filters=filters,
-            rows=rows,
-            choice=RowChoice(
-                split=split,
-                sample=sample,
-                limit=count_or_none(limit),
-                weights=weights,
-                balance=balance,
-                seed=seed,
-            ),
-            sequence=sequence,
-            pack=pack,
-            snapshot=snapshot,
-            batch_size=1 if isinstance(pack, TokenBatches) else batch_rows,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            memory=parse_size(memory),
-            window=row_groups,
-            transform=Transform(
-                function=transform, on_error=on_error, max_errors=max_errors, threads=transform_workers
-            ),
-            conversion=Conversion.of(nulls, decimals),
-            ragged=parse_names("ragged", ragged),
-            rules=FileRules(as_files=as_files, all_files=all_files, types=parse_types(partition_types)),
-            fill=fill_request(source, source_options, keep_filling),
-        )
-        _check_packing(self.options, columns, batch_rows)
-        self._reader = DatasetReader(self.options, columns, share_alone=num_replicas is not None)
+        self.options = DatasetOptions(path=Path(path), **parsed({"columns": columns, **given}, DatasetOptions))
+        super().__init__(self.options)
+        self._reader = DatasetReader(self.options)
         self.readers, self.meter = (self._reader,), self._reader.meter
-        self.yields_batches, self.is_shuffled = self.options.batch_size is not None, shuffle
+        self.yields_batches, self.is_shuffled = self.options.batch_size is not None, self.options.shuffle
         self.epochs_differ = self._reader.rows is None
-        self._can_divide = shuffle and self.yields_batches and self._reader.nodes is None
-        check_rank(*self._ranks(), None if self._can_divide or not shuffle else self._lanes)
+        self._can_divide = self.is_shuffled and self.yields_batches and self._reader.nodes is None
+        check_rank(*self._ranks(), None if self._can_divide or not self.is_shuffled else self._lanes)
 
     def __repr__(self) -> str:
         reader, options = self._reader, self.options
@@ -311,21 +174,3 @@ class ParquetDataset(ResumableDataset):
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
         return self._reader.read(share, indices, epoch, are_sent=sizes_in_worker(self.groups) is not None)
-
-
-def _check_packing(options: ReadOptions, columns: Sequence[str] | None, batch_size: int | None) -> None:
-    """Raise UsageError for options that a ``pack`` excludes; ``batch_size`` is what the caller has given."""
-    pack = options.pack
-    if pack is None:
-        return
-    check_pack(pack, columns=columns, has_sequence=options.sequence is not None, has_weights=options.choice.has_weights)
-    check_batch_size(pack, batch_size, DEFAULT_BATCH_SIZE)
-    if not isinstance(pack, Pack):
-        return
-    if options.batch_size is None:
-        raise UsageError("batch_size=None", "packed sequences come in batches", "give it a batch_size")
-    if options.conversion.mask or options.conversion.fill:
-        advice = f'leave them out with filters="{pack.column} is not null"'
-        raise UsageError("nulls", "documents that are null are not packed", advice)
-    if options.ragged:
-        raise UsageError("ragged", "packed lists are tensors", "leave it out")

@@ -6,9 +6,8 @@ import os
 import weakref
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +19,6 @@ from pqcache.reader.load import release_unused
 from pqcache.reader.memory import Window
 from pqcache.reader.meter import TENSORS
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.options import EpochOptions
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture import DatasetPass
 from pqcache.reader.read_plan import ReadPlan
@@ -28,26 +26,15 @@ from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.selection.selection import Counts
 from pqcache.reader.window import Group
 from pqcache.store.snapshot import Lease
-from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position, register
 from pqcache.torch.batch_groups import TensorGroup, UnmadeBatch, bytes_of, check_mask
 from pqcache.torch.checkpoint import Place, State
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.iteration_meter import new_meter
+from pqcache.torch.options import DatasetOptions
 from pqcache.torch.ragged import item
 from pqcache.torch.tensors import Conversion, check_type, fills_when_decoded, null_error, paths_in
-from pqcache.torch.transforms import BatchOrigin, FailureLog, Item, Transform, TransformRunner
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadOptions(EpochOptions):
-    """The options of a ``ParquetDataset`` on which rows are read, and what they become."""
-
-    path: Path
-    transform: Transform
-    conversion: Conversion
-    ragged: tuple[str, ...]
-    rules: FileRules
+from pqcache.torch.transforms import BatchOrigin, FailureLog, Item, TransformRunner
 
 
 class DatasetReader:
@@ -57,15 +44,14 @@ class DatasetReader:
     they are in its own order. The snapshot is leased while the reader exists, in a process that unpickles it too.
     """
 
-    def __init__(self, options: ReadOptions, columns: Sequence[str] | None, share_alone: bool) -> None:
-        """Open the dataset; ``share_alone`` reads one node's share without the other nodes."""
+    def __init__(self, options: DatasetOptions) -> None:
         self.options = options
         self.nodes: NodeShares | None = None
         self.meter = new_meter()
-        self.failures = FailureLog() if options.transform.skips else None
-        self._share_alone = share_alone
+        self.failures = FailureLog() if options.calling.skips else None
+        self._share_alone = options.num_replicas is not None  # one node's share without the other nodes
         self._window: Window | None = None  # of a loaded state
-        self._open(options.path, options.snapshot_read, columns, {})
+        self._open(options.path, options.snapshot_read, options.columns, {})
         self._masked = _masked_columns(self._plan, options.conversion, options.ragged)
         self.check_nulls()
         self._gather_shares()
@@ -97,7 +83,7 @@ class DatasetReader:
         return None if self._plan.packs is None else self._plan.packs.fill
 
     def stats(self) -> DatasetStats:
-        threads = self.options.transform.threads or 1
+        threads = self.options.calling.threads or 1
         return dataset_stats(self.meter.counts(), self._plan, self.options.memory, threads)
 
     def total(self, epoch: int, ranks: int, start: int, pad: bool) -> int:
@@ -107,7 +93,7 @@ class DatasetReader:
         """
         options = self.options
         if self.nodes is not None and pad:
-            return self.nodes.total(options.batch_size or 1, start, ranks, options.drop_last)
+            return self.nodes.total(options.step, start, ranks, options.drop_last)
         return self.batches_at(epoch)
 
     def batches_at(self, epoch: int, of_mix: bool = False) -> int:
@@ -126,7 +112,7 @@ class DatasetReader:
 
         Without a transform, batches that ``are_sent`` to another process come as `UnmadeBatch`.
         """
-        this, is_plain = self._epochs.begin(epoch, share), self.options.transform.function is None
+        this, is_plain = self._epochs.begin(epoch, share), self.options.calling.function is None
         batches, total = share.batches(indices), this.order.batches(self.options.drop_last)
 
         def read_one(index: int) -> Any:
@@ -169,7 +155,7 @@ class DatasetReader:
         node = () if self.nodes is None else (self.nodes.node,)
         dataset = f"{self.options.path} ({self.data.snapshot})"
         origin = BatchOrigin(dataset, this.plan, this.order, self.options.batch_size is not None)
-        return TransformRunner(self.options.transform, origin, self.failures, self.options.seed, node, self.meter)
+        return TransformRunner(self.options.calling, origin, self.failures, self.options.seed, node, self.meter)
 
     def place_of(self, epoch: int, index: int, lanes: int, ranks: int, of_mix: bool = False) -> Position:
         """The position of a batch; UsageError if the epoch has no such index."""

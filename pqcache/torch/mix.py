@@ -7,14 +7,15 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pqcache.errors import UsageError
+from pqcache.options import documented, parsed
 from pqcache.reader.batch_rows import RowPlaces, checked_index
 from pqcache.reader.meter import TENSORS
-from pqcache.reader.options import check_rank, check_seed
+from pqcache.reader.options import check_rank
 from pqcache.reader.order.epoch_share import EpochShare, batches_at
 from pqcache.reader.order.mixture import DatasetPass, MixHistory, MixPeriod, batches_of_all, batches_per_epoch
 from pqcache.reader.reading_stats import DatasetStats, mix_stats
@@ -23,13 +24,18 @@ from pqcache.torch.checkpoint import MixState, Place, State
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.iteration_meter import new_meter
-from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset
+from pqcache.torch.options import IterationArguments, IterationOptions
+from pqcache.torch.resumable import ResumableDataset
 from pqcache.torch.transforms import Item, TransformRunner
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Result = Callable[[], Any]  # waits for a transform
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own
 
 
+@documented(IterationArguments, IterationOptions)
 class Mix(ResumableDataset):
     """Batches of several datasets in fixed proportions, for ``Loader(mix)``.
 
@@ -38,22 +44,21 @@ class Mix(ResumableDataset):
     is the same for every number of ranks and workers whose product divides ``lanes``.
 
     A dataset is read pass after pass: one that an epoch does not exhaust goes on where it stopped in the next epoch,
-    and one that is exhausted within an epoch begins its next pass, in another order. So every row comes exactly once
+    and one that is exhausted within an epoch begins its next pass, in another order; ``seed`` selects the order of
+    draws among ranks and workers, the datasets have seeds of their own. So every row comes exactly once
     in each pass, and epoch ``e`` can be read without those before it.
 
-    ``datasets``      ParquetDatasets by name, without ``lanes`` and ranks of their own. Their other options apply,
-                      ``transform`` and ``batch_size`` too; each one's ``memory`` is in addition to the others'.
-    ``weights``       each dataset's share of the batches, by name, in any unit; None: in proportion to their sizes, so
-                      that an epoch has each row of each dataset exactly once
-    ``epoch_length``  "first_exhausted": an epoch ends when one dataset has been read once, and no other more often.
-                      "all_exhausted": when each has been read at least once. Or a number of batches, of all ranks.
-    ``within_batch``  True: each batch has rows of every dataset, as many as that dataset's ``batch_size``: these are
-                      the proportions. Columns have to be the same. ``batch.parts`` says how many, in their order.
-                      False: a batch is of one dataset
-    ``seed``          selects the order of draws among ranks and workers; the datasets have seeds of their own
-    ``drop_last``     False: ranks are made equal by repeating the epoch's first batches. True: the remainder of an
-                      epoch is dropped.
-    ``pad``, ``lanes``, ``num_replicas``, ``rank``, ``stall_timeout``   as in ParquetDataset
+    Args:
+        datasets: ParquetDatasets by name, without lanes and ranks of their own. Their other options apply, transform
+            and batch_size too; each one's memory is in addition to the others'.
+        weights: each dataset's share of the batches, by name, in any unit. Default: in proportion to their sizes, so
+            that an epoch has each row of each dataset exactly once.
+        epoch_length: "first_exhausted": an epoch ends when one dataset has been read once, and no other more often.
+            "all_exhausted": when each has been read at least once. Or a number of batches, of all ranks.
+        within_batch: True: each batch has rows of every dataset, as many as that dataset's batch_size: these are the
+            proportions. Columns have to be the same. batch.parts says how many, in their order. False: a batch is of
+            one dataset.
+        given: see pqcache.torch.options
 
     Raises UsageError for invalid options.
     """
@@ -67,23 +72,10 @@ class Mix(ResumableDataset):
         epoch_length: str | int = "first_exhausted",
         *,
         within_batch: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        pad: bool = True,
-        lanes: Count | None = None,
-        num_replicas: Count | None = None,
-        rank: Count | None = None,
-        stall_timeout: str | float | None = STALL_TIMEOUT,
+        **given: Unpack[IterationArguments],
     ) -> None:
-        super().__init__(
-            drop_last=drop_last,
-            pad=pad,
-            lanes=lanes,
-            num_replicas=num_replicas,
-            rank=rank,
-            stall_timeout=stall_timeout,
-        )
-        check_seed(seed)
+        options = IterationOptions(**parsed(given, IterationOptions))
+        super().__init__(options)
         check_rank(*self._ranks(), None)
         if not isinstance(datasets, Mapping) or not datasets:
             raise UsageError("datasets", 'give at least one by name, like {"web": ParquetDataset(...)}')
@@ -96,7 +88,8 @@ class Mix(ResumableDataset):
             reason = "with within_batch=True the batch sizes of the datasets are their shares of each batch"
             raise UsageError("weights", reason, "leave it out")
         self.datasets = dict(datasets)
-        self.weights, self.epoch_length, self.seed, self.within_batch = weights, epoch_length, seed, within_batch
+        self.weights, self.epoch_length, self.within_batch = weights, epoch_length, within_batch
+        self.seed = options.seed
         self._readers = {name: _reader_of(name, dataset) for name, dataset in datasets.items()}
         self.readers, self.meter = list(self._readers.values()), new_meter()
         self.token = register(self)

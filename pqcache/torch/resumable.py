@@ -17,7 +17,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.meter import Meter
-from pqcache.reader.options import check_numbers
 from pqcache.reader.order.epoch_share import Division, EpochShare, next_divisions
 from pqcache.reader.processes import MIXING, check_alike, check_launched, is_rank, of_this_process, of_torch
 from pqcache.reader.reading_stats import DatasetStats
@@ -27,21 +26,14 @@ from pqcache.torch.checkpoint import Place, SavedPlace
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_ahead
 from pqcache.torch.iteration_meter import IterationMeter, measured
+from pqcache.torch.options import STALL_TIMEOUT, IterationOptions
 from pqcache.torch.progress import Progress, Record
 from pqcache.torch.transport import begin_worker
-from pqcache.units import parse_count, parse_duration
-
-STALL_TIMEOUT = 60.0  # seconds
-Count = int | str  # a whole number, or text of one
 
 _REPEATS = (
     "this epoch has the same order as the one before: call set_epoch(epoch) on the dataset before each epoch, or use "
     "pqcache.torch.Loader, which does"
 )
-
-
-def count_or_none(value: Count | None) -> int | None:
-    return None if value is None else parse_count(value)
 
 
 def _other_epoch(named: int, of_state: int) -> UsageError:
@@ -109,31 +101,10 @@ class ResumableDataset(IterableDataset[Batch]):
     epochs_differ = False  # epochs differ in their number of batches
     _can_divide = True  # among any number of ranks x workers, whatever the lanes
 
-    def __init__(
-        self,
-        *,
-        drop_last: bool,
-        pad: bool,
-        lanes: Count | None,
-        num_replicas: Count | None,
-        rank: Count | None,
-        stall_timeout: str | float | None,
-    ) -> None:
+    def __init__(self, options: IterationOptions) -> None:
         super().__init__()
-        self.stall_timeout = None if stall_timeout is None else parse_duration(stall_timeout)
-        if self.stall_timeout == 0:
-            raise UsageError(f"stall_timeout={stall_timeout!r}", "every batch takes longer", "give a time, or None")
-        if drop_last and not pad:
-            reason = (
-                "both say what becomes of the last round: drop_last=True leaves it out, pad=False does not fill it up"
-            )
-            raise UsageError("drop_last=True and pad=False", reason, "choose one of them")
-        self.drop_last, self.pad = drop_last, pad
-        self._lanes, ranks, this_rank = count_or_none(lanes), count_or_none(num_replicas), count_or_none(rank)
-        check_numbers(lanes=self._lanes, num_replicas=ranks)
-        if (ranks is None) != (this_rank is None):
-            raise UsageError("num_replicas and rank", "give both or neither")
-        self._chosen_ranks = None if ranks is None or this_rank is None else (ranks, this_rank)
+        self.stall_timeout, self.drop_last, self.pad = options.stall_timeout, options.drop_last, options.pad
+        self._lanes, self._chosen_ranks = options.lanes, options.chosen_ranks
         self._ranks_of_trainer: tuple[int, int] | None = None  # set by unpickling
         self.progress = Progress()  # a Loader looks at it too
         self._iteration: _Iteration | None = None  # the latest one of this process

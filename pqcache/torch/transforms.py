@@ -33,7 +33,6 @@ from pqcache.system.locks import try_lock
 from pqcache.torch.batch import Batch, Position, copied, row_count, take_rows
 
 OnError = Literal["raise", "skip"]
-MAX_ERRORS = 100
 _MOST_TRIES = 32  # batches without a good row, one after the other
 _AHEAD = 2  # batches for each thread
 _MEASURED = 16  # single rows: the first 16 are timed, then one in 16
@@ -50,18 +49,13 @@ class Transform:
 
     function: Callable[..., Any] | None = None
     on_error: OnError = "raise"
-    max_errors: int | None = MAX_ERRORS
+    max_errors: int | None = None
     threads: int | None = None
 
     def __post_init__(self) -> None:
         function = self.function
         if function is not None and not callable(function):
             raise UsageError(f"transform={function!r}", "give a function that takes a batch (or row)")
-        if self.on_error not in ("raise", "skip"):
-            raise UsageError(f"on_error={self.on_error!r}", "choose 'raise' or 'skip'")
-        for name, value in (("max_errors", self.max_errors), ("transform_workers", self.threads)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name}={value!r}", "give a whole number of at least 1, or None")
         if self.threads is not None and function is not None and not _takes_two(function):
             raise UsageError(
                 "transform_workers",

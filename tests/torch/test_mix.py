@@ -323,7 +323,7 @@ def test_options_that_make_no_sense(root: Path) -> None:
             Mix(datasets)  # type: ignore[arg-type]
     for message, options in (
         ("lanes=0", {"lanes": 0}),
-        ("seed='a': give a whole number", {"seed": "a"}),
+        ("seed='a': not a whole number", {"seed": "a"}),
         ("num_replicas and rank: give both", {"rank": 1}),
         ("epoch_length='x'", {"epoch_length": "x"}),
     ):
