@@ -200,9 +200,10 @@ def documented(arguments: type, *tables: type | str) -> Callable[[_T], _T]:
     def document(target: _T) -> _T:
         function: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
         known, hints = options_of(*tables), arguments.__annotations__
-        own = [p for name, p in inspect.signature(function).parameters.items() if name != "given"]
+        signature = inspect.signature(function)
+        own = [parameter for name, parameter in signature.parameters.items() if name != "given"]
         added = [_parameter(known[name], hint) for name, hint in hints.items()]
-        function.__signature__ = inspect.Signature([*own, *added], return_annotation=function.__annotations__["return"])
+        function.__signature__ = signature.replace(parameters=[*own, *added])
         before, line, after = re.split(r"^( *given:.*\n)", target.__doc__ or "", maxsplit=1, flags=re.MULTILINE)
         indent = line[: -len(line.lstrip())]
         wrap = textwrap.TextWrapper(115, initial_indent=indent, subsequent_indent=f"{indent}    ")

@@ -13,13 +13,18 @@ import pqcache
 from pqcache.errors import UsageError
 from pqcache.options import (
     COMMANDS,
+    PYTHON,
     REMEMBERED,
     RUN,
+    SIZE,
     Remembered,
     RepartitionArguments,
     SyncArguments,
     options_of,
 )
+from pqcache.reader.options import BatchArguments, BatchOptions
+from pqcache.torch import Mix, ParquetDataset
+from pqcache.torch.options import DatasetArguments, DatasetOptions, IterationArguments, IterationOptions
 from tests.datasets import write_shop
 from tests.forked_commands import run_pqcache
 
@@ -90,16 +95,25 @@ def test_values_that_make_no_sense_are_refused(given: dict[str, Any], said: str,
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "command"),
-    [(pqcache.sync, SyncArguments, "sync"), (pqcache.repartition, RepartitionArguments, "repartition")],
+    ("function", "arguments", "tables"),
+    [
+        (pqcache.sync, SyncArguments, COMMANDS["sync"]),
+        (pqcache.repartition, RepartitionArguments, COMMANDS["repartition"]),
+        (pqcache.Cache.batches, BatchArguments, [BatchOptions]),
+        (ParquetDataset, DatasetArguments, [DatasetOptions]),
+        (Mix, IterationArguments, [IterationOptions]),
+    ],
 )
-def test_python_has_the_options_of_the_command(function: Any, arguments: Any, command: str) -> None:
-    known = {n: option for n, option in options_of(*COMMANDS[command]).items() if option.scope in (RUN, REMEMBERED)}
-    assert arguments.__annotations__.keys() == known.keys()
+def test_python_has_the_options_of_the_tables(function: Any, arguments: Any, tables: Any) -> None:
     parameters = inspect.signature(function).parameters
+    known = {n: option for n, option in options_of(*tables).items() if option.scope in (RUN, REMEMBERED, PYTHON)}
+    own = {"columns"} - arguments.__annotations__.keys()
+    assert arguments.__annotations__.keys() == known.keys() - own
+    assert "given" not in parameters
     text = inspect.getdoc(function) or ""
     for name, option in known.items():
-        assert parameters[name].default == (None if option.scope == REMEMBERED else option.default), name
+        default = option.default and option.kind.show(option.default) if option.kind is SIZE else option.default
+        assert parameters[name].default == (None if option.scope == REMEMBERED else default), name
         assert f"\n    {name}: {option.help.split()[0]}" in text, name
 
 
