@@ -33,6 +33,11 @@ SHELL = "shell"  # only the command has it
 ARGUMENT = "argument"  # a word of the command line that has no name
 PYTHON = "python"  # only Python has it
 
+# values that code compares with
+HDFS_NATIVE, HDFS3 = "hdfs-native", "hdfs3"
+IDENTITY, CONTENT = "identity", "content"
+TIMEOUT = 30.0  # seconds without a byte
+
 # the titles of the groups in a command's help
 SELECTION, ROW_GROUPS, SAFETY, VIEW, DESTINATION = "Selection", "Row groups", "Safety", "View", "Destination"
 CHECKS, KEYS, STORE, NETWORK, EXECUTION, OUTPUT = "Checks", "Keys", "Store", "Network", "Run", "Output"
@@ -486,10 +491,10 @@ class Store:
         short="-o",
     )
     hdfs_driver: str = remembered(
-        "hdfs-native",
-        choice("hdfs-native", "hdfs3"),
+        HDFS_NATIVE,
+        choice(HDFS_NATIVE, HDFS3),
         STORE,
-        "Client for hdfs:// sources: hdfs-native or hdfs3.",
+        f"Client for hdfs:// sources: {HDFS_NATIVE} or {HDFS3}.",
         metavar="NAME",
     )
 
@@ -585,8 +590,8 @@ class SyncRun(Run):
 
     force: bool = option(False, FLAG, SAFETY, "Publish although more than --max-delete allows is deleted.")
     compare: str = option(
-        "identity",
-        choice("identity", "content"),
+        IDENTITY,
+        choice(IDENTITY, CONTENT),
         SAFETY,
         "How unchanged files are recognized: by size, time and tag, or also by their bytes or the store's MD5.",
     )
@@ -608,7 +613,7 @@ class SyncRun(Run):
         "of a new cache.",
     )
     timeout: float = option(
-        30.0, DURATION, STORE, "How long a server may send nothing before it counts as unavailable.", low=0.1
+        TIMEOUT, DURATION, STORE, "How long a server may send nothing before it counts as unavailable.", low=0.1
     )
     fill: bool = option(
         False,
@@ -674,7 +679,7 @@ class Repartition:
         "'none' converts all back to lists.",
         scope=REMEMBERED,
     )
-    narrow = option(False, FLAG, ROW_GROUPS, "* Store dense integers in the smallest type that holds every value.")
+    narrow = option(False, FLAG, ROW_GROUPS, "With --dense: the smallest integer type that holds every value.")
     align = option(None, choice("block"), DESTINATION, "Put no row group of DEST across an HDFS block boundary.")
     block_size = option(
         None, SIZE, DESTINATION, "Block size of DEST. Default: 128MB with --align, else that of the cluster."
@@ -758,8 +763,8 @@ class Verify:
     deep = option(False, FLAG, CHECKS, "Also compare checksums, decode every page, and check the statistics.")
     source = option(False, FLAG, CHECKS, "Also list files that have changed at the source.")
     compare = option(
-        "identity",
-        choice("identity", "content"),
+        IDENTITY,
+        choice(IDENTITY, CONTENT),
         CHECKS,
         "How --source compares files: by size, time and tag, or also by content, which implies --source.",
     )

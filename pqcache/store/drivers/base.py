@@ -32,11 +32,8 @@ if TYPE_CHECKING:
 
     from pqcache.parquet.column_mapping import TableColumn
 
-TIMEOUT = 30.0  # seconds without a byte
 FIRST_ANSWER_TIMEOUT = 10.0  # seconds: a server that is down must not take three tries of TIMEOUT
 
-HDFS_NATIVE = "hdfs-native"
-HDFS3 = "hdfs3"
 MAX_PATH = 8000  # characters of a path below a source, as many as HDFS allows
 MAX_DIRECTORIES = 10_000_000  # of a source
 

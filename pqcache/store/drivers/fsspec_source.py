@@ -28,7 +28,8 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import TIMEOUT, Capabilities, check_options
+from pqcache.options import TIMEOUT
+from pqcache.store.drivers.base import Capabilities, check_options
 from pqcache.store.drivers.remote import RemoteSource, answer_error
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import is_secret, redact, url_scheme

@@ -27,7 +27,8 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import TIMEOUT, DirectoryLimit, root_of
+from pqcache.options import TIMEOUT
+from pqcache.store.drivers.base import DirectoryLimit, root_of
 from pqcache.store.drivers.hadoop import act_as, site_configuration
 from pqcache.store.drivers.remote import RemoteSource
 from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile, StoreTarget

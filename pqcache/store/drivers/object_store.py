@@ -30,7 +30,8 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import TIMEOUT, Capabilities, read_range
+from pqcache.options import TIMEOUT
+from pqcache.store.drivers.base import Capabilities, read_range
 from pqcache.store.drivers.object_store_config import BucketConfig, place_of
 from pqcache.store.drivers.remote import RemoteSource, answer_error, censored
 from pqcache.store.drivers.target import HIDDEN, STAGING, StagedFile, StoreTarget

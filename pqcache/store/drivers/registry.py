@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from pqcache.errors import UsageError
-from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE, TIMEOUT, Source
+from pqcache.options import HDFS3, HDFS_NATIVE, TIMEOUT
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.target import Target
 from pqcache.store.urls import check_url, local_path, redact, url_scheme, with_usual_scheme
 

@@ -52,7 +52,8 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import TIMEOUT, Capabilities, check_options
+from pqcache.options import TIMEOUT
+from pqcache.store.drivers.base import Capabilities, check_options
 from pqcache.store.drivers.http_client import Body, HttpConnections, HttpSource, pool_classes
 from pqcache.store.drivers.remote import answer_error
 from pqcache.store.drivers.target import HIDDEN, StagedFile, StoreTarget

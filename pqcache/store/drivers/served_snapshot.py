@@ -29,8 +29,9 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
+from pqcache.options import TIMEOUT
 from pqcache.store.access_token import TOKEN, checked_token, read_token
-from pqcache.store.drivers.base import TIMEOUT, Capabilities, check_options
+from pqcache.store.drivers.base import Capabilities, check_options
 from pqcache.store.drivers.http_client import MAX_ANSWER, HttpConnections, HttpSource
 from pqcache.store.drivers.snapshot_source import files_below, identity_of, table_below
 from pqcache.store.manifest import FileEntry, Identity, SourceFile, TableVersion

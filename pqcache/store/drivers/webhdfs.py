@@ -18,7 +18,8 @@ from fsspec.implementations.webhdfs import WebHDFS
 from requests.adapters import HTTPAdapter
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
-from pqcache.store.drivers.base import TIMEOUT, check_options, root_of
+from pqcache.options import TIMEOUT
+from pqcache.store.drivers.base import check_options, root_of
 from pqcache.store.drivers.http_client import MAX_ANSWER, pool_classes
 from pqcache.store.drivers.remote import RemoteSource
 from pqcache.store.manifest import Identity, SourceFile

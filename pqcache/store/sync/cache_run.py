@@ -26,8 +26,6 @@ from pqcache.store.urls import redact
 from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import format_count
 
-IDENTITY, CONTENT = "identity", "content"  # ways of comparing
-
 
 class ByteCounter:
     """Passes events on, counts downloaded bytes, and slows the threads that download to a limit."""

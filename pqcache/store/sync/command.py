@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import UsageError, disk_errors
 from pqcache.events import Listed, OnEvent, Warned, ignore
-from pqcache.options import Remembered, SyncArguments, SyncRun, documented, options_of, parsed
+from pqcache.options import CONTENT, IDENTITY, Remembered, SyncArguments, SyncRun, documented, options_of, parsed
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots, find_arriving
 from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
@@ -28,16 +28,7 @@ from pqcache.store.pins import rolled_back_from
 from pqcache.store.run_record import RunRecord, recorded_run
 from pqcache.store.same_source import is_same_source
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.cache_run import (
-    CONTENT,
-    IDENTITY,
-    ByteCounter,
-    CacheRun,
-    RunOptions,
-    RunResult,
-    SyncReport,
-    finish_run,
-)
+from pqcache.store.sync.cache_run import ByteCounter, CacheRun, RunOptions, RunResult, SyncReport, finish_run
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.listing import (
     Listing,

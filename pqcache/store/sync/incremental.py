@@ -21,6 +21,7 @@ from pqcache.errors import (
     UsageError,
 )
 from pqcache.events import Listed, Warned
+from pqcache.options import IDENTITY
 from pqcache.parquet.schema_merge import spelling_of
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.config import write_config
@@ -40,7 +41,7 @@ from pqcache.store.sync.bad_partitions import (
     skipped_partitions,
 )
 from pqcache.store.sync.build_snapshot import build_snapshot
-from pqcache.store.sync.cache_run import IDENTITY, CacheRun, RunResult
+from pqcache.store.sync.cache_run import CacheRun, RunResult
 from pqcache.store.sync.decide import (
     Asked,
     Decision,

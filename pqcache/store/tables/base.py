@@ -19,7 +19,8 @@ from urllib.parse import quote, urlsplit
 
 from pqcache.errors import PqcacheError, SourceError, SourceUnavailable, UsageError
 from pqcache.events import OnEvent, ignore
-from pqcache.store.drivers.base import HDFS_NATIVE, TIMEOUT, FileShape, Source, read_range
+from pqcache.options import HDFS_NATIVE, TIMEOUT
+from pqcache.store.drivers.base import FileShape, Source, read_range
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.retries import FEW_TRIES, Patience, with_retries
 from pqcache.store.hive import NULL, is_hidden

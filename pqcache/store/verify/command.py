@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 from pqcache.errors import DamagedError, PqcacheError, UsageError
 from pqcache.events import Advanced, Damaged, OnEvent, Started, ignore
+from pqcache.options import IDENTITY
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.history import skipped_in
 from pqcache.store.keys.lookup import KEYS, check_key_index, columns_indexed, command_for, directory_of
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.cache_run import IDENTITY, ByteCounter, RunOptions
+from pqcache.store.sync.cache_run import ByteCounter, RunOptions
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.held import find_damaged
 from pqcache.store.urls import quoted

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from pqcache.errors import CacheError, CacheLocked, SourceIncomplete, UsageError, disk_errors
+from pqcache.options import CONTENT
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, read_config
 from pqcache.store.drivers.base import Source
@@ -16,7 +17,7 @@ from pqcache.store.ownership import check_ownership
 from pqcache.store.run_record import recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.build_snapshot import build_snapshot
-from pqcache.store.sync.cache_run import CONTENT, CacheRun, RunOptions, finish_run
+from pqcache.store.sync.cache_run import CacheRun, RunOptions, finish_run
 from pqcache.store.sync.command import sync
 from pqcache.store.sync.decide import Held, plan_for, taken_files, with_tags
 from pqcache.store.sync.download.subset import select_subset
