@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from typing_extensions import Unpack
 
 from pqcache.errors import UsageError
 from pqcache.options import documented, parsed
@@ -18,9 +19,6 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.keys.lookup import lookup
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.shard import parse_shard
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar
 
 from pqcache.errors import UsageError
-from pqcache.units import is_whole, parse_count, parse_duration, parse_names, parse_size, size_word
+from pqcache.units import is_number, is_whole, parse_count, parse_duration, parse_names, parse_size, size_word
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -87,7 +88,8 @@ class Option:
     low: float | None = None
     required: bool = False
     empty: str = ""  # what an empty text does, in the shell and in Python
-    none: str = ""  # what None does in Python, if it is a value; else None means the default
+    none: str = ""  # what None does in Python, if it is a value
+    is_secret: bool = False  # values that hold it do not show it
     completes: str = ""
 
     @property
@@ -113,8 +115,10 @@ class Option:
 
     @property
     def _default(self) -> str:
-        shown = self.default and not self.kind.is_flag and self.scope != ARGUMENT
-        return f"Default: {self.kind.show(self.default)}." if shown else ""
+        if not self.default or self.kind.is_flag or self.scope == ARGUMENT:
+            return ""
+        shown = self.kind.show(self.default)
+        return f"Default: {repr(shown) if self.scope == PYTHON and shown == self.default else shown}."
 
     def value(self, given: Any) -> Any:
         """Parse a value from Python or ``pqcache.toml``; UsageError names the option."""
@@ -141,9 +145,10 @@ class Option:
 def option(default: Any, kind: Kind, group: str | None, help: str, **more: Any) -> Any:
     """A field of a class of options; ``more`` are further attributes of `Option`."""
     about = {"option": {"kind": kind, "group": group, "help": help, **more}}
+    shows = not more.get("is_secret", False)
     if isinstance(default, Mapping):
-        return field(default_factory=lambda: default, metadata=about)
-    return field(default=default, metadata=about)
+        return field(default_factory=lambda: default, metadata=about, repr=shows)
+    return field(default=default, metadata=about, repr=shows)
 
 
 def remembered(default: Any, kind: Kind, group: str, help: str, **more: Any) -> Any:
@@ -187,13 +192,22 @@ def _option_of(name: str, item: dataclasses.Field[Any]) -> Option:
 def parsed(given: Mapping[str, Any], *tables: type | str) -> dict[str, Any]:
     """The values of the options that Python code was given; TypeError for unknown ones.
 
-    None stands for an option that was not given, except where it is a value.
+    None stands for an option that was not given if it can have no other meaning: a cache may remember it, or None is
+    its default.
     """
     known = options_of(*tables)
     if unknown := given.keys() - known.keys():
-        raise TypeError(f"unexpected keyword argument {min(unknown)!r}; known are {', '.join(sorted(known))}")
-    values = {name: known[name].value(value) for name, value in given.items() if value is not None}
-    return values | {name: None for name, value in given.items() if value is None and known[name].none}
+        near = get_close_matches(min(unknown), known, 1)
+        advice = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}; {advice}")
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        option = known[name]
+        if value is None and option.none:
+            found[name] = None
+        elif value is not None or (option.scope == PYTHON and option.default is not None):
+            found[name] = option.value(value)
+    return found
 
 
 def documented(arguments: type, *tables: type | str) -> Callable[[_T], _T]:
@@ -239,9 +253,10 @@ def _text(given: Any) -> str:
 
 
 def _flag(given: Any) -> bool:
-    if not isinstance(given, bool):
-        raise UsageError("", "neither true nor false")
-    return given
+    is_bool = isinstance(given, bool) or str(getattr(given, "dtype", "")).endswith("bool")  # of numpy or torch
+    if not is_bool and not (is_whole(given) and given in (0, 1)):
+        raise UsageError("", "neither true nor false", "give True or False")
+    return bool(given)
 
 
 def _count(given: Any) -> int:
@@ -250,11 +265,13 @@ def _count(given: Any) -> int:
     return int(parse_count(given))
 
 
-def _number(given: Any) -> float:
+def _number(given: Any) -> Any:
     try:
-        return float(given)
+        if is_number(given) or isinstance(given, str):
+            return float(given) if isinstance(given, str) else given
     except ValueError:
-        raise UsageError("", "not a number", "write it like 2.5") from None
+        pass
+    raise UsageError("", "not a number", "write it like 0.5")
 
 
 def _unnamed(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -315,7 +332,7 @@ def _duration_text(seconds: float) -> str:
 
 def choice(*values: str) -> Kind:
     """One of a few texts."""
-    return Kind(_text, metavar="|".join(values), values=values)
+    return Kind(lambda value: value, metavar="|".join(values), values=values)
 
 
 _parse_count, _parse_size, _parse_duration = map(_unnamed, (_count, parse_size, parse_duration))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
+import torch
 
 import pqcache
 from pqcache.errors import UsageError
@@ -90,7 +92,7 @@ def test_values_that_make_no_sense_are_refused(given: dict[str, Any], said: str,
     with pytest.raises(UsageError) as caught:
         pqcache.sync(tmp_path / "lake", tmp_path / "cache", **given)  # type: ignore[arg-type]
     assert said in str(caught.value)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'wherre'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wherre'; did you mean 'where'"):
         pqcache.sync(tmp_path / "lake", tmp_path / "cache", wherre="id > 1")  # type: ignore[call-arg]
 
 
@@ -115,6 +117,34 @@ def test_python_has_the_options_of_the_tables(function: Any, arguments: Any, tab
         default = option.default and option.kind.show(option.default) if option.kind is SIZE else option.default
         assert parameters[name].default == (None if option.scope == REMEMBERED else default), name
         assert f"\n    {name}: {option.help.split()[0]}" in text, name
+
+
+def test_none_is_a_value_where_an_option_says_so(tmp_path: Path) -> None:
+    write_shop(tmp_path / "lake")
+    assert ParquetDataset(tmp_path / "lake", batch_size=None, stall_timeout=None, lanes=None).stall_timeout is None
+    for name in ("shuffle", "seed", "memory", "on_error", "ragged"):
+        with pytest.raises(UsageError, match=f"{name}=None"):
+            ParquetDataset(tmp_path / "lake", **{name: None})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [0, np.False_, torch.tensor(False)])
+def test_flags_of_other_libraries(given: Any, tmp_path: Path) -> None:
+    write_shop(tmp_path / "lake")
+    found = ParquetDataset(tmp_path / "lake", ["id"], shuffle=given)
+    assert next(iter(found)).index == 0
+    assert found.options.shuffle is False
+
+
+def test_options_of_a_dataset_show_no_secret(tmp_path: Path) -> None:
+    write_shop(tmp_path / "lake")
+    pqcache.sync(tmp_path / "lake", tmp_path / "cache")
+    found = ParquetDataset(tmp_path / "cache", source=tmp_path / "lake", source_options={"token": "HUNTER2"})
+    assert "HUNTER2" not in repr(found.options)
+
+
+def test_type_hints_are_resolved() -> None:
+    for function in (ParquetDataset.__init__, Mix.__init__, pqcache.Cache.batches, pqcache.sync):
+        assert "given" in get_type_hints(function)
 
 
 def test_all_that_a_cache_remembers_is_an_option_of_a_command() -> None:

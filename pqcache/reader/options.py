@@ -1,6 +1,6 @@
 """The options of an epoch: which rows it has, in which order, and for which rank.
 
-``ParquetDataset`` has more of them, in pqcache.torch.dataset_reader.
+Those that only ``ParquetDataset`` has are in pqcache.torch.options.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class OrderOptions:
     num_replicas: int | None = python(
         None,
         COUNT,
-        "The number of ranks. Default: that of torch.distributed, or of JAX for Cache.batches, if it is initialised; "
-        "else 1. A process that torchrun, srun or mpirun started as one of several has to be told otherwise.",
+        "The number of ranks. Default: that of torch.distributed (for Cache.batches also of JAX) if it is initialised, "
+        "else 1. A process that torchrun, srun or mpirun started as one of several needs one of the two.",
         low=1,
     )
     rank: int | None = python(
-        None, COUNT, "This rank, from 0 on. It reads batches rank, rank + num_replicas and so on.", low=0
+        None, COUNT, "This rank, from 0 on. It reads batches rank, rank + num_replicas and so on."
     )
 
 
@@ -96,7 +96,8 @@ class EpochOptions(OrderOptions):
     sample: float | None = python(
         None,
         NUMBER,
-        "A share of the rows, chosen by seed, for a quick look: whole row groups, or random rows of 16.",
+        "A share of the rows, chosen by seed, for a quick look: whole row groups, or some rows of each of 16 where "
+        "that would be fewer.",
     )
     limit: int | None = python(None, COUNT, "Only the first rows, this many, in the order of the files.", low=1)
     weights: Any = python(
@@ -141,7 +142,7 @@ class EpochOptions(OrderOptions):
         "there is a snapshot. See docs/filling.md.",
     )
     source_options: Mapping[str, str] | None = python(
-        None, ANY, 'Options of the source\'s store, such as {"endpoint": "http://..."}.'
+        None, ANY, 'Options of the source\'s store, such as {"endpoint": "http://..."}.', is_secret=True
     )
     keep_filling: bool = python(True, FLAG, "False: that run ends with this process, and the next one continues it.")
 
@@ -152,14 +153,11 @@ class EpochOptions(OrderOptions):
             return
         weighs, is_sequence = self.choice.has_weights, self.sequence is not None
         check_pack(self.pack, columns=self.columns, has_sequence=is_sequence, has_weights=weighs)
-        if isinstance(self.pack, TokenBatches) and self.batch_size != type(self).batch_size:
-            reason = "tokens_per_batch= says how large batches are"
-            raise UsageError(f"batch_size={self.batch_size}", reason, "leave it out")
-
-    @property
-    def step(self) -> int:
-        """The rows of a batch in the order; 1 for single rows, and for batches that the order has as documents."""
-        return 1 if isinstance(self.pack, TokenBatches) else self.batch_size or 1
+        if isinstance(self.pack, TokenBatches):
+            if self.batch_size not in (type(self).batch_size, 1):
+                reason = "tokens_per_batch= says how large batches are"
+                raise UsageError(f"batch_size={self.batch_size}", reason, "leave it out")
+            object.__setattr__(self, "batch_size", 1)  # in the order, which counts such batches
 
     @cached_property
     def choice(self) -> RowChoice:
@@ -248,7 +246,6 @@ class OrderArguments(TypedDict, total=False):
 
 class EpochArguments(TypedDict, total=False):
     filters: Any
-    batch_size: int | str | None
     shuffle: bool
     memory: str | int
     window: int | str | None
@@ -268,5 +265,6 @@ class EpochArguments(TypedDict, total=False):
 
 
 class BatchArguments(EpochArguments, OrderArguments, total=False):
+    batch_size: int | str
     epoch: int | str
     start: int | str

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from typing_extensions import Unpack
 
 from pqcache.errors import UsageError
 from pqcache.options import documented, parsed
@@ -23,9 +24,6 @@ from pqcache.torch.options import DatasetArguments, DatasetOptions
 from pqcache.torch.resumable import ResumableDataset
 from pqcache.torch.transforms import FailedRow
 from pqcache.units import format_count
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @documented(DatasetArguments, DatasetOptions)

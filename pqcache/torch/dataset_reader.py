@@ -93,7 +93,7 @@ class DatasetReader:
         """
         options = self.options
         if self.nodes is not None and pad:
-            return self.nodes.total(options.step, start, ranks, options.drop_last)
+            return self.nodes.total(options.batch_size or 1, start, ranks, options.drop_last)
         return self.batches_at(epoch)
 
     def batches_at(self, epoch: int, of_mix: bool = False) -> int:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from typing_extensions import Unpack
 
 from pqcache.errors import UsageError
 from pqcache.options import documented, parsed
@@ -27,9 +28,6 @@ from pqcache.torch.iteration_meter import new_meter
 from pqcache.torch.options import IterationArguments, IterationOptions
 from pqcache.torch.resumable import ResumableDataset
 from pqcache.torch.transforms import Item, TransformRunner
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 Result = Callable[[], Any]  # waits for a transform
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own

@@ -140,6 +140,7 @@ class DatasetOptions(IterationOptions, EpochOptions):
 
 
 class DatasetArguments(EpochArguments, IterationArguments, total=False):
+    batch_size: int | str | None
     transform: Callable[..., Any] | None
     transform_workers: int | str | None
     on_error: OnError

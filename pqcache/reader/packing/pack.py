@@ -186,9 +186,3 @@ def check_pack(pack: Any, *, columns: Sequence[str] | None, has_sequence: bool, 
             f"with pack= they are {', '.join(pack.columns)}",
             "leave columns= out, and name columns with a number for each token in fields= of the pack",
         )
-
-
-def check_batch_size(pack: Pack | TokenBatches, batch_size: int | None, default: int) -> None:
-    """Raise UsageError if ``batch_size`` is given although the pack sizes batches by tokens."""
-    if isinstance(pack, TokenBatches) and batch_size != default:
-        raise UsageError(f"batch_size={batch_size}", "tokens_per_batch= says how large batches are", "leave it out")

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from typing_extensions import Unpack
 
 from pqcache.errors import DamagedError, UsageError, disk_errors
 from pqcache.events import OnEvent, ignore
@@ -33,9 +35,6 @@ from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, quoted, redact, url_scheme
 from pqcache.system.disk import tree_size
 from pqcache.units import BLOCK_SIZE
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 log = logging.getLogger("pqcache.repartition")
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from typing_extensions import Unpack
 
 from pqcache.errors import UsageError, disk_errors
 from pqcache.events import Listed, OnEvent, Warned, ignore
@@ -49,9 +51,6 @@ from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_source import TableSource
 from pqcache.store.urls import check_url, is_secret, local_path, quoted, redact, remembered_url, url_scheme
 from pqcache.system.stopwatch import Stopwatch
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @documented(SyncArguments, Remembered, SyncRun)
