@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeGuard
 
 from pqcache.errors import UsageError
 
@@ -17,7 +18,7 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", re.IGNORECASE)
 BLOCK_SIZE = 128 << 20  # bytes: the default block of HDFS, and what row groups are made to fill
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a number, Python's or numpy's."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
@@ -47,9 +48,9 @@ def parse_size(text: str | int) -> int:
     >>> parse_size("128MB") == parse_size("128MiB") == parse_size("128m") == 134_217_728
     True
     """
-    if not isinstance(text, str):
+    if is_number(text) and math.isfinite(text):
         return int(text)
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise UsageError(repr(text), "not a size", "write it like 128MB, 64m or 134217728")
     return int(float(match[1]) * 1024 ** _SUFFIX[match[2].lower()])
@@ -61,11 +62,11 @@ def parse_duration(text: str | float) -> float:
     >>> parse_duration("10m"), parse_duration("48h"), parse_duration(2.5)
     (600.0, 172800.0, 2.5)
     """
-    if isinstance(text, (int, float)):
+    if is_number(text):
         if not text >= 0:
             raise UsageError(repr(text), "not a duration", "give a number of seconds of at least 0")
         return float(text)
-    match = _DURATION.fullmatch(text)
+    match = _DURATION.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise UsageError(repr(text), "not a duration", "write it like 90s, 10m, 48h or 2d")
     return float(match[1]) * _SECONDS[match[2].lower()]

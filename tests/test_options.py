@@ -121,10 +121,12 @@ def test_python_has_the_options_of_the_tables(function: Any, arguments: Any, tab
 
 def test_none_is_a_value_where_an_option_says_so(tmp_path: Path) -> None:
     write_shop(tmp_path / "lake")
-    assert ParquetDataset(tmp_path / "lake", batch_size=None, stall_timeout=None, lanes=None).stall_timeout is None
+    assert (
+        ParquetDataset(tmp_path / "lake", ["id"], batch_size=None, stall_timeout=None, lanes=None).stall_timeout is None
+    )
     for name in ("shuffle", "seed", "memory", "on_error", "ragged"):
         with pytest.raises(UsageError, match=f"{name}=None"):
-            ParquetDataset(tmp_path / "lake", **{name: None})  # type: ignore[arg-type]
+            ParquetDataset(tmp_path / "lake", ["id"], **{name: None})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [0, np.False_, torch.tensor(False)])
@@ -138,7 +140,7 @@ def test_flags_of_other_libraries(given: Any, tmp_path: Path) -> None:
 def test_options_of_a_dataset_show_no_secret(tmp_path: Path) -> None:
     write_shop(tmp_path / "lake")
     pqcache.sync(tmp_path / "lake", tmp_path / "cache")
-    found = ParquetDataset(tmp_path / "cache", source=tmp_path / "lake", source_options={"token": "HUNTER2"})
+    found = ParquetDataset(tmp_path / "cache", ["id"], source=tmp_path / "lake", source_options={"token": "HUNTER2"})
     assert "HUNTER2" not in repr(found.options)
 
 
