@@ -28,7 +28,7 @@ from pqcache.store.repartition.spool import Spool, open_spool
 from pqcache.store.repartition.target_record import DirectoryRecord, DirectoryResult, check_claim
 from pqcache.store.sync.download.download_file import DownloadOptions, download_file
 from pqcache.store.sync.rewrite_files import RewriteTask, rewrite_files
-from pqcache.store.tables.table_source import TableSource
+from pqcache.store.tables.base import Table
 from pqcache.store.urls import local_path, url_scheme
 from pqcache.system.disk import remove_tree
 from pqcache.system.parallel import in_parallel
@@ -184,7 +184,7 @@ def _local_files(job: PartitionJob, context: JobContext, scratch: Path) -> tuple
 
     A table's files lie elsewhere than in the directory, and may have other columns and rows than the table.
     """
-    if url_scheme(job.endpoints.source) in ("", "file") and not isinstance(context.source, TableSource):
+    if url_scheme(job.endpoints.source) in ("", "file") and not isinstance(context.source, Table):
         root = Path(os.path.abspath(os.path.expanduser(local_path(job.endpoints.source))))
         root = root.parent if root.is_file() else root
         _check_unchanged(job, context)

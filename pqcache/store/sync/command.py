@@ -46,9 +46,8 @@ from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
 from pqcache.store.sync.safety_checks import check_identities, wait_rules
 from pqcache.store.sync.source_modes import limit_to_source
-from pqcache.store.tables.base import OpenOptions
+from pqcache.store.tables.base import OpenOptions, Table
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.tables.table_source import TableSource
 from pqcache.store.urls import check_url, is_secret, local_path, quoted, redact, remembered_url, url_scheme
 from pqcache.system.stopwatch import Stopwatch
 
@@ -268,12 +267,12 @@ def _open(request: _Request, state: _CacheState) -> Source:
             keys=known_keys(state.current) if config.ignore_case else None,
         ),
     )
-    if isinstance(source, TableSource) and source.capabilities.lists_one_version and (config.marker or config.settle):
+    if isinstance(source, Table) and source.capabilities.lists_one_version and (config.marker or config.settle):
         source.close()
         given, none = ("--marker", "''") if config.marker else ("--settle", "0")
         reason = "is a table, whose files are complete when they are committed"
         raise UsageError(source.url, f"{reason}; {given} is for directories", f"leave it out with {given} {none}")
-    if isinstance(source, TableSource) and config.partition_types:
+    if isinstance(source, Table) and config.partition_types:
         source.close()
         reason = "is a table, which has types of its own; --partition-types is for directories"
         raise UsageError(source.url, reason, "leave it out with --partition-types ''")

@@ -61,7 +61,7 @@ from pqcache.store.sync.listing import Listing, ListSource, check_one_table
 from pqcache.store.sync.plan import planned_files
 from pqcache.store.sync.safety_checks import check_case, check_space, wait_rules
 from pqcache.store.sync.snapshot_job import Origin
-from pqcache.store.tables.table_source import TableSource
+from pqcache.store.tables.base import Table
 from pqcache.store.tmp_directory import discard
 from pqcache.system.disk import tree_size
 from pqcache.system.parallel import in_parallel
@@ -156,7 +156,7 @@ class _Publisher:
             log.debug("partitions are skipped: %s", bad)
             return replace(findings, skipped={**findings.skipped, **bad.errors})
         except (Vanished, SourceChanged, SourceNotFound, ParquetError) as error:
-            if isinstance(error, Vanished) and isinstance(self.source, TableSource):
+            if isinstance(error, Vanished) and isinstance(self.source, Table):
                 self.source.take_newer()  # what the version had was removed, but a newer one may be complete
             self._check_unmoved(decision, decision.files)
             raise

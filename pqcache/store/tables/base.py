@@ -1,26 +1,32 @@
-"""What a table has to provide: the files of one committed version, each as it lies somewhere and as it is cached.
+"""Tables as sources: the files of one committed version, wherever they are, by their paths in a cache.
 
-Delta, Iceberg and the Hive metastore implement `Table`; ``table_source.py`` makes a Source of any of them, and a
-directory is a Source by itself. So nothing else in pqcache knows what kind of table it works with.
+A Delta table and an Iceberg table in its directory are a `LogTable`; other Iceberg tables and those of a Hive metastore
+have a `Table` of their own. Nothing else in pqcache knows what kind of table it works with.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from hashlib import blake2b
 from threading import Lock
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
-from pqcache.errors import PqcacheError, SourceError, SourceUnavailable, UsageError
+from pqcache.errors import SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.events import OnEvent, ignore
 from pqcache.options import HDFS_NATIVE, TIMEOUT
-from pqcache.store.drivers.base import FileShape, Source, read_range
+from pqcache.store.drivers.base import (
+    Capabilities,
+    FileShape,
+    LocalModes,
+    Source,
+    read_range,
+)
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.retries import FEW_TRIES, Patience, with_retries
 from pqcache.store.hive import NULL, is_hidden
@@ -85,39 +91,11 @@ class TableListing:
     """The files of a table by path, and its version.
 
     Of a table without versions the files are all that lie in its directories, as in a listing of them, and the version
-    has the types of the partition columns alone; None where it has no such columns. ``log`` is equal for equal logs, as
-    what it was read from, and None where that cannot be known.
+    has the types of the partition columns alone; None where it has no such columns.
     """
 
     files: Mapping[str, TableFile]
     version: TableVersion | None = None
-    log: str | None = None
-
-
-class Table(ABC):
-    """A table, whose files may lie anywhere.
-
-    Attributes:
-        url: the table's URL without secrets, fit to be shown.
-        has_versions: whether what `read` returns is a version, of which no file ever changes.
-    """
-
-    url: str
-    has_versions = True
-
-    @abstractmethod
-    def read(self) -> TableListing:
-        """Return the files of the version that is wanted.
-
-        Raises SourceError if the table cannot be read, SourceNotFound if there is none or no such version, and
-        UsageError if its rows would not come out right: what it uses is named, and what to do.
-        """
-
-    def narrow(self, where: str | None) -> None:  # noqa: B027
-        """Allow `read` to leave out files of partitions of which no row satisfies ``where``."""
-
-    def close(self) -> None:  # noqa: B027
-        """Close connections; nothing else may be called afterwards."""
 
 
 def partition_path(values: Mapping[str, str | None]) -> str:
@@ -225,67 +203,18 @@ def store_options(options: Mapping[str, str], scheme: str) -> Mapping[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class TableLog:
-    """The directory with the log or the metadata of a table.
-
-    Attributes:
-        url: the table's directory.
-        source: the opened directory with the log.
-        entries: its files, as they were listed when it was found.
-        files: reads files of the table's, and others by their URLs.
-        options: how the table is opened.
-    """
+    """The opened directory with the log or the metadata of the table at ``url``."""
 
     url: str
     source: Source
-    entries: list[SourceFile]
     files: StoreFiles
     options: OpenOptions
 
     def listed(self) -> list[SourceFile]:
-        """Return the files as they are now."""
         return self.options.listed(self.source)
 
     def read(self, file: SourceFile) -> bytes:
-        """Return the bytes of one of them."""
         return self.options.tried(lambda: read_range(self.source, file.path, 0, file.identity.size), file.path)
-
-
-class LogMovedError(Exception):
-    """The log could not be read as it was listed; ``error`` says why, and counts if the listing is as it was."""
-
-    def __init__(self, error: PqcacheError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class LogTable(Table):
-    """A table with its log in its directory, which is read again if a writer has removed files of it meanwhile."""
-
-    def __init__(self, log: TableLog) -> None:
-        self.url, self.log = log.url, log
-        self._entries: list[SourceFile] | None = log.entries  # which count once: for the first version that is read
-
-    def read(self) -> TableListing:
-        entries, self._entries = self._entries or self.log.listed(), None
-        for number in range(_TRIES):
-            try:
-                return replace(self.read_listed(entries), log=log_state(entries))
-            except LogMovedError as moved:
-                before, entries = entries, self.log.listed()
-                if number == _TRIES - 1 or {file.path for file in before} == {file.path for file in entries}:
-                    raise self.explained(moved.error, entries) from moved
-        raise AssertionError("the last try returns or raises")
-
-    @abstractmethod
-    def read_listed(self, entries: list[SourceFile]) -> TableListing:
-        """Return what the log says whose files these are; raises LogMovedError if one of them cannot be read."""
-
-    def explained(self, error: PqcacheError, entries: Sequence[SourceFile]) -> PqcacheError:
-        """Return ``error``, or a better one, for a log that has not moved and cannot be read."""
-        return error
-
-    def close(self) -> None:
-        self.log.source.close()
 
 
 def log_state(entries: Iterable[SourceFile]) -> str | None:
@@ -382,6 +311,176 @@ class StoreFiles:
         """Close all that was opened, and the base."""
         for source in (*self._opened.values(), *([] if self._base is None else [self._base])):
             source.close()
+
+
+class Table(Source, LocalModes):
+    """A source whose files are those that a table names, wherever they are.
+
+    A version of a table is one state of it, so it is read once and listed again as it was, until `take_newer`. A table
+    without versions is read for each listing. Modes count of the files that are on this machine.
+
+    Args:
+        url: the table's URL without secrets.
+        files: reads its files.
+        options: how it is opened.
+        state: that of its log, if it is known before the log is read.
+    """
+
+    capabilities = Capabilities(reads_versions=True, lists_only_data_files=True, lists_one_version=True)
+
+    def __init__(self, url: str, files: StoreFiles, options: OpenOptions, state: str | None = None) -> None:
+        self.url = url
+        self._files, self._options, self._state = files, options, state
+        self._listing: TableListing | None = None
+        self._lock = Lock()
+
+    @abstractmethod
+    def read_table(self) -> TableListing:
+        """Return the files of the version that is wanted.
+
+        Raises SourceError if the table cannot be read, SourceNotFound if there is none or no such version, and
+        UsageError if its rows would not come out right: what it uses is named, and what to do.
+        """
+
+    def take_newer(self) -> None:
+        """Have the next listing look for a newer version, unless another one than the newest was asked for."""
+        if self._options.rule.is_newest:
+            with self._lock:
+                self._listing = self._state = None
+
+    @property
+    def table_version(self) -> TableVersion | None:
+        return self._known().version
+
+    @property
+    def state(self) -> str | None:
+        return self._state
+
+    def list(self) -> Iterator[SourceFile]:
+        with self._lock:
+            if self._listing is None or not self.capabilities.lists_one_version:
+                self._listing = self.read_table()
+            listing = self._listing
+        for file in listing.files.values():
+            yield SourceFile(file.path, file.identity)
+
+    def stat(self, path: str) -> Identity:
+        file = self._file(path)
+        source, place = self._files.locate(file.url)
+        now = source.stat(place)
+        if not self.capabilities.reads_versions:
+            return now
+        if now.size != file.identity.size:
+            reason = f"has {now.size:,} bytes, and {file.identity.size:,} in the log of its table"
+            raise SourceError(source.url_of(place), reason, "check the table with the engine that wrote it")
+        return file.identity
+
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
+        source, place, tag = self._located(path, tag)
+        yield from source.read(place, offset, length, tag)
+
+    def read_into(self, buffer: memoryview, path: str, offset: int, length: int, tag: str = "") -> Iterator[int]:
+        source, place, tag = self._located(path, tag)
+        yield from source.read_into(buffer, place, offset, length, tag)
+
+    def shape_of(self, path: str) -> FileShape | None:
+        return self._file(path).shape
+
+    def url_of(self, path: str) -> str:
+        return self._file(path).url
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _known(self) -> TableListing:
+        with self._lock:
+            if self._listing is None:
+                self._listing = self.read_table()
+            return self._listing
+
+    def _file(self, path: str) -> TableFile:
+        try:
+            return self._known().files[path]
+        except KeyError:
+            raise SourceNotFound(f"{self.url}/{path}", "is no file of the table", "sync again") from None
+
+    def _located(self, path: str, tag: str) -> tuple[Source, str, str]:
+        """Return the source of a file, its path there, and the tag that it has there."""
+        source, place = self._files.locate(self._file(path).url)
+        return source, place, "" if self.capabilities.reads_versions else tag
+
+    @property
+    def local_modes(self) -> LocalModes:
+        return self
+
+    def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
+        source, place = self._files.locate(self._file(path).url)
+        modes = source.local_modes
+        return 0o444 if modes is None else modes.copy_mode(place, group)
+
+    def private_modes(self, paths: Sequence[str], group: int) -> Mapping[str, int]:
+        files = self._known().files
+        by_source: dict[int, tuple[LocalModes, dict[str, str]]] = {}
+        for path in paths:
+            if path not in files:  # a newer version has been read since
+                continue
+            source, place = self._files.locate(files[path].url)
+            if source.local_modes is not None:
+                by_source.setdefault(id(source), (source.local_modes, {}))[1][place] = path
+        modes: dict[str, int] = {}
+        for local, found in by_source.values():
+            places = list(found)
+            local.note_modes(places)
+            known = local.private_modes(places, group)
+            modes |= {found[place]: known.get(place, 0o444) for place in places} if known else {}
+        return {path: modes.get(path, 0o444) for path in paths} if modes else {}
+
+    def local_places(self) -> Mapping[str, Sequence[str]]:
+        found: dict[str, list[str]] = {}
+        for file in self._known().files.values():
+            source, place = self._files.locate(file.url)
+            if source.local_modes is not None:
+                found.setdefault(source.url, []).append(place)
+        return found
+
+
+ReadLog = Callable[[TableLog, Sequence[SourceFile]], TableListing]
+
+
+class LogTable(Table):
+    """A table with its log in its directory, which is read again if a writer has removed files of it meanwhile.
+
+    Args:
+        log: the directory of the log.
+        entries: its files, as they were listed to find it.
+        read_log: reads the version that is wanted. It imports the library for that: a sync with nothing to do never
+            calls it.
+    """
+
+    def __init__(self, log: TableLog, entries: Iterable[SourceFile], read_log: ReadLog) -> None:
+        self._log, self._read_log = log, read_log
+        self._unread: Sequence[SourceFile] | None = list(entries)
+        super().__init__(log.url, log.files, log.options, log_state(self._unread))
+
+    def read_table(self) -> TableListing:
+        entries, self._unread = self._unread or self._log.listed(), None
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                listing = self._read_log(self._log, entries)
+            except SourceUnavailable:
+                raise
+            except SourceError:
+                before, entries = entries, self._log.listed()
+                if not tries_left or {file.path for file in before} == {file.path for file in entries}:
+                    raise
+            else:
+                self._state = log_state(entries)
+                return listing
+        raise AssertionError("the last try returns or raises")
+
+    def close(self) -> None:
+        self._log.source.close()
+        super().close()
 
 
 def usual_url(url: str) -> str:

@@ -1,13 +1,12 @@
-"""Delta tables: deltalake reads the log, of which drivers make a copy where it does not lie in a local directory."""
+"""Delta tables: deltalake reads the log, of which drivers make a copy if it is not on this machine."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass
@@ -15,8 +14,12 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, Schema
 
 from pqcache.errors import (
     MALFORMED,
@@ -33,9 +36,6 @@ from pqcache.parquet.column_mapping import ColumnKind, TableColumn
 from pqcache.store.drivers.base import FileShape, Source
 from pqcache.store.manifest import Identity, SourceFile, TableVersion, committed_tag
 from pqcache.store.tables.base import (
-    LogMovedError,
-    LogTable,
-    Table,
     TableFile,
     TableListing,
     TableLog,
@@ -46,9 +46,6 @@ from pqcache.store.tables.base import (
 )
 from pqcache.store.tables.deletion_vector import ReadBytes, vector_of_delta
 from pqcache.store.urls import local_path, url_scheme
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable, Schema
 
 LOG = "_delta_log"  # the log's directory in that of its table
 SIDECARS = "_sidecars"  # directory of the parts of checkpoints that name them
@@ -81,93 +78,92 @@ PLAIN = "write it to plain Parquet with an engine that reads it, or take its fil
 _KINDS = {"struct": ColumnKind.STRUCT, "array": ColumnKind.LIST, "map": ColumnKind.MAP}
 
 
-def open_delta(log: TableLog) -> Table:
-    """Return the Delta table that a log is of; UsageError where deltalake is not installed."""
-    try:
-        import deltalake  # noqa: F401
-    except ImportError as error:
-        advice = "install the extra with: pip install 'pqcache[delta]', or take its files as they are with --as-files"
-        raise UsageError(log.url, "is a Delta table, which needs deltalake", advice) from error
-    return _Delta(log)
+def read_delta(table: TableLog, entries: Sequence[SourceFile]) -> TableListing:
+    """Return the files of the version that is wanted of the table whose log has these ``entries``."""
+    return _DeltaReader(table, entries, delta_log(entries)).read()
 
 
-class _Delta(LogTable):
-    """A Delta table."""
+@dataclass(frozen=True)
+class _DeltaReader:
+    table: TableLog
+    entries: Sequence[SourceFile]
+    log: DeltaLog
 
-    def read_listed(self, entries: list[SourceFile]) -> TableListing:
-        log = delta_log(entries)
-        version = self._wanted(log)
-        files = log.files_of(version)
+    def read(self) -> TableListing:
+        version = self._wanted()
+        files = self.log.files_of(version)
         if files is None:
-            reason = f"its log lacks commits before version {version}"
-            raise SourceError(self.url, reason, _CHECK)
+            raise SourceError(self.table.url, f"its log lacks commits before version {version}", _CHECK)
         with ExitStack() as stack:
-            return self._listing_of(log, version, cache(partial(self._copied, log, files, stack)))
+            with disk_errors(Path(tempfile.gettempdir())):
+                scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pqcache-delta-")))
+                if _is_local(self.table.url):  # of a link to it the library takes any path as it is
+                    (scratch / LOG).symlink_to(self.table.source.url)
+                else:
+                    copy_log(self.table, self.log, files, scratch)
+            return self._listing_of(version, files, scratch)
 
-    def _listing_of(self, log: DeltaLog, version: int, copied: Callable[[], Path]) -> TableListing:
-        """Return what the log says of a version; ``copied`` returns the directory of a copy of it."""
-        from deltalake import DeltaTable
-
-        is_read_in_place = _is_local(self.url) and "%" not in self.url  # the library decodes percents
-        place = self.url if is_read_in_place else str(copied())
-        with _library(self.url):
-            table = DeltaTable(place, version=version)
+    def _listing_of(self, version: int, files: Sequence[SourceFile], place: Path) -> TableListing:
+        """Return what the log says of a version; ``place`` has the log, or a copy of its ``files``."""
+        url = self.table.url
+        with self._library():
+            table = DeltaTable(str(place), version=version)
             protocol, columns = table.protocol(), table.schema()
         features = protocol.reader_features or ()
-        check_features(self.url, protocol.min_reader_version, features)
+        check_features(url, protocol.min_reader_version, features)
         schema = _schema_of(table, columns)
-        check_schema(self.url, schema)
-        with _library(self.url):
+        check_schema(url, schema)
+        with self._library():
             adds = table.get_add_actions()
-            vectors = descriptors(copied() / LOG, version) if DELETION_VECTORS in features else {}
+            vectors = descriptors(place / LOG, files, version) if DELETION_VECTORS in features else {}
         in_log = schema.configuration.get("delta.enableInCommitTimestamps") == "true"
         return TableListing(
-            files=table_files(self.url, adds, schema, vectors, self._bytes_of),
+            files=table_files(url, adds, schema, vectors, self._bytes_of),
             version=TableVersion(
                 format="Delta",
                 version=str(version),
-                time=iso_time(self._time_of(log, version, in_log)),
+                time=iso_time(self._time_of(version, in_log)),
                 schema_digest=digest(json.dumps(schema.fields, sort_keys=True)),  # the library's order is random
                 load_schema=partial(_arrow_schema, columns),
             ),
         )
 
-    def _copied(self, log: DeltaLog, files: Sequence[SourceFile], stack: ExitStack) -> Path:
-        """Return a directory with the files of the log that make a version, which exists until ``stack`` is closed."""
-        with disk_errors(Path(tempfile.gettempdir())):
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pqcache-delta-")))
-            if _is_local(self.url):
-                link_log(self.log.source.url, log, files, directory)
-            else:
-                with _listed_files():
-                    copy_log(self.log, log, files, directory)
-        return directory
+    @contextmanager
+    def _library(self) -> Iterator[None]:
+        """Raise SourceError if the library cannot read the log."""
+        try:
+            yield
+        except PqcacheError:
+            raise
+        except BaseException as error:  # the library raises many kinds, some of them bare
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            reason = f"deltalake cannot read its log ({first_line(error)})"
+            advice = PLAIN if "upported" in reason else _CHECK
+            raise SourceError(self._damaged_file() or self.table.url, reason, advice) from error
 
-    def explained(self, error: PqcacheError, entries: Sequence[SourceFile]) -> PqcacheError:
-        """Return ``error`` about the first file that is no JSON or no Parquet, as the library names none."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        for file in entries:
+    def _damaged_file(self) -> str | None:
+        """Return the URL of the first file of the log that is no JSON or no Parquet, as the library names none."""
+        for file in self.entries:
             if file.identity.size > _MAX_LOOKED_INTO:
                 continue
             try:
                 if file.path.endswith(".json"):
-                    for line in self.log.read(file).splitlines():
+                    for line in self.table.read(file).splitlines():
                         json.loads(line or b"{}")
                 elif ".checkpoint." in file.path:
-                    pq.read_table(pa.BufferReader(self.log.read(file)))
+                    pq.read_table(pa.BufferReader(self.table.read(file)))
             except (pa.ArrowException, OSError, ValueError, RecursionError):
-                return type(error)(self.log.source.url_of(file.path), error.reason, error.advice)
+                return self.table.source.url_of(file.path)
             except PqcacheError:
                 break
-        return error
+        return None
 
-    def _wanted(self, log: DeltaLog) -> int:
+    def _wanted(self) -> int:
         """Return the version that is asked for; SourceNotFound where the log does not have it."""
-        rule, newest = self.log.options.rule, log.newest()
+        rule, newest = self.table.options.rule, self.log.newest()
         if newest is None:
-            raise SourceNotFound(self.url, "its log has no version", _CHECK)
+            raise SourceNotFound(self.table.url, "its log has no version", _CHECK)
         if rule.version is not None:
             given = f"--version {rule.version}"
             if not _NUMBER.fullmatch(rule.version):
@@ -175,80 +171,54 @@ class _Delta(LogTable):
                     given, "invalid version of a Delta table: expected a number", f"the newest is {newest}"
                 )
             number = int(rule.version) if len(rule.version) <= _DIGITS else None
-            return self._available(log, number, given)
+            return self._available(number, given)
         if rule.time_ns is None:
             return newest
-        version = self._version_at(log, rule.time_ns)
-        return self._available(log, version, f"--as-of {rule.as_of}")
+        return self._available(self._version_at(rule.time_ns), f"--as-of {rule.as_of}")
 
-    def _available(self, log: DeltaLog, version: int | None, given: str) -> int:
+    def _available(self, version: int | None, given: str) -> int:
         """Return ``version`` where the log can have it; ``given`` asks for it."""
-        first, last = log.oldest(), log.newest()
-        if version is not None and (log.files_of(version) is not None or version in log.commits):
+        first, last = self.log.oldest(), self.log.newest()
+        if version is not None and (self.log.files_of(version) is not None or version in self.log.commits):
             return version
         have = "it has none"
         if first is not None and last is not None:
-            times = [iso_time(self._time_of(log, number, in_log=True)) for number in (first, last)]
+            times = [iso_time(self._time_of(number, in_log=True)) for number in (first, last)]
             have = f"it has {first} of {times[0]} to {last} of {times[1]}"
-        reason = f"the log of {self.url} does not have that version: {have}"
+        reason = f"the log of {self.table.url} does not have that version: {have}"
         raise SourceNotFound(given, reason, "name one of these, or '' for the newest")
 
-    def _version_at(self, log: DeltaLog, time_ns: int) -> int | None:
+    def _version_at(self, time_ns: int) -> int | None:
         """None before the first version."""
-        times = {version: file.identity.mtime_ns for version, file in log.commits.items()}
-        if times and self._in_commit(log, max(times)) is not None:
+        times = {version: file.identity.mtime_ns for version, file in self.log.commits.items()}
+        if times and self._in_commit(max(times)) is not None:
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="pqcache-log") as threads:
-                in_commits = zip(times, threads.map(partial(self._in_commit, log), times), strict=True)
+                in_commits = zip(times, threads.map(self._in_commit, times), strict=True)
                 times |= {version: found for version, found in in_commits if found is not None}
-        return log.version_at(time_ns, times)
+        return self.log.version_at(time_ns, times)
 
-    def _time_of(self, log: DeltaLog, version: int, in_log: bool) -> int:
+    def _time_of(self, version: int, in_log: bool) -> int:
         """Return when a version was committed, in nanoseconds: as the commit says, else when its file was written."""
-        found = self._in_commit(log, version) if in_log and version in log.commits else None
+        found = self._in_commit(version) if in_log and version in self.log.commits else None
         if found is not None:
             return found
-        file = log.commits[version] if version in log.commits else log.checkpoints[version][0]
-        return file.identity.mtime_ns
+        commits = self.log.commits
+        return (commits[version] if version in commits else self.log.checkpoints[version][0]).identity.mtime_ns
 
-    def _in_commit(self, log: DeltaLog, version: int) -> int | None:
+    def _in_commit(self, version: int) -> int | None:
         """Return the time that a commit says of itself, in nanoseconds; None where it says none."""
-        file = log.commits[version]
-        with _listed_files():
-            data = self.log.read(file)
+        file = self.log.commits[version]
+        data = self.table.read(file)
         try:
             info = json.loads(data.partition(b"\n")[0]).get("commitInfo") or {}
             time = info.get("inCommitTimestamp")
             return None if time is None else int(time) * 1_000_000
         except MALFORMED as error:
             reason = f"is no commit ({first_line(error)})"
-            raise SourceError(self.log.source.url_of(file.path), reason, _CHECK) from error
+            raise SourceError(self.table.source.url_of(file.path), reason, _CHECK) from error
 
     def _bytes_of(self, path: str, offset: int, length: int) -> bytes:
-        return self.log.files.read(file_url_of(self.url, path), offset, length)
-
-
-@contextmanager
-def _listed_files() -> Iterator[None]:
-    """Raise LogMovedError where a file of the log is not there that was listed."""
-    try:
-        yield
-    except SourceNotFound as error:
-        raise LogMovedError(error) from error
-
-
-@contextmanager
-def _library(url: str) -> Iterator[None]:
-    """Raise LogMovedError where the library cannot read the log of the table ``url``."""
-    try:
-        yield
-    except (PqcacheError, LogMovedError):
-        raise
-    except BaseException as error:  # the library raises many kinds, some of them bare
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = f"deltalake cannot read its log ({first_line(error)})"
-        advice = PLAIN if "upported" in reason else _CHECK
-        raise LogMovedError(SourceError(url, reason, advice)) from error
+        return self.table.files.read(file_url_of(self.table.url, path), offset, length)
 
 
 def _schema_of(table: DeltaTable, columns: Schema) -> DeltaSchema:
@@ -263,8 +233,6 @@ def _schema_of(table: DeltaTable, columns: Schema) -> DeltaSchema:
 
 def _arrow_schema(columns: Schema) -> bytes:
     """Return the columns of a table as a serialized Arrow schema, without their metadata."""
-    import pyarrow as pa
-
     schema = pa.schema(columns.to_arrow())
     return bytes(pa.schema([field.remove_metadata() for field in schema]).serialize())
 
@@ -545,14 +513,6 @@ def copy_log(table: TableLog, log: DeltaLog, files: Sequence[SourceFile], direct
             list(threads.map(copy, [log.sidecars[name] for name in names if name in log.sidecars]))
 
 
-def link_log(root: str, log: DeltaLog, files: Iterable[SourceFile], directory: Path) -> None:
-    """Make links in ``directory`` to ``files`` of the local log ``root``, and to all sidecars."""
-    target = directory / LOG
-    (target / SIDECARS).mkdir(parents=True)
-    for file in (*files, *log.sidecars.values()):
-        os.symlink(os.path.join(root, file.path), target / file.path)
-
-
 def _copy(source: Source, file: SourceFile, target: Path) -> None:
     written = 0
     with target.open("wb") as out:
@@ -567,9 +527,6 @@ def _sidecars(checkpoint: Path) -> list[str]:
     if checkpoint.suffix == ".json":
         actions = [json.loads(line) for line in checkpoint.read_text().splitlines() if line.strip()]
         return [PurePosixPath(action["sidecar"]["path"]).name for action in actions if action.get("sidecar")]
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         with pq.ParquetFile(checkpoint) as file:
             if "sidecar" not in file.schema_arrow.names:
@@ -581,18 +538,21 @@ def _sidecars(checkpoint: Path) -> list[str]:
     return [PurePosixPath(row["path"]).name for row in found if row is not None]
 
 
-def descriptors(log: Path, version: int) -> dict[str, Mapping[str, Any]]:
+def descriptors(log: Path, files: Iterable[SourceFile], version: int) -> dict[str, Mapping[str, Any]]:
     """Return the log's ``deletionVector`` of each file that has one, by the file's path in the log.
 
-    The library tells neither which files have one nor where it is, but writes it into a checkpoint. So ``log``, a copy
-    of the table's log or of links to it, gets an empty commit after ``version``, and a checkpoint.
+    The library tells neither which files have one nor where it is, but writes it into a checkpoint. So a directory of
+    links to the ``files`` of the version gets an empty commit after it, and a checkpoint.
     """
-    import pyarrow.parquet as pq
-    from deltalake import DeltaTable
-
     commit = {"commitInfo": {"timestamp": 0, "inCommitTimestamp": 0, "operation": "pqcache"}}
-    (log / f"{version + 1:020}.json").write_text(json.dumps(commit) + "\n")
-    DeltaTable(str(log.parent), version=version + 1).create_checkpoint()
-    with pq.ParquetFile(log / f"{version + 1:020}.checkpoint.parquet") as file:
-        rows: list[Mapping[str, Any] | None] = file.read(["add.path", "add.deletionVector"])["add"].to_pylist()
+    with tempfile.TemporaryDirectory(prefix="pqcache-delta-") as scratch:
+        target = Path(scratch, LOG)
+        with disk_errors(target):
+            target.mkdir()
+            for path in [*(file.path for file in files), *([SIDECARS] if (log / SIDECARS).exists() else [])]:
+                (target / path).symlink_to(log / path)
+            (target / f"{version + 1:020}.json").write_text(json.dumps(commit) + "\n")
+        DeltaTable(scratch, version=version + 1).create_checkpoint()
+        with pq.ParquetFile(target / f"{version + 1:020}.checkpoint.parquet") as file:
+            rows: list[Mapping[str, Any] | None] = file.read(["add.path", "add.deletionVector"])["add"].to_pylist()
     return {row["path"]: row["deletionVector"] for row in rows if row is not None and row["deletionVector"]}

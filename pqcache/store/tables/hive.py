@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.events import Warned
-from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.base import Capabilities, Source
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.hive import NULL, is_hidden_directory, partition_table
 from pqcache.store.manifest import Identity, TableVersion
@@ -40,7 +40,6 @@ from pqcache.store.tables.hive_client import (
     ask,
     parse_url,
 )
-from pqcache.store.tables.table_source import LocalTableSource
 from pqcache.store.urls import printable, redact, url_scheme
 from pqcache.system.parallel import in_parallel
 from pqcache.units import format_count
@@ -61,9 +60,7 @@ def open_hive(url: str, options: OpenOptions) -> Source:
 
     Raises UsageError for an unknown option, a malformed URL or a missing library.
     """
-    named = parse_url(url, options)
-    files = StoreFiles(None, partial(_open_location, options=options), options)
-    return LocalTableSource(HiveTable(named, files, options), files, options.rule)
+    return HiveTable(parse_url(url, options), options)
 
 
 def _open_location(url: str, options: OpenOptions) -> Source:
@@ -81,20 +78,20 @@ class _Partition:
 
 
 class HiveTable(Table):
-    """A table of a metastore."""
+    """A table of a metastore, which has no versions: every listing asks it."""
 
-    has_versions = False
+    capabilities = Capabilities()
 
-    def __init__(self, named: MetastoreTable, files: StoreFiles, options: OpenOptions) -> None:
-        self.url = named.url
+    def __init__(self, named: MetastoreTable, options: OpenOptions) -> None:
+        super().__init__(named.url, StoreFiles(None, partial(_open_location, options=options), options), options)
+        self._named = named
         self._where: str | None = None
-        self._named, self._files, self._options = named, files, options
         self._warned: set[str] = set()
 
     def narrow(self, where: str | None) -> None:
         self._where = where
 
-    def read(self) -> TableListing:
+    def read_table(self) -> TableListing:
         table, found = self._ask()
         version = None
         if table.keys:

@@ -8,7 +8,7 @@ import re
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache, partial
@@ -51,7 +51,6 @@ from pqcache.store.hive import NULL
 from pqcache.store.manifest import Identity, TableVersion, committed_tag
 from pqcache.store.tables.base import (
     StoreFiles,
-    Table,
     TableFile,
     TableListing,
     VersionRule,
@@ -96,47 +95,13 @@ _IN_PATHS = (
 _MAX_NAME = 255  # bytes, of most file systems
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadedTable:
-    """The metadata of a table as they are now, and how its files are read; ``log`` is as in `TableListing`."""
-
-    metadata: TableMetadata
-    access: TableAccess
-    log: str | None = None
-
-
-class IcebergTable(Table):
-    """An Iceberg table whose metadata are known by something else than its directory.
-
-    Args:
-        url: its URL, fit to be shown.
-        load: returns its metadata as they are now.
-        rule: the version that is wanted: the ID of a snapshot, or the name of a branch or a tag.
-        on_close: called when the table is closed.
-    """
-
-    def __init__(
-        self, url: str, load: Callable[[], LoadedTable], rule: VersionRule, on_close: Callable[[], None]
-    ) -> None:
-        self.url = url
-        self._load, self._rule, self._on_close = load, rule, on_close
-
-    def read(self) -> TableListing:
-        loaded = self._load()
-        return replace(listing_of(loaded, self._rule, self.url), log=loaded.log)
-
-    def close(self) -> None:
-        self._on_close()
-
-
-def listing_of(loaded: LoadedTable, rule: VersionRule, url: str) -> TableListing:
-    """Return the files of the version of a table that is wanted; raises what `Table.read` does."""
+def listing_of(metadata: TableMetadata, access: TableAccess, rule: VersionRule, url: str) -> TableListing:
+    """Return the files of the version of a table that is wanted; raises what `Table.read_table` does."""
     with iceberg_errors(url):
-        return _listing(loaded, rule, url)
+        return _listing(metadata, access, rule, url)
 
 
-def _listing(loaded: LoadedTable, rule: VersionRule, url: str) -> TableListing:
-    metadata = loaded.metadata
+def _listing(metadata: TableMetadata, access: TableAccess, rule: VersionRule, url: str) -> TableListing:
     snapshot = _wanted(metadata, rule, url)
     if snapshot is None:
         return TableListing(files={})
@@ -148,12 +113,13 @@ def _listing(loaded: LoadedTable, rule: VersionRule, url: str) -> TableListing:
         time=_time_of(snapshot),
         schema=arrow_schema(schema).serialize().to_pybytes(),
     )
-    planned = planned_files(metadata, snapshot, loaded.access, url)
-    return TableListing(files=_files(loaded, schema, planned, url), version=version)
+    planned = planned_files(metadata, snapshot, access, url)
+    return TableListing(files=_files(metadata, access, schema, planned, url), version=version)
 
 
-def _files(loaded: LoadedTable, schema: Schema, planned: Sequence[PlannedFile], url: str) -> dict[str, TableFile]:
-    metadata = loaded.metadata
+def _files(
+    metadata: TableMetadata, access: TableAccess, schema: Schema, planned: Sequence[PlannedFile], url: str
+) -> dict[str, TableFile]:
     uris = [one.file.file_path for one in planned]
     if len(set(uris)) < len(uris):
         twice = next(uri for uri in uris if uris.count(uri) > 1)
@@ -163,7 +129,7 @@ def _files(loaded: LoadedTable, schema: Schema, planned: Sequence[PlannedFile], 
     table = metadata.table_uuid if "table_uuid" in metadata.model_fields_set else ""
     columns = table_columns(metadata, schema)
     mapping = "" if columns is None else digest(columns)
-    partitioning, deletes = Partitioning(metadata, schema), Deletes(loaded.access)
+    partitioning, deletes = Partitioning(metadata, schema), Deletes(access)
     directories = [partitioning.directory(one.file) for one in planned]
     names = [uri.removeprefix(location) for uri in uris]
     files = {}
@@ -179,7 +145,7 @@ def _files(loaded: LoadedTable, schema: Schema, planned: Sequence[PlannedFile], 
             for delete in one.deletes
         ]
         tag = committed_tag(digest(table, name, deleting, mapping), shape is not None)
-        url_of_file = loaded.access.url_of(one.file.file_path)
+        url_of_file = access.url_of(one.file.file_path)
         files[path] = TableFile(
             path=path, url=url_of_file, identity=Identity(one.file.file_size_in_bytes, 0, tag), shape=shape
         )

@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import ValidationError
-from pyiceberg.table import Table
+from pyiceberg.table import Table as LoadedTable
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.utils.config import Config
 
@@ -28,25 +28,22 @@ from pqcache.store.drivers.time_limits import Stalled, with_time_limit
 from pqcache.store.manifest import SourceFile
 from pqcache.store.tables.base import (
     MOVED,
-    LogMovedError,
-    LogTable,
     OpenOptions,
     StoreFiles,
+    Table,
     TableListing,
+    TableLog,
     digest,
     usual_url,
 )
 from pqcache.store.tables.iceberg import (
     ACCESS,
     CLASS,
-    IcebergTable,
-    LoadedTable,
     TableAccess,
     iceberg_errors,
     listing_of,
     plain_url,
 )
-from pqcache.store.tables.table_source import TableSource, table_source
 from pqcache.store.urls import is_secret, printable, redact, url_scheme
 
 _METADATA = "metadata"  # the directory of metadata files in that of a table
@@ -69,43 +66,34 @@ _S3 = {  # options of s3:// and the properties of pyiceberg that they are, the f
 }
 
 
-class DirectoryTable(LogTable):
-    """A table whose newest metadata file is found in its directory."""
-
-    def read_listed(self, entries: list[SourceFile]) -> TableListing:
-        files = {file.path: file for file in entries}
-        url = f"{self.url}/{_METADATA}"
-        try:
-            hint = self.log.read(files[HINT]).decode(errors="replace") if HINT in files else None
-            uri = f"{url}/{newest_metadata([*files], hint, url)}"
-            loaded = _loaded(uri, self.url, TableAccess(files=self.log.files), self.log.options)
-        except SourceNotFound as error:
-            raise LogMovedError(error) from error
-        return listing_of(loaded, self.log.options.rule, self.url)
+def read_directory(log: TableLog, entries: Sequence[SourceFile]) -> TableListing:
+    """Return what the newest metadata file among the ``entries`` of a table's directory says."""
+    files, url = {file.path: file for file in entries}, f"{log.url}/{_METADATA}"
+    hint = log.read(files[HINT]).decode(errors="replace") if HINT in files else None
+    uri = f"{url}/{newest_metadata([*files], hint, url)}"
+    return _listing_at(uri, log.url, log.files, log.options, log.url)
 
 
-def open_metadata_file(url: str, options: OpenOptions) -> TableSource:
-    """Return the table as the metadata file ``url`` has it, whatever other metadata files there are."""
-    place = usual_url(url) if url_scheme(url) else os.path.abspath(os.path.expanduser(url))
-    files = StoreFiles(None, partial(options.open_files, of=place), options)
+class MetadataFile(Table):
+    """A table as one of its metadata files has it, whatever others there are."""
+
+    def __init__(self, url: str, options: OpenOptions) -> None:
+        self._place = usual_url(url) if url_scheme(url) else os.path.abspath(os.path.expanduser(url))
+        files = StoreFiles(None, partial(options.open_files, of=self._place), options)
+        super().__init__(redact(self._place), files, options)
+
+    def read_table(self) -> TableListing:
+        root, _, last = self._place.rpartition("/")[0].rpartition("/")
+        return _listing_at(self._place, root if last == _METADATA else None, self._files, self._options, self.url)
+
+
+def _listing_at(uri: str, root: str | None, files: StoreFiles, options: OpenOptions, url: str) -> TableListing:
+    """Return the files of a table as a metadata file has them; ``root`` is the table's directory, if that is known."""
     access = TableAccess(files=files)
-    directory = place.rpartition("/")[0]
-    root, _, last = directory.rpartition("/")
-    table = IcebergTable(
-        redact(place),
-        lambda: _loaded(place, root if last == _METADATA else None, access, options),
-        options.rule,
-        lambda: None,
-    )
-    return table_source(place, table, files, options.rule)
-
-
-def _loaded(uri: str, root: str | None, access: TableAccess, options: OpenOptions) -> LoadedTable:
     metadata = read_metadata(access, uri)
-    if root is None:
-        return LoadedTable(metadata=metadata, access=access)
-    prefixes = _prefixes(metadata.location, root, options)
-    return LoadedTable(metadata=metadata, access=replace(access, prefixes=prefixes))
+    if root is not None:
+        access = replace(access, prefixes=_prefixes(metadata.location, root, options))
+    return listing_of(metadata, access, options.rule, url)
 
 
 def _prefixes(location: str, root: str, options: OpenOptions) -> Mapping[str, str]:
@@ -206,8 +194,8 @@ def _check_format(text: str, uri: str) -> None:
         )
 
 
-def open_catalog_table(url: str, options: OpenOptions) -> TableSource:
-    """Return the table at ``iceberg://CATALOG/NAMESPACE.TABLE``.
+class CatalogTable(Table):
+    """The table at ``iceberg://CATALOG/NAMESPACE.TABLE``.
 
     Its metadata and files are read by pqcache's drivers, with the credentials that the catalog gives and the store
     options of ``options``, which win. A catalog that is silent for the timeout counts as unavailable.
@@ -216,39 +204,49 @@ def open_catalog_table(url: str, options: OpenOptions) -> TableSource:
         UsageError: another form of URL, no such catalog, or a package that its kind needs is missing.
         SourceError: no such table, access denied, or no answer.
     """
-    name, table_name = _parts(url)
-    with iceberg_errors(url):
-        known = Config().get_catalog_config(name)
-        catalogs = Config().get_known_catalogs()
-    if known is None:
-        raise UsageError(
-            url,
-            f"there is no catalog {name!r} in pyiceberg's configuration (there are: {', '.join(catalogs) or 'none'})",
-            f"name its uri in ~/.pyiceberg.yaml, or in PYICEBERG_CATALOG__{name.upper()}__URI",
-        )
-    access = TableAccess(files=StoreFiles(None, _opener(known, options), options))
-    given: dict[str, Any] = {"init_catalog_tables": "false", **known, "py-io-impl": CLASS, ACCESS: access}
-    catalog = _answer(url, options, known, lambda: load_catalog(name, **given))
-    try:
-        table = _answer(url, options, known, lambda: catalog.load_table(table_name))
-        place = _with_authority(plain_url(table.metadata.location), table.io.properties)
-        opener = _opener(table.io.properties, options)
-        files = StoreFiles(opener(place), opener, options)
-    except BaseException:
-        _close(catalog, access.files)
-        raise
-    access = TableAccess(files=files)
-    first = [table]
 
-    def load() -> LoadedTable:
-        table = first.pop() if first else _answer(url, options, known, lambda: catalog.load_table(table_name))
-        return LoadedTable(metadata=table.metadata, access=access, log=_state(table))
+    def __init__(self, url: str, options: OpenOptions) -> None:
+        name, table_name = _parts(url)
+        with iceberg_errors(url):
+            known = Config().get_catalog_config(name)
+            catalogs = ", ".join(Config().get_known_catalogs()) or "none"
+        if known is None:
+            raise UsageError(
+                url,
+                f"there is no catalog {name!r} in pyiceberg's configuration (there are: {catalogs})",
+                f"name its uri in ~/.pyiceberg.yaml, or in PYICEBERG_CATALOG__{name.upper()}__URI",
+            )
+        self._metadata_files = StoreFiles(None, _opener(known, options), options)
+        access = TableAccess(files=self._metadata_files)
+        given: dict[str, Any] = {"init_catalog_tables": "false", **known, "py-io-impl": CLASS, ACCESS: access}
+        catalog = self._catalog = _answer(url, options, known, lambda: load_catalog(name, **given))
+        self._load = partial(_answer, url, options, known, lambda: catalog.load_table(table_name))
+        try:
+            loaded = self._load()
+            place = _with_authority(plain_url(loaded.metadata.location), loaded.io.properties)
+            opener = _opener(loaded.io.properties, options)
+            files = StoreFiles(opener(place), opener, options)
+        except BaseException:
+            self._close_catalog()
+            raise
+        self._unread: LoadedTable | None = loaded
+        super().__init__(url, files, options, _state(loaded))
 
-    iceberg = IcebergTable(url, load, options.rule, partial(_close, catalog, given[ACCESS].files))
-    return table_source(place, iceberg, files, options.rule, _state(first[0]))
+    def read_table(self) -> TableListing:
+        loaded, self._unread = self._unread or self._load(), None
+        self._state = _state(loaded)
+        return listing_of(loaded.metadata, TableAccess(files=self._files), self._options.rule, self.url)
+
+    def close(self) -> None:
+        self._close_catalog()
+        super().close()
+
+    def _close_catalog(self) -> None:
+        self._catalog.close()
+        self._metadata_files.close()
 
 
-def _state(table: Table) -> str:
+def _state(table: LoadedTable) -> str:
     """Return what is another text once the catalog has other metadata of a table."""
     metadata = table.metadata
     table_id = metadata.table_uuid if "table_uuid" in metadata.model_fields_set else ""
@@ -313,8 +311,3 @@ def _with_authority(url: str, properties: Mapping[str, Any]) -> str:
     if "@" not in authority and (user := properties.get("hdfs.user")):
         authority = f"{user}@{authority}"
     return f"hdfs://{authority}{slash}{path}"
-
-
-def _close(catalog: Catalog, files: StoreFiles) -> None:
-    catalog.close()
-    files.close()

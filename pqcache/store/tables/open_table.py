@@ -14,37 +14,15 @@ from pqcache.errors import SourceError, SourceNotFound, UsageError
 from pqcache.store.drivers.base import LocalModes, Source
 from pqcache.store.drivers.registry import installed
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
-from pqcache.store.tables.base import MOVED, OpenOptions, StoreFiles, Table, TableListing, TableLog, log_state
+from pqcache.store.tables.base import MOVED, LogTable, OpenOptions, ReadLog, StoreFiles, Table, TableListing, TableLog
 from pqcache.store.tables.table_format import LOGS, is_log, refuse_part
-from pqcache.store.tables.table_source import TableSource, table_source
 from pqcache.store.urls import check_url, redact, url_scheme, with_usual_scheme
 
 _NEVER_TABLES = (".parquet", ".parq", ".pq")  # how the URL of one file ends
 _ICEBERG_METADATA = (".metadata.json", ".metadata.json.gz")
 _ICEBERG_LOG = "metadata"
 
-OpenLog = Callable[[TableLog], Table]
 OpenUrl = Callable[[str, OpenOptions], Source]
-
-
-class _DeferredTable(Table):
-    """A table that is opened when it is first read, with the library for it: one whose log is as it was need not be."""
-
-    def __init__(self, log: TableLog, opener: OpenLog) -> None:
-        self.url = log.url
-        self._log, self._opener = log, opener
-        self._table: Table | None = None
-
-    def read(self) -> TableListing:
-        if self._table is None:
-            self._table = self._opener(self._log)
-        return self._table.read()
-
-    def close(self) -> None:
-        if self._table is None:
-            self._log.source.close()
-        else:
-            self._table.close()
 
 
 def open_table(url: str, options: OpenOptions) -> Source:
@@ -78,7 +56,7 @@ def open_table(url: str, options: OpenOptions) -> Source:
 
 def _with_version(source: Source, url: str, options: OpenOptions) -> Source:
     """Return ``source``; raises UsageError where a version or another place is asked for, and it has none."""
-    if isinstance(source, TableSource) and source.capabilities.lists_one_version:
+    if isinstance(source, Table) and source.capabilities.lists_one_version:
         return source
     if MOVED in options.store:
         source.close()
@@ -90,9 +68,9 @@ def _with_version(source: Source, url: str, options: OpenOptions) -> Source:
     return source
 
 
-def _table_at(url: str, source: Source, options: OpenOptions) -> TableSource | None:
+def _table_at(url: str, source: Source, options: OpenOptions) -> Table | None:
     """Return the table in the directory that ``source`` is, or None where there is the log of none."""
-    for directory, opener in _openers().items():
+    for directory, read_log in _logs().items():
         log = options.open_files(f"{url.rstrip('/')}/{directory}", url)
         try:
             entries = _listed(log, options)
@@ -107,22 +85,20 @@ def _table_at(url: str, source: Source, options: OpenOptions) -> TableSource | N
             log.close()
             break
         files = StoreFiles(source, partial(options.open_files, of=url), options)
-        found = TableLog(url=source.url, source=log, entries=entries, files=files, options=options)
-        table = _DeferredTable(found, opener)
-        return table_source(url, table, files, options.rule, log_state(entries))
+        return LogTable(TableLog(url=source.url, source=log, files=files, options=options), entries, read_log)
     _check_not_part(url, options)
     return None
 
 
-def _openers() -> Mapping[str, OpenLog]:
-    """Return what opens a table, by the name of the directory with its log."""
-    return {"_delta_log": _open_delta, _ICEBERG_LOG: _iceberg_directory}
+def _logs() -> Mapping[str, ReadLog]:
+    """Return what reads the log of a table, by the name of the directory that it is in."""
+    return {"_delta_log": _read_delta, _ICEBERG_LOG: _read_iceberg}
 
 
-def _open_delta(log: TableLog) -> Table:
-    from pqcache.store.tables.delta import open_delta  # most sources are no tables
-
-    return open_delta(log)
+def _read_delta(log: TableLog, entries: Sequence[SourceFile]) -> TableListing:
+    with _needs(log.url, "a Delta table", "deltalake", "delta"):
+        from pqcache.store.tables.delta import read_delta
+    return read_delta(log, entries)
 
 
 def _catalogs() -> Mapping[str, OpenUrl]:
@@ -137,34 +113,37 @@ def _open_hive(url: str, options: OpenOptions) -> Source:
 
 
 @contextmanager
-def _needs_pyiceberg(url: str) -> Iterator[None]:
-    """Raise UsageError about ``url`` when an import inside the block finds pyiceberg, or a part of it, missing."""
+def _needs(url: str, kind: str, library: str, extra: str) -> Iterator[None]:
+    """Raise UsageError about a table when an import inside the block finds its library, or a part of it, missing."""
     try:
         yield
     except ImportError as error:
         if (error.name or "pqcache").partition(".")[0] == "pqcache":
             raise  # an error of this package's own
         as_files = "take its files as they are with --as-files (as_files=True)"
-        advice = f"install it with: pip install 'pqcache[iceberg]', or {as_files}"
-        raise UsageError(url, "is an Iceberg table, which needs pyiceberg", advice) from error
+        advice = f"install the extra with: pip install 'pqcache[{extra}]', or {as_files}"
+        raise UsageError(redact(url), f"is {kind}, which needs {library}", advice) from error
 
 
-def _iceberg_directory(log: TableLog) -> Table:
+_needs_pyiceberg = partial(_needs, kind="an Iceberg table", library="pyiceberg", extra="iceberg")
+
+
+def _read_iceberg(log: TableLog, entries: Sequence[SourceFile]) -> TableListing:
     with _needs_pyiceberg(log.url):
-        from pqcache.store.tables.iceberg_open import DirectoryTable
-    return DirectoryTable(log)
+        from pqcache.store.tables.iceberg_open import read_directory
+    return read_directory(log, entries)
 
 
 def _iceberg_file(url: str, options: OpenOptions) -> Source:
-    with _needs_pyiceberg(redact(url)):
-        from pqcache.store.tables.iceberg_open import open_metadata_file
-    return open_metadata_file(url, options)
+    with _needs_pyiceberg(url):
+        from pqcache.store.tables.iceberg_open import MetadataFile
+    return MetadataFile(url, options)
 
 
 def _iceberg_catalog(url: str, options: OpenOptions) -> Source:
-    with _needs_pyiceberg(redact(url)):
-        from pqcache.store.tables.iceberg_open import open_catalog_table
-    return open_catalog_table(url, options)
+    with _needs_pyiceberg(url):
+        from pqcache.store.tables.iceberg_open import CatalogTable
+    return CatalogTable(url, options)
 
 
 def _check_not_part(url: str, options: OpenOptions) -> None:
@@ -174,7 +153,7 @@ def _check_not_part(url: str, options: OpenOptions) -> None:
     above = url.rstrip("/")
     while "=" in above.rpartition("/")[2]:
         above = above.rpartition("/")[0]
-    for directory in _openers():
+    for directory in _logs():
         root = above.removesuffix("/data") if directory == _ICEBERG_LOG else above  # where Iceberg's files are
         if root == url.rstrip("/"):
             continue

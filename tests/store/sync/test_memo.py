@@ -18,8 +18,7 @@ import pqcache
 from pqcache.events import Event, Listed
 from pqcache.store.layout import MEMO
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.tables.base import log_state
-from pqcache.store.tables.open_table import _DeferredTable
+from pqcache.store.tables.base import LogTable, log_state
 from tests.conftest import Bucket
 from tests.delta_tables import held, judged
 from tests.servers.upload import for_each_file
@@ -50,13 +49,13 @@ def cache(table: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One item for each time that the log of a table is read."""
-    found, read = [], _DeferredTable.read
+    found, read = [], LogTable.read_table
 
-    def noted(self: _DeferredTable) -> Any:
+    def noted(self: LogTable) -> Any:
         found.append(self.url)
         return read(self)
 
-    monkeypatch.setattr(_DeferredTable, "read", noted)
+    monkeypatch.setattr(LogTable, "read_table", noted)
     return found
 
 
@@ -200,16 +199,16 @@ def test_a_table_on_s3(table: Path, tmp_path: Path, s3_bucket: Bucket, readings:
 def test_the_pointer_of_an_iceberg_table_decides(
     by_catalog: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pqcache.store.tables.iceberg import IcebergTable
+    from pqcache.store.tables.iceberg_open import CatalogTable
 
-    kind = IcebergTable if by_catalog else _DeferredTable
-    found, read = [], kind.read
+    kind = CatalogTable if by_catalog else LogTable
+    found, read = [], kind.read_table
 
     def noted(self: Any) -> Any:
         found.append(self.url)
         return read(self)
 
-    monkeypatch.setattr(kind, "read", noted)
+    monkeypatch.setattr(kind, "read_table", noted)
     lake, cache = Lake(tmp_path / "lake"), tmp_path / "cache"
     lake.configure(monkeypatch)
     rows = pa.table({"id": pa.array(range(5), pa.int64()), "kind": ["a", "b", "a", "b", "c"]})

@@ -23,9 +23,8 @@ from deltalake.schema import PrimitiveType
 import pqcache
 from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound, UsageError
 from pqcache.events import Event, Started
-from pqcache.store.tables.base import OpenOptions
+from pqcache.store.tables.base import OpenOptions, Table
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.tables.table_source import TableSource
 from pqcache.torch import ParquetDataset
 from tests.delta_tables import add, commit, field, held, in_order, judged, metadata, protocol
 from tests.forked_commands import run_pqcache
@@ -454,9 +453,9 @@ def test_a_sync_of_one_commit_imports_what_it_needs(table: Path, cache: Path) ->
 
 def test_a_commit_during_a_sync_is_left_for_the_next(table: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listings: list[str] = []
-    list_files = TableSource.list
+    list_files = Table.list
 
-    def noted(self: TableSource) -> Any:
+    def noted(self: Table) -> Any:
         listings.append(self.url)
         return list_files(self)
 
@@ -464,7 +463,7 @@ def test_a_commit_during_a_sync_is_left_for_the_next(table: Path, cache: Path, m
         if isinstance(event, Started) and event.phase == "fetch":
             append(table, 18, 21)
 
-    monkeypatch.setattr(TableSource, "list", noted)
+    monkeypatch.setattr(Table, "list", noted)
     before = judged(table)
     assert pqcache.sync(table, cache, on_event=commits).version == "2"
     assert held(cache) == before

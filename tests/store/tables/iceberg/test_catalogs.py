@@ -150,7 +150,8 @@ def test_without_pyiceberg(lake: Lake, tmp_path: Path) -> None:
         done = run_without_warmth("sync", source, tmp_path / "cache", env=env)
         assert done.returncode == 2
         assert (
-            "is an Iceberg table, which needs pyiceberg; install it with: pip install 'pqcache[iceberg]'" in done.stderr
+            "is an Iceberg table, which needs pyiceberg; install the extra with: pip install 'pqcache[iceberg]'"
+            in done.stderr
         )
         assert "Traceback" not in done.stderr
 

@@ -341,11 +341,11 @@ def test_files_that_expire_during_a_sync_make_it_read_the_table_again(
 ) -> None:
     table = lake.create("expiring", shop(0, 1).schema)
     table.append(shop(0, 10))
-    from pqcache.store.tables.table_source import TableSource
+    from pqcache.store.tables.base import Table as Source
 
-    before, once = TableSource.read, [True]
+    before, once = Source.read, [True]
 
-    def read(self: TableSource, *args: Any, **more: Any) -> Any:
+    def read(self: Source, *args: Any, **more: Any) -> Any:
         if once:
             once.clear()
             old = [task.file.file_path for task in table.scan().plan_files()]
@@ -354,7 +354,7 @@ def test_files_that_expire_during_a_sync_make_it_read_the_table_again(
                 Path(uri.removeprefix("file://")).unlink()
         return before(self, *args, **more)
 
-    monkeypatch.setattr(TableSource, "read", read)
+    monkeypatch.setattr(Source, "read", read)
     pqcache.sync(place(table), tmp_path / "cache", where="id >= 0")
     assert rows_of(tmp_path / "cache") == rows_in(table)
     Path(next(iter(table.refresh().scan().plan_files())).file.file_path.removeprefix("file://")).unlink()
