@@ -218,7 +218,8 @@ def documented(arguments: type, *tables: type | str) -> Callable[[_T], _T]:
 
     def document(target: _T) -> _T:
         function: Any = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
-        known, hints = options_of(*tables), arguments.__annotations__
+        known = options_of(*tables)
+        hints = {name: arguments.__annotations__[name] for name in known if name in arguments.__annotations__}
         signature = inspect.signature(function)
         own = [parameter for name, parameter in signature.parameters.items() if name != "given"]
         added = [_parameter(known[name], hint) for name, hint in hints.items()]
