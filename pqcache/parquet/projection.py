@@ -150,7 +150,7 @@ def _byte_range(meta: Struct, limit: int, extra: int, name: str) -> ByteRange:
 
 
 def with_chunks(group: Struct, leaves: Sequence[int], chunks: Sequence[Struct], name: str) -> Struct:
-    """Keep only ``chunks``, those of the kept leaves, at their old places in the file."""
+    """Keep only ``chunks`` (those of the leaves that stay), at their old offsets."""
     metas = footer.columns_of(group, name)
     result = {field: entry for field, entry in group.items() if field != 4}
     result[1] = (LIST, Items(STRUCT, list(chunks)))

@@ -111,7 +111,7 @@ def result_of(record: Mapping[str, Any]) -> str:
 
 
 def in_order(records: Sequence[dict[str, Any]], missed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sort records by the order of events, that of the history, whatever the clock did.
+    """Sort records into the order of the history, which a changed clock does not affect.
 
     Those of ``missed`` come before the first that published a later snapshot.
     """

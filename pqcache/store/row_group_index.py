@@ -431,7 +431,7 @@ class IndexBuilder:
     def _without_keys(
         self, schema: pa.Schema, paths: Sequence[str], parts: Sequence[tuple[pa.Schema, IndexPart]]
     ) -> pa.Schema:
-        """Drop columns whose names differ from those of partition columns in case alone."""
+        """Drop columns whose names differ from a partition column's only in case."""
         keys = partition_keys(paths)
         while names := differing_in_case(schema.names, keys):
             column, key = names

@@ -97,7 +97,7 @@ def _full_head(rows: int, size: int, nullable: bool) -> bytes:
 
 
 def _values(array: pa.Array) -> _Numbers:
-    """Values as they are stored; those of nulls are arbitrary."""
+    """Stored values; nulls have arbitrary ones."""
     dtype = np.dtype(_dtype(array.type))
     values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
     return values.astype(_WIDER[dtype.str[1:]]) if dtype.itemsize < 4 else values

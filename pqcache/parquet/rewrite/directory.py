@@ -284,7 +284,7 @@ def _output_schema(opened: list[SourceFooter], declared: pa.Schema) -> OutputSch
 
 
 def _elements(source: SourceFooter, declared: pa.Schema, names: set[str]) -> list[thrift.Struct]:
-    """The source's schema elements, but those of ``names`` follow from ``declared``."""
+    """The source's schema elements, with those of ``names`` made from ``declared``."""
     new = elements_of(working_schema(declared))
     result = [source.elements[0]]
     for name, old, made in zip(declared.names, footer.trees(source.elements), footer.trees(new), strict=True):

@@ -25,7 +25,7 @@ class SourceTooSlow(SourceUnavailable):
 
 
 class Patience(NamedTuple):
-    """When to stop: after so many failures in a row, or so many seconds after the first of them began."""
+    """When to give up: after a number of failures in a row, or a number of seconds since the first began."""
 
     retries: float = 4
     seconds: float = math.inf

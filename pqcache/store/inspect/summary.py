@@ -322,7 +322,7 @@ def _partitions(index: Index, sizes: npt.NDArray[np.int64]) -> tuple[PartitionSu
 
 
 def encodings_of(footers: Sequence[tuple[pq.FileMetaData, pa.Schema]]) -> dict[str, tuple[str, ...]]:
-    """Encodings of each top-level column's values, without those of levels and dictionaries."""
+    """Encodings of each top-level column's values; levels and dictionaries do not count."""
     found: dict[str, dict[str, None]] = {}
     for metadata, schema in footers:
         names = top_level_names(metadata, schema)

@@ -120,7 +120,7 @@ def _refresh(known: KeyIndex, moved: Ints, root: Path, index: Index, target: Pat
 
 
 def _kept(known: KeyIndex, groups: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which runs to take over: large ones of which at least half of the rows still exist."""
+    """Runs to reuse: large ones that still have at least half of their rows."""
     rows = np.array([run.rows for run in known.runs], np.int64)
     live = np.bincount(known.numbers("run"), known.numbers("length") * (groups >= 0), len(rows))
     return np.asarray((rows >= _MIN_ROWS) & (2 * live >= rows))

@@ -168,7 +168,7 @@ def scramble(codes: Codes, seed: int = 0) -> Codes:
 
 
 def _hashed(values: pa.Array, kind: pa.DataType) -> tuple[Codes, Codes]:
-    """Two hashes of each value's bytes; those of nulls are arbitrary."""
+    """Two hashes of each value's bytes; nulls have arbitrary ones."""
     count = len(values)
     if pa.types.is_decimal(kind):
         width = kind.bit_width // 8

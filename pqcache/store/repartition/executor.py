@@ -32,7 +32,7 @@ class ClusterExecutor(Executor):
     @property
     @abstractmethod
     def no_worker(self) -> str:
-        """What to tell the user while there is no worker; else empty."""
+        """A message for the user while no worker has joined; empty once one has."""
 
     @abstractmethod
     def on_workers(self, function: Callable[[str], Any], argument: str) -> list[tuple[str, Any]]:

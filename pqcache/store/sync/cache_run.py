@@ -50,7 +50,7 @@ class ByteCounter:
 
 
 def report_fetching(on_event: OnEvent, total: int, here: int, files: int = 0) -> None:
-    """Report that ``total`` bytes are being fetched, of which earlier runs have left ``here``."""
+    """Report that ``total`` bytes are being fetched, ``here`` of them left by earlier runs."""
     if here:
         on_event(Reused(here, total))
     on_event(Started("fetch", total - here, files=files))

@@ -309,7 +309,7 @@ def _check_lost_files(
 
 
 def _fetched_otherwise(held: Iterable[FileEntry], recipe: Recipe) -> frozenset[str]:
-    """Directories with files of which other columns or rows were fetched than ``recipe`` says."""
+    """Directories with files that were fetched with other columns or rows than ``recipe`` has."""
     return frozenset(parent(e.path) for e in held if recipe_of(e.recipe).subset != recipe.subset)
 
 
