@@ -34,6 +34,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # What parsers raise of data that are not as they were written: wrong values or types, missing keys, deep nesting
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, NotImplementedError, RecursionError)
 NOT_REGULAR = "not a regular file"  # of an OSError with EINVAL
+CHECK_TABLE = "check the table with the engine that wrote it"  # advice where log, metadata and files disagree
 
 
 def first_line(error: BaseException | str) -> str:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from pqcache.errors import SourceError, TypeClash, UsageError
+from pqcache.errors import CHECK_TABLE, SourceError, TypeClash, UsageError
 from pqcache.store.urls import printable
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def _typed(values: Sequence[str | None], kind: pa.DataType, name: str) -> pa.Arr
         return pa.array(values, pa.string()).cast(kind)
     except (pa.ArrowException, OverflowError) as error:
         reason = f"is {kind} in the table, and a value in a path is not ({error})"
-        raise SourceError(f"column {name!r}", reason, "check the table with the engine that wrote it") from error
+        raise SourceError(f"column {name!r}", reason, CHECK_TABLE) from error
 
 
 def partitions_of(paths: Sequence[str], schema: pa.Schema | None = None) -> pa.Table:

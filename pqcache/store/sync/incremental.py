@@ -116,7 +116,7 @@ class _Publisher:
     asked: Asked
 
     def publish(self, listing: Listing) -> RunResult:
-        """Decide and apply until a decision holds; each try heeds the findings of the last."""
+        """Decide and apply until a decision holds; each round starts from the findings of the last."""
         findings, moves = Findings(), 0
         while True:
             try:

@@ -17,7 +17,7 @@ from threading import Lock
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
-from pqcache.errors import SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.errors import CHECK_TABLE, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.events import OnEvent, ignore
 from pqcache.options import HDFS_NATIVE, TIMEOUT
 from pqcache.store.drivers.base import (
@@ -252,7 +252,7 @@ class StoreFiles:
             is_name = "\0" not in url
         if not is_name:
             reason = "the table has a file of this name, which no file can have"
-            raise SourceError(printable(url), reason, "check the table with the engine that wrote it")
+            raise SourceError(printable(url), reason, CHECK_TABLE)
         found = self._in_base(url) or self._in_base(url := usual_url(url))
         if found is not None:
             return found
@@ -280,7 +280,7 @@ class StoreFiles:
             name, size = source.url_of(place), source.stat(place).size
             if size < offset + length:
                 reason = f"has {size:,} bytes, and at least {offset + length:,} as its table has it"
-                raise SourceError(name, reason, "check the table with the engine that wrote it")
+                raise SourceError(name, reason, CHECK_TABLE)
             raise SourceUnavailable(name, f"the connection ended after {len(data):,} of {length:,} bytes")
 
         return self._options.tried(received, url) if length else b""
@@ -357,11 +357,7 @@ class Table(Source, LocalModes):
         return self._state
 
     def list(self) -> Iterator[SourceFile]:
-        with self._lock:
-            if self._listing is None or not self.capabilities.lists_one_version:
-                self._listing = self.read_table()
-            listing = self._listing
-        for file in listing.files.values():
+        for file in self._known(again=not self.capabilities.lists_one_version).files.values():
             yield SourceFile(file.path, file.identity)
 
     def stat(self, path: str) -> Identity:
@@ -372,7 +368,7 @@ class Table(Source, LocalModes):
             return now
         if now.size != file.identity.size:
             reason = f"has {now.size:,} bytes, and {file.identity.size:,} in the log of its table"
-            raise SourceError(source.url_of(place), reason, "check the table with the engine that wrote it")
+            raise SourceError(source.url_of(place), reason, CHECK_TABLE)
         return file.identity
 
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
@@ -392,9 +388,9 @@ class Table(Source, LocalModes):
     def close(self) -> None:
         self._files.close()
 
-    def _known(self) -> TableListing:
+    def _known(self, again: bool = False) -> TableListing:
         with self._lock:
-            if self._listing is None:
+            if self._listing is None or again:
                 self._listing = self.read_table()
             return self._listing
 

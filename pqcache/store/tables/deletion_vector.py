@@ -16,7 +16,7 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from pqcache.errors import SourceError
+from pqcache.errors import CHECK_TABLE, SourceError
 from pqcache.store.urls import printable
 
 FRAME = 8  # bytes around a vector in a file: its length before it, a CRC-32 after it
@@ -92,7 +92,7 @@ def vector_of_delta(file: str, about: Mapping[str, Any]) -> DeletionVector:
 
 def _damaged(file: str, error: ValueError, where: str = "") -> SourceError:
     reason = f"its deletion vector{printable(where)} is damaged: {error}"
-    return SourceError(file, reason, "check the table with the engine that wrote it")
+    return SourceError(file, reason, CHECK_TABLE)
 
 
 def _decoded(text: str) -> bytes:

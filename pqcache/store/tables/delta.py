@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 
 from pqcache.errors import (
+    CHECK_TABLE,
     MALFORMED,
     ParquetError,
     PqcacheError,
@@ -57,7 +58,6 @@ _NUMBER = re.compile(r"-?[0-9]+")
 _DIGITS = 20  # of a version in the names of a log
 _THREADS = 8
 _MAX_LOOKED_INTO = 1 << 26  # bytes of a file of a log that is looked into to name it
-_CHECK = "check the table with the engine that wrote it"
 _ABSOLUTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/|/")
 _OUTSIDE = re.compile(r"(^|/)(\.{0,2})(/|$)")  # of a path with a segment that is empty, "." or ".."
 DELETION_VECTORS = "deletionVectors"
@@ -93,7 +93,7 @@ class _DeltaReader:
         version = self._wanted()
         files = self.log.files_of(version)
         if files is None:
-            raise SourceError(self.table.url, f"its log lacks commits before version {version}", _CHECK)
+            raise SourceError(self.table.url, f"its log lacks commits before version {version}", CHECK_TABLE)
         with ExitStack() as stack:
             with disk_errors(Path(tempfile.gettempdir())):
                 scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pqcache-delta-")))
@@ -139,7 +139,7 @@ class _DeltaReader:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             reason = f"deltalake cannot read its log ({first_line(error)})"
-            advice = PLAIN if "upported" in reason else _CHECK
+            advice = PLAIN if "upported" in reason else CHECK_TABLE
             raise SourceError(self._damaged_file() or self.table.url, reason, advice) from error
 
     def _damaged_file(self) -> str | None:
@@ -163,7 +163,7 @@ class _DeltaReader:
         """Return the version that is asked for; SourceNotFound where the log does not have it."""
         rule, newest = self.table.options.rule, self.log.newest()
         if newest is None:
-            raise SourceNotFound(self.table.url, "its log has no version", _CHECK)
+            raise SourceNotFound(self.table.url, "its log has no version", CHECK_TABLE)
         if rule.version is not None:
             given = f"--version {rule.version}"
             if not _NUMBER.fullmatch(rule.version):
@@ -215,7 +215,7 @@ class _DeltaReader:
             return None if time is None else int(time) * 1_000_000
         except MALFORMED as error:
             reason = f"is no commit ({first_line(error)})"
-            raise SourceError(self.table.source.url_of(file.path), reason, _CHECK) from error
+            raise SourceError(self.table.source.url_of(file.path), reason, CHECK_TABLE) from error
 
     def _bytes_of(self, path: str, offset: int, length: int) -> bytes:
         return self.table.files.read(file_url_of(self.table.url, path), offset, length)
@@ -254,7 +254,7 @@ def table_files(
     values = _partitions(url, adds) if schema.partitions else [{}] * len(paths)
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
-        raise SourceError(f"{url}/{twice}", "is twice in the table", "check the table with the engine that wrote it")
+        raise SourceError(f"{url}/{twice}", "is twice in the table", CHECK_TABLE)
     mapped = schema.in_files
     mapping = "" if mapped is None else digest(mapped if schema.mode != "none" else "")
     shape = None if mapped is None else FileShape(columns=mapped)
@@ -284,7 +284,7 @@ def file_url_of(url: str, path: str) -> str:
         closed = f"/{decoded}/"
         if ("/." in closed or "//" in closed) and _OUTSIDE.search(decoded):  # two fast answers for nearly all paths
             reason = "is a path in the log of the table that leads out of it"
-            raise SourceError(f"{url}/{path}", reason, "check the table with the engine that wrote it")
+            raise SourceError(f"{url}/{path}", reason, CHECK_TABLE)
         return f"{url.rstrip('/')}/{decoded}"
     is_local = _is_local(url)
     if path[:5].lower() == "file:":
@@ -534,7 +534,7 @@ def _sidecars(checkpoint: Path) -> list[str]:
             found = file.read(["sidecar.path"])["sidecar"].to_pylist()
     except (pa.ArrowException, OSError) as error:
         reason = f"is a checkpoint that cannot be read ({first_line(error)})"
-        raise ParquetError(checkpoint.name, reason, "check the table with the engine that wrote it") from error
+        raise ParquetError(checkpoint.name, reason, CHECK_TABLE) from error
     return [PurePosixPath(row["path"]).name for row in found if row is not None]
 
 

@@ -35,6 +35,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 
 from pqcache.errors import (
+    CHECK_TABLE,
     ParquetError,
     PqcacheError,
     SourceDenied,
@@ -169,7 +170,7 @@ def _wanted(metadata: TableMetadata, rule: VersionRule, url: str) -> Snapshot | 
         return None
     else:
         number = metadata.current_snapshot_id
-        what, advice = f"snapshot {number}, its current one", "check the table with the engine that wrote it"
+        what, advice = f"snapshot {number}, its current one", CHECK_TABLE
     found = None if number is None else metadata.snapshot_by_id(number)
     if found is None:
         newest = metadata.current_snapshot()
@@ -324,7 +325,7 @@ class Deletes:
                         self._cached[uri] = _grouped(file, range(file.num_row_groups))
                     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
                         reason = f"this delete file cannot be read ({first_line(error)})"
-                        advice = "check the table with the engine that wrote it"
+                        advice = CHECK_TABLE
                         raise ParquetError(printable(uri), reason, advice) from error
                 self._shrink()
             return self._cached[uri].get(data_file, _none())
@@ -654,7 +655,7 @@ class _StoreInput(InputFile):
             try:
                 check_avro(data)
             except ValueError as error:
-                advice = "check the table with the engine that wrote it"
+                advice = CHECK_TABLE
                 raise SourceError(printable(self.location), f"this manifest is damaged: {error}", advice) from error
         return io.BytesIO(data)
 
@@ -757,7 +758,7 @@ def _error(subject: str, error: Exception) -> PqcacheError:
         return UsageError(subject, f"its catalog needs another package ({said})", "install it")
     if type(error).__module__.startswith("sqlalchemy."):
         return SourceError(subject, f"its catalog's database cannot be read ({said})", "check the catalog's uri")
-    advice = f"check the table with the engine that wrote it, or {_AS_FILES}"
+    advice = f"{CHECK_TABLE}, or {_AS_FILES}"
     return SourceError(subject, f"pyiceberg cannot read it ({said})", advice)
 
 

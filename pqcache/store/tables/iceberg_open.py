@@ -21,7 +21,7 @@ from pyiceberg.table import Table as LoadedTable
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.utils.config import Config
 
-from pqcache.errors import SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.errors import CHECK_TABLE, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.time_limits import Stalled, with_time_limit
@@ -140,7 +140,7 @@ def newest_metadata(names: Sequence[str], hint: str | None, url: str) -> str:
         if (match := _NAME.fullmatch(name))
     )
     if not found:
-        raise SourceNotFound(url, "has no metadata file any more", "check the table with the engine that wrote it")
+        raise SourceNotFound(url, "has no metadata file any more", CHECK_TABLE)
     if hint is None:
         newest = [file for file in found if file.number in (found[-1].number, _UNNUMBERED)]
     else:

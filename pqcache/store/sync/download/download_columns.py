@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import ParquetError, SourceUnavailable, UsageError
+from pqcache.errors import CHECK_TABLE, ParquetError, SourceUnavailable, UsageError
 from pqcache.filters.expression import Condition, condition_columns
 from pqcache.filters.pruning import TruthValues, prune_row_groups
 from pqcache.filters.sql import parse_condition
@@ -235,7 +235,7 @@ def _kept_rows(end: FileEnd, shape: FileShape) -> list[npt.NDArray[np.bool_] | N
     deleted = shape.deleted_rows()
     if len(deleted) and not 0 <= int(deleted.min()) <= int(deleted.max()) < sum(counts):
         reason = f"its table deletes row {int(deleted.max()):,} of it, and it has {sum(counts):,}"
-        raise ParquetError(end.name, reason, "check the table with the engine that wrote it")
+        raise ParquetError(end.name, reason, CHECK_TABLE)
     kept = np.ones(sum(counts), np.bool_)
     kept[deleted] = False
     parts = np.split(kept, np.cumsum(counts)[:-1]) if counts else []
