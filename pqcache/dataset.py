@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from typing_extensions import Unpack
 
 from pqcache.errors import UsageError
-from pqcache.options import documented, parsed
+from pqcache.options import Unpack, documented, parsed
 from pqcache.reader.open_dataset import shard_of
 from pqcache.reader.options import BatchArguments, BatchOptions
 from pqcache.reader.processes import check_launched, count_and_number, is_rank, worker_of_torch

@@ -4,7 +4,7 @@ Each class below lists options that belong together: a field's name, its default
 help. From these come the commands with their help, manual pages and shell completion, the keys of ``pqcache.toml``,
 and what ``help()`` says of the Python functions. To add an option, add a field here and use it where it matters; for
 one that Python takes too, name its type in the arguments at the end, which type checkers read. Those that only Python
-has, of ``ParquetDataset`` and ``Cache.batches``, are in `pqcache.reader.options`, beside what reads them.
+has, of ``ParquetDataset`` and ``Cache.batches``, are in `pqcache.reader.options` and `pqcache.torch.options`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -23,6 +25,11 @@ from typing import Any, TypedDict, TypeVar
 
 from pqcache.errors import UsageError
 from pqcache.units import is_number, is_whole, parse_count, parse_duration, parse_names, parse_size, size_word
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack as Unpack
+else:
+    from typing_extensions import Unpack as Unpack
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -267,11 +274,11 @@ def _count(given: Any) -> int:
 
 
 def _number(given: Any) -> Any:
-    try:
-        if is_number(given) or isinstance(given, str):
-            return float(given) if isinstance(given, str) else given
-    except ValueError:
-        pass
+    if is_number(given):
+        return given
+    with suppress(ValueError):
+        if isinstance(given, str):
+            return float(given)
     raise UsageError("", "not a number", "write it like 0.5")
 
 

@@ -83,7 +83,7 @@ class Epochs:
         self.sizes: RowGroupSizes | None = None
         self.first = RowGroups(plan.at_epoch(0, options.seed), meter)
         self._path, self._seed, self._shuffle, self._memory = path, options.seed, options.shuffle, options.memory
-        self._batch_size = options.batch_size or 1
+        self._batch_size = options.size_in_order or 1
         self._warns = options.window is not None and options.shuffle
         self._latest: tuple[tuple[int, bool], RowGroups] | None = None
         self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all

@@ -147,17 +147,19 @@ class EpochOptions(OrderOptions):
     keep_filling: bool = python(True, FLAG, "False: that run ends with this process, and the next one continues it.")
 
     def __post_init__(self) -> None:
-        for name in ("choice", "fill", "rules"):  # which refuse what makes no sense
-            getattr(self, name)
+        _ = self.choice, self.fill, self.rules  # made now, as they refuse what makes no sense
         if self.pack is None:
             return
         weighs, is_sequence = self.choice.has_weights, self.sequence is not None
         check_pack(self.pack, columns=self.columns, has_sequence=is_sequence, has_weights=weighs)
-        if isinstance(self.pack, TokenBatches):
-            if self.batch_size not in (type(self).batch_size, 1):
-                reason = "tokens_per_batch= says how large batches are"
-                raise UsageError(f"batch_size={self.batch_size}", reason, "leave it out")
-            object.__setattr__(self, "batch_size", 1)  # in the order, which counts such batches
+        if isinstance(self.pack, TokenBatches) and self.batch_size != type(self).batch_size:
+            reason = "tokens_per_batch= says how large batches are"
+            raise UsageError(f"batch_size={self.batch_size}", reason, "leave it out")
+
+    @property
+    def size_in_order(self) -> int | None:
+        """The batch size of the order and of states: 1 for batches by tokens, which the order counts as its rows."""
+        return 1 if isinstance(self.pack, TokenBatches) else self.batch_size
 
     @cached_property
     def choice(self) -> RowChoice:

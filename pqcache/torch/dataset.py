@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from typing_extensions import Unpack
 
 from pqcache.errors import UsageError
-from pqcache.options import documented, parsed
+from pqcache.options import Unpack, documented, parsed
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.options import check_rank
 from pqcache.reader.order.epoch_share import EpochShare
@@ -82,7 +81,7 @@ class ParquetDataset(ResumableDataset):
         held = f"{reader.rows:,} {rows}" if reader.rows is not None else f"{rows} that epochs draw"
         columns = format_count(len(reader.schema), "column")
         lanes = "one for each worker of each rank" if self._lanes is None else self._lanes
-        about = f"{held}, {columns}, batch_size={options.batch_size}, lanes={lanes}"
+        about = f"{held}, {columns}, batch_size={options.size_in_order}, lanes={lanes}"
         return f"<{type(self).__name__} {options.path} ({reader.snapshot}): {about}>"
 
     @property

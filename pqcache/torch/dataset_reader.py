@@ -93,7 +93,7 @@ class DatasetReader:
         """
         options = self.options
         if self.nodes is not None and pad:
-            return self.nodes.total(options.batch_size or 1, start, ranks, options.drop_last)
+            return self.nodes.total(options.size_in_order or 1, start, ranks, options.drop_last)
         return self.batches_at(epoch)
 
     def batches_at(self, epoch: int, of_mix: bool = False) -> int:
@@ -180,7 +180,7 @@ class DatasetReader:
             columns=list(self._plan.columns),
             shuffle=self.options.shuffle,
             seed=self.options.seed,
-            batch_size=self.options.batch_size,
+            batch_size=self.options.size_in_order,
             window=window,
             piece=piece_rows,
             **place.in_state(worker),
@@ -191,13 +191,16 @@ class DatasetReader:
 
         Raises UsageError if options differ, CacheError if the snapshot is no longer kept.
         """
-        options = {name: getattr(self.options, name) for name in ("seed", "batch_size", "shuffle")}
+        options = {"seed": self.options.seed, "shuffle": self.options.shuffle}
         chosen = self._epochs.set_window
         before = self.__dict__.copy()
         is_other = state.snapshot != self._listing
         snapshot = self._snapshot_in(state) if is_other else None
         state.check_options(
-            **options, columns=list(self._plan.columns), window=state.window if chosen is None else chosen.row_groups
+            **options,
+            batch_size=self.options.size_in_order,
+            columns=list(self._plan.columns),
+            window=state.window if chosen is None else chosen.row_groups,
         )
         try:
             if is_other:

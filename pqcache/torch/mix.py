@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from typing_extensions import Unpack
 
 from pqcache.errors import UsageError
-from pqcache.options import documented, parsed
+from pqcache.options import Unpack, documented, parsed
 from pqcache.reader.batch_rows import RowPlaces, checked_index
 from pqcache.reader.meter import TENSORS
 from pqcache.reader.options import check_rank

@@ -108,7 +108,7 @@ class DatasetOptions(IterationOptions, EpochOptions):
     def __post_init__(self) -> None:
         IterationOptions.__post_init__(self)
         EpochOptions.__post_init__(self)
-        pack, conversion, _ = self.pack, self.conversion, self.calling  # which refuse what makes no sense
+        pack, conversion, _ = self.pack, self.conversion, self.calling  # made now, as in EpochOptions
         if not isinstance(pack, Pack):
             return
         if self.batch_size is None:

@@ -254,6 +254,7 @@ def test_packed_record_batches_that_make_no_sense(cache: pqcache.Cache) -> None:
     for options, message in (
         ({"pack": "tokens"}, "give a Pack"),
         ({"pack": TokenBatches("tokens", tokens_per_batch=200), "batch_size": 3}, "tokens_per_batch= says how large"),
+        ({"pack": TokenBatches("tokens", tokens_per_batch=200), "batch_size": 1}, "tokens_per_batch= says how large"),
         ({"pack": Pack("tokens", 32, ids=["cu_seqlens"])}, "no column of a record batch"),
         ({"pack": pack, "columns": ["id"]}, "with pack= they are tokens"),
         ({"pack": pack, "balance": "id"}, "packed once"),

@@ -10,11 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import Unpack
-
 from pqcache.errors import DamagedError, UsageError, disk_errors
 from pqcache.events import OnEvent, ignore
-from pqcache.options import COMMANDS, RepartitionArguments, Rewriting, documented, options_of, parsed
+from pqcache.options import COMMANDS, RepartitionArguments, Rewriting, Unpack, documented, options_of, parsed
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
 from pqcache.store.cache_directory import CacheDirectory, cache_at, check_outside_caches, lease_at
 from pqcache.store.config import read_config, updated, write_config

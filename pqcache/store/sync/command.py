@@ -10,11 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import Unpack
-
 from pqcache.errors import UsageError, disk_errors
 from pqcache.events import Listed, OnEvent, Warned, ignore
-from pqcache.options import CONTENT, IDENTITY, Remembered, SyncArguments, SyncRun, documented, options_of, parsed
+from pqcache.options import (
+    CONTENT,
+    IDENTITY,
+    Remembered,
+    SyncArguments,
+    SyncRun,
+    Unpack,
+    documented,
+    options_of,
+    parsed,
+)
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots, find_arriving
 from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
