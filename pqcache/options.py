@@ -261,7 +261,14 @@ def _text(given: Any) -> str:
 
 
 def _flag(given: Any) -> bool:
-    is_bool = isinstance(given, bool) or str(getattr(given, "dtype", "")).endswith("bool")  # of numpy or torch
+    if not isinstance(given, bool):
+        raise UsageError("", "neither true nor false")
+    return given
+
+
+def _truth(given: Any) -> bool:
+    """A flag of Python code: numpy's and torch's too, and 0 and 1, which ``pqcache.toml`` may not have."""
+    is_bool = isinstance(given, bool) or str(getattr(given, "dtype", "")).endswith("bool")
     if not is_bool and not (is_whole(given) and given in (0, 1)):
         raise UsageError("", "neither true nor false", "give True or False")
     return bool(given)
@@ -348,6 +355,7 @@ ANY = Kind(lambda value: value)  # what it may be is checked where it is used
 TEXT = Kind(_text)
 WORD = Kind(str)  # a text that may be written as a number
 FLAG = Kind(_flag, is_flag=True, config="True or false.")
+TRUTH = Kind(_truth, is_flag=True)
 COUNT = Kind(_parse_count, _parse_count, "N", config="A whole number.")
 NUMBER = Kind(_number, _number)
 SIZE = Kind(_parse_size, _parse_size, "SIZE", size_word, config="A size.")

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, TypedDict
 
 from pqcache.errors import UsageError
-from pqcache.options import ANY, COUNT, FLAG, LIST, NUMBER, PAIRS, SIZE, WORD, python
+from pqcache.options import ANY, COUNT, LIST, NUMBER, PAIRS, SIZE, TRUTH, WORD, python
 from pqcache.reader.memory import WINDOW, WINDOW_OF_ALL
 from pqcache.reader.packing.pack import Pack, TokenBatches, check_pack
 from pqcache.reader.selection.row_choice import RowChoice
@@ -31,7 +31,7 @@ class OrderOptions:
     seed: int = python(0, COUNT, "Selects the order, with the epoch.")
     drop_last: bool = python(
         False,
-        FLAG,
+        TRUTH,
         "False: the last batch may be short, and ranks are made equal by repeating the epoch's first batches. True: "
         "what is left over is dropped.",
     )
@@ -70,7 +70,7 @@ class EpochOptions(OrderOptions):
         "snapshot. On nulls see docs/loading.md.",
     )
     batch_size: int | None = python(4096, COUNT, "Rows of a batch.", low=1)
-    shuffle: bool = python(True, FLAG, "False gives the rows in the order of the files.")
+    shuffle: bool = python(True, TRUTH, "False gives the rows in the order of the files.")
     memory: int | None = python(
         2 << 30, SIZE, "Bytes for the decoded row groups of this rank, all its workers together."
     )
@@ -144,7 +144,7 @@ class EpochOptions(OrderOptions):
     source_options: Mapping[str, str] | None = python(
         None, ANY, 'Options of the source\'s store, such as {"endpoint": "http://..."}.', is_secret=True
     )
-    keep_filling: bool = python(True, FLAG, "False: that run ends with this process, and the next one continues it.")
+    keep_filling: bool = python(True, TRUTH, "False: that run ends with this process, and the next one continues it.")
 
     def __post_init__(self) -> None:
         _ = self.choice, self.fill, self.rules  # made now, as they refuse what makes no sense

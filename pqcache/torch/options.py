@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pqcache.errors import UsageError
-from pqcache.options import ANY, COUNT, DURATION, FLAG, LIST, Shared, choice, python
+from pqcache.options import ANY, COUNT, DURATION, LIST, TRUTH, Shared, choice, python
 from pqcache.reader.options import EpochArguments, EpochOptions, OrderArguments, OrderOptions
 from pqcache.reader.packing.pack import Pack
 from pqcache.store.tables.data_files import FileRules
@@ -25,7 +25,7 @@ class IterationOptions(OrderOptions):
 
     pad: bool = python(
         True,
-        FLAG,
+        TRUTH,
         "False: nothing is repeated, so every row comes once over all ranks, and some ranks have one batch less "
         "(batches_per_rank). For evaluation: see docs/loading.md before training on ranks.",
     )
