@@ -21,9 +21,8 @@ from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Ints, Order, check_format
 from pqcache.reader.packing.pack import Pack, TokenBatches, check_pack
-from pqcache.reader.read_plan import ReadPlan, document_lengths, make_read_plan
+from pqcache.reader.read_plan import ReadPlan, RowChoice, document_lengths, make_read_plan
 from pqcache.reader.record_batches import read_rows
-from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split, first_rows_of
 from pqcache.store.selected_rows import SelectedRows

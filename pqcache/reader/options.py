@@ -15,7 +15,7 @@ from pqcache.errors import UsageError
 from pqcache.options import ANY, COUNT, LIST, NUMBER, PAIRS, SIZE, TRUTH, WORD, python
 from pqcache.reader.memory import WINDOW, WINDOW_OF_ALL
 from pqcache.reader.packing.pack import Pack, TokenBatches, check_pack
-from pqcache.reader.selection.row_choice import RowChoice
+from pqcache.reader.read_plan import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split
 from pqcache.store.arriving.start_run import FillRequest, fill_request

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.errors import UsageError
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.selection.row_choice import RowChoice
+from pqcache.reader.read_plan import RowChoice, make_read_plan
 from pqcache.torch import ParquetDataset, Sequence, Split
 from tests.examples import examples
 

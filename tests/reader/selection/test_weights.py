@@ -22,9 +22,8 @@ import pqcache
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import random_words, scatter_order
-from pqcache.reader.read_plan import make_read_plan
+from pqcache.reader.read_plan import RowChoice, make_read_plan
 from pqcache.reader.selection import selection
-from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.torch import Loader, Mix, ParquetDataset, Sequence, Split
 from tests.examples import examples
 
