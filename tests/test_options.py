@@ -24,7 +24,7 @@ from pqcache.options import (
     SyncArguments,
     options_of,
 )
-from pqcache.reader.options import BatchArguments, BatchOptions
+from pqcache.reader.options import BatchArguments, BatchOptions, RowArguments, RowOptions
 from pqcache.torch import Mix, ParquetDataset
 from pqcache.torch.options import DatasetArguments, DatasetOptions, IterationArguments, IterationOptions
 from tests.datasets import write_shop
@@ -102,6 +102,7 @@ def test_values_that_make_no_sense_are_refused(given: dict[str, Any], said: str,
         (pqcache.sync, SyncArguments, COMMANDS["sync"]),
         (pqcache.repartition, RepartitionArguments, COMMANDS["repartition"]),
         (pqcache.Cache.batches, BatchArguments, [BatchOptions]),
+        (pqcache.rows, RowArguments, [RowOptions]),
         (ParquetDataset, DatasetArguments, [DatasetOptions]),
         (Mix, IterationArguments, [IterationOptions]),
     ],
@@ -117,6 +118,24 @@ def test_python_has_the_options_of_the_tables(function: Any, arguments: Any, tab
         default = option.default and option.kind.show(option.default) if option.kind is SIZE else option.default
         assert parameters[name].default == (None if option.scope == REMEMBERED else default), name
         assert f"\n    {name}: {option.help.split()[0]}" in text, name
+
+
+def test_help_lists_what_is_read_before_its_order_and_its_source() -> None:
+    shown = list(inspect.signature(ParquetDataset).parameters)
+    wanted = [
+        "columns",
+        "filters",
+        "limit",
+        "batch_size",
+        "shuffle",
+        "seed",
+        "rank",
+        "pad",
+        "memory",
+        "source",
+        "transform",
+    ]
+    assert [name for name in shown if name in wanted] == wanted
 
 
 def test_none_is_a_value_where_an_option_says_so(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.options import Bench, options_of
 from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.options import RowOptions
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.store.cache_directory import cache_at
 from pqcache.store.tables.data_files import FileRules
@@ -159,7 +160,7 @@ def bench(
             raise CacheError(target, f"its files are still arriving: {data.arrivals.progress()}", "measure it then")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*no row is left")  # said as an error below
-            groups = RowGroups(make_read_plan(data, columns, filters).with_dense_lists())
+            groups = RowGroups(make_read_plan(data, columns, RowOptions(filters=filters)).with_dense_lists())
         if not groups.plan.counts.sum():
             raise UsageError(target, "there is no row to read" + (" that satisfies the filters" if filters else ""))
         job = {

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from pqcache.errors import PqcacheError, UsageError
-from pqcache.reader.memory import WINDOW, WINDOW_OF_ALL, RowGroupSizes, Window, fit, has_pages, sizes_of
+from pqcache.reader.memory import RowGroupSizes, Window, fit, has_pages, sizes_of
 from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.options import WINDOW, WINDOW_OF_ALL
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.store.hive import parent
 from pqcache.store.tables.data_files import FileRules
@@ -68,7 +69,7 @@ def forecast(
     try:
         data, lease = open_local_dataset(local_path(text), rules=rules)
         with lease or nullcontext():
-            plan = make_read_plan(data, None, None)
+            plan = make_read_plan(data, None)
             sizes = sizes_of(plan)
     except PqcacheError:
         return None

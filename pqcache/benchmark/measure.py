@@ -19,7 +19,7 @@ from pqcache.errors import ParquetError, PqcacheError, first_line
 from pqcache.reader.files import RowGroup
 from pqcache.reader.memory import fit, has_pages, sizes_of
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.options import BatchOptions
+from pqcache.reader.options import BatchOptions, RowOptions
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.record_batches import read_record_batches
@@ -76,7 +76,7 @@ def _arrow(job: dict[str, Any]) -> dict[str, Any]:
 
     data, lease = open_local_dataset(job["path"], rules=rules)
     with lease or nullcontext():
-        plan = make_read_plan(data, options.columns, options.filters)
+        plan = make_read_plan(data, options.columns, options)
         window = fit(sizes_of(plan), job["memory"], lanes=1, shuffle=True, pieces=has_pages(plan))
         return {**time_epochs(epochs(), job["seconds"]), "window": window.row_groups}
 
@@ -85,7 +85,7 @@ def _limit(job: dict[str, Any]) -> dict[str, Any]:
     """Measure decoding alone: columns in parallel, row groups in parallel, and the share of lists of one length."""
     data, lease = open_local_dataset(job["path"], rules=FileRules(**job["rules"]))
     with lease or nullcontext():
-        plan = make_read_plan(data, job["columns"], job["filters"]).with_dense_lists()
+        plan = make_read_plan(data, job["columns"], RowOptions(filters=job["filters"])).with_dense_lists()
         groups = [RowGroup(data, int(number)) for number in plan.row_groups]
         names = list(plan.kinds)
         # as epochs read them, so that the same pages are warm

@@ -15,16 +15,16 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.options import Unpack, documented, parsed
 from pqcache.parquet.arrow_rows import take_of_table
 from pqcache.reader.files import Files
 from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.options import RowArguments, RowOptions
 from pqcache.reader.order.epoch_order import Ints, Order, check_format
-from pqcache.reader.packing.pack import Pack, TokenBatches, check_pack
-from pqcache.reader.read_plan import ReadPlan, RowChoice, document_lengths, make_read_plan
+from pqcache.reader.read_plan import ReadPlan, document_lengths, make_read_plan
 from pqcache.reader.record_batches import read_rows
-from pqcache.reader.selection.sequences import Sequence as SequenceOf
-from pqcache.reader.selection.split import Split, first_rows_of
+from pqcache.reader.selection.split import first_rows_of
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.units import is_whole
 
@@ -150,30 +150,25 @@ def _chosen(plan: ReadPlan, numbers: Ints, rows: Ints) -> Ints:
     return found
 
 
+@documented(RowArguments, RowOptions)
 def rows(
     target: str | os.PathLike[str],
     state: str | os.PathLike[str] | Mapping[str, Any],
     batch: int,
     *,
     epoch: int | None = None,
-    filters: Any = None,
-    selected: SelectedRows | None = None,
-    split: Split | None = None,
-    sequence: SequenceOf | None = None,
-    sample: float | None = None,
-    limit: int | None = None,
-    weights: Any = None,
-    balance: str | None = None,
-    pack: Pack | TokenBatches | None = None,
+    **given: Unpack[RowArguments],
 ) -> RowPlaces:
     """Find the rows of a batch of a training, by a state saved in the same training.
 
-    ``target``   the cache or directory that the training reads
-    ``state``    what ``state_dict()`` returned, at whatever batch, or a JSON file of it
-    ``batch``    the number of the batch in its epoch, counted over all ranks: ``batch.index``
-    ``epoch``    its epoch; None: that of the state
-    ``filters``, ``selected`` (``rows=`` of the dataset), ``split``, ``sequence``, ``sample``, ``limit``, ``weights``,
-    ``balance``, ``pack``   those of the training; a state names them, but does not hold them
+    A state doesn't hold the options that choose rows: give those of the training again.
+
+    Args:
+        target: the cache or directory that the training reads.
+        state: what ``state_dict()`` returned, at whatever batch, or a JSON file of it.
+        batch: the number of the batch in its epoch, counted over all ranks: ``batch.index``.
+        epoch: its epoch. Default: that of the state.
+        given: see pqcache.reader.options
 
     >>> from pqcache.torch import ParquetDataset
     >>> dataset = ParquetDataset("cache/shop", columns=["id"], batch_size=4, seed=1)
@@ -181,16 +176,13 @@ def rows(
     >>> found.table().column_names, len(found)
     (['file', 'row_group', 'row', 'row_in_file'], 4)
 
-    UsageError if state, options and data do not fit together.
+    Raises UsageError if state, options and data do not fit together.
     """
-    known = _checked_state(state)
-    choice = RowChoice(split=split, sample=sample, limit=limit, weights=weights, balance=balance, seed=known["seed"])
+    known, chosen = _checked_state(state), RowOptions(**parsed(given, RowOptions))
+    chosen.check_pack(known["columns"])
     data, lease = open_local_dataset(target, known["snapshot"])
     with lease or nullcontext():
-        if pack is not None:
-            columns = None if isinstance(pack, TokenBatches) else known["columns"]
-            check_pack(pack, columns=columns, has_sequence=sequence is not None, has_weights=choice.has_weights)
-        plan = make_read_plan(data, known["columns"], filters, selected, sequence=sequence, choice=choice, pack=pack)
+        plan = make_read_plan(data, known["columns"], chosen, seed=known["seed"])
         if plan.fingerprint_at(known["epoch"]) != known["row_groups"]:
             raise UsageError(
                 "state",

@@ -67,17 +67,7 @@ class Epochs:
 
         ``path`` names the dataset in messages. ``fills`` gives what is put in place of nulls.
         """
-        plan = make_read_plan(
-            data,
-            columns,
-            options.filters,
-            options.rows,
-            counts,
-            options.sequence,
-            options.choice,
-            options.pack,
-            ragged,
-        )
+        plan = make_read_plan(data, columns, options, seed=options.seed, counts=counts, ragged=ragged)
         plan = plan if fills is None else replace(plan, fill=fills(plan.kinds))
         self.plan, self.set_window = plan, None if options.window is None else Window(options.window)
         self.sizes: RowGroupSizes | None = None

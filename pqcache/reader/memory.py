@@ -18,6 +18,7 @@ import pyarrow as pa
 from pqcache.errors import UsageError
 from pqcache.parquet.dense_columns import as_list
 from pqcache.reader.kinds import fixed_width, kind_of, number_dtype
+from pqcache.reader.options import WINDOW, WINDOW_OF_ALL
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
@@ -26,8 +27,6 @@ from pqcache.units import format_size
 
 log = logging.getLogger("pqcache.reader")
 
-WINDOW = 16  # row groups, where memory allows
-WINDOW_OF_ALL = 32  # row groups, where memory holds all rows; more of them take long to gather
 _IN_FILE_ORDER = 3  # row groups in memory, at least: one ahead, and two that a batch may be of
 _ALONE = 2  # row groups' worth of memory that reading one takes: as decoded, and its rows in order
 _DECODING = 4  # the same beside the window: one ahead, one being decoded and its bytes, and the run that is gathered

@@ -6,61 +6,30 @@ Those that only ``ParquetDataset`` has are in pqcache.torch.options.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypedDict
 
 from pqcache.errors import UsageError
 from pqcache.options import ANY, COUNT, LIST, NUMBER, PAIRS, SIZE, TRUTH, WORD, python
-from pqcache.reader.memory import WINDOW, WINDOW_OF_ALL
 from pqcache.reader.packing.pack import Pack, TokenBatches, check_pack
-from pqcache.reader.read_plan import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split
+from pqcache.reader.selection.weights import check_weights
 from pqcache.store.arriving.start_run import FillRequest, fill_request
 from pqcache.store.hive import parse_types
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 
-
-@dataclass(frozen=True, kw_only=True)
-class OrderOptions:
-    """The order of an epoch, and how ranks divide it."""
-
-    seed: int = python(0, COUNT, "Selects the order, with the epoch.")
-    drop_last: bool = python(
-        False,
-        TRUTH,
-        "False: the last batch may be short, and ranks are made equal by repeating the epoch's first batches. True: "
-        "what is left over is dropped.",
-    )
-    lanes: int | None = python(
-        None,
-        COUNT,
-        "Independent streams of batches. Fix it to a common multiple to get the same batches whatever the number of "
-        "ranks and workers. Default: one for each worker of each rank.",
-        low=1,
-    )
-    num_replicas: int | None = python(
-        None,
-        COUNT,
-        "The number of ranks. Default: that of torch.distributed (for Cache.batches also of JAX) if it is initialised, "
-        "else 1. A process that torchrun, srun or mpirun started as one of several needs one of the two.",
-        low=1,
-    )
-    rank: int | None = python(
-        None, COUNT, "This rank, from 0 on. It reads batches rank, rank + num_replicas and so on."
-    )
+WINDOW = 16  # row groups, where memory allows
+WINDOW_OF_ALL = 32  # row groups, where memory holds all rows; more of them take long to gather
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochOptions(OrderOptions):
-    """Which rows the epochs of a dataset have, in which order, and within how much memory."""
+class RowOptions:
+    """Which rows an epoch has, how often they come, and what is made of several of them."""
 
-    columns: tuple[str, ...] | None = python(
-        None, LIST, "Names of columns; partition columns are columns. Default: all."
-    )
     filters: Any = python(
         None,
         ANY,
@@ -68,18 +37,6 @@ class EpochOptions(OrderOptions):
         '[("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])], or a pyarrow expression. If the index does not '
         "decide it, the condition's columns are read now to count the rows, and the counts are stored with the "
         "snapshot. On nulls see docs/loading.md.",
-    )
-    batch_size: int | None = python(4096, COUNT, "Rows of a batch.", low=1)
-    shuffle: bool = python(True, TRUTH, "False gives the rows in the order of the files.")
-    memory: int | None = python(
-        2 << 30, SIZE, "Bytes for the decoded row groups of this rank, all its workers together."
-    )
-    window: int | None = python(
-        None,
-        COUNT,
-        f"Row groups that each lane mixes at a time. Default: as many as memory allows, at most {WINDOW}, or "
-        f"{WINDOW_OF_ALL} if it holds all rows.",
-        low=1,
     )
     rows: SelectedRows | None = python(
         None,
@@ -123,6 +80,106 @@ class EpochOptions(OrderOptions):
         "columns that it names are read. Or TokenBatches: batches of whole documents by their tokens, without a "
         "batch_size.",
     )
+
+    def __post_init__(self) -> None:
+        if self.split is not None and not isinstance(self.split, Split):
+            raise UsageError(f"split={self.split!r}", 'give a Split, like Split("user_id", 0.0, 0.9)')
+        if self.sample is not None and not 0 < self.sample <= 1:
+            raise UsageError(
+                f"sample={self.sample!r}", "give a number above 0, up to 1", "0.01 is one row of a hundred"
+            )
+        check_weights(self.weights, self.balance)
+        if self.sequence is not None:
+            self._check_sequence()
+
+    def _check_sequence(self) -> None:
+        if not isinstance(self.sequence, SequenceOf):
+            raise UsageError(f"sequence={self.sequence!r}", "give a Sequence, like Sequence(3, order_by='ts')")
+        if self.has_weights:
+            raise UsageError("weights and sequence", "a sequence has no weight", "leave one of them out")
+        if self.sample is not None or self.limit is not None:
+            reason = "both would leave out rows in the middle of sequences"
+            raise UsageError("sample, limit and sequence", reason, "choose partitions with filters=")
+
+    def check_pack(self, columns: Sequence[str] | None) -> None:
+        """Raise UsageError for a ``pack`` that is invalid, or that does not go with other options and ``columns``."""
+        if self.pack is not None:
+            has_sequence = self.sequence is not None
+            check_pack(self.pack, columns=columns, has_sequence=has_sequence, has_weights=self.has_weights)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether rows may come more than once, or not in every epoch."""
+        return self.weights is not None or self.balance is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions(RowOptions):
+    """Which columns and rows are read, and in batches of how many."""
+
+    columns: tuple[str, ...] | None = python(
+        None, LIST, "Names of columns; partition columns are columns. Default: all."
+    )
+    batch_size: int | None = python(4096, COUNT, "Rows of a batch.", low=1)
+    shuffle: bool = python(True, TRUTH, "False gives the rows in the order of the files.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_pack(self.columns)
+        if isinstance(self.pack, TokenBatches) and self.batch_size != type(self).batch_size:
+            reason = "tokens_per_batch= says how large batches are"
+            raise UsageError(f"batch_size={self.batch_size}", reason, "leave it out")
+
+    @property
+    def size_in_order(self) -> int | None:
+        """The batch size of the order and of states: 1 for batches by tokens, which the order counts as its rows."""
+        return 1 if isinstance(self.pack, TokenBatches) else self.batch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderOptions:
+    """The order of an epoch, and how ranks divide it."""
+
+    seed: int = python(0, COUNT, "Selects the order, with the epoch.")
+    drop_last: bool = python(
+        False,
+        TRUTH,
+        "False: the last batch may be short, and ranks are made equal by repeating the epoch's first batches. True: "
+        "what is left over is dropped.",
+    )
+    lanes: int | None = python(
+        None,
+        COUNT,
+        "Independent streams of batches. Fix it to a common multiple to get the same batches whatever the number of "
+        "ranks and workers. Default: one for each worker of each rank.",
+        low=1,
+    )
+    num_replicas: int | None = python(
+        None,
+        COUNT,
+        "The number of ranks. Default: that of torch.distributed (for Cache.batches also of JAX) if it is initialised, "
+        "else 1. A process that torchrun, srun or mpirun started as one of several needs one of the two.",
+        low=1,
+    )
+    rank: int | None = python(
+        None, COUNT, "This rank, from 0 on. It reads batches rank, rank + num_replicas and so on."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochOptions(OrderOptions, ReadOptions):
+    """The epochs of a dataset: what is read in which order, within how much memory, and of which snapshot."""
+
+    memory: int | None = python(
+        2 << 30, SIZE, "Bytes for the decoded row groups of this rank, all its workers together."
+    )
+    window: int | None = python(
+        None,
+        COUNT,
+        f"Row groups that each lane mixes at a time. Default: as many as memory allows, at most {WINDOW}, or "
+        f"{WINDOW_OF_ALL} if it holds all rows.",
+        low=1,
+    )
     snapshot: str | None = python(
         None,
         WORD,
@@ -147,31 +204,8 @@ class EpochOptions(OrderOptions):
     keep_filling: bool = python(True, TRUTH, "False: that run ends with this process, and the next one continues it.")
 
     def __post_init__(self) -> None:
-        _ = self.choice, self.fill, self.rules  # made now, as they refuse what makes no sense
-        if self.pack is None:
-            return
-        weighs, is_sequence = self.choice.has_weights, self.sequence is not None
-        check_pack(self.pack, columns=self.columns, has_sequence=is_sequence, has_weights=weighs)
-        if isinstance(self.pack, TokenBatches) and self.batch_size != type(self).batch_size:
-            reason = "tokens_per_batch= says how large batches are"
-            raise UsageError(f"batch_size={self.batch_size}", reason, "leave it out")
-
-    @property
-    def size_in_order(self) -> int | None:
-        """The batch size of the order and of states: 1 for batches by tokens, which the order counts as its rows."""
-        return 1 if isinstance(self.pack, TokenBatches) else self.batch_size
-
-    @cached_property
-    def choice(self) -> RowChoice:
-        """What is read of the rows that ``filters`` and ``rows`` leave."""
-        return RowChoice(
-            split=self.split,
-            sample=self.sample,
-            limit=self.limit,
-            weights=self.weights,
-            balance=self.balance,
-            seed=self.seed,
-        )
+        ReadOptions.__post_init__(self)
+        _ = self.fill, self.rules  # made now, as they refuse what makes no sense
 
     @cached_property
     def fill(self) -> FillRequest | None:
@@ -246,11 +280,8 @@ class OrderArguments(TypedDict, total=False):
     rank: int | str | None
 
 
-class EpochArguments(TypedDict, total=False):
+class RowArguments(TypedDict, total=False):
     filters: Any
-    shuffle: bool
-    memory: str | int
-    window: int | str | None
     rows: SelectedRows | None
     split: Split | None
     sample: float | None
@@ -259,6 +290,12 @@ class EpochArguments(TypedDict, total=False):
     balance: str | None
     sequence: SequenceOf | None
     pack: Pack | TokenBatches | None
+
+
+class EpochArguments(RowArguments, OrderArguments, total=False):
+    shuffle: bool
+    memory: str | int
+    window: int | str | None
     snapshot: str | int | None
     partition_types: Mapping[str, str] | None
     source: str | os.PathLike[str] | None
@@ -266,7 +303,7 @@ class EpochArguments(TypedDict, total=False):
     keep_filling: bool
 
 
-class BatchArguments(EpochArguments, OrderArguments, total=False):
+class BatchArguments(EpochArguments, total=False):
     batch_size: int | str
     epoch: int | str
     start: int | str

@@ -20,6 +20,7 @@ from pqcache.parquet.dense_columns import Dense, as_list, dense_in
 from pqcache.reader.files import Files
 from pqcache.reader.kinds import Kind, kind_of
 from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.options import RowOptions
 from pqcache.reader.order.epoch_order import Ints, permutation
 from pqcache.reader.packing.pack import Pack, TokenBatches
 from pqcache.reader.packing.packed_rows import Packs, check_columns, count_packs, items_of
@@ -28,54 +29,18 @@ from pqcache.reader.selection.row_filter import filter_rows
 from pqcache.reader.selection.selection import Bools, Chosen, Counts, Selection, digest_of, found_once
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.sequences import sequences_of
-from pqcache.reader.selection.split import Split, split_rows
-from pqcache.reader.selection.weights import RowWeights, check_weights
+from pqcache.reader.selection.split import split_rows
+from pqcache.reader.selection.weights import RowWeights
 from pqcache.store.selected_rows import SelectedRows, ranges_of
-from pqcache.units import is_number, is_whole, parse_names
+from pqcache.units import parse_names
 
 log = logging.getLogger("pqcache.reader")
 
-FEWEST = 16  # row groups of a sample, if there are as many: rows of fewer say little of the dataset
+_FEWEST = 16  # row groups of a sample, if there are as many: rows of fewer say little of the dataset
 _SAMPLE = 5  # what a random stream is for, after those of the order, of mixes and of weights
 _TELLING = 8  # row groups with the same integral average length: so many are no chance
 
 Bounds = tuple[Any, Any]  # the least and the greatest value
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowChoice:
-    """What is read of the rows that ``filters=`` and ``rows=`` leave; ``ParquetDataset`` says what each option is."""
-
-    split: Split | None = None
-    sample: float | None = None
-    limit: int | None = None
-    weights: Any = None
-    balance: str | None = None
-    seed: int = 0  # of the sample
-
-    def __post_init__(self) -> None:
-        if self.split is not None and not isinstance(self.split, Split):
-            raise UsageError(f"split={self.split!r}", 'give a Split, like Split("user_id", 0.0, 0.9)')
-        if self.sample is not None and not (is_number(self.sample) and 0 < self.sample <= 1):
-            raise UsageError(
-                f"sample={self.sample!r}", "give a number above 0, up to 1", "0.01 is one row of a hundred"
-            )
-        if self.limit is not None and not (is_whole(self.limit) and self.limit >= 1):
-            raise UsageError(f"limit={self.limit!r}", "give a number of rows of at least 1")
-        check_weights(self.weights, self.balance)
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether rows may come more than once, or not in every epoch."""
-        return self.weights is not None or self.balance is not None
-
-    def check_sequence(self) -> None:
-        """Raise UsageError for options that exclude sequences."""
-        if self.has_weights:
-            raise UsageError("weights and sequence", "a sequence has no weight", "leave one of them out")
-        if self.sample is not None or self.limit is not None:
-            reason = "both would leave out rows in the middle of sequences"
-            raise UsageError("sample, limit and sequence", reason, "choose partitions with filters=")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,21 +253,20 @@ class ReadPlan:
 def make_read_plan(
     data: LocalDataset,
     columns: Sequence[str] | None,
-    filters: Any = None,
-    rows: SelectedRows | None = None,
+    chosen: RowOptions | None = None,
+    *,
+    seed: int = 0,
     counts: Counts | None = None,
-    sequence: SequenceOf | None = None,
-    choice: RowChoice | None = None,
-    pack: Pack | TokenBatches | None = None,
     ragged: Collection[str] | None = None,
 ) -> ReadPlan:
     """Plan to read ``columns`` of the chosen rows, or of sequences of these, or their documents packed.
 
-    Without ``columns``, all are read, or those of a `Pack`. ``rows`` and ``filters`` choose among all rows, and
-    ``choice`` among what they leave. ``counts`` are known counts of rows; new ones are added to it. Lists of one length
-    are held dense but for ``ragged`` columns and packed ones; None: no lists are. UsageError for a column that is not
-    there or cannot be packed.
+    Without ``columns``, all are read, or those of a `Pack`. ``seed`` chooses a sample. ``counts`` are known counts of
+    rows; new ones are added to it. Lists of one length are held dense but for ``ragged`` columns and packed ones; None:
+    no lists are. UsageError for a column that is not there or cannot be packed.
     """
+    chosen = chosen or RowOptions()
+    pack, sequence = chosen.pack, chosen.sequence
     names = data.index.schema.names
     if columns is None and isinstance(pack, Pack):
         columns = pack.columns
@@ -320,19 +284,15 @@ def make_read_plan(
         raise UsageError("columns", "the list is empty", "name at least one, or None for all")
     if len(set(columns)) < len(columns):
         raise UsageError("columns", f"a name is there twice in {', '.join(columns)}")
-    choice = choice or RowChoice()
     try:
-        found = choose_rows(data, rows, filters, choice, counts)
-        weights = RowWeights(found, choice.weights, choice.balance, counts) if choice.has_weights else None
+        found = _choose_rows(data, chosen, seed, counts)
+        weights = RowWeights(found, chosen.weights, chosen.balance, counts) if chosen.has_weights else None
     except UsageError as error:
         for clash in data.index.clashes:
             if any(name in str(error) for name in (clash.column, *clash.names)):
                 raise _clash_of(data, clash) from error
         raise
     if sequence is not None:
-        choice.check_sequence()
-        if not isinstance(sequence, SequenceOf):
-            raise UsageError(f"sequence={sequence!r}", "give a Sequence, like Sequence(3, order_by='ts')")
         for name in sequence.columns_at or ():
             if name not in columns:
                 raise UsageError("sequence", f"columns_at names {name!r}, which is not among the columns")
@@ -419,14 +379,12 @@ def unknown_column(data: LocalDataset, name: str) -> PqcacheError:
     return UsageError(data.root, f"no column {name!r}", f"it has {', '.join(names)}")
 
 
-def choose_rows(
-    data: LocalDataset, rows: SelectedRows | None, filters: Any, choice: RowChoice, known: Counts | None
-) -> Selection:
+def _choose_rows(data: LocalDataset, chosen: RowOptions, seed: int, known: Counts | None) -> Selection:
     """The rows that an epoch reads, before weights; warns if none are left.
 
     ``known`` are counts of rows; new counts are added to it. Invalid options raise UsageError.
     """
-    found = Selection.of_all(data)
+    found, rows, filters = Selection.of_all(data), chosen.rows, chosen.filters
     if rows is not None:
         found = _among(found, rows)
     if filters is not None:
@@ -434,12 +392,12 @@ def choose_rows(
     if rows is not None or filters is not None:
         what = "filters" if rows is None else "rows" if filters is None else "filters and rows"
         found = _some(found, what)
-    if choice.split is not None:
-        found = _some(split_rows(found, choice.split, known), "split")
-    if choice.sample is not None:
-        found = _sample(found, choice.sample, choice.seed)
-    if choice.limit is not None:
-        found = _first_of(found, _first_rows(found.counts, choice.limit), None)
+    if chosen.split is not None:
+        found = _some(split_rows(found, chosen.split, known), "split")
+    if chosen.sample is not None:
+        found = _sample(found, chosen.sample, seed)
+    if chosen.limit is not None:
+        found = _first_of(found, _first_rows(found.counts, chosen.limit), None)
     return found
 
 
@@ -475,7 +433,7 @@ def _sample(found: Selection, share: float, seed: int) -> Selection:
     rows = found.counts
     wanted = max(1, round(share * int(rows.sum()))) if rows.sum() else 0
     order = permutation(len(rows), seed, 0, _SAMPLE, 1)
-    complete, few = _first_rows(rows[order], wanted), min(FEWEST, len(rows))
+    complete, few = _first_rows(rows[order], wanted), min(_FEWEST, len(rows))
     if np.count_nonzero(complete) < few:
         ends = np.cumsum(rows[order][:few])
         complete = np.zeros(len(rows), np.int64)

@@ -140,7 +140,7 @@ class ParquetDataset(ResumableDataset):
             raise UsageError(self.options.path, "holds a node's share", "a mix needs all of it on every node")
         if self._lanes is not None or self._chosen_ranks is not None:
             raise UsageError("lanes, num_replicas and rank", "give them to the mix instead")
-        if callable(self.options.choice.weights):
+        if callable(self.options.weights):
             raise UsageError("weights", "passes of a mix have one length, and weights of the epoch change it")
         if not self.pad:
             raise UsageError("pad=False", "the mix decides how its ranks end", "give it to the mix instead")

@@ -60,7 +60,7 @@ class IterationArguments(OrderArguments, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetOptions(IterationOptions, EpochOptions):
+class DatasetOptions(EpochOptions, IterationOptions):
     """The options of a ``ParquetDataset`` at a ``path``: which rows are read, and what they become."""
 
     path: Path
@@ -106,8 +106,8 @@ class DatasetOptions(IterationOptions, EpochOptions):
     all_files: bool = Shared.all_files
 
     def __post_init__(self) -> None:
-        IterationOptions.__post_init__(self)
         EpochOptions.__post_init__(self)
+        IterationOptions.__post_init__(self)
         pack, conversion, _ = self.pack, self.conversion, self.calling  # made now, as in EpochOptions
         if not isinstance(pack, Pack):
             return

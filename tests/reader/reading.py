@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from pqcache.reader.load import RowGroups
 from pqcache.reader.memory import Budget
 from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.options import RowOptions
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.read_plan import make_read_plan
@@ -98,7 +99,7 @@ def long_rows(first: int, rows: int) -> pa.Table:
 
 def groups_of(path: Path, columns: list[str] | None = None, filters: Any = None, dense: bool = False) -> RowGroups:
     """Open a directory of Parquet."""
-    plan = make_read_plan(open_local_dataset(path)[0], columns, filters)
+    plan = make_read_plan(open_local_dataset(path)[0], columns, RowOptions(filters=filters))
     return RowGroups(plan.with_dense_lists() if dense else plan)
 
 

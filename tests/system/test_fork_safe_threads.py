@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.options import BatchOptions
+from pqcache.reader.options import BatchOptions, RowOptions
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.record_batches import read_record_batches
 from pqcache.store.row_group_index import build_index
@@ -208,7 +208,7 @@ def reading_in_order(root: Path) -> Callable[[], Any]:
 
 def counting(root: Path) -> Callable[[], Any]:
     data, _ = open_local_dataset(root)
-    return lambda: make_read_plan(data, None, "id BETWEEN 3 AND 50").counts
+    return lambda: make_read_plan(data, None, RowOptions(filters="id BETWEEN 3 AND 50")).counts
 
 
 @pytest.mark.parametrize("prepare", [indexing, reading, reading_in_order, counting])

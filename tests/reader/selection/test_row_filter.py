@@ -32,6 +32,7 @@ from pqcache.reader.files import Files, RowGroup
 from pqcache.reader.load import Held, RowGroups
 from pqcache.reader.memory import Budget, Window, fit, has_pages, sizes_of
 from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.options import RowOptions
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.read_plan import make_read_plan
@@ -205,7 +206,7 @@ def test_exactly_the_rows_of_duckdb_each_once(
     expected = duck_ids(root, texts[1])
     data = open_local_dataset(root)[0]
     filters = parse_where(texts[0], data.index.schema) if as_expression else texts[0]
-    plan = make_read_plan(data, ["dt", "id"], filters)
+    plan = make_read_plan(data, ["dt", "id"], RowOptions(filters=filters))
     assert int(plan.counts.sum()) == len(expected)
     groups = RowGroups(plan.split(piece))
     order = Order(
@@ -312,7 +313,8 @@ def test_lists_and_expressions_are_as_pyarrow_takes_them(
     table = pa.concat_tables([pq.read_table(root / path, partitioning=None) for path in data.index.paths])
     expected = table.filter(pq.filters_to_expression(dnf))["id"].to_pylist()
     filters: Any = dnf[0] if len(dnf) == 1 else dnf
-    plan = make_read_plan(data, ["id"], pq.filters_to_expression(dnf) if as_expression else filters)
+    given = pq.filters_to_expression(dnf) if as_expression else filters
+    plan = make_read_plan(data, ["id"], RowOptions(filters=given))
     assert ids_of_ranks(RowGroups(plan), Order(counts=plan.counts, batch_size=50, shuffle=False), 1, 1) == expected
 
 
@@ -335,7 +337,7 @@ def test_expressions_may_mix_partitions_and_columns(tmp_path: Path, filters: pc.
         table = pq.read_table(tmp_path / path, partitioning=None)
         tables.append(table.append_column("dt", pa.repeat(data.index.partitions["dt"][number], table.num_rows)))
     expected = pa.concat_tables(tables).filter(filters)["id"].to_pylist()
-    plan = make_read_plan(data, ["id"], filters)
+    plan = make_read_plan(data, ["id"], RowOptions(filters=filters))
     assert ids_of_ranks(RowGroups(plan), Order(counts=plan.counts, batch_size=50, shuffle=False), 1, 1) == expected
 
 
@@ -494,7 +496,7 @@ def test_ten_thousand_row_groups_open_what_statistics_leave(tmp_path: Path, open
     assert len(data.index) == 10_000
     for filters in ("id between 501 and 1000", (pc.field("id") >= 501) & (pc.field("id") <= 1000)):
         opened.clear()
-        plan = make_read_plan(data, ["id"], filters)
+        plan = make_read_plan(data, ["id"], RowOptions(filters=filters))
         assert int(plan.counts.sum()) == 500
         assert len(opened) <= 251
         if isinstance(filters, str):
@@ -665,7 +667,7 @@ def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=20_000, use_dictionary=False)
     data = open_local_dataset(tmp_path)[0]
     every = sizes_of(make_read_plan(data, ["id"]))
-    few = RowGroups(make_read_plan(data, ["id"], f"label = '{'07' * 20}'"))
+    few = RowGroups(make_read_plan(data, ["id"], RowOptions(filters=f"label = '{'07' * 20}'")))
     assert few.plan.counts.tolist() == [200, 200]
     assert few.sizes.selected.tolist() == [1600, 1600]
     assert every.decoded.tolist() == every.selected.tolist() == [160_000, 160_000]
@@ -683,7 +685,7 @@ def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
 def test_few_rows_do_not_keep_their_row_group_in_memory(tmp_path: Path) -> None:
     image = [bytes([i % 256]) * 10_000 for i in range(1000)]
     pq.write_table(pa.table({"id": range(1000), "image": image}), tmp_path / "a.parquet")
-    plan = make_read_plan(open_local_dataset(tmp_path)[0], ["image"], "id in (3, 700)")
+    plan = make_read_plan(open_local_dataset(tmp_path)[0], ["image"], RowOptions(filters="id in (3, 700)"))
     held = RowGroups(plan).load(0, 0, 2, np.array([1, 0]))
     assert isinstance(held, Held)
     ((column,),) = held.slices(0, 2)

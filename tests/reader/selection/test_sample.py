@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.errors import UsageError
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.read_plan import RowChoice, make_read_plan
+from pqcache.reader.options import RowOptions
+from pqcache.reader.read_plan import make_read_plan
 from pqcache.torch import ParquetDataset, Sequence, Split
 from tests.examples import examples
 
@@ -59,8 +60,8 @@ def test_samples_of_selected_rows_have_the_exact_number(
 ) -> None:
     data = open_local_dataset(lake)[0]
     with pytest.warns(UserWarning, match="no row is left") if filters == "id < 0" else nullcontext():
-        rows = int(make_read_plan(data, ["id"], filters).counts.sum())
-        plan = make_read_plan(data, ["id"], filters, choice=RowChoice(sample=share, seed=seed))
+        rows = int(make_read_plan(data, ["id"], RowOptions(filters=filters)).counts.sum())
+        plan = make_read_plan(data, ["id"], RowOptions(filters=filters, sample=share), seed=seed)
     assert plan.counts.sum() == (max(1, round(share * rows)) if rows else 0)
     assert (plan.counts > 0).all()
 

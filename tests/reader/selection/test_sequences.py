@@ -23,6 +23,7 @@ import pqcache
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.memory import sizes_of
 from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.options import RowOptions
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.torch import Mix, ParquetDataset, Sequence
 from tests.examples import examples
@@ -354,7 +355,7 @@ def test_little_memory_reads_one_row_group_at_a_time(tmp_path: Path) -> None:
     table = pa.table({"id": order, "x": order.astype(np.float64), "text": [f"number {i}" for i in order]})
     pq.write_table(table, tmp_path / "a.parquet")
     spec = Sequence(5, "id", max_gap=1, stride=2)
-    plan = make_read_plan(open_local_dataset(tmp_path)[0], None, sequence=spec)
+    plan = make_read_plan(open_local_dataset(tmp_path)[0], None, RowOptions(sequence=spec))
     ds = ParquetDataset(tmp_path, batch_size=500, memory=3 * sizes_of(plan).largest, sequence=spec)
     with pytest.warns(UserWarning, match="one is read at a time"):
         batches = list(ds)
@@ -369,9 +370,8 @@ def test_little_memory_reads_one_row_group_at_a_time(tmp_path: Path) -> None:
 def test_sizes_count_every_step(drive: Path) -> None:
     data, _ = open_local_dataset(drive)
     for columns, width in ((["id"], 8), (["id", "small"], 9)):
-        plan = make_read_plan(
-            data, columns, sequence=Sequence(4, "ts", columns_at={"small": [0]}) if "small" in columns else SPEC
-        )
+        spec = Sequence(4, "ts", columns_at={"small": [0]}) if "small" in columns else SPEC
+        plan = make_read_plan(data, columns, RowOptions(sequence=spec))
         step = 4 * 8 + (1 if "small" in columns else 0)
         sizes = sizes_of(plan)
         assert (sizes.selected == plan.counts * step).all(), width

@@ -21,8 +21,9 @@ from torch.utils.data import DataLoader
 import pqcache
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.options import RowOptions
 from pqcache.reader.order.epoch_order import random_words, scatter_order
-from pqcache.reader.read_plan import RowChoice, make_read_plan
+from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.selection import selection
 from pqcache.torch import Loader, Mix, ParquetDataset, Sequence, Split
 from tests.examples import examples
@@ -105,7 +106,7 @@ def test_counts_are_those_of_the_oracle(
 ) -> None:
     root = write(tmp_path_factory.mktemp("w"), {"w": some}, group, 1)
     data = open_local_dataset(root)[0]
-    plan = make_read_plan(data, ["id"], choice=RowChoice(weights="w")).at_epoch(epoch, seed)
+    plan = make_read_plan(data, ["id"], RowOptions(weights="w")).at_epoch(epoch, seed)
     expected = slow_counts(groups_of(len(some), group, 1), some, seed, epoch)
     by_group = [sum(expected[i] for i in ids) for ids in groups_of(len(some), group, 1)]
     assert plan.counts.tolist() == by_group
@@ -114,14 +115,14 @@ def test_counts_are_those_of_the_oracle(
     for number, ids in enumerate(groups_of(len(some), group, 1)):
         found += (plan.selection.positions(number, [table.slice(ids[0], len(ids))]).rows + ids[0]).tolist()
     assert Counter(found) == expected
-    constant = [make_read_plan(data, ["id"], choice=RowChoice(weights="w")).at_epoch(e, seed, True) for e in range(5)]
+    constant = [make_read_plan(data, ["id"], RowOptions(weights="w")).at_epoch(e, seed, True) for e in range(5)]
     assert len({int(plan.counts.sum()) for plan in constant}) == 1
 
 
 def test_the_mean_over_epochs_is_the_weight_and_neighbours_are_independent(lake: Path) -> None:
     w, epochs = np.array(column(lake, "w")), 3000
     data = open_local_dataset(lake)[0]
-    plan = make_read_plan(data, ["id"], choice=RowChoice(weights="w"))
+    plan = make_read_plan(data, ["id"], RowOptions(weights="w"))
     table = pq.read_table(lake, columns=["w"], partitioning=None)
     times = np.zeros((epochs, 40))
     for epoch in range(epochs):

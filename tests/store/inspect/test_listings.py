@@ -16,7 +16,7 @@ import pqcache
 from pqcache import cli
 from pqcache.benchmark.forecast import Forecast, describe_training, forecast
 from pqcache.console.inspect_text import remedy, verdict
-from pqcache.reader.memory import WINDOW
+from pqcache.reader.options import WINDOW
 from pqcache.store.inspect.listings import plain_value, readable
 from pqcache.torch import ParquetDataset
 from pqcache.units import format_size
