@@ -63,30 +63,32 @@ _REFUSED: dict[str, tuple[Any, str]] = {  # DataLoader's arguments: the harmless
 
 
 class Loader(DataLoader[Any]):
-    """The batches of a ParquetDataset or a Mix, epoch after epoch, with a place that can be saved.
+    """The batches of a ParquetDataset or a Mix, epoch after epoch, with a position that you can save.
 
     It is a ``DataLoader``, so training frameworks accept it. Beyond that:
 
-    - Each iteration reads the next epoch, even in a new Loader of the dataset. ``set_epoch`` chooses another epoch for
-      the next iteration, at the latest between ``iter()`` and the first batch. On ``loader.sampler``, where frameworks
-      look for it, it goes back only for a Lightning ``fit`` of one loader.
-    - ``state_dict()`` is the place after the last batch that the trainer was given, with or without workers, and
-      ``load_state_dict`` goes on there, as in torchdata's StatefulDataLoader. After the last batch of an epoch the
-      place is the next epoch. If a state is loaded during an iteration, its next batch raises UsageError: begin a new
-      iteration.
-    - Accelerate's ``prepare`` returns it unchanged, as the dataset divides its rows among the ranks itself. Accelerate
-      learns from it which batch is the last, for ``accumulate`` and ``gather_for_metrics``; with several processes the
-      last batch is then filled up with rows that ``gather_for_metrics`` cuts off.
+    - Each iteration reads the next epoch, even in a new Loader of the same dataset. ``set_epoch`` chooses another one
+      for the next iteration; call it before you take the first batch. Through ``loader.sampler``, where frameworks look
+      for it, it only moves forward, except in a Lightning ``fit`` with a single loader.
+    - ``state_dict()`` is the position after the last batch that you were given, with any number of workers, and
+      ``load_state_dict`` continues there, as in torchdata's StatefulDataLoader. After the last batch of an epoch the
+      position is the start of the next one. Loading a state ends a running iteration: its next batch raises UsageError.
+    - Accelerate's ``prepare`` returns it unchanged, because the dataset already divides its rows among the ranks. It
+      tells Accelerate which batch is the last, for ``accumulate`` and ``gather_for_metrics``; with several processes
+      the last batch is filled up with rows that ``gather_for_metrics`` cuts off again.
 
-    ``dataset``         a ParquetDataset with a batch_size, or a Mix
-    ``num_workers``     processes that read; they live as long as the loader (``persistent_workers``)
-    ``prefetch_factor`` the most batches that each worker prepares in advance; None: 4, or 32 MB of small ones
-    ``device``          move batches there, with all tensors in containers, before the trainer gets them; None leaves
-                        them where they are. `Prefetch` copies them to a GPU in advance
-    ``pin_memory``      put batches into pinned memory first, so that the trainer does not wait for copies to end
+    Args:
+        dataset: a ParquetDataset with a batch_size, or a Mix.
+        num_workers: processes that read.
+        prefetch_factor: the most batches that each worker prepares in advance. Default: 4, or 32 MB of small ones.
+        device: moves each batch there, with all tensors in containers, before you get it. Default: batches stay on the
+            CPU. `Prefetch` copies them to a GPU in advance.
+        pin_memory: puts batches into pinned memory first, so that you don't wait for the copy to a GPU.
+        persistent_workers: False starts new workers in each epoch. Default: they live as long as the loader.
+        timeout: as for DataLoader, and so are worker_init_fn and multiprocessing_context.
+        collate_fn: called on each batch.
 
-    ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` and ``collate_fn`` (called on each batch) are
-    DataLoader's. Its batch_size, shuffle, sampler and drop_last raise UsageError: they belong to the dataset.
+    DataLoader's batch_size, shuffle, sampler and drop_last raise UsageError: they belong to the dataset.
 
     >>> from pqcache.torch import ParquetDataset
     >>> loader = Loader(ParquetDataset("cache/shop", columns=["id", "price"], batch_size=256, seed=1))

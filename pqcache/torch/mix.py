@@ -36,25 +36,25 @@ _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its ow
 class Mix(ResumableDataset):
     """Batches of several datasets in fixed proportions, for ``Loader(mix)``.
 
-    Each batch comes from one dataset, named by ``batch.source``, so their columns may differ. The choice is not random:
-    after any number of batches each dataset has given its share of them, to within one or two. The sequence of batches
-    is the same for every number of ranks and workers whose product divides ``lanes``.
+    Each batch comes from one dataset, which ``batch.source`` names, so their columns may differ. The choice is not
+    random: after any number of batches each dataset has given its share, to within one or two batches. The sequence
+    of batches is the same for all numbers of ranks and workers whose product divides ``lanes``.
 
-    A dataset is read pass after pass: one that an epoch does not exhaust goes on where it stopped in the next epoch,
-    and one that is exhausted within an epoch begins its next pass, in another order; ``seed`` selects the order of
-    draws among ranks and workers, the datasets have seeds of their own. So every row comes exactly once
-    in each pass, and epoch ``e`` can be read without those before it.
+    A dataset is read pass after pass. If an epoch does not exhaust it, the next epoch continues where this one stopped;
+    if it runs out within an epoch, its next pass begins, in another order. So every row comes exactly once in each
+    pass, and any epoch can be read without those before it. ``seed`` selects the order of draws among ranks and
+    workers; each dataset has its own seed.
 
     Args:
-        datasets: ParquetDatasets by name, without lanes and ranks of their own. Their other options apply, transform
-            and batch_size too; each one's memory is in addition to the others'.
+        datasets: ParquetDatasets by name, without lanes and ranks of their own. Their other options apply, also
+            transform and batch_size, and each one needs its own memory.
         weights: each dataset's share of the batches, by name, in any unit. Default: in proportion to their sizes, so
             that an epoch has each row of each dataset exactly once.
         epoch_length: "first_exhausted": an epoch ends when one dataset has been read once, and no other more often.
-            "all_exhausted": when each has been read at least once. Or a number of batches, of all ranks.
-        within_batch: True: each batch has rows of every dataset, as many as that dataset's batch_size: these are the
-            proportions. Columns have to be the same. batch.parts says how many, in their order. False: a batch is of
-            one dataset.
+            "all_exhausted": when each has been read at least once. Or a number of batches over all ranks.
+        within_batch: True: each batch has rows of every dataset, as many as that dataset's batch_size; these sizes are
+            the proportions. All need the same columns. batch.parts has the number of rows of each dataset, in their
+            order. False: a batch has rows of one dataset.
         given: see pqcache.torch.options
 
     Raises UsageError for invalid options.
