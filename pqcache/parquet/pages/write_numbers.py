@@ -7,8 +7,9 @@ and Encodings.md of https://github.com/apache/parquet-format.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import pyarrow.types as pt
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import thrift_fields
 from pqcache.parquet.footer.thrift import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.page_index import boundary_order
+from pqcache.parquet.footer.thrift_fields import ASCENDING, DESCENDING
 from pqcache.parquet.pages.page_format import Chunk, data_page_header, encode_flags, encode_run
 from pqcache.system.buffer_pool import Buffer
 
@@ -171,3 +172,11 @@ def _column_index(pages: _Pages) -> Struct:
         4: (I32, boundary_order(zip(pages.low.tolist(), pages.high.tolist(), strict=True))),
         5: (LIST, Items(I64, nulls)),
     }
+
+
+def boundary_order(bounds: Iterable[tuple[Any, Any]]) -> int:
+    """BoundaryOrder of pages: 1 ascending, 2 descending, 0 neither."""
+    pages = list(bounds)
+    if all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(pages)):
+        return ASCENDING
+    return DESCENDING if all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairwise(pages)) else 0

@@ -42,11 +42,10 @@ from pqcache.parquet.footer.thrift_fields import (
     VALUES,
 )
 from pqcache.parquet.nested import leaves_in
-from pqcache.parquet.page_index import boundary_order
 from pqcache.parquet.pages.page_format import Chunk
 from pqcache.parquet.pages.write_binary import is_direct, pages_of
 from pqcache.parquet.pages.write_lists import length_of, pages_of_lists
-from pqcache.parquet.pages.write_numbers import is_plain, pages_of_numbers
+from pqcache.parquet.pages.write_numbers import boundary_order, is_plain, pages_of_numbers
 from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.system.buffer_pool import BufferPool
 

@@ -20,8 +20,8 @@ import pyarrow.types as pt
 from pqcache.errors import PqcacheError
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet.footer.thrift_fields import COLUMN_INDEX, OFFSET_INDEX
 from pqcache.parquet.key_values import RangeIndex, with_range
-from pqcache.parquet.page_index import PageIndex, place_page_indexes, shift_page_index
 from pqcache.parquet.rewrite.encode import FooterSchema, RowGroup, orders_of
 from pqcache.system.checksum import Checksum, checksum_text, new_checksum
 from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
@@ -275,6 +275,46 @@ def write_errors(path: Path) -> Iterator[None]:
             f"cannot be written: {error.strerror or error}",
             "free space or fix the permissions, then run again",
         ) from error
+
+
+# ---- Page indexes, moved with their row group and put before the one footer
+#
+# ``ColumnIndex`` holds the minimum and maximum of each page, ``OffsetIndex`` where each page lies in the file and
+# which row it begins with; see parquet.thrift in https://github.com/apache/parquet-format. Only the latter has to
+# be changed when a row group moves.
+
+
+@dataclass(frozen=True)
+class PageIndex:
+    """Encoded indexes of a row group, by position of the column chunk."""
+
+    columns: Mapping[int, bytes]
+    offsets: Mapping[int, bytes]
+
+
+def shift_page_index(
+    offsets: Mapping[int, thrift.Struct], columns: Mapping[int, bytes], delta: int
+) -> PageIndex | None:
+    """Move the indexes of a row group whose pages move by ``delta`` bytes; None if there are none."""
+    moved = {}
+    for number, index in offsets.items():
+        pages = [{**page, 1: (thrift.I64, page[1][1] + delta)} for page in index[1][1].values]
+        moved[number] = thrift.encode({**index, 1: (thrift.LIST, thrift.Items(thrift.STRUCT, pages))})
+    return PageIndex(columns, moved) if moved else None
+
+
+def place_page_indexes(groups: Mapping[int, thrift.Struct], indexes: Mapping[int, PageIndex], position: int) -> bytes:
+    """Encode ``indexes`` as they follow at ``position``, and point the row groups to them."""
+    out = bytearray()
+    for place in (COLUMN_INDEX, OFFSET_INDEX):
+        for number, group in groups.items():
+            found = indexes[number].columns if place is COLUMN_INDEX else indexes[number].offsets
+            chunks = group[1][1].values
+            for column, data in found.items():
+                more = {place[0]: (thrift.I64, position + len(out)), place[1]: (thrift.I32, len(data))}
+                chunks[column] = dict(sorted({**chunks[column], **more}.items()))
+                out += data
+    return bytes(out)
 
 
 # ---- A file written at its end, in complete blocks, with direct I/O
