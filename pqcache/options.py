@@ -131,9 +131,13 @@ class Option:
         """Parse a value from Python or ``pqcache.toml``; UsageError names the option."""
         return self._checked(f"{self.name}={given!r}", self.kind.parse, given)
 
+    def resets(self, given: Any) -> bool:
+        """Whether ``given`` is the empty text, which stands for the default of an option that a cache remembers."""
+        return self.scope == REMEMBERED and not self.kind.is_list and isinstance(given, str) and not given
+
     def from_shell(self, words: Any) -> Any:
         """Turn words of the shell into what Python takes; UsageError names the option."""
-        if self.kind.is_flag:
+        if self.kind.is_flag or self.resets(words):
             return words
         return self._checked(f"{self.label} {words}", self.kind.split, words)
 
@@ -200,7 +204,7 @@ def parsed(given: Mapping[str, Any], *tables: type | str) -> dict[str, Any]:
     """The values of the options that Python code was given; TypeError for unknown ones.
 
     None stands for an option that was not given if it can have no other meaning: a cache may remember it, or None is
-    its default.
+    its default. An empty text stays one for an option that a cache remembers: it stands for the default.
     """
     known = options_of(*tables)
     if unknown := given.keys() - known.keys():
@@ -212,6 +216,8 @@ def parsed(given: Mapping[str, Any], *tables: type | str) -> dict[str, Any]:
         option = known[name]
         if value is None and option.none:
             found[name] = None
+        elif option.resets(value):
+            found[name] = value
         elif value is not None or (option.scope == PYTHON and option.default is not None):
             found[name] = option.value(value)
     return found

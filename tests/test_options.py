@@ -36,7 +36,8 @@ from tests.forked_commands import run_pqcache
     [
         ("sync", "where", "a > 1", "a > 1"),
         ("sync", "columns", " a, b,,c ", ["a", "b", "c"]),
-        ("sync", "columns", "", []),
+        ("sync", "columns", "", ""),
+        ("sync", "keep", "", ""),
         ("sync", "jobs", "3", 3),
         ("sync", "wait", "10m", 600.0),
         ("sync", "row_group_size", "8k", 8192),

@@ -36,7 +36,7 @@ def demo(given: Given) -> None:
 def sync(given: Given) -> None:
     """Update a cache from its source; only new and changed files are fetched.
 
-    Options marked * are remembered: 'pqcache sync CACHE' alone repeats them.
+    Options marked * are remembered: 'pqcache sync CACHE' alone repeats them, and --keep '' is the default again.
     """
     from pqcache.console import sync_runner
     from pqcache.console.sync_runner import AfterSync

@@ -111,7 +111,7 @@ def read_config(cache: Path) -> Config:
 def config_of(document: Mapping[str, Any]) -> Config:
     """Return what a document says; UsageError, KeyError, ValueError, TypeError or AttributeError for what is wrong."""
     _check_names(document)
-    values = {name: value for name, value in document.items() if name != "format"}
+    values = {name: value for name, value in document.items() if name != "format" and value != ""}
     return Config(**{"source": document["source"], **parsed_options(values, Remembered)})
 
 

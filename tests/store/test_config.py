@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pqcache.errors import CacheError
+import pqcache
+from pqcache.errors import CacheError, UsageError
+from pqcache.options import COMMANDS, REMEMBERED, options_of
 from pqcache.store.config import Config, read_config, write_config
+from tests.datasets import write_shop
+from tests.forked_commands import run_pqcache
 
 
 @pytest.fixture
@@ -70,3 +74,24 @@ def test_values_of_another_kind_are_refused(line: str, said: str, tmp_path: Path
     (tmp_path / "pqcache.toml").write_text(f'format = 1\nsource = "x"\n{line}\n')
     with pytest.raises(CacheError, match=said):
         read_config(tmp_path)
+
+
+def test_an_empty_value_is_the_default_again(tmp_path: Path) -> None:
+    shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
+    given = {"keep": "5", "settle": "0.001s", "max-delete": "10%", "row-group-size": "64KB", "where": "id >= 0"}
+    given |= {"columns": "id,dt", "partition-types": "dt=text", "newest": "2", "hdfs-driver": "hdfs3"}
+    run_pqcache("sync", shop, cache, *(f"--{name}={text}" for name, text in given.items())).check_returncode()
+    assert read_config(cache).keep == 5
+    known = options_of(*COMMANDS["sync"]).values()
+    values = [o for o in known if o.scope == REMEMBERED and not (o.kind.is_flag or o.kind.is_list)]
+    assert given.keys() < {option.flag[2:] for option in values}
+    run_pqcache("sync", cache, *(f"{option.flag}=" for option in values)).check_returncode()
+    assert read_config(cache) == Config(source=str(shop))
+    pqcache.sync(cache, keep=5)
+    pqcache.sync(cache, keep="", where="")
+    assert read_config(cache) == Config(source=str(shop))
+    text = (cache / "pqcache.toml").read_text()
+    (cache / "pqcache.toml").write_text(text.replace("keep = 2", 'keep = ""'))
+    assert read_config(cache).keep == 2
+    with pytest.raises(UsageError, match="jobs=''"):
+        pqcache.sync(cache, jobs="")

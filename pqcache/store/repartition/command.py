@@ -124,6 +124,7 @@ def _block_size(align: str | None, size: int | None) -> int | None:
 
 
 def _rewrite_options(changes: Mapping[str, Any], align_to: int | None) -> RewriteOptions:
+    changes = {name: value for name, value in changes.items() if value != ""}
     compression = changes.get("compression")
     codec, level = (None, None) if compression is None else parse_compression(compression)
     return RewriteOptions(

@@ -215,7 +215,12 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     key = listing_key(source, state.config)  # of what was listed: the run may read a newer version later
     if listing.odd or listing.misfits:  # each run has to say so
         key = None
-    result = _run_result(run, source, listing, list_it)
+    try:
+        result = _run_result(run, source, listing, list_it)
+    except UsageError:
+        if record is not None and state.current is None and not arriving_snapshots(cache):
+            _forget_options(cache, state)
+        raise
     if not options.dry_run:
         if state.config != state.remembered:  # at once: the snapshot has these options already
             write_config(cache.path, state.config)
@@ -231,6 +236,14 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     if run.options.fill and state.current is None and is_raw and state.config.rewrite() is not None:
         return _rewrite_arrived(run, report, source, list_it)
     return report
+
+
+def _forget_options(cache: CacheDirectory, state: _CacheState) -> None:
+    """Take the options of a first run that was refused out of ``pqcache.toml``, where it writes them at once."""
+    if state.remembered is None:
+        (cache.path / CONFIG).unlink(missing_ok=True)
+    else:
+        write_config(cache.path, state.remembered)
 
 
 def _rewrite_arrived(run: CacheRun, arrived: SyncReport, source: Source, list_it: ListSource) -> SyncReport:

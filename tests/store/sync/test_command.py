@@ -234,6 +234,19 @@ def test_a_failed_run_leaves_the_configuration_alone(shop: Path, tmp_path: Path)
     assert (cache / "pqcache.toml").read_text() == before
 
 
+@pytest.mark.parametrize("made", [False, True])
+def test_a_refused_first_run_leaves_no_options_behind(made: bool, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    if made:
+        pqcache.add(str(shop), "cache", root=tmp_path)
+    with pytest.raises(pqcache.UsageError, match="no column 'nosuch'"):
+        sync(str(shop), cache, time_units={"nosuch": "ms"}, keep=7)
+    assert (cache / "pqcache.toml").exists() == made
+    report, _ = sync(str(shop), cache)
+    assert report.published
+    assert (read_config(cache).time_units, read_config(cache).keep) == ({}, 2)
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
