@@ -43,9 +43,15 @@ from pqcache.parquet.footer.thrift_fields import (
 )
 from pqcache.parquet.nested import leaves_in
 from pqcache.parquet.pages.page_format import Chunk
-from pqcache.parquet.pages.write_binary import is_direct, pages_of
-from pqcache.parquet.pages.write_lists import length_of, pages_of_lists
-from pqcache.parquet.pages.write_numbers import boundary_order, is_plain, pages_of_numbers
+from pqcache.parquet.pages.write_pages import (
+    boundary_order,
+    is_direct,
+    is_plain,
+    length_of,
+    pages_of,
+    pages_of_lists,
+    pages_of_numbers,
+)
 from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.system.buffer_pool import BufferPool
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.pages import write_binary
+from pqcache.parquet.pages import write_pages
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.encode import concatenate_chunks, encode_rows
 from pqcache.parquet.rewrite.files import OutputSchema, RowGroupFile, footer_schema_of
@@ -42,8 +42,8 @@ def write(path: Path, tables: list[pa.Table], how: Encodings = ENCODINGS) -> Non
 def test_every_reader_sees_the_values(
     tmp_path: Path, kind: pa.DataType, nullable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_binary, "LONG", 0)
-    monkeypatch.setattr(write_binary, "_PAGE", 40)
+    monkeypatch.setattr(write_pages, "LONG", 0)
+    monkeypatch.setattr(write_pages, "_TEXT_PAGE", 40)
     values = st.text(max_size=30) if "string" in str(kind) else st.binary(max_size=30)
     schema = pa.schema([pa.field("n", pa.int32()), pa.field("v", kind, nullable=nullable)])
 
@@ -58,7 +58,7 @@ def test_every_reader_sees_the_values(
             arrays = [pa.array([*chunk[:1], *chunk, *chunk[:1]], kind).slice(1, len(chunk)) for chunk in chunks]
             column = pa.chunked_array(arrays, kind)
             tables.append(pa.table([pa.array(range(len(column)), pa.int32()), column], schema=schema))
-            assert write_binary.is_direct("v", column, ENCODINGS)
+            assert write_pages.is_direct("v", column, ENCODINGS)
         write(path, tables)
         expected = pa.concat_tables(tables)
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -76,7 +76,7 @@ def test_every_reader_sees_the_values(
 def test_metadata_are_those_of_pyarrow(values: list[bytes]) -> None:
     table = pa.table({"v": values})
     own, its = (
-        write_binary.pages_of(table.schema.field("v"), table.column("v")),
+        write_pages.pages_of(table.schema.field("v"), table.column("v")),
         encode_rows(table, ENCODINGS, "x")[0],
     )
     mine, theirs = own.fields[3][1], its.fields[3][1]
@@ -102,7 +102,7 @@ def test_metadata_are_those_of_pyarrow(values: list[bytes]) -> None:
     ],
 )
 def test_other_columns_are_not_direct(column: pa.Array, encodings: Encodings) -> None:
-    assert not write_binary.is_direct("v", pa.chunked_array([column]), encodings)
+    assert not write_pages.is_direct("v", pa.chunked_array([column]), encodings)
 
 
 def test_images_are_rewritten_beside_nulls_and_other_columns(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pqcache.parquet import encodings
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.pages import write_lists
+from pqcache.parquet.pages import write_pages
 from pqcache.parquet.rewrite import encode
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
@@ -44,7 +44,7 @@ def test_metadata_are_those_of_pyarrow(codec: str, special: str | None) -> None:
     how = Encodings(codecs={PATH: codec}, special={PATH: special} if special else {})
     column = pa.chunked_array([column_of(pa.list_(pa.int32()), 70, 500), column_of(pa.list_(pa.int32()), 100, 500, 2)])
     table = pa.table({"v": column})
-    assert write_lists.length_of(table.schema.field(0), column, how) == 500
+    assert write_pages.length_of(table.schema.field(0), column, how) == 500
     own, its = (
         encode.encode_rows(table, how, "x")[0],
         encode._chunks(table, how, "x", BufferPool())[0],
@@ -69,8 +69,8 @@ KINDS = [pa.int8(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64(
 def test_every_reader_sees_the_values(
     tmp_path: Path, value: pa.DataType, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_lists, "_PAGE", 400)
-    monkeypatch.setattr(write_lists, "_TOGETHER", 3)
+    monkeypatch.setattr(write_pages, "_LIST_PAGE", 400)
+    monkeypatch.setattr(write_pages, "_TOGETHER", 3)
 
     @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
     @given(
@@ -91,7 +91,7 @@ def test_every_reader_sees_the_values(
         for rows in slices:
             column = pa.chunked_array([column_of(kind, count, length) for count in rows])
             tables.append(pa.table([pa.array(range(len(column)), pa.int32()), column], schema=schema))
-            assert write_lists.length_of(schema.field(1), column, how) == length
+            assert write_pages.length_of(schema.field(1), column, how) == length
         write(path, tables, how)
         expected = pa.concat_tables(tables)
         with pq.ParquetFile(path) as file:
@@ -125,7 +125,7 @@ LISTS = column_of(pa.list_(pa.int32()), 9, 20)
     ],
 )
 def test_other_columns_are_left_to_pyarrow(column: pa.Array, encodings: Encodings) -> None:
-    assert write_lists.length_of(pa.field("v", column.type), pa.chunked_array([column]), encodings) == 0
+    assert write_pages.length_of(pa.field("v", column.type), pa.chunked_array([column]), encodings) == 0
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd", "none"])
@@ -161,9 +161,9 @@ def test_a_pyarrow_that_has_no_limit_of_rows_in_a_page(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(encodings, "LIMITED", False)
     monkeypatch.setattr(pq, "ParquetWriter", older)
-    monkeypatch.setattr(write_lists, "_PAGE", 10_000)
+    monkeypatch.setattr(write_pages, "_LIST_PAGE", 10_000)
     table = pa.table({"v": column_of(pa.list_(pa.int32()), 150, 500)})
-    assert write_lists.length_of(table.schema.field(0), table["v"], PLAIN) == 500
+    assert write_pages.length_of(table.schema.field(0), table["v"], PLAIN) == 500
     write(tmp_path / "a.parquet", [table], PLAIN)
     assert pq.read_table(tmp_path / "a.parquet").equals(table)
     assert len(real_pages(tmp_path / "a.parquet")[0][0]) == 30

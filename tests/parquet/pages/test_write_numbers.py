@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from pqcache.parquet.encodings import LIMITED, Encodings
 from pqcache.parquet.footer import thrift
-from pqcache.parquet.pages import write_numbers
+from pqcache.parquet.pages import write_pages
 from pqcache.parquet.pages.page_format import Chunk, decode_hybrid, encode_flags
 from pqcache.parquet.rewrite import encode
 from pqcache.parquet.rewrite.directory import rewrite_directory
@@ -60,7 +60,7 @@ def array_of(kind: pa.DataType, rows: int, seed: int) -> pa.Array:
 
 def both(table: pa.Table) -> tuple[Chunk, Chunk]:
     """Return the chunk that is made here, and pyarrow's."""
-    assert write_numbers.is_plain("x", table["x"], HOW)
+    assert write_pages.is_plain("x", table["x"], HOW)
     return encode.encode_rows(table, HOW, "a")[0], encode._chunks(table, HOW, "a", BufferPool())[0]
 
 
@@ -87,7 +87,7 @@ def test_every_byte_is_as_pyarrow_writes_it(kind: pa.DataType, nullable: bool, p
 
 @pytest.mark.parametrize("array", OTHERS, ids=lambda array: str(array.type))
 def test_what_is_stored_otherwise_is_left_to_pyarrow(array: pa.Array) -> None:
-    assert not write_numbers.is_plain("x", pa.chunked_array([array]), HOW)
+    assert not write_pages.is_plain("x", pa.chunked_array([array]), HOW)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_is_stored_otherwise_is_left_to_pyarrow(array: pa.Array) -> None:
     ],
 )
 def test_what_is_to_be_encoded_is_left_to_pyarrow(how: Encodings) -> None:
-    assert not write_numbers.is_plain("x", pa.chunked_array([[1]]), how)
+    assert not write_pages.is_plain("x", pa.chunked_array([[1]]), how)
 
 
 def with_nulls(array: pa.Array, rng: np.random.Generator) -> pa.Array:
@@ -173,21 +173,21 @@ def test_a_page_of_nulls_has_no_bounds_and_one_without_has_no_bits(tmp_path: Pat
 
 def test_nulls_where_none_may_be_are_left_to_pyarrow() -> None:
     column = pa.chunked_array([[1, None]])
-    assert write_numbers.pages_of_numbers(pa.field("x", pa.int64(), nullable=False), column) is None
-    assert not write_numbers.is_plain("x", pa.chunked_array([pa.nulls(3, pa.int64())]), HOW)
+    assert write_pages.pages_of_numbers(pa.field("x", pa.int64(), nullable=False), column) is None
+    assert not write_pages.is_plain("x", pa.chunked_array([pa.nulls(3, pa.int64())]), HOW)
 
 
 def test_int96_is_left_to_pyarrow() -> None:
     times = pa.chunked_array([pa.array([1], pa.timestamp("us"))])
-    assert write_numbers.is_plain("x", times, HOW)
-    assert not write_numbers.is_plain("x", times, Encodings(codecs={"x": "none"}, statistics=["x"], int96=True))
+    assert write_pages.is_plain("x", times, HOW)
+    assert not write_pages.is_plain("x", times, Encodings(codecs={"x": "none"}, statistics=["x"], int96=True))
 
 
 def test_values_that_are_not_numbers_are_left_to_pyarrow() -> None:
     values = np.arange(50_000, dtype=np.float32)
     values[30_000] = np.nan
     for table in (pa.table({"x": values}), pa.table({"x": pa.array(values, mask=values > 2)})):
-        assert write_numbers.pages_of_numbers(table.schema.field(0), table["x"]) is None
+        assert write_pages.pages_of_numbers(table.schema.field(0), table["x"]) is None
         own, its = both(table)
         assert own.fields == its.fields
         assert own.columns == its.columns

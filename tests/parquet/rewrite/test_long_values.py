@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pqcache.errors import ParquetError
 from pqcache.parquet.binary_views import bytes_in, length_prefixed_bytes, without_views
 from pqcache.parquet.footer.source_footer import read_source_footers
-from pqcache.parquet.pages.write_binary import pages_of
+from pqcache.parquet.pages.write_pages import pages_of
 from pqcache.parquet.rewrite import decode
 from pqcache.parquet.rewrite.decode import Decoder, long_columns_of
 from pqcache.parquet.rewrite.directory import rewrite_directory
