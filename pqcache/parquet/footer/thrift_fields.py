@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, Items, Struct
 
 # of ColumnChunk: where an index lies, and how long it is
 OFFSET_INDEX, COLUMN_INDEX = (4, 5), (6, 7)
@@ -35,9 +35,3 @@ def column_metadata(
         COMPRESSED: (I64, size),
         DATA: (I64, 0),
     }
-
-
-def with_page_statistics(meta: Struct, encoding: int, pages: int, sizes: Struct) -> Struct:
-    """Return ``meta`` with the statistics of ``pages`` data pages of one encoding, and their SizeStatistics."""
-    about: Struct = {1: (I32, DATA_PAGE), 2: (I32, encoding), 3: (I32, pages)}
-    return {**meta, PAGES: (LIST, Items(STRUCT, [about])), SIZES: (STRUCT, sizes)}

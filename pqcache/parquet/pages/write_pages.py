@@ -1,4 +1,4 @@
-"""Pages that are written without pyarrow: large binary values, lists of one length, and numbers stored as they are.
+"""Writes pages without pyarrow where that is little work: large binary values, lists of one length, plain numbers.
 
 The format is parquet.thrift and Encodings.md of https://github.com/apache/parquet-format.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,12 +18,76 @@ import pyarrow.types as pt
 from pqcache.parquet.binary_views import INLINE, LONG, bytes_in, is_view, length_prefixed_bytes, offsets_of
 from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.footer import footer, thrift, thrift_fields
+from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.thrift import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.footer.thrift_fields import ASCENDING, DESCENDING
+from pqcache.parquet.footer.thrift_fields import (
+    ASCENDING,
+    BYTE_ARRAY,
+    DATA_PAGE,
+    DESCENDING,
+    PAGES,
+    PLAIN,
+    RLE,
+    SIZES,
+    STATISTICS,
+    column_metadata,
+)
 from pqcache.parquet.pages.page_format import Chunk, data_page_header, encode_flags, encode_run
 from pqcache.parquet.schema_merge import is_text
-from pqcache.system.buffer_pool import Buffer, BufferPool
+from pqcache.system.buffer_pool import BufferPool
+
+_PHYSICAL = {"i8": 2, "u8": 2, "f4": 4, "f8": 5}  # of numbers; smaller integers are INT32
+_Numbers = npt.NDArray[Any]
+
+
+class _Page(NamedTuple):
+    """A data page: its rows, and its bytes with the header, as stored and before compression."""
+
+    rows: int
+    size: int
+    uncompressed: int
+
+
+def _chunk(
+    path: Sequence[str],
+    physical: int,
+    data: list[memoryview],
+    pages: Sequence[_Page],
+    values: int,
+    definitions: list[int],
+    *,
+    repetitions: list[int] | None = None,
+    codec: int = 0,
+    encoding: int = PLAIN,
+    texts: Sequence[int] | None = None,
+    statistics: Struct | None = None,
+    columns: Struct | None = None,
+) -> Chunk:
+    """Describe ``pages``, which follow one another in ``data``.
+
+    ``repetitions`` and ``definitions`` count the values of each level, and ``texts`` the bytes of texts in each page.
+    """
+    size, uncompressed = sum(page.size for page in pages), sum(page.uncompressed for page in pages)
+    names = [name.encode() for name in path]
+    meta = column_metadata(physical, names, codec, [RLE, encoding], values, uncompressed, size)
+    if statistics is not None:
+        meta[STATISTICS] = (STRUCT, statistics)
+    meta[PAGES] = (LIST, Items(STRUCT, [{1: (I32, DATA_PAGE), 2: (I32, encoding), 3: (I32, len(pages))}]))
+    sizes: Struct = {} if texts is None else {1: (I64, sum(texts))}
+    if definitions or texts is not None:
+        sizes |= {2: (LIST, Items(I64, repetitions or [])), 3: (LIST, Items(I64, definitions))}
+        meta[SIZES] = (STRUCT, sizes)
+    places: list[Struct] = []
+    at = rows = 0
+    for page in pages:
+        places.append({1: (I64, at), 2: (I32, page.size), 3: (I64, rows)})
+        at, rows = at + page.size, rows + page.rows
+    offsets: Struct = {1: (LIST, Items(STRUCT, places))}
+    if texts is not None:
+        offsets[2] = (LIST, Items(I64, list(texts)))
+    about: Struct = {2: (I64, 0), 3: (STRUCT, meta)}
+    return Chunk(rows=rows, fields=about, data=data, size=size, offsets=offsets, columns=columns)
+
 
 # ---- Large binary values, made into pages without looking at them
 #
@@ -31,11 +95,10 @@ from pqcache.system.buffer_pool import Buffer, BufferPool
 # there is to encode, so Arrow lays them out, many at once.
 
 _TEXT_PAGE = 1 << 20
-_BYTE_ARRAY = 6
 
 
 def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
-    """Whether a column is written here: large values that need no conversion."""
+    """Whether a column is written by `pages_of`: large values that need no conversion."""
     return (
         (is_text(column.type) or is_view(column.type))
         and encodings.as_is(name)
@@ -48,21 +111,19 @@ def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
 
 def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Chunk:
     data: list[memoryview] = []
-    places: list[Struct] = []
-    sizes: list[int] = []
+    pages: list[_Page] = []
+    texts: list[int] = []
     waiting: list[memoryview] = []
-    at = row = count = size = 0
+    count = size = 0
 
     def close() -> None:
-        nonlocal at, row, count, size, waiting
+        nonlocal count, size, waiting
         levels = encode_run(count, 1) if field.nullable else b""
         body = len(levels) + 4 * count + size
-        header = data_page_header(count, thrift_fields.PLAIN, body)
-        data.append(memoryview(header + levels))
-        data.extend(waiting)
-        places.append({1: (I64, at), 2: (I32, len(header) + body), 3: (I64, row)})
-        sizes.append(size)
-        at, row = at + len(header) + body, row + count
+        header = data_page_header(count, PLAIN, body)
+        data.extend((memoryview(header + levels), *waiting))
+        pages.append(_Page(count, len(header) + body, len(header) + body))
+        texts.append(size)
         waiting, count, size = [], 0, 0
 
     for laid, ends in (span for chunk in column.chunks for span in _length_prefixed(chunk)):
@@ -78,13 +139,8 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Chunk:
             count, size = count + high - low, size + int(ends[high] - ends[low])
             low = high
     close()
-    meta = thrift_fields.column_metadata(
-        _BYTE_ARRAY, [field.name.encode()], 0, [thrift_fields.RLE, thrift_fields.PLAIN], row, at, at
-    )
-    levels = _size_statistics(sum(sizes), row, field.nullable)
-    meta = thrift_fields.with_page_statistics(meta, thrift_fields.PLAIN, len(places), levels)
-    offsets: Struct = {1: (LIST, Items(STRUCT, places)), 2: (LIST, Items(I64, sizes))}
-    return Chunk(rows=row, fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets=offsets)
+    definitions = [0, len(column)] if field.nullable else []
+    return _chunk([field.name], BYTE_ARRAY, data, pages, len(column), definitions, texts=texts)
 
 
 def _length_prefixed(chunk: pa.Array) -> Iterator[tuple[memoryview, npt.NDArray[np.int64]]]:
@@ -121,12 +177,6 @@ def _laid_out(chunk: pa.Array) -> pa.Buffer:
     return array.cast(pa.large_binary()).buffers()[2]
 
 
-def _size_statistics(size: int, values: int, nullable: bool) -> Struct:
-    """Bytes without lengths, and how many values have which level."""
-    levels: Sequence[int] = [0, values] if nullable else []
-    return {1: (I64, size), 2: (LIST, Items(I64, [])), 3: (LIST, Items(I64, list(levels)))}
-
-
 # ---- Lists of one length, whose levels are known before a value is looked at
 #
 # A writer that takes any list finds out for each value where its list begins and that it is not null, which takes
@@ -134,21 +184,17 @@ def _size_statistics(size: int, values: int, nullable: bool) -> Struct:
 # levels in every page.
 
 _SHORTEST, _LARGEST = 16, 1 << 28  # values of a list; bytes of a list
-_LIST_PAGE, _LIST_ROWS = (
-    1 << 19,
-    20_000,
-)  # bytes and rows of a page: compressed in the processor's cache
+_LIST_PAGE, _LIST_ROWS = 1 << 19, 20_000  # bytes and rows of a page: compressed in the processor's cache
 _TOGETHER = 8  # pages encoded in one go
 _HEADER = 64  # bytes, at most: there are no statistics in it
-_LIST_PHYSICAL = {pa.float32(): 4, pa.float64(): 5, pa.int64(): 2, pa.uint64(): 2}  # others are INT32
 
 
 def length_of(field: pa.Field, column: pa.ChunkedArray, encodings: Encodings) -> int:
-    """The number of items in each list of a column that is written here; 0 for any other column."""
+    """The number of items in each list of a column that `pages_of_lists` writes; 0 for any other column."""
     kind = field.type
     if not (pt.is_list(kind) or pt.is_large_list(kind)) or not len(column) or column.null_count:
         return 0
-    value, path = kind.value_type, _path(field)
+    value, path = kind.value_type, ".".join(_path(field))
     if not (pt.is_integer(value) or pt.is_float32(value) or pt.is_float64(value)):
         return 0
     if path in encodings.dictionary or path in encodings.statistics or encodings.codecs.get(path) not in CODECS:
@@ -166,58 +212,53 @@ def _items(chunk: pa.Array) -> pa.Array:
     return chunk.values.slice(int(ends[0]), int(ends[-1] - ends[0]))
 
 
-def _path(field: pa.Field) -> str:
-    return f"{field.name}.list.{field.type.value_field.name}"
+def _path(field: pa.Field) -> list[str]:
+    return [field.name, "list", field.type.value_field.name]
 
 
 def pages_of_lists(
     field: pa.Field, column: pa.ChunkedArray, length: int, encodings: Encodings, memory: BufferPool
 ) -> Chunk:
-    codec, special = CODECS[encodings.codecs[_path(field)]], encodings.special.get(_path(field))
+    path = ".".join(_path(field))
+    codec, special = CODECS[encodings.codecs[path]], encodings.special.get(path)
     compress = None
     if codec.arrow is not None:
         compress = pa.Codec(codec.arrow, encodings.level if codec.has_levels else None)
     deepest = 1 + field.nullable + field.type.value_field.nullable
     data: list[memoryview] = []
-    places: list[Struct] = []
-    at = row = uncompressed = encoding = 0
-    pages = _cut(column, length)
-    for first in range(0, len(pages), _TOGETHER):
-        waiting: list[bytes] = []
-        for count, encoding, body in _flat(pages[first : first + _TOGETHER], special, memory):
-            levels = _repetitions(count // length, length) + encode_run(count, deepest)
-            plain_size = stored = len(levels) + len(body)
+    pages: list[_Page] = []
+    encoding = PLAIN
+    cut = _cut(column, length)
+    for first in range(0, len(cut), _TOGETHER):
+        made: list[bytes | memoryview] = []
+        for count, encoding, body in _flat(cut[first : first + _TOGETHER], special, memory):
+            parts: list[bytes | memoryview] = [_repetitions(count // length, length) + encode_run(count, deepest), body]
+            plain = sum(map(len, parts))
             if compress is not None:
-                waiting.append(compress.compress(b"".join((levels, body)), asbytes=True))
-                stored = len(waiting[-1])
-            head = data_page_header(count, encoding, plain_size, stored)
-            places.append({1: (I64, at), 2: (I32, len(head) + stored), 3: (I64, row)})
-            at, row, uncompressed = (
-                at + len(head) + stored,
-                row + count // length,
-                uncompressed + len(head) + plain_size,
-            )
-            if compress is None:
-                data += [memoryview(head + levels), body]
-            else:
-                waiting.insert(-1, head)
-        if waiting:
-            kept = memory.borrow(sum(map(len, waiting)))
-            kept[:] = np.frombuffer(b"".join(waiting), np.uint8)
-            data.append(kept.data)
-    total = len(column) * length
-    sizes: Struct = {
-        2: (LIST, Items(I64, [len(column), total - len(column)])),
-        3: (LIST, Items(I64, [0] * deepest + [total])),
-    }
-    path = [part.encode() for part in (field.name, "list", field.type.value_field.name)]
-    physical = _LIST_PHYSICAL.get(field.type.value_type, 1)
-    meta = thrift_fields.column_metadata(
-        physical, path, codec.number, [thrift_fields.RLE, encoding], total, uncompressed, at
+                parts = [compress.compress(b"".join(parts), asbytes=True)]
+            stored = sum(map(len, parts))
+            head = data_page_header(count, encoding, plain, stored)
+            pages.append(_Page(count // length, len(head) + stored, len(head) + plain))
+            made += [head, *parts]
+        if compress is not None:  # in memory that is used again
+            kept = memory.borrow(sum(map(len, made)))
+            kept[:] = np.frombuffer(b"".join(made), np.uint8)
+            made = [kept.data]
+        data += map(memoryview, made)
+    rows, values = len(column), len(column) * length
+    physical = _PHYSICAL.get(str(_dtype(field.type.value_type))[1:], 1)
+    definitions, repetitions = [0] * deepest + [values], [rows, values - rows]
+    return _chunk(
+        _path(field),
+        physical,
+        data,
+        pages,
+        values,
+        definitions,
+        repetitions=repetitions,
+        codec=codec.number,
+        encoding=encoding,
     )
-    meta = thrift_fields.with_page_statistics(meta, encoding, len(places), sizes)
-    offsets: Struct = {1: (LIST, Items(STRUCT, places))}
-    return Chunk(rows=row, fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets=offsets)
 
 
 def _cut(column: pa.ChunkedArray, length: int) -> list[pa.Array]:
@@ -255,13 +296,11 @@ def _repetitions(rows: int, length: int) -> bytes:
 # null, the others lie side by side, and bits in front of them say which rows they are of.
 
 _ROWS = 20_000  # of a page, as pyarrow has them
-_PHYSICAL = {"<i4": 1, "<u4": 1, "<i8": 2, "<u8": 2, "<f4": 4, "<f8": 5}
 _WIDER = {"i1": "<i4", "i2": "<i4", "u1": "<u4", "u2": "<u4"}
-_Numbers = npt.NDArray[Any]
 
 
 def is_plain(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
-    """Whether a column is written here: numbers that need no conversion."""
+    """Whether a column is written by `pages_of_numbers`: numbers that need no conversion."""
     return (
         encodings.as_is(name)
         and name in encodings.statistics
@@ -295,11 +334,11 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Chunk | None:
         there = np.unpackbits(bits, count=array.offset + count, bitorder="little")[array.offset :]
         values = values[there.view(bool)]
         filled = np.add.reduceat(there, np.arange(0, count, _ROWS), dtype=np.int64).tolist()
-    begins = [end - own for own, end in zip(filled, accumulate(filled), strict=True)]
-    bounds = _bounds(values, np.array(begins)[np.array(filled) > 0])
+    ends = list(accumulate(filled, initial=0))
+    bounds = _bounds(values, np.array(ends[:-1])[np.array(filled) > 0])
     if bounds is None:
         return None
-    parts = [values[begin : begin + own] for begin, own in zip(begins, filled, strict=True)]
+    parts = [values[begin:end] for begin, end in pairwise(ends)]
     heads = []
     for page, (own, part) in enumerate(zip(rows, parts, strict=True)):
         if len(part) == own:
@@ -307,19 +346,23 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Chunk | None:
         else:
             heads.append(_head(own, part.nbytes, encode_flags(there[page * _ROWS : page * _ROWS + own])))
     sizes = [len(head) + part.nbytes for head, part in zip(heads, parts, strict=True)]
+    pieces = [(np.frombuffer(head, np.uint8), part.view(np.uint8)) for head, part in zip(heads, parts, strict=True)]
     buffer = np.frombuffer(pa.allocate_buffer(sum(sizes)), np.uint8)  # of the memory that decoded rows leave
-    at = 0
-    for head, part in zip(heads, parts, strict=True):
-        begin, end = at + len(head), at + len(head) + part.nbytes
-        buffer[at:begin] = np.frombuffer(head, np.uint8)
-        buffer[begin:end] = part.view(np.uint8)
-        at = end
-    nulls = [own - have for own, have in zip(rows, filled, strict=True)] if field.nullable else None
-    return _encoded(field, buffer, sizes, _Pages(values.dtype, rows, nulls, *bounds))
+    np.concatenate(list(chain.from_iterable(pieces)), out=buffer)
+    pages = [_Page(own, size, size) for own, size in zip(rows, sizes, strict=True)]
+    nulls = [own - have for own, have in zip(rows, filled, strict=True)]
+    definitions = [sum(nulls), sum(filled)] if field.nullable else []
+    columns = _column_index(rows, nulls, *bounds)
+    if field.nullable:
+        columns[7] = (LIST, Items(I64, list(chain.from_iterable(zip(nulls, filled, strict=True)))))
+    physical, statistics = _PHYSICAL.get(values.dtype.str[1:], 1), _statistics(sum(nulls), *bounds)
+    return _chunk(
+        [field.name], physical, [buffer.data], pages, count, definitions, statistics=statistics, columns=columns
+    )
 
 
 def _head(rows: int, size: int, levels: bytes) -> bytes:
-    return data_page_header(rows, thrift_fields.PLAIN, len(levels) + size) + levels
+    return data_page_header(rows, PLAIN, len(levels) + size) + levels
 
 
 @lru_cache(64)
@@ -334,41 +377,6 @@ def _values(array: pa.Array) -> _Numbers:
     return values.astype(_WIDER[dtype.str[1:]]) if dtype.itemsize < 4 else values
 
 
-class _Pages(NamedTuple):
-    """Rows, nulls and bounds of pages; ``nulls`` is None if there can be none."""
-
-    dtype: np.dtype[Any]
-    rows: list[int]
-    nulls: list[int] | None
-    low: _Numbers
-    high: _Numbers
-
-
-def _encoded(field: pa.Field, buffer: Buffer, sizes: list[int], pages: _Pages) -> Chunk:
-    ends, begins = np.cumsum(sizes), np.append(0, np.cumsum(sizes)[:-1]).tolist()
-    places = [
-        {1: (I64, at), 2: (I32, size), 3: (I64, n * _ROWS)}
-        for n, (at, size) in enumerate(zip(begins, sizes, strict=True))
-    ]
-    count, size = sum(pages.rows), int(ends[-1])
-    nulls = 0 if pages.nulls is None else sum(pages.nulls)
-    physical = _PHYSICAL[pages.dtype.str]
-    path = [field.name.encode()]
-    meta = thrift_fields.column_metadata(physical, path, 0, [thrift_fields.RLE, thrift_fields.PLAIN], count, size, size)
-    levels: Struct = {2: (LIST, Items(I64, [])), 3: (LIST, Items(I64, [nulls, count - nulls]))}
-    meta = thrift_fields.with_page_statistics(meta, thrift_fields.PLAIN, len(sizes), levels)
-    meta[thrift_fields.STATISTICS] = (STRUCT, _statistics(pages, nulls))
-    index = _column_index(pages)
-    if pages.nulls is not None:
-        both = zip(pages.rows, pages.nulls, strict=True)
-        index[7] = (LIST, Items(I64, [level for own, empty in both for level in (empty, own - empty)]))
-    else:
-        del meta[thrift_fields.SIZES]
-    about: Struct = {2: (I64, 0), 3: (STRUCT, dict(sorted(meta.items())))}
-    offsets: Struct = {1: (LIST, Items(STRUCT, places))}
-    return Chunk(rows=count, fields=about, data=[buffer.data], size=size, offsets=offsets, columns=index)
-
-
 def _bounds(values: _Numbers, begins: npt.NDArray[np.int64]) -> tuple[_Numbers, _Numbers] | None:
     """Minima and maxima of the pages that have values; None if one is NaN."""
     low, high = np.minimum.reduceat(values, begins), np.maximum.reduceat(values, begins)
@@ -379,17 +387,16 @@ def _bounds(values: _Numbers, begins: npt.NDArray[np.int64]) -> tuple[_Numbers, 
     return low, high
 
 
-def _statistics(pages: _Pages, nulls: int) -> Struct:
-    least, most = (BINARY, pages.low.min().tobytes()), (BINARY, pages.high.max().tobytes())
+def _statistics(nulls: int, low: _Numbers, high: _Numbers) -> Struct:
+    least, most = (BINARY, low.min().tobytes()), (BINARY, high.max().tobytes())
     # The older fields are for what compares as signed numbers.
-    old: Struct = {} if pages.dtype.kind == "u" else {1: most, 2: least}
+    old: Struct = {} if low.dtype.kind == "u" else {1: most, 2: least}
     return {**old, 3: (I64, nulls), 5: most, 6: least, 7: (BOOL, True), 8: (BOOL, True)}
 
 
-def _column_index(pages: _Pages) -> Struct:
+def _column_index(rows: Sequence[int], nulls: Sequence[int], low: _Numbers, high: _Numbers) -> Struct:
     """Pages without values have no bounds."""
-    nulls = pages.nulls or [0] * len(pages.rows)
-    empty = [own == missing for own, missing in zip(pages.rows, nulls, strict=True)]
+    empty = [own == missing for own, missing in zip(rows, nulls, strict=True)]
 
     def stored(bounds: _Numbers) -> list[bytes]:
         left = iter(bounds)
@@ -397,10 +404,10 @@ def _column_index(pages: _Pages) -> Struct:
 
     return {
         1: (LIST, Items(BOOL, [1 if is_empty else 2 for is_empty in empty])),
-        2: (LIST, Items(BINARY, stored(pages.low))),
-        3: (LIST, Items(BINARY, stored(pages.high))),
-        4: (I32, boundary_order(zip(pages.low.tolist(), pages.high.tolist(), strict=True))),
-        5: (LIST, Items(I64, nulls)),
+        2: (LIST, Items(BINARY, stored(low))),
+        3: (LIST, Items(BINARY, stored(high))),
+        4: (I32, boundary_order(zip(low.tolist(), high.tolist(), strict=True))),
+        5: (LIST, Items(I64, list(nulls))),
     }
 
 
