@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -101,44 +101,16 @@ def has_integer_decimals(columns: Iterable[pq.ColumnSchema]) -> bool:
     return any(leaf.logical_type.type == "DECIMAL" and leaf.physical_type in ("INT32", "INT64") for leaf in columns)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SampledColumn:
-    """What a sample tells of a leaf column."""
-
-    path: str
-    physical: str
-    repeated: bool
-    plain: int
-    values: int
-
-
-class EncodedSize(NamedTuple):
-    """What a leaf column takes on disk, page headers included; of that, what its dictionary takes."""
-
-    total: int
-    dictionary: int
-    uncompressed: int
-    values: int
-
-
-def encoded_sizes(sample: pa.Table, encodings: Encodings) -> list[EncodedSize]:
-    """Write ``sample`` with ``encodings`` and measure each leaf column."""
-    group = _metadata(sample, encodings).row_group(0)
-    found = []
-    for number in range(group.num_columns):
-        column = group.column(number)
-        dictionary = column.data_page_offset - column.dictionary_page_offset if column.has_dictionary_page else 0
-        found.append(
-            EncodedSize(column.total_compressed_size, dictionary, column.total_uncompressed_size, column.num_values)
-        )
-    return found
+def encoded_chunks(sample: pa.Table, encodings: Encodings) -> list[pq.ColumnChunkMetaData]:
+    """Write ``sample`` with ``encodings``, and return what each leaf column takes on disk, page headers included."""
+    return _chunks_of(_written(sample, encodings))
 
 
 def encoded_size(sample: pa.Table, encodings: Encodings) -> int:
-    return sum(size.total for size in encoded_sizes(sample, encodings))
+    return sum(chunk.total_compressed_size for chunk in encoded_chunks(sample, encodings))
 
 
-def _metadata(sample: pa.Table, encodings: Encodings) -> pq.FileMetaData:
+def _written(sample: pa.Table, encodings: Encodings) -> pq.FileMetaData:
     collected: list[pq.FileMetaData] = []
     # MockOutputStream counts the bytes and forgets them.
     with encodings.open(pa.MockOutputStream(), sample.schema, collected) as writer:
@@ -146,22 +118,8 @@ def _metadata(sample: pa.Table, encodings: Encodings) -> pq.FileMetaData:
     return collected[0]
 
 
-def _leaves(sample: pa.Table, plain: Encodings) -> list[_SampledColumn]:
-    metadata = _metadata(sample, plain)
-    group, schema = metadata.row_group(0), metadata.schema
-    result = []
-    for number in range(group.num_columns):
-        column = group.column(number)
-        result.append(
-            _SampledColumn(
-                path=column.path_in_schema,
-                physical=column.physical_type,
-                repeated=schema.column(number).max_repetition_level > 0,
-                plain=column.total_compressed_size,
-                values=column.num_values,
-            )
-        )
-    return result
+def _chunks_of(metadata: pq.FileMetaData) -> list[pq.ColumnChunkMetaData]:
+    return [metadata.row_group(0).column(number) for number in range(metadata.num_columns)]
 
 
 # Left out: BYTE_STREAM_SPLIT of fixed-length bytes, which DuckDB cannot read, and DELTA_BYTE_ARRAY, which pyarrow
@@ -190,46 +148,53 @@ def choose_encodings(
         compat: only what readers of ten years ago know: plain and dictionary.
         executor: threads that may try several at once.
     """
-    leaves = _leaves(sample, plain)
-    packed = {leaf.path: codec(number) for number, leaf in enumerate(leaves)}
+    metadata = _written(sample, plain)
+    leaves = [
+        (chunk.path_in_schema, chunk.physical_type, chunk.total_compressed_size) for chunk in _chunks_of(metadata)
+    ]
+    packed = {path: codec(number) for number, (path, _, _) in enumerate(leaves)}
+    large = _LARGE_VALUE * max(1, sample.num_rows)
     statistics = [
-        leaf.path for leaf in leaves if not leaf.repeated and leaf.plain <= _LARGE_VALUE * max(1, leaf.values)
+        path
+        for number, (path, _, size) in enumerate(leaves)
+        if size <= large and not metadata.schema.column(number).max_repetition_level
     ]
     base = replace(plain, codecs=packed, statistics=statistics)
     if sample.num_rows == 0:
         return base
     # Settings go by path, and paths need not be unique: such columns may be of different types.
-    count = Counter(leaf.path for leaf in leaves)
-    schemes: list[dict[str, str]] = [{leaf.path: _PLAIN for leaf in leaves}]
+    count = Counter(path for path, _, _ in leaves)
+    kinds = {path: kind for path, kind, _ in leaves if count[path] == 1}
+    schemes: list[dict[str, str]] = [dict.fromkeys(packed, _PLAIN)]
     if not compat:
         for turn in range(2):
-            named = [(leaf, _SPECIAL.get(leaf.physical, ())) for leaf in leaves if count[leaf.path] == 1]
-            scheme = {leaf.path: names[turn] for leaf, names in named if len(names) > turn}
-            if scheme:
+            special = {path: _SPECIAL.get(kind, ()) for path, kind in kinds.items()}
+            if scheme := {path: names[turn] for path, names in special.items() if len(names) > turn}:
                 schemes.append(scheme)
-    schemes.append({leaf.path: _DICTIONARY for leaf in leaves if leaf.physical != "BOOLEAN" and count[leaf.path] == 1})
-    none = {leaf.path: "none" for leaf in leaves}
+    schemes.append({path: _DICTIONARY for path, kind in kinds.items() if kind != "BOOLEAN"})
+    none = dict.fromkeys(packed, "none")
     # Plain without a codec is where ``best`` starts.
     trials = [(scheme, codecs) for scheme in schemes for codecs in (none, packed)][1:]
-    best = {leaf.path: (leaf.plain, _PLAIN, "none") for leaf in leaves}
+    best = {path: (size, _PLAIN, "none") for path, _, size in leaves}
     run = map if executor is None else executor.map
-    found = run(lambda trial: encoded_sizes(sample, with_schemes(base, *trial)), trials)
-    for (scheme, codecs), taken in zip(trials, found, strict=True):
-        for leaf, size in zip(leaves, taken, strict=True):
-            if leaf.path not in scheme or (codecs is packed and packed[leaf.path] == "none"):
+    found = run(lambda trial: encoded_chunks(sample, _with_schemes(base, *trial)), trials)
+    for (scheme, codecs), chunks in zip(trials, found, strict=True):
+        for (path, kind, plain_size), chunk in zip(leaves, chunks, strict=True):
+            if path not in scheme or (codecs is packed and packed[path] == "none"):
                 continue
-            dear = scheme[leaf.path] == _DICTIONARY and leaf.physical in _SPECIAL
-            better = _DICTIONARY_BETTER if dear and best[leaf.path][1] != _DICTIONARY else _BETTER
-            if size.total < min(_WORTH * leaf.plain, better * best[leaf.path][0]):
-                best[leaf.path] = (size.total, scheme[leaf.path], codecs[leaf.path])
-    return with_schemes(
+            dear = scheme[path] == _DICTIONARY and kind in _SPECIAL
+            better = _DICTIONARY_BETTER if dear and best[path][1] != _DICTIONARY else _BETTER
+            size = chunk.total_compressed_size
+            if size < min(_WORTH * plain_size, better * best[path][0]):
+                best[path] = (size, scheme[path], codecs[path])
+    return _with_schemes(
         base,
         {path: scheme for path, (_, scheme, _) in best.items()},
         {path: c for path, (_, _, c) in best.items()},
     )
 
 
-def with_schemes(base: Encodings, scheme: Mapping[str, str], codecs: Mapping[str, str]) -> Encodings:
+def _with_schemes(base: Encodings, scheme: Mapping[str, str], codecs: Mapping[str, str]) -> Encodings:
     return replace(
         base,
         codecs=dict(codecs),

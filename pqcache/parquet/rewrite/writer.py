@@ -19,11 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError
 from pqcache.parquet.arrow_sizes import Floats, weigh
 from pqcache.parquet.binary_views import without_views
-from pqcache.parquet.encodings import EncodedSize, Encodings, choose_encodings, encoded_size, encoded_sizes
+from pqcache.parquet.encodings import Encodings, choose_encodings, encoded_chunks, encoded_size
 from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.parquet.rewrite.encode import THREADS, Encoded, Encoder, RowGroup, size_of
 from pqcache.parquet.rewrite.files import (
@@ -599,11 +600,11 @@ def estimate_from_sample(sample: pa.Table, encodings: Encodings, limit: int) -> 
     or grows with the rows and its indices with it. What a quarter of the sample takes tells which.
     """
     few = sample.slice(0, sample.num_rows // 4)
-    large = encoded_sizes(sample, encodings)
-    small = encoded_sizes(few, encodings)
-    rows = sample.num_rows * limit / max(1, sum(size.total for size in large))
+    large = encoded_chunks(sample, encodings)
+    small = encoded_chunks(few, encodings)
+    rows = sample.num_rows * limit / max(1, sum(chunk.total_compressed_size for chunk in large))
     if few.num_rows == 0 or rows <= sample.num_rows:
-        return sample.num_rows, [float(size.total) for size in large]
+        return sample.num_rows, [float(chunk.total_compressed_size) for chunk in large]
     leaves: list[float] = []
     for _ in range(2):  # how many rows depends on how they grow
         leaves = [_grown(a, b, few.num_rows, sample.num_rows, rows) for a, b in zip(small, large, strict=True)]
@@ -612,18 +613,23 @@ def estimate_from_sample(sample: pa.Table, encodings: Encodings, limit: int) -> 
     return round(rows), [leaf * scale for leaf in leaves]
 
 
-def _grown(small: EncodedSize, large: EncodedSize, few: int, many: int, rows: float) -> float:
+def _grown(small: pq.ColumnChunkMetaData, large: pq.ColumnChunkMetaData, few: int, many: int, rows: float) -> float:
     """Extrapolate a leaf's bytes to ``rows`` rows from those at ``few`` and ``many``."""
     times = max(1.0, rows / many)
-    data_small, data_large = small.total - small.dictionary, large.total - large.dictionary
+    (data_small, dictionary_small), (data_large, dictionary_large) = map(_data_and_dictionary, (small, large))
     mean = data_large / many
-    if not large.dictionary or not small.dictionary:
+    if not dictionary_large or not dictionary_small:
         slope = (data_large - data_small) / (many - few)
         return data_large + (rows - many) * (slope if 0 < slope < mean else mean)
     # Distinct values grow like a power of the rows (0: all were seen, 1: all are new). With every doubling of the
     # dictionary each index takes another bit.
-    power = min(1.0, max(0.0, math.log(large.dictionary / small.dictionary) / math.log(many / few)))
-    dictionary = min(large.dictionary * times**power, max(large.dictionary, _MAX_DICTIONARY))
-    packing = min(1.0, large.total / max(1, large.uncompressed))
-    more = power * math.log2(times) / 8 * large.values / many * packing
+    power = min(1.0, max(0.0, math.log(dictionary_large / dictionary_small) / math.log(many / few)))
+    dictionary = min(dictionary_large * times**power, max(dictionary_large, _MAX_DICTIONARY))
+    packing = min(1.0, large.total_compressed_size / max(1, large.total_uncompressed_size))
+    more = power * math.log2(times) / 8 * large.num_values / many * packing
     return float(dictionary + rows * (mean + more))
+
+
+def _data_and_dictionary(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    dictionary = chunk.data_page_offset - chunk.dictionary_page_offset if chunk.has_dictionary_page else 0
+    return chunk.total_compressed_size - dictionary, dictionary
