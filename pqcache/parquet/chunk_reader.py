@@ -11,12 +11,11 @@ What isn't worth it, isn't supported or is damaged gives None, and pyarrow decod
 from __future__ import annotations
 
 import logging
-import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,23 +25,21 @@ import pyarrow.types as pt
 
 from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.footer import footer, thrift, thrift_fields
-from pqcache.parquet.footer.thrift import (
-    BINARY,
-    I32,
-    I64,
-    LIST,
-    STRUCT,
-    Check,
-    Checks,
-    Items,
-    Struct,
-    key,
-    read_varint,
-    walk_struct,
-)
+from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.numpy_types import numpy_dtype
 from pqcache.parquet.pages import page_format
-from pqcache.parquet.pages.page_format import Bytes, MoreValues, NotRead, read_run
+from pqcache.parquet.pages.page_format import (
+    NONE,
+    Bytes,
+    File,
+    MoreValues,
+    NotRead,
+    Page,
+    memory,
+    pages_in,
+    read_bytes,
+    read_run,
+)
 from pqcache.parquet.row_group_stats import first_page
 from pqcache.parquet.schema_merge import is_text
 
@@ -50,8 +47,6 @@ log = logging.getLogger("pqcache.parquet")
 
 Numbers = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
-File: TypeAlias = "int | Bytes"
-"""A descriptor, or the bytes of a file."""
 
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
 
@@ -147,118 +142,6 @@ def _has_nulls(chunk: pq.ColumnChunkMetaData) -> bool:
 
 
 # Pages
-
-# fields of `Page`, by position
-_KIND, _UNCOMPRESSED, _SIZE, _CHECKSUM, _VALUES, _ENCODING, _ROWS, _NULLS, _DEFINITIONS, _REPETITIONS, _STORED = range(
-    11
-)
-
-
-class Page(NamedTuple):
-    """A page as its header describes it, and where its ``body`` begins in the file; `NONE` for what the header lacks.
-
-    ``size`` is that of the body as it is stored, and ``checksum`` of these bytes. ``definitions`` and ``repetitions``
-    are the encodings of levels in version 1 and their bytes in version 2, whose levels are never compressed.
-    """
-
-    kind: int
-    uncompressed: int
-    size: int
-    checksum: int
-    values: int
-    encoding: int
-    rows: int
-    nulls: int
-    definitions: int
-    repetitions: int
-    stored: int  # 1 if a page of version 2 isn't compressed
-    body: int
-
-    @property
-    def is_dictionary(self) -> bool:
-        return self.kind == thrift_fields.DICTIONARY_PAGE
-
-
-def _number(place: int) -> Check:
-    def note(data: bytes, at: int, numbers: list[int]) -> int:
-        number, at = read_varint(data, at)
-        numbers[place] = (number >> 1) ^ -(number & 1)
-        return at
-
-    return note
-
-
-def _is_stored(data: bytes, at: int, numbers: list[int]) -> int:
-    numbers[_STORED] = 1
-    return at
-
-
-def _inside(checks: Checks) -> Check:
-    return lambda data, at, numbers: walk_struct(data, at, checks, numbers)
-
-
-def _i32(*places: int) -> dict[int, Check]:
-    return {key(field, I32): _number(place) for field, place in enumerate(places, 1)}
-
-
-_V1 = _i32(_VALUES, _ENCODING, _DEFINITIONS, _REPETITIONS)
-_V2 = _i32(_VALUES, _NULLS, _ROWS, _ENCODING, _DEFINITIONS, _REPETITIONS) | {key(7, 2): _is_stored}  # 2: false
-_HEADER: Checks = {
-    **_i32(_KIND, _UNCOMPRESSED, _SIZE, _CHECKSUM),
-    key(page_format.DATA, STRUCT): _inside(_V1),
-    key(page_format.DICTIONARY, STRUCT): _inside(_i32(_VALUES, _ENCODING)),
-    key(page_format.DATA_V2, STRUCT): _inside(_V2),
-}
-NONE = -(1 << 32)  # no number of 32 bits
-_KINDS = (thrift_fields.DATA_PAGE, thrift_fields.DICTIONARY_PAGE, thrift_fields.DATA_PAGE_V2)
-_HEADS = (256, 1 << 16, 1 << 24)  # bytes: nearly all page headers; those with long statistics
-
-
-def pages_in(file: File, at: int, size: int) -> Iterator[Page]:
-    """Yield the pages within ``size`` bytes from ``at`` on, reading only their headers."""
-    end = at + size
-    while at < end:
-        page = _page_at(file, at)
-        if page.kind not in _KINDS or min(page.uncompressed, page.size, page.values) < 0:
-            raise NotRead("a page header that is damaged, or of an unknown page")
-        if page.body + page.size > end:
-            raise NotRead("a page that reaches beyond its chunk")
-        yield page
-        at = page.body + page.size
-
-
-def _page_at(file: File, at: int) -> Page:
-    for most in _HEADS:
-        data = _bytes_at(file, at, most)
-        numbers = [NONE] * (_STORED + 1)
-        try:
-            length = walk_struct(data, 0, _HEADER, numbers)
-        except IndexError:
-            if len(data) < most:
-                break
-            continue
-        if length <= len(data):
-            return Page._make((*numbers, at + length))
-    raise NotRead("the file ends within a page header")
-
-
-def _bytes_at(file: File, at: int, most: int) -> bytes:
-    return os.pread(file, most, at) if isinstance(file, int) else file[at : at + most].tobytes()
-
-
-def _read(file: File, at: int, size: int) -> Bytes:
-    if isinstance(file, int):
-        place = memory(size)
-        page_format.read_into(file, place, at)
-        return place
-    if at + size > len(file):
-        raise NotRead("the file ends within a page")
-    return file[at : at + size]
-
-
-def memory(size: int) -> Bytes:
-    """Allocate from Arrow's pool, which reuses freed memory."""
-    return np.frombuffer(pa.allocate_buffer(size), np.uint8)
 
 
 def _pages(file: File, chunk: pq.ColumnChunkMetaData, most: int) -> list[Page]:
@@ -410,7 +293,7 @@ def _lists(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
         done = at
 
     for page in pages:
-        body = _read(file, page.body, page.size)
+        body = read_bytes(file, page.body, page.size)
         if page.is_dictionary:
             coded.add_dictionary(page.values, _dictionary_of(chunk, page, body))
             continue
@@ -499,7 +382,7 @@ def text_pages(
     """
     dictionary = None
     for page in pages:
-        body = _read(file, page.body, page.size)
+        body = read_bytes(file, page.body, page.size)
         if checked and page.checksum != NONE and zlib.crc32(body.data) != page.checksum & 0xFFFFFFFF:
             raise NotRead("a page that differs from its checksum")
         if page.is_dictionary:
@@ -550,7 +433,7 @@ def _views(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
     whole = None
     if IN_METADATA[chunk.compression].arrow is None:  # one buffer: each array of views holds all that it has
         begin = first_page(chunk)
-        whole = file = _read(file, begin, chunk.total_compressed_size)
+        whole = file = read_bytes(file, begin, chunk.total_compressed_size)
         pages = [page._replace(body=page.body - begin) for page in pages]
     return views_of(list(text_pages(file, chunk, leaf, pages)), view_type(leaf.type), whole)
 

@@ -23,18 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED, ParquetError, first_line, open_error
-from pqcache.parquet.chunk_reader import (
-    NONE,
-    UNREADABLE,
-    File,
-    Leaf,
-    leaf_of,
-    memory,
-    pages_in,
-    pays,
-    read_chunk,
-    view_type,
-)
+from pqcache.parquet.chunk_reader import UNREADABLE, Leaf, leaf_of, pays, read_chunk, view_type
 from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.footer import footer, thrift, thrift_fields
 from pqcache.parquet.footer.doubtful import check_read_right, doubtful_columns
@@ -55,7 +44,7 @@ from pqcache.parquet.footer.thrift import (
 )
 from pqcache.parquet.nested import top_level_names
 from pqcache.parquet.numpy_types import numpy_dtype
-from pqcache.parquet.pages.page_format import Bytes, MoreValues, NotRead, read_into
+from pqcache.parquet.pages.page_format import NONE, Bytes, File, MoreValues, NotRead, memory, pages_in, read_into
 from pqcache.parquet.row_group_stats import first_page
 from pqcache.parquet.schema_merge import is_text
 from pqcache.system.disk import check_regular, open_regular

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,11 @@ from pqcache.errors import ParquetError
 from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.footer import thrift
 from pqcache.parquet.footer import thrift_fields as fields
-from pqcache.parquet.footer.thrift import Struct
+from pqcache.parquet.footer.thrift import I32, STRUCT, Check, Checks, Struct, key, read_varint, walk_struct
 
 Bytes = npt.NDArray[np.uint8]
+File: TypeAlias = "int | Bytes"
+"""A descriptor, or the bytes of a file."""
 
 TYPE, UNCOMPRESSED, COMPRESSED, CHECKSUM, DATA, DICTIONARY, DATA_V2 = 1, 2, 3, 4, 5, 7, 8  # of PageHeader
 COUNT, ENCODING, DEFINITIONS, REPETITIONS = 1, 2, 3, 4  # of DataPageHeader
@@ -99,6 +101,119 @@ def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
         elif wanted is None or kind not in wanted:
             return False
     return True
+
+
+# fields of `Page`, by position
+_KIND, _UNCOMPRESSED, _SIZE, _CHECKSUM, _VALUES, _ENCODING, _ROWS, _NULLS, _DEFINITIONS, _REPETITIONS, _STORED = range(
+    11
+)
+
+
+class Page(NamedTuple):
+    """A page as its header describes it, and where its ``body`` begins in the file; `NONE` for what the header lacks.
+
+    ``size`` is that of the body as it is stored, and ``checksum`` of these bytes. ``definitions`` and ``repetitions``
+    are the encodings of levels in version 1 and their bytes in version 2, whose levels are never compressed.
+    """
+
+    kind: int
+    uncompressed: int
+    size: int
+    checksum: int
+    values: int
+    encoding: int
+    rows: int
+    nulls: int
+    definitions: int
+    repetitions: int
+    stored: int  # 1 if a page of version 2 isn't compressed
+    body: int
+
+    @property
+    def is_dictionary(self) -> bool:
+        return self.kind == fields.DICTIONARY_PAGE
+
+
+def _number(place: int) -> Check:
+    def note(data: bytes, at: int, numbers: list[int]) -> int:
+        number, at = read_varint(data, at)
+        numbers[place] = (number >> 1) ^ -(number & 1)
+        return at
+
+    return note
+
+
+def _is_stored(data: bytes, at: int, numbers: list[int]) -> int:
+    numbers[_STORED] = 1
+    return at
+
+
+def _inside(checks: Checks) -> Check:
+    return lambda data, at, numbers: walk_struct(data, at, checks, numbers)
+
+
+def _i32(*places: int) -> dict[int, Check]:
+    return {key(field, I32): _number(place) for field, place in enumerate(places, 1)}
+
+
+_V1 = _i32(_VALUES, _ENCODING, _DEFINITIONS, _REPETITIONS)
+_V2 = _i32(_VALUES, _NULLS, _ROWS, _ENCODING, _DEFINITIONS, _REPETITIONS) | {key(7, 2): _is_stored}  # 2: false
+_HEADER_CHECKS: Checks = {
+    **_i32(_KIND, _UNCOMPRESSED, _SIZE, _CHECKSUM),
+    key(DATA, STRUCT): _inside(_V1),
+    key(DICTIONARY, STRUCT): _inside(_i32(_VALUES, _ENCODING)),
+    key(DATA_V2, STRUCT): _inside(_V2),
+}
+NONE = -(1 << 32)  # no number of 32 bits
+_PAGE_KINDS = (fields.DATA_PAGE, fields.DICTIONARY_PAGE, fields.DATA_PAGE_V2)
+_PAGE_HEADS = (256, 1 << 16, 1 << 24)  # bytes: nearly all page headers; those with long statistics
+
+
+def pages_in(file: File, at: int, size: int) -> Iterator[Page]:
+    """Yield the pages within ``size`` bytes from ``at`` on, reading only their headers."""
+    end = at + size
+    while at < end:
+        page = _page_at(file, at)
+        if page.kind not in _PAGE_KINDS or min(page.uncompressed, page.size, page.values) < 0:
+            raise NotRead("a page header that is damaged, or of an unknown page")
+        if page.body + page.size > end:
+            raise NotRead("a page that reaches beyond its chunk")
+        yield page
+        at = page.body + page.size
+
+
+def _page_at(file: File, at: int) -> Page:
+    for most in _PAGE_HEADS:
+        data = _bytes_at(file, at, most)
+        numbers = [NONE] * (_STORED + 1)
+        try:
+            length = walk_struct(data, 0, _HEADER_CHECKS, numbers)
+        except IndexError:
+            if len(data) < most:
+                break
+            continue
+        if length <= len(data):
+            return Page._make((*numbers, at + length))
+    raise NotRead("the file ends within a page header")
+
+
+def _bytes_at(file: File, at: int, most: int) -> bytes:
+    return os.pread(file, most, at) if isinstance(file, int) else file[at : at + most].tobytes()
+
+
+def read_bytes(file: File, at: int, size: int) -> Bytes:
+    if isinstance(file, int):
+        place = memory(size)
+        read_into(file, place, at)
+        return place
+    if at + size > len(file):
+        raise NotRead("the file ends within a page")
+    return file[at : at + size]
+
+
+def memory(size: int) -> Bytes:
+    """Allocate from Arrow's pool, which reuses freed memory."""
+    return np.frombuffer(pa.allocate_buffer(size), np.uint8)
 
 
 def count_and_encoding(header: Struct) -> tuple[int, int]:
