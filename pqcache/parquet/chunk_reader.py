@@ -440,16 +440,8 @@ def _views(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
 
 def _split(data: Bytes, count: int) -> tuple[Ints, Ints]:
     """Where the values of a plain page begin, and the lengths that precede them."""
-    at, view = 4, data.data
-    begins = [at]
-    length_at, note = struct.Struct("<I").unpack_from, begins.append
-    for _ in range(count):
-        at += length_at(view, at - 4)[0] + 4
-        note(at)
-    if at - 4 != len(data):
-        raise NotRead("values that are not all of their page")
-    found = np.array(begins, np.int64)
-    return found[:-1], np.diff(found) - 4
+    lengths = page_format.text_lengths(data, count)
+    return np.cumsum(lengths + 4) - lengths, lengths
 
 
 def _words(number: int, part: Texts, whole: Bytes | None) -> npt.NDArray[np.int32]:

@@ -18,27 +18,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED, ParquetError, first_line
 from pqcache.parquet.footer import thrift_fields
 from pqcache.parquet.footer.footer import MAGIC, not_parquet
-from pqcache.parquet.footer.thrift import (
-    I64,
-    LIST,
-    STRUCT,
-    Check,
-    Checks,
-    Struct,
-    items_at,
-    key,
-    read_varint,
-    walk_struct,
-)
+from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, inside, inside_each, key, read_varint, walk_struct
 from pqcache.parquet.nested import leaves_of, names_of_chunks
-from pqcache.parquet.pages import page_format
+from pqcache.parquet.pages.page_format import NotRead, Page, decompress_page, pages_in, text_lengths
 from pqcache.parquet.row_group_stats import first_page
 from pqcache.parquet.schema_merge import is_text, without_views
 from pqcache.system.disk import open_regular
@@ -283,20 +271,20 @@ def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, 
         return _UNKNOWN
     begin, end = first_page(chunk), first_page(chunk) + chunk.total_compressed_size
     try:
-        header, length = _header(read, begin, end, True)
-        at, stored, size = begin + length, header[page_format.COMPRESSED][1], header[page_format.UNCOMPRESSED][1]
-        count, lengths = header[page_format.DICTIONARY][1][page_format.COUNT][1], None
-        if not (0 <= stored <= end - at and 0 <= _END * count <= size):
-            raise page_format.NotRead("a dictionary of another size than its header says")
+        dictionary = next(_pages(read, begin, end, True))
+        size, count, lengths = dictionary.uncompressed, dictionary.values, None
+        if not dictionary.is_dictionary or _END * count > size:
+            raise NotRead("a dictionary of another size than its header says")
         coded, plain, pages = chunk.num_values, 0, chunk.total_uncompressed_size - size
         bits = max(1, count - 1).bit_length() + leaf.nullable.bit_length() + leaf.lists.bit_length()
         if pages > _PAGE_HEADERS * coded * bits / 8 + _SMALL:  # more than codes: other values are there too
-            coded, plain = _left_in_dictionary(at + stored, end, read) if follow else (coded, pages)
+            behind = dictionary.body + dictionary.size
+            coded, plain = _left_in_dictionary(behind, end, read) if follow else (coded, pages)
         coded = min(values, coded)
-        if 0 < count != coded and count <= _MOST_ENTRIES and max(stored, size) <= _MOST_DICTIONARY:
-            body = np.frombuffer(read(at, stored, True), np.uint8)
-            lengths = _lengths(page_format.decompress_page(chunk, body, size), count)
-    except (pa.ArrowException, OSError, *MALFORMED, struct.error) as error:
+        if 0 < count != coded and count <= _MOST_ENTRIES and max(dictionary.size, size) <= _MOST_DICTIONARY:
+            body = np.frombuffer(read(dictionary.body, dictionary.size, True), np.uint8)
+            lengths = text_lengths(decompress_page(chunk, body, size), count)
+    except (pa.ArrowException, OSError, StopIteration, *MALFORMED, struct.error) as error:
         log.debug("column %s: its dictionary is not looked at: %s", chunk.path_in_schema, error)
         return _UNKNOWN
     once, coming_back = size - _END * count, coded - count
@@ -313,49 +301,19 @@ def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, 
     return DecodedSize(most if most <= _ALIKE * found + _SMALL else found, most)
 
 
-def _header(read: Read, at: int, end: int, more: bool) -> tuple[Struct, int]:
-    """A page header and its length."""
-    return page_format.header_in(lambda most: read(at, min(most, end - at), more))
+def _pages(read: Read, begin: int, end: int, more: bool) -> Iterator[Page]:
+    return pages_in(lambda at, most: read(at, min(most, end - at), more), begin, end - begin)
 
 
-def _left_in_dictionary(at: int, end: int, read: Read) -> tuple[int, int]:
+def _left_in_dictionary(begin: int, end: int, read: Read) -> tuple[int, int]:
     """Count dictionary codes, and the bytes of pages that have fallen back to plain values."""
     values = plain = 0
-    while at < end:
-        header, length = _header(read, at, end, False)
-        stored = header[page_format.COMPRESSED][1]
-        if not 0 <= stored <= end - at - length:
-            raise page_format.NotRead("a page that reaches beyond its chunk")
-        at += length + stored
-        if not header.keys() & {page_format.DATA, page_format.DATA_V2}:
-            continue
-        count, encoding = page_format.count_and_encoding(header)
-        if encoding == thrift_fields.PLAIN:
-            plain += header[page_format.UNCOMPRESSED][1]
+    for page in _pages(read, begin, end, False):
+        if page.encoding == thrift_fields.PLAIN:
+            plain += page.uncompressed
         else:
-            values += count
+            values += page.values
     return values, plain
-
-
-def _lengths(data: page_format.Bytes, count: int) -> npt.NDArray[np.int64]:
-    """Return the lengths of ``count`` texts that lie one behind the other, each with its length in front.
-
-    Three zeros mark a length below 256, unless a text has some: where lengths and places agree, none has.
-    """
-    zeros = data == 0
-    places = np.flatnonzero(zeros[1:-2] & zeros[2:-1] & zeros[3:])
-    if len(places) == count:
-        lengths = data[places].astype(np.int64)
-        if not places[0] and np.array_equal(places + _END + lengths, np.append(places[1:], len(data))):
-            return lengths
-    at, found, length_at, content = 0, list[int](), struct.Struct("<I").unpack_from, data.tobytes()
-    for _ in range(count):
-        (length,) = length_at(content, at)
-        found.append(length)
-        at += _END + length
-    if at != len(content):
-        raise page_format.NotRead("values that are not all of their page")
-    return np.array(found, np.int64)
 
 
 def _stated_texts(metadata: pq.FileMetaData) -> _Stated:
@@ -369,22 +327,6 @@ def _stated_texts(metadata: pq.FileMetaData) -> _Stated:
     return found
 
 
-def _row_groups(data: bytes, at: int, found: _Stated) -> int:
-    count, _, at = items_at(data, at)
-    for _ in range(count):
-        found.append([])
-        at = walk_struct(data, at, _ROW_GROUP, found)
-    return at
-
-
-def _columns(data: bytes, at: int, found: _Stated) -> int:
-    count, _, at = items_at(data, at)
-    for _ in range(count):
-        found[-1].append(None)
-        at = walk_struct(data, at, _CHUNK, found)
-    return at
-
-
 def _texts_of_chunk(data: bytes, at: int, found: _Stated) -> int:
     number, at = read_varint(data, at)
     if not number & 1:  # it is not negative
@@ -392,13 +334,9 @@ def _texts_of_chunk(data: bytes, at: int, found: _Stated) -> int:
     return at
 
 
-def _inside(checks: Checks) -> Check:
-    return lambda data, at, found: walk_struct(data, at, checks, found)
-
-
-_CHUNK: Checks = {key(3, STRUCT): _inside({key(thrift_fields.SIZES, STRUCT): _inside({key(1, I64): _texts_of_chunk})})}
-_ROW_GROUP: Checks = {key(1, LIST): _columns}
-_FOOTER: Checks = {key(4, LIST): _row_groups}
+_CHUNK = {key(3, STRUCT): inside({key(thrift_fields.SIZES, STRUCT): inside({key(1, I64): _texts_of_chunk})})}
+_COLUMNS = inside_each(_CHUNK, lambda found: found[-1].append(None))
+_FOOTER = {key(4, LIST): inside_each({key(1, LIST): _COLUMNS}, lambda found: found.append([]))}
 
 
 def count_decoded(group: StoredRowGroup, names: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +34,11 @@ from pqcache.parquet.footer.thrift import (
     I64,
     LIST,
     STRUCT,
-    Checks,
     Items,
     Struct,
-    items_at,
+    inside_each,
     key,
-    read_varint,
+    number_at,
     walk_struct,
 )
 from pqcache.parquet.nested import top_level_names
@@ -51,7 +50,7 @@ from pqcache.system.disk import check_regular, open_regular
 
 _BUFFER = 1 << 16  # bytes that pyarrow reads at a time; what is decoded next is still in the processor's cache
 _SCHEMA = b"ARROW:schema"
-_LENGTH = 4  # bytes before each text that is in no dictionary
+_BEFORE_TEXT = 4  # bytes: the length of each text that is in no dictionary
 _CODED = {"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"}
 _MOST_LOCATED = 4096  # column chunks whose pages are remembered
 _EXCESS = 32 << 20  # bytes that pages may have beyond what the footer says: some writers count somewhat wrong
@@ -200,7 +199,7 @@ class RowGroupFile:
             chunk = group.column(self._leaves[name][0])
             statistics = chunk.statistics
             nulls = statistics.null_count if statistics is not None and statistics.has_null_count else 0
-            few = chunk.total_uncompressed_size < _LENGTH * (chunk.num_values - nulls)
+            few = chunk.total_uncompressed_size < _BEFORE_TEXT * (chunk.num_values - nulls)
             if chunk.has_dictionary_page and few and _CODED.issuperset(chunk.encodings):
                 found.append(name)
         return found
@@ -488,36 +487,10 @@ class OffsetIndexes:
         return os.pread(file, length, offset)
 
 
-def _chunks_of_groups(data: bytes, at: int, found: Any) -> int:
-    count, _, at = items_at(data, at)
-    for _ in range(count):
-        at = walk_struct(data, at, _GROUP, found)
-    return at
-
-
-def _chunks(data: bytes, at: int, found: Any) -> int:
-    count, _, at = items_at(data, at)
-    for _ in range(count):
-        found += (0, 0)
-        at = walk_struct(data, at, _CHUNK, found)
-    return at
-
-
-def _offset(data: bytes, at: int, found: Any) -> int:
-    number, at = read_varint(data, at)
-    found[-2] = number >> 1
-    return at
-
-
-def _length(data: bytes, at: int, found: Any) -> int:
-    number, at = read_varint(data, at)
-    found[-1] = number >> 1
-    return at
-
-
-_CHUNK: Checks = {key(thrift_fields.OFFSET_INDEX[0], I64): _offset, key(thrift_fields.OFFSET_INDEX[1], I32): _length}
-_GROUP: Checks = {key(1, LIST): _chunks}
-_FILE: Checks = {key(4, LIST): _chunks_of_groups}
+_OFFSET, _LENGTH = thrift_fields.OFFSET_INDEX
+_PLACE = {key(_OFFSET, I64): number_at(-2), key(_LENGTH, I32): number_at(-1)}
+_CHUNKS = inside_each(_PLACE, lambda found: found.extend((0, 0)))
+_FILE = {key(4, LIST): inside_each({key(1, LIST): _CHUNKS})}
 
 
 def locations_in_index(index: bytes, chunk: pq.ColumnChunkMetaData, rows: int) -> PageLocations:

@@ -25,6 +25,7 @@ from pqcache.parquet.footer.thrift import (
     Check,
     items_at,
     key,
+    read_integer,
     read_varint,
     skip_value,
     walk_struct,
@@ -177,18 +178,13 @@ def _row_groups(data: bytes, at: int, file: _File) -> int:
 
 
 def _file_rows(data: bytes, at: int, file: _File) -> int:
-    file.file_rows, at = _integer(data, at)
+    file.file_rows, at = read_integer(data, at)
     return at
 
 
 def _group_rows(data: bytes, at: int, file: _File) -> int:
-    file.group_rows, at = _integer(data, at)
+    file.group_rows, at = read_integer(data, at)
     return at
-
-
-def _integer(data: bytes, at: int) -> tuple[int, int]:
-    number, at = read_varint(data, at)
-    return (number >> 1) ^ -(number & 1), at
 
 
 def _chunks(data: bytes, at: int, file: _File) -> int:
@@ -261,7 +257,7 @@ def _metadata(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
 
 def _number(number: int) -> Check:
     def check(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
-        chunk.numbers[number], at = _integer(data, at)
+        chunk.numbers[number], at = read_integer(data, at)
         return at
 
     return check
@@ -270,7 +266,7 @@ def _number(number: int) -> Check:
 def _values(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
     if data[at - 1] == 1 << 4 | I64:  # directly behind the field before it
         chunk.rules.head = data[chunk.begin : at - 1]
-    chunk.numbers[VALUES], at = _integer(data, at)
+    chunk.numbers[VALUES], at = read_integer(data, at)
     return at
 
 

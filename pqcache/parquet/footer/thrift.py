@@ -322,6 +322,41 @@ def walk_struct(data: bytes, at: int, checks: Checks, about: Any, number: int = 
     return at + 1
 
 
+def inside(checks: Checks) -> Check:
+    """Make ``checks`` of the fields of a struct."""
+    return lambda data, at, about: walk_struct(data, at, checks, about)
+
+
+def inside_each(checks: Checks, begin: Callable[[Any], object] | None = None) -> Check:
+    """Make ``checks`` of the fields of each struct in a list, after calling ``begin``."""
+
+    def check(data: bytes, at: int, about: Any) -> int:
+        count, _, at = items_at(data, at)
+        for _ in range(count):
+            if begin is not None:
+                begin(about)
+            at = walk_struct(data, at, checks, about)
+        return at
+
+    return check
+
+
+def number_at(place: int) -> Check:
+    """Put a number into a list of numbers."""
+
+    def check(data: bytes, at: int, numbers: list[int]) -> int:
+        numbers[place], at = read_integer(data, at)
+        return at
+
+    return check
+
+
+def read_integer(data: bytes, at: int) -> tuple[int, int]:
+    """As `read_varint`, for a number that may be negative."""
+    number, at = read_varint(data, at)
+    return (number >> 1) ^ -(number & 1), at
+
+
 def skip_value(data: bytes, at: int, kind: int, depth: int) -> int:
     """Return where the value ends that begins at ``at``."""
     if I16 <= kind <= I64:

@@ -18,35 +18,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from pqcache.errors import ParquetError
 from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.footer import thrift
 from pqcache.parquet.footer import thrift_fields as fields
-from pqcache.parquet.footer.thrift import I32, STRUCT, Check, Checks, Struct, key, read_varint, walk_struct
+from pqcache.parquet.footer.thrift import I32, STRUCT, Check, Checks, Struct, inside, key, number_at, walk_struct
 
 Bytes = npt.NDArray[np.uint8]
 File: TypeAlias = "int | Bytes"
 """A descriptor, or the bytes of a file."""
+ReadAt: TypeAlias = "Callable[[int, int], bytes]"
+"""Reads bytes of a file: (offset, most)."""
 
-TYPE, UNCOMPRESSED, COMPRESSED, CHECKSUM, DATA, DICTIONARY, DATA_V2 = 1, 2, 3, 4, 5, 7, 8  # of PageHeader
+TYPE, UNCOMPRESSED, COMPRESSED, DATA, DICTIONARY, DATA_V2 = 1, 2, 3, 5, 7, 8  # of PageHeader
 COUNT, ENCODING, DEFINITIONS, REPETITIONS = 1, 2, 3, 4  # of DataPageHeader
-NULLS, ROWS = 2, 3  # of DataPageHeaderV2, with the next ones
-ENCODING_V2, IS_COMPRESSED = 4, 7
-_HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
 _LZ4_BLOCK = 1 << 22  # bytes
+_SHORT_TEXT = 260  # bytes, with its length
 _MIN_RUN, _RUN_COST = 4, 5  # bytes of levels as bits that are worth a run, and what one takes, with the bits cut in two
 _WORTH_RUNS = 8  # runs take longer to write: levels have to get smaller by an eighth of the bits
-
-_I32, _I64, _BINARY, _BOOL = (thrift.I32,), (thrift.I64,), (thrift.BINARY,), (1, 2)
-_Kinds = dict[int, Any]
-"""The kinds that each field may have, or those of the fields of a struct."""
-_STATISTICS: _Kinds = {1: _BINARY, 2: _BINARY, 3: _I64, 4: _I64, 5: _BINARY, 6: _BINARY, 7: _BOOL, 8: _BOOL, 9: _I64}
-_KINDS: _Kinds = {
-    **dict.fromkeys((TYPE, UNCOMPRESSED, COMPRESSED, CHECKSUM), _I32),
-    DATA: {**dict.fromkeys(range(1, 5), _I32), 5: _STATISTICS},
-    DICTIONARY: {1: _I32, 2: _I32, 3: _BOOL},
-    DATA_V2: {**dict.fromkeys(range(1, 7), _I32), IS_COMPRESSED: _BOOL, 8: _STATISTICS},
-}
 
 
 class NotRead(ValueError):
@@ -75,32 +63,6 @@ class MoreValues(NotRead):
 def read_into(file: int, place: Bytes, offset: int) -> None:
     if len(place) and os.preadv(file, [place.data], offset) != len(place):
         raise NotRead("the file ends within a page")
-
-
-def header_in(read: Callable[[int], bytes]) -> tuple[Struct, int]:
-    """Return the page header that the bytes which ``read`` returns begin with, at most so many, and its length."""
-    for size in _HEADS:
-        data = read(size)
-        try:
-            header, end = thrift.decode_first(data, "")
-        except ParquetError:
-            continue
-        if not _is_as_written(header, _KINDS):
-            break
-        return header, end
-    raise NotRead("a page header that is damaged or too long")
-
-
-def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
-    """Whether the fields of a page header have the kinds that the format asks for."""
-    for number, (kind, value) in found.items():
-        wanted = kinds.get(number)
-        if isinstance(wanted, dict):
-            if kind != thrift.STRUCT or not _is_as_written(value, wanted):
-                return False
-        elif wanted is None or kind not in wanted:
-            return False
-    return True
 
 
 # fields of `Page`, by position
@@ -134,47 +96,34 @@ class Page(NamedTuple):
         return self.kind == fields.DICTIONARY_PAGE
 
 
-def _number(place: int) -> Check:
-    def note(data: bytes, at: int, numbers: list[int]) -> int:
-        number, at = read_varint(data, at)
-        numbers[place] = (number >> 1) ^ -(number & 1)
-        return at
-
-    return note
-
-
 def _is_stored(data: bytes, at: int, numbers: list[int]) -> int:
     numbers[_STORED] = 1
     return at
 
 
-def _inside(checks: Checks) -> Check:
-    return lambda data, at, numbers: walk_struct(data, at, checks, numbers)
-
-
 def _i32(*places: int) -> dict[int, Check]:
-    return {key(field, I32): _number(place) for field, place in enumerate(places, 1)}
+    return {key(field, I32): number_at(place) for field, place in enumerate(places, 1)}
 
 
 _V1 = _i32(_VALUES, _ENCODING, _DEFINITIONS, _REPETITIONS)
 _V2 = _i32(_VALUES, _NULLS, _ROWS, _ENCODING, _DEFINITIONS, _REPETITIONS) | {key(7, 2): _is_stored}  # 2: false
-_HEADER_CHECKS: Checks = {
+_HEADER: Checks = {
     **_i32(_KIND, _UNCOMPRESSED, _SIZE, _CHECKSUM),
-    key(DATA, STRUCT): _inside(_V1),
-    key(DICTIONARY, STRUCT): _inside(_i32(_VALUES, _ENCODING)),
-    key(DATA_V2, STRUCT): _inside(_V2),
+    key(DATA, STRUCT): inside(_V1),
+    key(DICTIONARY, STRUCT): inside(_i32(_VALUES, _ENCODING)),
+    key(DATA_V2, STRUCT): inside(_V2),
 }
 NONE = -(1 << 32)  # no number of 32 bits
-_PAGE_KINDS = (fields.DATA_PAGE, fields.DICTIONARY_PAGE, fields.DATA_PAGE_V2)
-_PAGE_HEADS = (256, 1 << 16, 1 << 24)  # bytes: nearly all page headers; those with long statistics
+_KINDS = (fields.DATA_PAGE, fields.DICTIONARY_PAGE, fields.DATA_PAGE_V2)
+_HEADS = (256, 1 << 16, 1 << 24)  # bytes: nearly all page headers; those with long statistics
 
 
-def pages_in(file: File, at: int, size: int) -> Iterator[Page]:
+def pages_in(file: File | ReadAt, at: int, size: int) -> Iterator[Page]:
     """Yield the pages within ``size`` bytes from ``at`` on, reading only their headers."""
     end = at + size
     while at < end:
         page = _page_at(file, at)
-        if page.kind not in _PAGE_KINDS or min(page.uncompressed, page.size, page.values) < 0:
+        if page.kind not in _KINDS or min(page.uncompressed, page.size, page.values) < 0:
             raise NotRead("a page header that is damaged, or of an unknown page")
         if page.body + page.size > end:
             raise NotRead("a page that reaches beyond its chunk")
@@ -182,12 +131,12 @@ def pages_in(file: File, at: int, size: int) -> Iterator[Page]:
         at = page.body + page.size
 
 
-def _page_at(file: File, at: int) -> Page:
-    for most in _PAGE_HEADS:
+def _page_at(file: File | ReadAt, at: int) -> Page:
+    for most in _HEADS:
         data = _bytes_at(file, at, most)
         numbers = [NONE] * (_STORED + 1)
         try:
-            length = walk_struct(data, 0, _HEADER_CHECKS, numbers)
+            length = walk_struct(data, 0, _HEADER, numbers)
         except IndexError:
             if len(data) < most:
                 break
@@ -197,7 +146,9 @@ def _page_at(file: File, at: int) -> Page:
     raise NotRead("the file ends within a page header")
 
 
-def _bytes_at(file: File, at: int, most: int) -> bytes:
+def _bytes_at(file: File | ReadAt, at: int, most: int) -> bytes:
+    if callable(file):
+        return file(at, most)
     return os.pread(file, most, at) if isinstance(file, int) else file[at : at + most].tobytes()
 
 
@@ -214,15 +165,6 @@ def read_bytes(file: File, at: int, size: int) -> Bytes:
 def memory(size: int) -> Bytes:
     """Allocate from Arrow's pool, which reuses freed memory."""
     return np.frombuffer(pa.allocate_buffer(size), np.uint8)
-
-
-def count_and_encoding(header: Struct) -> tuple[int, int]:
-    """Number of values of a data page, nulls included, and their encoding."""
-    if header[TYPE][1] == fields.DATA_PAGE:
-        return header[DATA][1][COUNT][1], header[DATA][1][ENCODING][1]
-    if header[TYPE][1] == fields.DATA_PAGE_V2:
-        return header[DATA_V2][1][COUNT][1], header[DATA_V2][1][ENCODING_V2][1]
-    raise NotRead("a page that holds no data")
 
 
 def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
@@ -268,6 +210,25 @@ def levels_of(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
     if end > len(body):
         raise NotRead("levels that reach beyond their page")
     return body[4:end].tobytes(), body[end:]
+
+
+def text_lengths(data: Bytes, count: int) -> npt.NDArray[np.int64]:
+    """Return the lengths of ``count`` texts that lie one behind the other, each with its length in front."""
+    if len(data) < _SHORT_TEXT * count:  # three zeros mark a length below 256, unless a text has some
+        zeros = data == 0
+        places = np.flatnonzero(zeros[1:-2] & zeros[2:-1] & zeros[3:])
+        if len(places) == count:
+            lengths = data[places].astype(np.int64)
+            if not places[0] and np.array_equal(places + 4 + lengths, np.append(places[1:], len(data))):
+                return lengths
+    at, found, length_at, content = 0, list[int](), struct.Struct("<I").unpack_from, data.data
+    for _ in range(count):
+        (length,) = length_at(content, at)
+        found.append(length)
+        at += 4 + length
+    if at != len(data):
+        raise NotRead("values that are not all of their page")
+    return np.array(found, np.int64)
 
 
 def decode_hybrid(data: bytes, width: int, count: int) -> npt.NDArray[Any]:

@@ -32,7 +32,7 @@ from pqcache.parquet.footer.thrift_fields import (
     STATISTICS,
     column_metadata,
 )
-from pqcache.parquet.pages.page_format import Chunk, data_page_header, encode_flags, encode_run
+from pqcache.parquet.pages.page_format import Chunk, data_page_header, encode_flags, encode_run, memory
 from pqcache.parquet.schema_merge import is_text
 from pqcache.system.buffer_pool import BufferPool
 
@@ -347,8 +347,7 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Chunk | None:
             heads.append(_head(own, part.nbytes, encode_flags(there[page * _ROWS : page * _ROWS + own])))
     sizes = [len(head) + part.nbytes for head, part in zip(heads, parts, strict=True)]
     pieces = [(np.frombuffer(head, np.uint8), part.view(np.uint8)) for head, part in zip(heads, parts, strict=True)]
-    buffer = np.frombuffer(pa.allocate_buffer(sum(sizes)), np.uint8)  # of the memory that decoded rows leave
-    np.concatenate(list(chain.from_iterable(pieces)), out=buffer)
+    buffer = np.concatenate(list(chain.from_iterable(pieces)), out=memory(sum(sizes)))
     pages = [_Page(own, size, size) for own, size in zip(rows, sizes, strict=True)]
     nulls = [own - have for own, have in zip(rows, filled, strict=True)]
     definitions = [sum(nulls), sum(filled)] if field.nullable else []
