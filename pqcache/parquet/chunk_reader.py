@@ -25,6 +25,7 @@ import pyarrow.types as pt
 
 from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.footer import footer, thrift, thrift_fields
+from pqcache.parquet.footer.doubtful import stated_nulls
 from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.numpy_types import numpy_dtype
 from pqcache.parquet.pages import page_format
@@ -132,13 +133,8 @@ def pays(chunk: pq.ColumnChunkMetaData, leaf: Leaf, rows: int) -> bool:
         return False
     if leaf.repetition:
         long = _LONG_REGULAR if pt.is_fixed_size_list(leaf.type) else _LONG_LIST
-        return bool(chunk.num_values >= max(_MANY, long * rows)) and not _has_nulls(chunk)
+        return bool(chunk.num_values >= max(_MANY, long * rows)) and not stated_nulls(chunk)
     return bool(chunk.num_values and _LONG_TEXT * chunk.num_values <= chunk.total_uncompressed_size)
-
-
-def _has_nulls(chunk: pq.ColumnChunkMetaData) -> bool:
-    statistics = chunk.statistics
-    return statistics is not None and statistics.has_null_count and bool(statistics.null_count)
 
 
 # Pages

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED, ParquetError, first_line
 from pqcache.parquet.footer import thrift_fields
+from pqcache.parquet.footer.doubtful import stated_nulls
 from pqcache.parquet.footer.footer import MAGIC, not_parquet
 from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, inside, inside_each, key, read_varint, walk_struct
 from pqcache.parquet.nested import leaves_of, names_of_chunks
@@ -236,7 +237,7 @@ def _size_of_chunk(
     read: Read | None = None,
     follow: bool = True,
 ) -> DecodedSize:
-    values, nulls = chunk.num_values, _nulls(chunk)
+    values, nulls = chunk.num_values, stated_nulls(chunk)
     ends = rows + (leaf.lists - 1) * values if leaf.lists else 0
     which = leaf.nullable * (values // 8 + 1) if nulls or (nulls is None and not leaf.width) else 0
     other = values * (leaf.width or _END) + ends * _END + which
@@ -254,11 +255,6 @@ def _size_of_chunk(
 def _is_plain(chunk: pq.ColumnChunkMetaData) -> bool:
     """Whether each text is stored behind its length."""
     return _PLAIN.issuperset(chunk.encodings)
-
-
-def _nulls(chunk: pq.ColumnChunkMetaData) -> int | None:
-    statistics = chunk.statistics
-    return int(statistics.null_count) if statistics is not None and statistics.has_null_count else None
 
 
 def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, follow: bool) -> DecodedSize:

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from pqcache.errors import MALFORMED
 from pqcache.parquet.footer.source_footer import SourceFooter, one_of_each_schema
 
+ARROW_SCHEMA = b"ARROW:schema"
 PANDAS = b"pandas"
 SPARK = b"org.apache.spark.sql.parquet.row.metadata"
 SET_ASIDE = b"pqcache." + SPARK
 _MAX_SHOWN = 60
+
+
+def encode_schema(schema: pa.Schema) -> bytes:
+    """Encode as in a footer under ``ARROW:schema``."""
+    return base64.b64encode(schema.serialize().to_pybytes())
+
+
+def decode_schema(value: bytes) -> pa.Schema | None:
+    """Inverse of `encode_schema`; None for anything else."""
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value)))
+        sorted(schema.names)  # raises for a name that is not text
+        return schema
+    except (pa.ArrowException, OSError, ValueError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -78,7 +97,7 @@ def with_range(
     return {**metadata, PANDAS: json.dumps({**about, "index_columns": new}).encode()}
 
 
-def with_spark(metadata: Mapping[bytes, bytes] | None, dense: bool, same: bool = True) -> dict[bytes, bytes] | None:
+def with_spark(metadata: Mapping[bytes, bytes] | None, dense: bool, same: bool) -> dict[bytes, bytes] | None:
     """Return ``metadata`` with Spark's own schema set aside in a file with dense columns, and restored in others.
 
     Spark believes it rather than the file, and it says that they are lists. It is dropped unless the types are the
@@ -102,7 +121,7 @@ def conflicts(sources: Sequence[SourceFooter]) -> list[str]:
     known: dict[bytes, tuple[SourceFooter, bytes]] = {}
     for source in one_of_each_schema(sources):  # others have the same key-values
         for key, value in source.key_values.items():
-            if key == b"ARROW:schema":  # made anew for the schema of all
+            if key == ARROW_SCHEMA:  # made anew for the schema of all
                 continue
             first, before = known.setdefault(key, (source, value))
             if key not in found and _comparable(key, before) != _comparable(key, value):

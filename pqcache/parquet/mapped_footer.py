@@ -7,7 +7,6 @@ same file.
 
 from __future__ import annotations
 
-import base64
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,14 +18,14 @@ from pqcache.errors import ParquetError
 from pqcache.parquet.column_mapping import ColumnKind, TableColumn
 from pqcache.parquet.footer import footer
 from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.key_values import ARROW_SCHEMA, PANDAS, SPARK, decode_schema, encode_schema
 from pqcache.parquet.projection import keyvalues_of, number_of, with_chunks, with_orders_of
-from pqcache.parquet.rewrite.files import ARROW_SCHEMA, arrow_schema
 
 Spelling = Mapping[tuple[str, ...], str]
 """The name of each column, or field of structs, by its path in lower case."""
 
 _REPEATED = (I32, 2)
-_NAMES_IN_KEYVALUES = (b"ARROW:schema", b"pandas", b"org.apache.spark.sql.parquet.row.metadata")
+_NAMES_IN_KEYVALUES = (ARROW_SCHEMA, PANDAS, SPARK)
 
 log = logging.getLogger("pqcache.parquet")
 
@@ -141,11 +140,8 @@ def _arrow_in_spelling(value: bytes | None, spelling: Spelling) -> bytes | None:
             found.append(field.with_name(name).with_type(kind))
         return found
 
-    try:
-        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value or b"")))
-    except (pa.ArrowException, OSError, ValueError):
-        return None
-    return arrow_schema(pa.schema(spelled(list(schema), ()), schema.metadata))
+    schema = decode_schema(value or b"")
+    return None if schema is None else encode_schema(pa.schema(spelled(list(schema), ()), schema.metadata))
 
 
 def _with_columns(

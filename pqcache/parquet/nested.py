@@ -80,8 +80,8 @@ def with_changed_types(kind: pa.DataType, change: Callable[[pa.DataType], pa.Dat
         return pa.map_(changed(kind.key_field), changed(kind.item_field), kind.keys_sorted)
     if pt.is_fixed_size_list(kind):
         return pa.list_(changed(kind.value_field), kind.list_size)
-    for is_list, make in _LISTS:
-        if is_list(kind):
+    for is_kind, make in _LISTS:
+        if is_kind(kind):
             return make(changed(kind.value_field))
     return kind
 
@@ -102,10 +102,10 @@ def with_types_like(
     if pt.is_map(kind) and pt.is_map(other):
         kinds = iter((other.key_type, other.item_type))
         return with_changed_types(kind, lambda inner: with_types_like(inner, next(kinds), change))
-    if _is_list(kind) and _is_list(other):
+    if is_list(kind) and is_list(other):
         return with_changed_types(kind, lambda inner: with_types_like(inner, other.value_type, change))
     return kind
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pt.is_fixed_size_list(kind) or any(is_list(kind) for is_list, _ in _LISTS))
+def is_list(kind: pa.DataType) -> bool:
+    return bool(pt.is_fixed_size_list(kind) or any(is_kind(kind) for is_kind, _ in _LISTS))

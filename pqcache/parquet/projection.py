@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Sequence
@@ -15,9 +14,8 @@ from pqcache.errors import MALFORMED, ParquetError
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.footer import MAGIC
 from pqcache.parquet.footer.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.rewrite.files import ARROW_SCHEMA, arrow_schema
+from pqcache.parquet.key_values import ARROW_SCHEMA, SPARK, decode_schema, encode_schema
 
-_SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 # PARQUET-816: they left the dictionary's page header out of a chunk's size, so readers read a bit more.
 _SHORT_CHUNKS = re.compile(rb"parquet-mr version 1\.([01]\b|2\.[0-8]\b)")
 _SHORT_BY = 100
@@ -178,7 +176,7 @@ def keyvalues_of(fields: Struct) -> dict[bytes, bytes | None]:
 def _keyvalues(fields: Struct, wanted: Sequence[bool], names: Sequence[bytes]) -> dict[bytes, bytes | None]:
     """Key-values whose schemas are cut to the wanted columns."""
     result = keyvalues_of(fields)
-    for key, cut in ((ARROW_SCHEMA, _cut_arrow_schema), (_SPARK_SCHEMA, _cut_spark_schema)):
+    for key, cut in ((ARROW_SCHEMA, _cut_arrow_schema), (SPARK, _cut_spark_schema)):
         value = result.get(key)
         if value is not None:
             result[key] = cut(value, wanted, names)
@@ -188,15 +186,11 @@ def _keyvalues(fields: Struct, wanted: Sequence[bool], names: Sequence[bytes]) -
 
 
 def _cut_arrow_schema(value: bytes, wanted: Sequence[bool], names: Sequence[bytes]) -> bytes | None:
-    try:
-        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value)))
-        found = [name.encode() for name in schema.names]
-    except (pa.ArrowException, OSError, ValueError):
-        return None
-    if found != list(names):
+    schema = decode_schema(value)
+    if schema is None or [name.encode() for name in schema.names] != list(names):
         return None  # of another schema than Parquet's own: no reader can have used it
     fields = [field for field, keep in zip(schema, wanted, strict=True) if keep]
-    return arrow_schema(pa.schema(fields, metadata=schema.metadata))
+    return encode_schema(pa.schema(fields, metadata=schema.metadata))
 
 
 def _cut_spark_schema(value: bytes, wanted: Sequence[bool], names: Sequence[bytes]) -> bytes | None:

@@ -8,7 +8,6 @@ beginning of a page.
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from pqcache.errors import MALFORMED, ParquetError, first_line, open_error
 from pqcache.parquet.chunk_reader import UNREADABLE, Leaf, leaf_of, pays, read_chunk, view_type
 from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.footer import footer, thrift, thrift_fields
-from pqcache.parquet.footer.doubtful import check_read_right, doubtful_columns
+from pqcache.parquet.footer.doubtful import check_read_right, doubtful_columns, stated_nulls
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.footer.thrift import (
     BINARY,
@@ -41,6 +40,7 @@ from pqcache.parquet.footer.thrift import (
     number_at,
     walk_struct,
 )
+from pqcache.parquet.key_values import ARROW_SCHEMA, encode_schema
 from pqcache.parquet.nested import top_level_names
 from pqcache.parquet.numpy_types import numpy_dtype
 from pqcache.parquet.pages.page_format import NONE, Bytes, File, MoreValues, NotRead, memory, pages_in, read_into
@@ -49,7 +49,6 @@ from pqcache.parquet.schema_merge import is_text
 from pqcache.system.disk import check_regular, open_regular
 
 _BUFFER = 1 << 16  # bytes that pyarrow reads at a time; what is decoded next is still in the processor's cache
-_SCHEMA = b"ARROW:schema"
 _BEFORE_TEXT = 4  # bytes: the length of each text that is in no dictionary
 _CODED = {"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"}
 _MOST_LOCATED = 4096  # column chunks whose pages are remembered
@@ -197,9 +196,8 @@ class RowGroupFile:
             if leaf is None or leaf.repetition or leaf.type not in (pa.string(), pa.binary()):
                 continue
             chunk = group.column(self._leaves[name][0])
-            statistics = chunk.statistics
-            nulls = statistics.null_count if statistics is not None and statistics.has_null_count else 0
-            few = chunk.total_uncompressed_size < _BEFORE_TEXT * (chunk.num_values - nulls)
+            texts = chunk.num_values - (stated_nulls(chunk) or 0)
+            few = chunk.total_uncompressed_size < _BEFORE_TEXT * texts
             if chunk.has_dictionary_page and few and _CODED.issuperset(chunk.encodings):
                 found.append(name)
         return found
@@ -335,8 +333,8 @@ class RowGroupFile:
         writer = (self.metadata.created_by or "").encode()  # decoders know what some writers did wrong
         template: Struct = {1: (I32, 2)} | ({6: (BINARY, writer)} if writer else {})
         fields = pa.schema([self.schema.field(number) for number in numbers])
-        arrow = base64.b64encode(fields.serialize().to_pybytes())
-        end = footer.footer_and_magic(footer.make_footer(template, schema, [group], rows + 1, {_SCHEMA: arrow}))
+        keyvalues = {ARROW_SCHEMA: encode_schema(fields)}
+        end = footer.footer_and_magic(footer.make_footer(template, schema, [group], rows + 1, keyvalues))
         return pq.read_metadata(pa.BufferReader(footer.MAGIC + end))
 
     def _footer(self) -> bytes:

@@ -70,14 +70,13 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             chunk_bytes[name] += chunk.total_compressed_size
             chunk_uncompressed[name] += chunk.total_uncompressed_size
             if name in lists:
-                missing = chunk.statistics is not None and null_count(chunk, chunk.statistics, dictionaries)
-                columns[f"{name}:values"].append(None if missing else chunk.num_values)
+                columns[f"{name}:values"].append(None if null_count(chunk, dictionaries) else chunk.num_values)
             codecs[name].add(chunk.compression)
             paged = paged and chunk.has_offset_index
             first = first_page(chunk)
             start = first if start is None else min(start, first)
             if name in flat and (statistics := chunk.statistics) is not None:
-                nulls[name] = null_count(chunk, statistics, dictionaries)
+                nulls[name] = null_count(chunk, dictionaries)
                 extremes[name] = _extremes(statistics, is_sound(chunk, flat[name], ordered[c]))
         columns["row_group"].append(g)
         columns["rows"].append(group.num_rows)

@@ -17,9 +17,9 @@ import pyarrow.types as pt
 
 from pqcache.errors import ParquetError, TypeClash, first_line
 from pqcache.parquet.dense_columns import dense_of
-from pqcache.parquet.nested import with_changed_types
+from pqcache.parquet.nested import is_list, with_changed_types, with_types_like
+from pqcache.parquet.time_units import UNITS
 
-_UNITS = ("s", "ms", "us", "ns")
 _SHOWN = 200  # characters of a value in a message
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())
 
@@ -164,17 +164,17 @@ def _merged_type(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     elif pt.is_date(a) and pt.is_date(b):
         found = pa.date64()
     elif pt.is_timestamp(a) and pt.is_timestamp(b) and a.tz == b.tz:
-        found = pa.timestamp(max(a.unit, b.unit, key=_UNITS.index), a.tz)
+        found = pa.timestamp(max(a.unit, b.unit, key=UNITS.index), a.tz)
     elif pt.is_time(a) and pt.is_time(b):
-        unit = max(a.unit, b.unit, key=_UNITS.index)
+        unit = max(a.unit, b.unit, key=UNITS.index)
         found = pa.time64(unit) if unit in ("us", "ns") else pa.time32(unit)
     elif pt.is_duration(a) and pt.is_duration(b):
-        found = pa.duration(max(a.unit, b.unit, key=_UNITS.index))
+        found = pa.duration(max(a.unit, b.unit, key=UNITS.index))
     elif pt.is_struct(a) and pt.is_struct(b):
         found = pa.struct(_merged_fields(a.fields, b.fields))
     elif pt.is_map(a) and pt.is_map(b):
         found = pa.map_(_merged_field(a.key_field, b.key_field), _merged_field(a.item_field, b.item_field))
-    elif _is_list(a) and _is_list(b):
+    elif is_list(a) and is_list(b):
         item = _merged_field(a.value_field, b.value_field)
         if pt.is_fixed_size_list(a) and pt.is_fixed_size_list(b) and a.list_size == b.list_size:
             found = pa.list_(item, a.list_size)
@@ -209,7 +209,7 @@ def always_fits(kind: pa.DataType, into: pa.DataType) -> bool:
         return all(always_fits(field.type, inside[field.name]) for field in kind.fields)
     if pt.is_map(kind) and pt.is_map(into):
         return always_fits(kind.key_type, into.key_type) and always_fits(kind.item_type, into.item_type)
-    if _is_list(kind) and _is_list(into):
+    if is_list(kind) and is_list(into):
         return always_fits(kind.value_type, into.value_type)
     if pt.is_integer(kind):
         return bool(kind.bit_width < 64 or pt.is_decimal(into))
@@ -344,21 +344,14 @@ def with_time_zones(files: pa.Schema, table: pa.Schema) -> pa.Schema:
 
     Times without a zone in such a column are in UTC: those stored as INT96 can have none.
     """
-    fields = [f.with_type(_zoned(f.type, table.field(f.name).type)) if f.name in table.names else f for f in files]
-    return pa.schema(fields, files.metadata) if len(table) else files
+    known = {field.name: field.type for field in table}
+    fields = [f.with_type(with_types_like(f.type, known.get(f.name, f.type), _zoned)) for f in files]
+    return pa.schema(fields, files.metadata)
 
 
 def _zoned(kind: pa.DataType, wanted: pa.DataType) -> pa.DataType:
-    if pt.is_timestamp(kind) and pt.is_timestamp(wanted):
-        return kind if kind.tz is not None or wanted.tz is None else pa.timestamp(kind.unit, wanted.tz)
-    if pt.is_struct(kind) and pt.is_struct(wanted):
-        inside = {field.name: field.type for field in wanted.fields}
-        return pa.struct([f.with_type(_zoned(f.type, inside.get(f.name, f.type))) for f in kind.fields])
-    if pt.is_map(kind) and pt.is_map(wanted):
-        kinds = iter((wanted.key_type, wanted.item_type))
-        return with_changed_types(kind, lambda inner: _zoned(inner, next(kinds)))
-    if _is_list(kind) and _is_list(wanted):
-        return with_changed_types(kind, lambda inner: _zoned(inner, wanted.value_type))
+    if pt.is_timestamp(kind) and pt.is_timestamp(wanted) and kind.tz is None and wanted.tz is not None:
+        return pa.timestamp(kind.unit, wanted.tz)
     return kind
 
 
@@ -371,16 +364,6 @@ def _as_wide(kind: pa.DataType, table: pa.Schema, name: str) -> pa.DataType:
 
 def is_text(kind: pa.DataType) -> bool:
     return bool(pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pt.is_list(kind)
-        or pt.is_large_list(kind)
-        or pt.is_fixed_size_list(kind)
-        or pt.is_list_view(kind)
-        or pt.is_large_list_view(kind)
-    )
 
 
 def merge_schemas(

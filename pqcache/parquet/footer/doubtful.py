@@ -111,12 +111,16 @@ def counts_dictionaries(created_by: str | None) -> bool:
     return match[1] is not None and int(match[2]) >= _COUNTS_DICTIONARIES  # older ones were parquet-cpp 1.5
 
 
-def null_count(chunk: pq.ColumnChunkMetaData, statistics: pq.Statistics, dictionaries: bool) -> int | None:
+def stated_nulls(chunk: pq.ColumnChunkMetaData) -> int | None:
+    """The null count in a chunk's statistics; None without one."""
+    statistics = chunk.statistics
+    return int(statistics.null_count) if statistics is not None and statistics.has_null_count else None
+
+
+def null_count(chunk: pq.ColumnChunkMetaData, dictionaries: bool) -> int | None:
     """Return the nulls of a chunk, None where that is not known; ``dictionaries``: see `counts_dictionaries`."""
-    if not statistics.has_null_count:
-        return None
-    nulls = int(statistics.null_count)
-    doubtful = not nulls and not dictionaries and chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page
+    nulls = stated_nulls(chunk)
+    doubtful = nulls == 0 and not dictionaries and chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page
     return None if doubtful else nulls
 
 
@@ -307,14 +311,8 @@ def _is_unknown(metadata: pq.FileMetaData, leaf: int) -> bool:
 
 def _may_hold_values(metadata: pq.FileMetaData, leaf: int, groups: Sequence[int]) -> bool:
     """Whether, by the statistics, some value may not be null."""
-    for group in groups:
-        chunk = metadata.row_group(group).column(leaf)
-        statistics = chunk.statistics
-        if chunk.num_values and not (
-            statistics is not None and statistics.has_null_count and statistics.null_count >= chunk.num_values
-        ):
-            return True
-    return False
+    chunks = [metadata.row_group(group).column(leaf) for group in groups]
+    return any((stated_nulls(chunk) or 0) < chunk.num_values for chunk in chunks)
 
 
 def _batches(file: pq.ParquetFile, leaf: int, groups: Sequence[int]) -> Iterator[pa.RecordBatch]:

@@ -239,9 +239,7 @@ class Decoder:
                     long = {name: some(batch.num_rows) for name, some in take.items()}
                     for name, column in long.items():
                         if len(column) != batch.num_rows:
-                            raise ParquetError(
-                                path, f"column {name} has fewer rows than others", "fetch the file again"
-                            )
+                            raise ParquetError(path, f"column {name} has fewer rows than others", _AGAIN)
                     yield pa.Table.from_batches([batch]), long
                 for name, some in take.items():
                     if len(some(1)):

@@ -33,7 +33,7 @@ from pqcache.parquet.footer.source_footer import (
     one_of_each_schema,
     read_source_footers,
 )
-from pqcache.parquet.key_values import conflicts, range_index, with_spark
+from pqcache.parquet.key_values import ARROW_SCHEMA, conflicts, encode_schema, range_index, with_spark
 from pqcache.parquet.nested import leaves_in
 from pqcache.parquet.rewrite.decode import (
     Decoder,
@@ -45,10 +45,8 @@ from pqcache.parquet.rewrite.decode import (
     row_group_ranges,
 )
 from pqcache.parquet.rewrite.files import (
-    ARROW_SCHEMA,
     OutputFile,
     OutputSchema,
-    arrow_schema,
     elements_of,
     straddles,
 )
@@ -275,7 +273,7 @@ def _output_schema(opened: list[SourceFooter], declared: pa.Schema) -> OutputSch
     # Readers take the Arrow schema from its own key, the metadata in it included.
     keyvalues = dict(declared.metadata or {})
     if dense_in(declared) or any(ARROW_SCHEMA in source.key_values for source in one_of_each_schema(opened)):
-        keyvalues[ARROW_SCHEMA] = arrow_schema(declared)
+        keyvalues[ARROW_SCHEMA] = encode_schema(declared)
     elements = None
     if as_lists(declared).equals(as_lists(first.schema)):
         names = {name for name in declared.names if dense_in(declared).get(name) != dense_in(first.schema).get(name)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import mmap
 import os
@@ -21,12 +20,11 @@ from pqcache.errors import PqcacheError
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.thrift_fields import COLUMN_INDEX, OFFSET_INDEX
-from pqcache.parquet.key_values import RangeIndex, with_range
+from pqcache.parquet.key_values import ARROW_SCHEMA, RangeIndex, encode_schema, with_range
 from pqcache.parquet.rewrite.encode import FooterSchema, RowGroup, orders_of
 from pqcache.system.checksum import Checksum, checksum_text, new_checksum
 from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
 
-ARROW_SCHEMA = b"ARROW:schema"
 _MAX_HOLE = 0.05  # of a block
 _INDEX_BITS = {pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16}
 
@@ -110,7 +108,7 @@ def widen_dictionary_indices(output_schema: OutputSchema, dictionaries: Mapping[
     if ARROW_SCHEMA not in output_schema.keyvalues or schema.equals(output_schema.declared):
         return output_schema
     return replace(
-        output_schema, declared=schema, keyvalues={**output_schema.keyvalues, ARROW_SCHEMA: arrow_schema(schema)}
+        output_schema, declared=schema, keyvalues={**output_schema.keyvalues, ARROW_SCHEMA: encode_schema(schema)}
     )
 
 
@@ -120,12 +118,7 @@ def output_keyvalues(output_schema: OutputSchema, first: int, rows: int) -> Mapp
     metadata = with_range(known, output_schema.index, first, rows)
     if metadata is known or ARROW_SCHEMA not in found:
         return found
-    return {**found, ARROW_SCHEMA: arrow_schema(output_schema.declared.with_metadata(dict(metadata)))}
-
-
-def arrow_schema(schema: pa.Schema) -> bytes:
-    """Encode as in a footer under ``ARROW:schema``."""
-    return base64.b64encode(schema.serialize().to_pybytes())
+    return {**found, ARROW_SCHEMA: encode_schema(output_schema.declared.with_metadata(dict(metadata)))}
 
 
 @dataclass(kw_only=True)
