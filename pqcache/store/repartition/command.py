@@ -16,6 +16,7 @@ from pqcache.options import COMMANDS, RepartitionArguments, Rewriting, Unpack, d
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
 from pqcache.store.cache_directory import CacheDirectory, cache_at, check_outside_caches, lease_at
 from pqcache.store.config import read_config, updated, write_config
+from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
@@ -158,7 +159,12 @@ def _repartition_cache(
             stack.enter_context(cache.lock(options.wait, options.on_event))
         else:
             record = stack.enter_context(recorded_run(cache, "repartition", options.wait, options.on_event))
-        config = updated(read_config(cache.path), changes)
+        remembered = read_config(cache.path)
+        config = updated(remembered, changes)
+        if config.shuffle is None and remembered.shuffle is not None:
+            reason = "the order of the rows before they were shuffled is not in the cache"
+            advice = f"delete shuffle in {cache.path / CONFIG}, and 'pqcache sync' fetches the files again"
+            raise UsageError("--shuffle ''", reason, advice)
         if config.row_group_size is None:
             config = replace(config, row_group_size=BLOCK_SIZE)
         current = cache.snapshot()

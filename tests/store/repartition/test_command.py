@@ -50,6 +50,19 @@ def assert_cut_right(before: Path, after: Path, limit: int) -> None:
         assert all(size >= 0.95 * limit for size in sizes[:-1])
 
 
+def test_empty_values_are_the_defaults_again(tmp_path: Path) -> None:
+    shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
+    pqcache.sync(str(shop), cache)
+    pqcache.repartition(cache, row_group_size=LIMIT, compression="zstd", shuffle=3)
+    run_pqcache("repartition", cache, "--row-group-size=", "--compression=").check_returncode()
+    assert (read_config(cache).row_group_size, read_config(cache).compression) == (128 << 20, None)
+    with pytest.raises(pqcache.UsageError, match=r"--shuffle '': the order .* is not in the cache; delete shuffle in "):
+        pqcache.repartition(cache, shuffle="")
+    (cache / "pqcache.toml").write_text((cache / "pqcache.toml").read_text().replace("shuffle = 3", ""))
+    pqcache.sync(cache)
+    assert ordered_ids(cache / "current") == ordered_ids(shop)
+
+
 def test_a_cache_gets_a_new_snapshot(tmp_path: Path) -> None:
     shop, cache = write_shop(tmp_path / "shop", files=4, rows=600), tmp_path / "cache"
     first = pqcache.sync(str(shop), cache)
