@@ -6,19 +6,15 @@ tests/test_package.py runs it from the wheel, without torch.
 from __future__ import annotations
 
 import hashlib
-import io
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pqcache.console.demo import run, shop
-from pqcache.console.demo.pictures import SIDE, encode, stamp
 from pqcache.errors import PqcacheError
-from pqcache.torch.demo import decode
 from tests.forked_commands import run_pqcache
 
 
@@ -74,21 +70,6 @@ def test_a_seed_makes_the_same_files(tmp_path: Path) -> None:
         shop.make_shop(tmp_path / name, days=2, rows=50, seed=seed)
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
     assert not set(digests(tmp_path / "a").values()) & set(digests(tmp_path / "c").values())
-
-
-def test_pictures_are_distinct_pngs() -> None:
-    from PIL import Image
-
-    images = shop.make_rows(shop.FIRST_DAY, 100)["image"].to_pylist()
-    assert len(set(images)) == 100
-    for png in images[:20]:
-        with Image.open(io.BytesIO(png)) as image:
-            image.load()
-            assert (image.format, image.size) == ("PNG", (SIDE, SIDE))
-            pixels = np.asarray(image)[1::3, 1::3].transpose(2, 0, 1)
-        assert np.allclose(decode(png), pixels / 127.5 - 1, atol=1e-6)
-    grey = np.full((SIDE, SIDE, 3), 127, np.uint8)
-    assert np.all(decode(stamp(encode(grey), "grey")) == np.float32(127) / np.float32(127.5) - 1)
 
 
 def test_a_revision_keeps_the_rows_and_adds_late_ones(tmp_path: Path) -> None:
