@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from pqcache.console import examples
+from pqcache.console.examples import EXAMPLES
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.options import ARGUMENT, COMMANDS, GROUPS, REMEMBERED, Option, options_of
 
@@ -185,7 +185,7 @@ def first_line(command: Any) -> str:
 app = typer.Typer(
     name="pqcache",
     cls=CommandGroup,
-    epilog=examples.PQCACHE,
+    epilog=EXAMPLES[""],
     invoke_without_command=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -203,12 +203,12 @@ class Given(SimpleNamespace):
         return {name: getattr(self, name) for name, option in known.items() if option.scope in scopes}
 
 
-def command(name: str, epilog: str) -> Callable[[Callable[[Given], None]], Callable[[Given], None]]:
-    """Make a function the command of this name, with its options in the table."""
+def command(name: str) -> Callable[[Callable[[Given], None]], Callable[[Given], None]]:
+    """Make a function the command of this name, with its options in the table and its examples."""
     known = options_of(*COMMANDS[name])
 
     def register(function: Callable[[Given], None]) -> Callable[[Given], None]:
-        app.command(name, cls=Command, epilog=epilog, help=inspect.getdoc(function))(
+        app.command(name, cls=Command, epilog=EXAMPLES[name], help=inspect.getdoc(function))(
             _with_signature(lambda **words: function(_given(name, known, words)), known)
         )
         return function

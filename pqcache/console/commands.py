@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pqcache.console import examples
 from pqcache.console.app import Given, app, command, print_report
 from pqcache.errors import UsageError
 from pqcache.options import REMEMBERED, RUN
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 
-@command("demo", examples.DEMO)
+@command("demo")
 def demo(given: Given) -> None:
     """Show what pqcache does, on a dataset that it makes.
 
@@ -32,7 +31,7 @@ def demo(given: Given) -> None:
     run_demo(given.directory)
 
 
-@command("sync", examples.SYNC)
+@command("sync")
 def sync(given: Given) -> None:
     """Update a cache from its source; only new and changed files are fetched.
 
@@ -50,7 +49,7 @@ def sync(given: Given) -> None:
     return sync_runner.run_one(_required("SOURCE", given.source), given.cache, options, output, after)
 
 
-@command("repartition", examples.REPARTITION)
+@command("repartition")
 def repartition(given: Given) -> None:
     """Rewrite row groups to a size on disk that they fill and never exceed.
 
@@ -80,7 +79,7 @@ def repartition(given: Given) -> None:
     print_report(report.to_dict(), given.json, given.quiet, lambda: terminal.print_repartition(report))
 
 
-@command("inspect", examples.INSPECT)
+@command("inspect")
 def inspect(given: Given) -> None:
     """Show the partitions, row-group sizes, columns and compression of a dataset.
 
@@ -131,7 +130,7 @@ def inspect(given: Given) -> None:
     return print_report(summary, json, False, lambda: inspect_text.print_inspection(found, training, given.partitions))
 
 
-@command("rows", examples.ROWS)
+@command("rows")
 def rows(given: Given) -> None:
     """Show which rows a batch of a training had: file, row group and row.
 
@@ -156,7 +155,7 @@ def rows(given: Given) -> None:
     print_rows(found, given.target, given.columns, given.sample or given.columns is not None, given.json)
 
 
-@command("verify", examples.VERIFY)
+@command("verify")
 def verify(given: Given) -> None:
     """Check the current snapshot of a cache for damage, and repair it.
 
@@ -172,7 +171,7 @@ def verify(given: Given) -> None:
     report.raise_if_not_ok()
 
 
-@command("index", examples.INDEX)
+@command("index")
 def index(given: Given) -> None:
     """Build key indexes, which find the rows of a key without a scan.
 
@@ -187,7 +186,7 @@ def index(given: Given) -> None:
     print_report(report.to_dict(), given.json, given.quiet, lambda: terminal.print_index(report))
 
 
-@command("bench", examples.BENCH)
+@command("bench")
 def bench(given: Given) -> None:
     """Measure how fast this machine reads a dataset, and recommend training settings."""
     from pqcache.benchmark import command as benchmark
@@ -199,7 +198,7 @@ def bench(given: Given) -> None:
     print_report(report.to_dict(), given.json, given.quiet, lambda: print_bench(report))
 
 
-@command("help", examples.HELP)
+@command("help")
 def help_command(given: Given) -> None:
     """Show the help of a command, or all commands."""
     group = typer.main.get_command(app)
@@ -213,7 +212,7 @@ def help_command(given: Given) -> None:
     app([given.command, "--help"] if given.command else ["--help"], prog_name="pqcache", standalone_mode=False)
 
 
-@command("serve", examples.SERVE)
+@command("serve")
 def serve(given: Given) -> None:
     """Serve caches to other machines, as sources of their syncs.
 
@@ -226,7 +225,7 @@ def serve(given: Given) -> None:
     terminal.run_server(running, given.quiet)
 
 
-@command("snapshots", examples.SNAPSHOTS)
+@command("snapshots")
 def snapshots(given: Given) -> None:
     """Show the snapshots of a cache: time, size, version, readers, pins."""
     import pqcache
@@ -241,7 +240,7 @@ def snapshots(given: Given) -> None:
     return None
 
 
-@command("pin", examples.PIN)
+@command("pin")
 def pin(given: Given) -> None:
     """Keep a snapshot until it is unpinned, under a name if there is one.
 
@@ -256,7 +255,7 @@ def pin(given: Given) -> None:
     print_report(report.to_dict(), given.json, given.quiet, lambda: print_pin(report))
 
 
-@command("unpin", examples.UNPIN)
+@command("unpin")
 def unpin(given: Given) -> None:
     """Let a pinned snapshot be removed as any other."""
     import pqcache
@@ -268,7 +267,7 @@ def unpin(given: Given) -> None:
     print_report(report.to_dict(), given.json, given.quiet, lambda: terminal.print_line(said))
 
 
-@command("rollback", examples.ROLLBACK)
+@command("rollback")
 def rollback(given: Given) -> None:
     """Make an older snapshot the current one again, in one step.
 
@@ -283,7 +282,7 @@ def rollback(given: Given) -> None:
     print_report(report.to_dict(), given.json, given.quiet, lambda: print_rollback(report))
 
 
-@command("status", examples.STATUS)
+@command("status")
 def status(given: Given) -> None:
     """Show all caches below a directory: rows, bytes on disk, age, last run, when the next is due.
 
@@ -303,7 +302,7 @@ def status(given: Given) -> None:
         report.raise_if_older(given.max_age)
 
 
-@command("add", examples.ADD)
+@command("add")
 def add(given: Given) -> None:
     """Make a cache without a sync, for the next 'pqcache sync --all'.
 
@@ -317,7 +316,7 @@ def add(given: Given) -> None:
     terminal.print_line(f"added {place}; 'pqcache sync {quoted(place)}' fetches it")
 
 
-@command("remove", examples.REMOVE)
+@command("remove")
 def remove(given: Given) -> None:
     """Remove a cache with all its snapshots; its source is not touched.
 
@@ -339,7 +338,7 @@ def remove(given: Given) -> None:
     print_report(report.to_dict(), given.json, False, lambda: terminal.print_line(said))
 
 
-@command("log", examples.LOG)
+@command("log")
 def log(given: Given) -> None:
     """Show the runs of a cache: time, command, files, bytes, snapshot."""
     import pqcache
@@ -354,7 +353,7 @@ def log(given: Given) -> None:
         print_history(records)
 
 
-@command("gc", examples.GC)
+@command("gc")
 def gc(given: Given) -> None:
     """Remove old snapshots that no reader holds."""
     import pqcache
