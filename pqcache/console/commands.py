@@ -56,12 +56,11 @@ def repartition(given: Given) -> None:
     A cache gets a new snapshot. It remembers the options marked *, and later syncs apply them to new files.
     """
     import pqcache
-    from pqcache.console import progress, terminal
+    from pqcache.console import progress
+    from pqcache.console.text import print_proposals, print_repartition
 
     source, dest = given.source, given.dest
     if given.dense == ["auto"]:
-        from pqcache.console.text import print_proposals
-
         with progress.reporter(given.json, given.quiet) as on_event:
             proposals = pqcache.dense_proposals(
                 source,
@@ -76,7 +75,7 @@ def repartition(given: Given) -> None:
     with progress.reporter(given.json, given.quiet, dest or source) as on_event:
         options = {**given.of(REMEMBERED, RUN), "dense": _dense_columns(given.dense)}
         report = pqcache.repartition(source, dest, **options, on_event=on_event)
-    print_report(report.to_dict(), given.json, given.quiet, lambda: terminal.print_repartition(report))
+    print_report(report.to_dict(), given.json, given.quiet, lambda: print_repartition(report))
 
 
 @command("inspect")
@@ -178,12 +177,13 @@ def index(given: Given) -> None:
     Without options: list them. Each later snapshot gets them too, updated with what changed.
     """
     import pqcache
-    from pqcache.console import progress, terminal
+    from pqcache.console import progress
+    from pqcache.console.text import print_index
 
     keys, drop = given.key or (), given.drop or ()
     with progress.reporter(given.json, given.quiet, given.cache) as on_event:
         report = pqcache.index(given.cache, keys=keys, drop=drop, jobs=given.jobs, wait=given.wait, on_event=on_event)
-    print_report(report.to_dict(), given.json, given.quiet, lambda: terminal.print_index(report))
+    print_report(report.to_dict(), given.json, given.quiet, lambda: print_index(report))
 
 
 @command("bench")
@@ -219,10 +219,10 @@ def serve(given: Given) -> None:
     It ends with Ctrl-C or SIGTERM. Clients read pqcache+http://HOST:PORT/NAME, where NAME is that of the directory.
     """
     import pqcache
-    from pqcache.console import terminal
+    from pqcache.console.text import run_server
 
     running = pqcache.serve(given.caches, **given.of(RUN))
-    terminal.run_server(running, given.quiet)
+    run_server(running, given.quiet)
 
 
 @command("snapshots")
@@ -357,11 +357,12 @@ def log(given: Given) -> None:
 def gc(given: Given) -> None:
     """Remove old snapshots that no reader holds."""
     import pqcache
-    from pqcache.console import progress, terminal
+    from pqcache.console import progress
+    from pqcache.console.text import print_gc
 
     with progress.reporter(given.json, given.quiet, given.cache) as on_event:
         report = pqcache.gc(given.cache, **given.of(RUN), on_event=on_event)
-    print_report(report.to_dict(), given.json, given.quiet, lambda: terminal.print_gc(report))
+    print_report(report.to_dict(), given.json, given.quiet, lambda: print_gc(report))
 
 
 def _required(name: str, value: str | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -11,16 +10,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pqcache.console.line_prefix import line_prefix
 from pqcache.errors import PqcacheError
-from pqcache.store.urls import printable, printable_json, quoted
-from pqcache.units import format_count, format_seconds, format_size
+from pqcache.store.urls import printable, printable_json
 
 if TYPE_CHECKING:  # rich is slow to import: only tables and progress bars need it
     from rich.console import Console
-
-    from pqcache.store.gc import GcReport
-    from pqcache.store.keys.command import IndexReport
-    from pqcache.store.repartition.to_target import RepartitionReport
-    from pqcache.store.serve.command import CacheServer
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
@@ -105,66 +98,10 @@ def print_error(error: PqcacheError, json_lines: bool) -> None:
     sys.stderr.flush()
 
 
-def print_repartition(report: RepartitionReport) -> None:
-    """Print the report of a repartition as one line."""
-    if report.dry_run:
-        print_line(
-            f"would rewrite {report.rewritten:,} of {directories(report.directories)}, "
-            f"{format_size(report.bytes_before)}{_kept(report)}"
-        )
-        return
-    if report.snapshot is not None and not report.rewritten:
-        print_line(f"nothing to do: all {directories(report.directories)} already have these row groups")
-        return
-    text = (
-        f"repartitioned {directories(report.rewritten)} in {format_seconds(report.seconds)}: "
-        f"{report.files_before:,} -> {format_count(report.files_after, 'file')}, "
-        f"{report.row_groups_before:,} -> {format_count(report.row_groups_after, 'row group')}, "
-        f"{format_size(report.bytes_before)} -> {format_size(report.bytes_after)}{_kept(report)}"
-    )
-    print_line(f"{text}; {report.snapshot} is current" if report.snapshot else f"{text}; in {report.target}")
-
-
-def _kept(report: RepartitionReport) -> str:
-    return f" ({report.kept:,} finished by an earlier run)" if report.kept else ""
-
-
-def print_gc(report: GcReport) -> None:
-    """Print the report of a gc as one line."""
-    what = "would remove" if report.dry_run else "removed"
-    removed = format_count(len(report.removed), "snapshot") if report.removed else "nothing"
-    kept = f"{format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}" if report.kept else "nothing"
-    print_line(f"{what} {removed}, kept {kept}")
-
-
-def run_server(server: CacheServer, quiet: bool) -> None:
-    """Print where a server's caches are, one line for each, wait for its end, and print what it did."""
-    with server, contextlib.suppress(KeyboardInterrupt):  # which is how a server ends
-        for url in server.urls.values() if not quiet else ():
-            print_line(f"serving {url} ({'with a token' if server.has_token else 'without a token'})")
-        server.wait()
-    if not quiet:
-        requests, sent = format_count(server.counts.requests, "request"), format_size(server.counts.bytes)
-        print_line(f"served {requests}, {sent} in {format_seconds(server.seconds)}")
-
-
 def location(path: str, row_group: int | None, column: str | None) -> str:
     """Return a file, and a row group and a column of it where they are known, as text."""
     parts = [path, *([] if row_group is None else [f"row group {row_group}"])]
     return ", ".join([*parts, *([] if column is None else [f"column {column}"])])
-
-
-def print_index(report: IndexReport) -> None:
-    """Print what was built and removed, and a line for each key index."""
-    done = [f"built {', '.join(report.built)}"] if report.built else []
-    done += [f"removed {', '.join(report.dropped)}"] if report.dropped else []
-    if done:
-        print_line(f"{'; '.join(done)} in {format_seconds(report.seconds)}")
-    for key in report.keys:
-        held = f"{key.type}, {format_count(key.rows, 'row')}, {format_size(key.bytes)}"
-        print_line(f"{key.column}: {held if key.damage is None else key.damage}")
-    if not (done or report.keys):
-        print_line(f"no key index; 'pqcache index {quoted(report.cache)} --key COLUMN' builds one")
 
 
 def bar(console: Console, part: float, total: float, width: int) -> str:
@@ -177,7 +114,3 @@ def is_plain(console: Console) -> bool:
     """Return whether to print ASCII only; Python writes UTF-8 in the C locale too."""
     name = next((os.environ[key] for key in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(key)), "")
     return name in ("C", "POSIX") or console.encoding not in ("utf-8", "utf8")
-
-
-def directories(count: int) -> str:
-    return format_count(count, "directory", "directories")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from pqcache.console.terminal import directories, print_line, print_sentence
+from pqcache.console.terminal import print_line, print_sentence
 from pqcache.store.history import DONE, RUNNING_NOW, result_of
+from pqcache.store.urls import quoted
 from pqcache.units import format_count, format_seconds, format_size
 
 if TYPE_CHECKING:
+    from pqcache.store.gc import GcReport
+    from pqcache.store.keys.command import IndexReport
     from pqcache.store.repartition.dense_proposals import Proposal
+    from pqcache.store.repartition.to_target import RepartitionReport
+    from pqcache.store.serve.command import CacheServer
     from pqcache.store.snapshots.command import PinReport, SnapshotView
     from pqcache.store.snapshots.rollback import RollbackReport
     from pqcache.store.status import CacheStatus, StatusReport
@@ -340,3 +346,63 @@ def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) ->
     words += [word for item in proposals for word in ("--dense", item.column)]
     words += ["--narrow"] if any(item.narrow != item.dense for item in proposals) else []
     print_line(f"command: {shlex.join(words)}")
+
+
+def print_repartition(report: RepartitionReport) -> None:
+    """Print the report of a repartition as one line."""
+    if report.dry_run:
+        print_line(
+            f"would rewrite {report.rewritten:,} of {directories(report.directories)}, "
+            f"{format_size(report.bytes_before)}{_kept(report)}"
+        )
+        return
+    if report.snapshot is not None and not report.rewritten:
+        print_line(f"nothing to do: all {directories(report.directories)} already have these row groups")
+        return
+    text = (
+        f"repartitioned {directories(report.rewritten)} in {format_seconds(report.seconds)}: "
+        f"{report.files_before:,} -> {format_count(report.files_after, 'file')}, "
+        f"{report.row_groups_before:,} -> {format_count(report.row_groups_after, 'row group')}, "
+        f"{format_size(report.bytes_before)} -> {format_size(report.bytes_after)}{_kept(report)}"
+    )
+    print_line(f"{text}; {report.snapshot} is current" if report.snapshot else f"{text}; in {report.target}")
+
+
+def _kept(report: RepartitionReport) -> str:
+    return f" ({report.kept:,} finished by an earlier run)" if report.kept else ""
+
+
+def print_gc(report: GcReport) -> None:
+    """Print the report of a gc as one line."""
+    what = "would remove" if report.dry_run else "removed"
+    removed = format_count(len(report.removed), "snapshot") if report.removed else "nothing"
+    kept = f"{format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}" if report.kept else "nothing"
+    print_line(f"{what} {removed}, kept {kept}")
+
+
+def print_index(report: IndexReport) -> None:
+    """Print what was built and removed, and a line for each key index."""
+    done = [f"built {', '.join(report.built)}"] if report.built else []
+    done += [f"removed {', '.join(report.dropped)}"] if report.dropped else []
+    if done:
+        print_line(f"{'; '.join(done)} in {format_seconds(report.seconds)}")
+    for key in report.keys:
+        held = f"{key.type}, {format_count(key.rows, 'row')}, {format_size(key.bytes)}"
+        print_line(f"{key.column}: {held if key.damage is None else key.damage}")
+    if not (done or report.keys):
+        print_line(f"no key index; 'pqcache index {quoted(report.cache)} --key COLUMN' builds one")
+
+
+def run_server(server: CacheServer, quiet: bool) -> None:
+    """Print where a server's caches are, one line for each, wait for its end, and print what it did."""
+    with server, contextlib.suppress(KeyboardInterrupt):  # which is how a server ends
+        for url in server.urls.values() if not quiet else ():
+            print_line(f"serving {url} ({'with a token' if server.has_token else 'without a token'})")
+        server.wait()
+    if not quiet:
+        requests, sent = format_count(server.counts.requests, "request"), format_size(server.counts.bytes)
+        print_line(f"served {requests}, {sent} in {format_seconds(server.seconds)}")
+
+
+def directories(count: int) -> str:
+    return format_count(count, "directory", "directories")
