@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -161,13 +162,9 @@ def verify(given: Given) -> None:
     Without options: every file exists with its recorded size, and footers agree with manifest and index.
     """
     import pqcache
-    from pqcache.console import progress
     from pqcache.console.text import print_verify
 
-    with progress.reporter(given.json, given.quiet, given.cache) as on_event:
-        report = pqcache.verify(given.cache, **given.of(RUN), on_event=on_event)
-    print_report(report.to_dict(), given.json, given.quiet, lambda: print_verify(report))
-    report.raise_if_not_ok()
+    _run(given, pqcache.verify, print_verify, given.cache, **given.of(RUN)).raise_if_not_ok()
 
 
 @command("index")
@@ -177,13 +174,10 @@ def index(given: Given) -> None:
     Without options: list them. Each later snapshot gets them too, updated with what changed.
     """
     import pqcache
-    from pqcache.console import progress
     from pqcache.console.text import print_index
 
     keys, drop = given.key or (), given.drop or ()
-    with progress.reporter(given.json, given.quiet, given.cache) as on_event:
-        report = pqcache.index(given.cache, keys=keys, drop=drop, jobs=given.jobs, wait=given.wait, on_event=on_event)
-    print_report(report.to_dict(), given.json, given.quiet, lambda: print_index(report))
+    _run(given, pqcache.index, print_index, given.cache, keys=keys, drop=drop, jobs=given.jobs, wait=given.wait)
 
 
 @command("bench")
@@ -247,24 +241,18 @@ def pin(given: Given) -> None:
     Pinned snapshots are kept beside those that --keep counts. No gc removes them.
     """
     import pqcache
-    from pqcache.console import progress
     from pqcache.console.text import print_pin
 
-    with progress.reporter(given.json, given.quiet, given.cache) as on_event:
-        report = pqcache.pin(given.cache, given.snapshot, **given.of(RUN), on_event=on_event)
-    print_report(report.to_dict(), given.json, given.quiet, lambda: print_pin(report))
+    _run(given, pqcache.pin, print_pin, given.cache, given.snapshot, **given.of(RUN))
 
 
 @command("unpin")
 def unpin(given: Given) -> None:
     """Let a pinned snapshot be removed as any other."""
     import pqcache
-    from pqcache.console import progress, terminal
+    from pqcache.console.text import print_unpin
 
-    with progress.reporter(given.json, given.quiet, given.cache) as on_event:
-        report = pqcache.unpin(given.cache, given.snapshot, wait=given.wait, on_event=on_event)
-    said = f"unpinned {report.snapshot}"
-    print_report(report.to_dict(), given.json, given.quiet, lambda: terminal.print_line(said))
+    _run(given, pqcache.unpin, print_unpin, given.cache, given.snapshot, **given.of(RUN))
 
 
 @command("rollback")
@@ -274,12 +262,9 @@ def rollback(given: Given) -> None:
     Readers that have another one open keep it. The next sync publishes what the source holds then.
     """
     import pqcache
-    from pqcache.console import progress
     from pqcache.console.text import print_rollback
 
-    with progress.reporter(given.json, given.quiet, given.cache) as on_event:
-        report = pqcache.rollback(given.cache, given.snapshot, wait=given.wait, on_event=on_event)
-    print_report(report.to_dict(), given.json, given.quiet, lambda: print_rollback(report))
+    _run(given, pqcache.rollback, print_rollback, given.cache, given.snapshot, **given.of(RUN))
 
 
 @command("status")
@@ -357,23 +342,29 @@ def log(given: Given) -> None:
 def gc(given: Given) -> None:
     """Remove old snapshots that no reader holds."""
     import pqcache
-    from pqcache.console import progress
     from pqcache.console.text import print_gc
 
+    _run(given, pqcache.gc, print_gc, given.cache, **given.of(RUN))
+
+
+def _run(given: Given, function: Callable[..., Any], show: Callable[[Any], None], *words: Any, **options: Any) -> Any:
+    """Call a function of the library that reports events, print its report, and return it."""
+    from pqcache.console import progress
+
     with progress.reporter(given.json, given.quiet, given.cache) as on_event:
-        report = pqcache.gc(given.cache, **given.of(RUN), on_event=on_event)
-    print_report(report.to_dict(), given.json, given.quiet, lambda: print_gc(report))
+        report = function(*words, **options, on_event=on_event)
+    print_report(report.to_dict(), given.json, given.quiet, lambda: show(report))
+    return report
 
 
 def _required(name: str, value: str | None) -> str:
-    """Return the value of an argument that may be absent only with some option; else raise UsageError."""
+    """The value of an argument that only some options make superfluous."""
     if value is None:
         raise UsageError("", f"Missing argument '{name}'", "'pqcache sync -h' shows the usage")
     return value
 
 
 def _split_of(text: str | None) -> Split | None:
-    """Return the split that ``--split`` names; None if it is absent."""
     if text is None:
         return None
     from pqcache.reader.selection.split import Split
@@ -388,7 +379,6 @@ def _split_of(text: str | None) -> Split | None:
 
 
 def _pack_of(text: str | None) -> Pack | None:
-    """Return how ``--pack`` packs documents; None if it is absent."""
     if text is None:
         return None
     from pqcache.reader.packing.pack import Pack
@@ -402,7 +392,7 @@ def _pack_of(text: str | None) -> Pack | None:
 
 
 def _dense_columns(names: list[str] | None) -> list[str] | None:
-    """Return the columns of ``--dense``; empty for 'none', None if it is absent."""
+    """The columns of ``--dense``; empty for 'none', None if it is absent."""
     if names == ["none"]:
         return []
     if names and (keyword := {"auto", "none"}.intersection(names)):
@@ -411,7 +401,6 @@ def _dense_columns(names: list[str] | None) -> list[str] | None:
 
 
 def _chosen_view(views: dict[str, Any]) -> str | None:
-    """Return the name of the one option that is set, or None; they exclude one another."""
     chosen = [name for name, value in views.items() if value]
     if len(chosen) > 1:
         raise UsageError(f"--{chosen[0]} and --{chosen[1]}", "exclude each other", "choose one of them")

@@ -58,7 +58,7 @@ def print_inspection(found: Inspection, training: Forecast | None, all_partition
 
 
 def _arriving(found: Inspection, arriving: ArrivalProgress) -> str:
-    """Return how much of a first snapshot is there, and who fetches the rest."""
+    """How much of a first snapshot is there, and who fetches the rest."""
     held = f"{format_size(arriving.bytes)} of {format_size(arriving.total_bytes)} are there"
     parts = f"{arriving.files:,} of {format_count(found.files, 'file')}"
     parts += f", {arriving.row_groups:,} of {format_count(found.row_groups, 'row group')}"
@@ -69,7 +69,7 @@ def _arriving(found: Inspection, arriving: ArrivalProgress) -> str:
 
 
 def verdict(found: Inspection) -> str:
-    """Return one line on the sizes of the row groups."""
+    """One line on the sizes of the row groups."""
     block, count = format_size(found.block_size), found.row_groups
     parts = []
     if found.over_block:
@@ -84,7 +84,7 @@ def verdict(found: Inspection) -> str:
 
 
 def remedy(found: Inspection) -> str | None:
-    """Return the command that gives row groups the size of blocks, or None where it is not asked for or gains little.
+    """The command that gives row groups the size of blocks, or None if nobody asks for it or it gains little.
 
     It is asked for with ``--block-size``, by files on HDFS, and by a cache that was repartitioned to another size. A
     training has other needs.
@@ -97,7 +97,7 @@ def remedy(found: Inspection) -> str | None:
 
 
 def remedy_for_training(found: Inspection, training: Forecast | None) -> str | None:
-    """Return the command that gives row groups the size that is better for a training, or None where none is."""
+    """The command that gives row groups a better size for training."""
     if training is None or training.row_group_size is None:
         return None
     return _repartition(found, training.row_group_size)
@@ -112,9 +112,7 @@ def _repartition(found: Inspection, size: int) -> str:
 
 def print_columns(found: Inspection, limit: int | None) -> None:
     """Print the columns with types, codecs, encodings and sizes; only the ``limit`` largest if there are more."""
-    table = _table("  column", "type", "stored as")
-    for name in ("on disk", "share", "ratio"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("  column", "type", "stored as", numbers=("on disk", "share", "ratio"))
     shown = found.columns
     if limit is not None and len(shown) > limit:
         shown = tuple(sorted(shown, key=lambda item: -item.bytes)[:limit])
@@ -158,9 +156,7 @@ def write_page(found: Inspection, training: Forecast | None, path: Path) -> None
 
 
 def _print_files(items: Iterable[Mapping[str, Any]], limit: int) -> None:
-    table = _table("file")
-    for name in ("groups", "rows", "size", "largest"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("file", numbers=("groups", "rows", "size", "largest"))
     for item in items:
         sizes = (format_size(item["bytes"]), _marked(item["largest"], limit))
         table.add_row(escape(item["path"]), f"{item['row_groups']:,}", f"{item['rows']:,}", *sizes)
@@ -168,9 +164,7 @@ def _print_files(items: Iterable[Mapping[str, Any]], limit: int) -> None:
 
 
 def _print_row_groups(items: Iterable[Mapping[str, Any]], limit: int) -> None:
-    table = _table("file")
-    for name in ("group", "rows", "offset", "size", "ratio"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("file", numbers=("group", "rows", "offset", "size", "ratio"))
     for item in items:
         ratio = f"{item['uncompressed'] / max(1, item['bytes']):.1f}"
         numbers = (f"{item[name]:,}" for name in ("row_group", "rows", "offset"))
@@ -213,7 +207,6 @@ _PRINT = {"files": _print_files, "row-groups": _print_row_groups, "schema": _pri
 
 
 def print_difference(found: Difference) -> None:
-    """Print which files and rows differ between two snapshots."""
     console = stdout_console()
     counts = ", ".join(f"{len(getattr(found, what)):,} {what}" for what in ("added", "removed", "changed"))
     console.print(f"[bold]{found.old}[/] -> [bold]{found.new}[/]: {counts}, {found.unchanged:,} unchanged files")
@@ -223,8 +216,7 @@ def print_difference(found: Difference) -> None:
         f"  rows {found.rows[1]:,} ({rows:+,}), {format_size(found.bytes[1])} ({sign}{format_size(abs(size))})"
     )
     if found.partitions:
-        table = _table("  partition")
-        table.add_column("rows", justify="right", no_wrap=True)
+        table = _table("  partition", numbers=["rows"])
         for directory, change in found.partitions.items():
             table.add_row(f"  {escape(directory or '(no partition)')}", f"{change:+,}")
         console.print(table)
@@ -277,9 +269,7 @@ def _print_training(console: Console, found: Inspection, training: Forecast) -> 
 def _print_partitions(console: Console, found: Inspection, limit: int | None) -> None:
     if len(found.partitions) == 1 and not found.partitions[0].path:
         return
-    table = _table("  partition")
-    for name in ("files", "groups", "rows", "size"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("  partition", numbers=("files", "groups", "rows", "size"))
     table.add_column("", no_wrap=True)
     largest = max(item.bytes for item in found.partitions)
     shown = found.partitions
@@ -301,10 +291,12 @@ def _print_partitions(console: Console, found: Inspection, limit: int | None) ->
     console.print(table)
 
 
-def _table(*names: str) -> Table:
+def _table(*names: str, numbers: Iterable[str] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in names:
         table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
@@ -389,7 +381,7 @@ def print_bench(report: BenchReport) -> None:
 
 
 def _bottleneck(item: Measured) -> str:
-    """Return what limits a setting, and the share of each stage in the time of its threads and workers."""
+    """What limits a setting, and the share of each stage in the time of its threads and workers."""
     total = sum(item.seconds_of.values())
     shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in item.seconds_of.items() if total)
     return f"{item.limited_by}; time for batches: {shares}"
@@ -397,7 +389,7 @@ def _bottleneck(item: Measured) -> str:
 
 def _bench_table(console: Console, report: BenchReport) -> Table:
     width = max(4, min(_WIDTH, console.width - _NUMBERS))
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = _table()
     table.add_column("  workers", no_wrap=True)
     table.add_column("", no_wrap=True, min_width=width)
     for name in ("rows/s", "decoded/s", "of limit", "memory", "first"):

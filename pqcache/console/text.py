@@ -60,7 +60,7 @@ def print_sync(report: SyncReport, verbose: bool = False) -> None:
 
 
 def summary_line(report: SyncReport) -> str:
-    """Return what a sync did, or would do, in one line."""
+    """What a sync did, or would do."""
     changes = _changes(report)
     if report.dry_run:
         if not changes and not report.rewritten:
@@ -90,7 +90,7 @@ def summary_line(report: SyncReport) -> str:
 
 
 def _named(report: SyncReport) -> str:
-    """Return the names of the first ten partitions that have changed, if there are partitions."""
+    """The first ten partitions that have changed, if there are partitions."""
     names = [change.directory for change in report.touched if change.directory]
     if not names:
         return ""
@@ -109,7 +109,7 @@ def _skipped(report: SyncReport) -> str:
 
 
 def _passed_over(report: SyncReport) -> str:
-    """Return how many files of the source were not taken, and why; nothing where all were."""
+    """How many files of the source were not taken, and why."""
     passed = report.passed_over
     if passed is None:
         return ""
@@ -163,7 +163,6 @@ def print_verify(report: VerifyReport) -> None:
 
 
 def _print_repaired(report: VerifyReport) -> None:
-    """Print which files were repaired, and how."""
     left = {item.path for item in report.left}
     paths = sorted({item.path for item in report.damage} - left)
     for path in paths[:_SHOWN]:
@@ -202,7 +201,7 @@ def _run_cells(record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def did(record: Mapping[str, Any]) -> str:
-    """Return what a run did in a few words: the numbers of new, changed and removed files, or what it came to."""
+    """What a run did in a few words: the numbers of new, changed and removed files, or what it came to."""
     result = result_of(record)
     if result != DONE:
         return result
@@ -227,7 +226,6 @@ def did(record: Mapping[str, Any]) -> str:
 
 
 def _run_notes(record: Mapping[str, Any]) -> list[str]:
-    """Return the error of a run, and each option that it changed."""
     notes = [str(record["error"])] if record.get("error") else []
     changes = record.get("changes") or {}
     return [
@@ -269,14 +267,16 @@ def print_snapshots(views: Sequence[SnapshotView]) -> None:
 
 
 def print_pin(report: PinReport) -> None:
-    """Print what was pinned as one line."""
     name = report.pins[report.snapshot]
     number = format_count(len(report.pins), "snapshot")
     print_line(f"pinned {report.snapshot}{f' as {name}' if name else ''}; {number} pinned")
 
 
+def print_unpin(report: PinReport) -> None:
+    print_line(f"unpinned {report.snapshot}")
+
+
 def print_rollback(report: RollbackReport) -> None:
-    """Print what was done as one line."""
     if report.snapshot == report.previous:
         print_line(f"nothing to do: {report.snapshot} is current")
         return
@@ -285,7 +285,6 @@ def print_rollback(report: RollbackReport) -> None:
 
 
 def held_text(report: RemoveReport) -> str:
-    """What a cache holds."""
     return f"{format_count(len(report.snapshots), 'snapshot')}, {format_size(report.bytes)}"
 
 
@@ -349,7 +348,6 @@ def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) ->
 
 
 def print_repartition(report: RepartitionReport) -> None:
-    """Print the report of a repartition as one line."""
     if report.dry_run:
         print_line(
             f"would rewrite {report.rewritten:,} of {directories(report.directories)}, "
@@ -373,7 +371,6 @@ def _kept(report: RepartitionReport) -> str:
 
 
 def print_gc(report: GcReport) -> None:
-    """Print the report of a gc as one line."""
     what = "would remove" if report.dry_run else "removed"
     removed = format_count(len(report.removed), "snapshot") if report.removed else "nothing"
     kept = f"{format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}" if report.kept else "nothing"
