@@ -10,9 +10,7 @@ of the kind that they should be, is refused too.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from pqcache.errors import ParquetError
 from pqcache.parquet.footer import footer, thrift, thrift_fields
@@ -23,6 +21,7 @@ from pqcache.parquet.footer.thrift import (
     LIST,
     STRUCT,
     Check,
+    inside,
     items_at,
     key,
     read_integer,
@@ -41,24 +40,13 @@ _WIDTHS = {0: 1, 1: 4, 2: 8, 4: 4, 5: 8}  # of the physical types whose minima p
 _DECIMAL = 5  # as converted type and as logical type
 _FLOAT16 = 15
 _ADVICE = "write it again at the source, or move it away"
-_EVEN, _EVEN_HIGH = (b"[%b]" % re.escape(bytes(range(first, first + 128, 2))) for first in (0, 128))
-_COUNT = rb"(%b|%b[\x80-\xff]{0,7}[\x00-\x7f])" % (_EVEN, _EVEN_HIGH)  # a number that is not negative
-_FILE_OFFSET = re.compile(rb"\x26%b\x1c" % _COUNT)  # field 2 of a column chunk, and the head of field 3, its metadata
-_NUMBERS = re.compile(rb"\x16%b\x16%b\x16%b\x26%b(?:\x26%b)?" % ((_COUNT,) * 5))  # VALUES to DATA, and DICTIONARY
-_NUMBER_STATISTICS = {  # by the width of the values: minima and maxima, counts and flags
-    width: re.compile(
-        rb"(?:[\x18\x28\x38\x48\x58]%c.{%d}|[\x16\x26\x36]%b|[\x11\x12]){0,9}\x00" % (width, width, _COUNT), re.S
-    )
-    for width in (1, 4, 8)
-}
 
 
 @dataclass(kw_only=True)
 class _ColumnRules:
     """What a column's chunks have to agree with: its physical type, the least bytes of a minimum, and its levels.
 
-    ``repeated`` are the bytes of the last value of some checks that passed: most chunks of a column have the same ones.
-    ``head`` are the bytes of the last chunk's metadata before the number of its values.
+    ``repeated`` are the bytes of the last lists that passed, by check: most chunks of a column have the same ones.
     """
 
     path: str
@@ -67,7 +55,6 @@ class _ColumnRules:
     repetitions: int
     definitions: int
     repeated: dict[Check, bytes] = field(default_factory=dict)
-    head: bytes = b""
 
 
 class _Encrypted(ValueError):
@@ -98,14 +85,10 @@ class _File:
 
 @dataclass(slots=True)
 class _ChunkNumbers:
-    """A column chunk that is being checked: its numbers by field, and where its metadata begin.
-
-    ``elsewhere`` says that it is in another file.
-    """
+    """A column chunk that is being checked: its numbers by field, and whether it is in another file."""
 
     rules: _ColumnRules
     numbers: dict[int, int] = field(default_factory=dict)
-    begin: int = 0
     elsewhere: bool = False
 
 
@@ -194,40 +177,8 @@ def _chunks(data: bytes, at: int, file: _File) -> int:
     if count != len(columns):
         raise ValueError(f"a row group has {count:,} columns, the schema {len(columns):,}")
     for rules in columns:
-        at = _known_chunk(data, at, rules, file.counts) or _chunk(data, at, rules, file.counts)
+        at = _chunk(data, at, rules, file.counts)
     return at
-
-
-def _known_chunk(data: bytes, at: int, rules: _ColumnRules, counts: FooterCounts) -> int:
-    """Return where a chunk ends whose metadata begin like those of the column's last one; 0 where they do not.
-
-    Nearly all do, and then their numbers are found at once.
-    """
-    begin = _FILE_OFFSET.match(data, at)
-    if begin is None or not rules.head or not data.startswith(rules.head, begin.end()):
-        return 0
-    numbers = _NUMBERS.match(data, begin.end() + len(rules.head))
-    if numbers is None:
-        return 0
-    values, _, size, offset, dictionary = numbers.groups()
-    chunk = _ChunkNumbers(rules, {DICTIONARY: _decoded(dictionary)} if dictionary else {})
-    at = walk_struct(data, numbers.end(), _COLUMN, chunk, DICTIONARY if dictionary else DATA)
-    at = walk_struct(data, at, _CHUNK, chunk, 3)
-    first = chunk.numbers.pop(DICTIONARY, 0)
-    if chunk.numbers:
-        raise ValueError("a column chunk with two sizes, counts or offsets")
-    counts.add_chunk(rules.path, rules.repetitions == 1, _count(values), _decoded(size), _decoded(offset), first)
-    return at
-
-
-def _decoded(varint: bytes) -> int:
-    number = 0
-    for byte in reversed(varint):
-        number = number << 7 | byte & 127
-    return number >> 1
-
-
-_count = lru_cache(256)(_decoded)
 
 
 def _chunk(data: bytes, at: int, rules: _ColumnRules, counts: FooterCounts) -> int:
@@ -250,24 +201,12 @@ def _elsewhere(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
     return skip_value(data, at, BINARY, 0)
 
 
-def _metadata(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
-    chunk.begin = at
-    return walk_struct(data, at, _COLUMN, chunk)
-
-
 def _number(number: int) -> Check:
     def check(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
         chunk.numbers[number], at = read_integer(data, at)
         return at
 
     return check
-
-
-def _values(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
-    if data[at - 1] == 1 << 4 | I64:  # directly behind the field before it
-        chunk.rules.head = data[chunk.begin : at - 1]
-    chunk.numbers[VALUES], at = read_integer(data, at)
-    return at
 
 
 def _type(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
@@ -289,44 +228,28 @@ def _codec(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
     return at
 
 
-def _statistics(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
-    usual = _NUMBER_STATISTICS.get(chunk.rules.width)
-    if usual is not None and (found := usual.match(data, at)):
-        return found.end()
-    return walk_struct(data, at, _STATISTICS, chunk.rules)
-
-
-def _extreme(data: bytes, at: int, rules: _ColumnRules) -> int:
+def _extreme(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
     size = data[at]
     at += 1
     if size > 127:
         size, at = read_varint(data, at - 1)
-    if size < rules.width:
-        raise ValueError(f"a minimum or maximum of {size} bytes for a type of {rules.width}")
+    if size < chunk.rules.width:
+        raise ValueError(f"a minimum or maximum of {size} bytes for a type of {chunk.rules.width}")
     return at + size
 
 
-def _sizes(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
-    known = chunk.rules.repeated.get(_sizes)
-    if known is not None and data.startswith(known, at):
-        return at + len(known)
-    end = walk_struct(data, at, _SIZES, chunk.rules)
-    chunk.rules.repeated[_sizes] = data[at:end]
-    return end
-
-
-def _unencoded(data: bytes, at: int, rules: _ColumnRules) -> int:
-    if rules.kind != thrift_fields.BYTE_ARRAY:
+def _unencoded(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
+    if chunk.rules.kind != thrift_fields.BYTE_ARRAY:
         raise ValueError("a size of byte arrays for another type")
     return skip_value(data, at, I64, 0)
 
 
-def _repetitions(data: bytes, at: int, rules: _ColumnRules) -> int:
-    return _histogram(data, at, rules.repetitions)
+def _repetitions(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
+    return _histogram(data, at, chunk.rules.repetitions)
 
 
-def _definitions(data: bytes, at: int, rules: _ColumnRules) -> int:
-    return _histogram(data, at, rules.definitions)
+def _definitions(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
+    return _histogram(data, at, chunk.rules.definitions)
 
 
 def _histogram(data: bytes, at: int, levels: int) -> int:
@@ -385,21 +308,20 @@ _FILE = {
     key(7, LIST): _list_of(STRUCT),
 }
 _GROUP = {key(1, LIST): _chunks, key(3, I64): _group_rows, key(4, LIST): _list_of(STRUCT)}
-_CHUNK = {key(1, BINARY): _elsewhere, key(3, STRUCT): _metadata, key(8, STRUCT): _encrypted}
+_STATISTICS = {key(number, BINARY): _extreme for number in (1, 2, 5, 6)}
+_SIZES = {key(1, I64): _unencoded, key(2, LIST): _repetitions, key(3, LIST): _definitions}
 _COLUMN = {
     key(1, I32): _type,
     key(2, LIST): _list_of(I32),
     key(3, LIST): _list_of(BINARY),
     key(4, I32): _codec,
-    key(VALUES, I64): _values,
-    **{key(number, I64): _number(number) for number in (*_REQUIRED[1:], DICTIONARY)},
+    **{key(number, I64): _number(number) for number in (*_REQUIRED, DICTIONARY)},
     key(8, LIST): _list_of(STRUCT),
-    key(12, STRUCT): _statistics,
+    key(12, STRUCT): inside(_STATISTICS),
     key(13, LIST): _list_of(STRUCT),
-    key(16, STRUCT): _sizes,
+    key(16, STRUCT): inside(_SIZES),
 }
-_STATISTICS = {key(number, BINARY): _extreme for number in (1, 2, 5, 6)}
-_SIZES = {key(1, I64): _unencoded, key(2, LIST): _repetitions, key(3, LIST): _definitions}
+_CHUNK = {key(1, BINARY): _elsewhere, key(3, STRUCT): inside(_COLUMN), key(8, STRUCT): _encrypted}
 
 
 # ---- Counts and sizes that contradict one another: pyarrow would read only some of the rows, or too many
