@@ -20,7 +20,6 @@ from pqcache.parquet.schema_merge import without_views
 
 log = logging.getLogger("pqcache.parquet")
 
-_SCHEMAS = 16
 _MAX_STATISTIC = 256  # bytes; longer strings prune nothing that a prefix would not
 EXTREMES = ("min", "max", "field_min", "field_max")
 BASE = pa.schema(
@@ -34,10 +33,6 @@ BASE = pa.schema(
         ("offset_index", pa.bool_()),
     ]
 )
-
-
-_schemas: dict[bytes, tuple[object, pa.Schema]] = {}
-"""Arrow schemas by what they were made from: files of a table have the same, and pyarrow makes it anew for each."""
 
 
 def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, list[Any]]:
@@ -131,14 +126,12 @@ def footer_in(
     try:
         with pq.ParquetFile(pa.BufferReader(end), coerce_int96_timestamp_unit=int96) as file:
             metadata = file.metadata
-            start = check_footer(end[-8 - int.from_bytes(end[-8:-4], "little") : -8], name, size)
+            known = check_footer(end[-8 - int.from_bytes(end[-8:-4], "little") : -8], name, size)
             about = int96, metadata.metadata
-            known = _schemas.get(start)
-            if known is None or known[0] != about:
-                if len(_schemas) >= _SCHEMAS:
-                    _schemas.clear()
-                known = _schemas[start] = about, file.schema_arrow
-            return metadata, known[1]
+            arrow = known.arrow  # which other threads may replace
+            if arrow is None or arrow[0] != about:
+                arrow = known.arrow = about, file.schema_arrow
+            return metadata, arrow[1]
     except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
         raise not_parquet(name, error) from error
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pqcache.errors import ParquetError, first_line, open_error
-from pqcache.parquet.footer.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, Struct, decode_first, encode
+from pqcache.parquet.footer.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, Struct, encode
 from pqcache.parquet.footer.thrift_fields import FIXED_LEN_BYTE_ARRAY
 from pqcache.system.disk import open_regular
 
@@ -22,19 +22,6 @@ MAGIC = b"PAR1"
 _MAX_FOOTER = 1 << 28  # bytes; parsed, it takes several times as many
 TAIL = 64 << 10  # bytes that are read first: most footers fit
 _MAX_SCHEMA_DEPTH = 512
-
-
-def elements_in(data: bytes, name: str, known: dict[bytes, list[Struct]]) -> list[Struct]:
-    """Return the schema elements of the footer ``data``; ``known`` has those of footers that begin alike.
-
-    Files of one table differ after their schemas, and this codec is Python.
-    """
-    for prefix in list(known):  # at once, as others may add to it
-        if data.startswith(prefix):
-            return known[prefix]
-    fields, end = decode_first(data, name, until=2)
-    known[data[:end]] = elements = schema_of(fields, name)
-    return elements
 
 
 class Tail(NamedTuple):

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+
 from pqcache.errors import ParquetError
 from pqcache.parquet.footer import footer, thrift, thrift_fields
 from pqcache.parquet.footer.thrift import (
@@ -62,22 +64,29 @@ class _Encrypted(ValueError):
 
 
 @dataclass
-class _KnownSchema:
-    """The bytes of a footer up to the end of its schema, and what follows for the chunks of each leaf column.
+class KnownSchema:
+    """A schema that is remembered, as files of a table have the same one.
 
-    ``repeated`` are as those of `_ColumnRules`.
+    Attributes:
+        data: the bytes of a footer up to the end of its schema.
+        elements: the schema elements.
+        columns: what follows for the chunks of each leaf column.
+        repeated: as those of `_ColumnRules`.
+        arrow: the Arrow schema that pyarrow made of it last, behind what else that depends on.
     """
 
     data: bytes
+    elements: list[thrift.Struct]
     columns: list[_ColumnRules]
     repeated: dict[Check, bytes] = field(default_factory=dict)
+    arrow: tuple[object, pa.Schema] | None = None
 
 
 @dataclass
 class _File:
     """A footer being checked; rows of file and row group are -1 until they are found."""
 
-    known: _KnownSchema
+    known: KnownSchema
     counts: FooterCounts
     file_rows: int = -1
     group_rows: int = -1
@@ -92,14 +101,14 @@ class _ChunkNumbers:
     elsewhere: bool = False
 
 
-_recent: list[_KnownSchema] = []
+_recent: list[KnownSchema] = []
 
 
-def check_footer(data: bytes, name: str, size: int | None) -> bytes:
+def check_footer(data: bytes, name: str, size: int | None) -> KnownSchema:
     """Raise ParquetError if the footer ``data`` contradicts itself, or if pyarrow would end the process because of it.
 
-    ``name`` is the file to blame, and ``size`` its size; None where the footer is of no file. Return the beginning of
-    ``data``, with all of its schema: for files that are alike mostly one and the same object.
+    ``name`` is the file to blame, and ``size`` its size; None where the footer is of no file. Return its schema, for
+    files that are alike mostly one and the same object.
     """
     try:
         known = next((known for known in _recent if data.startswith(known.data)), None)
@@ -110,7 +119,7 @@ def check_footer(data: bytes, name: str, size: int | None) -> bytes:
         file = _File(known, FooterCounts(size))
         walk_struct(data, len(known.data), _FILE, file, 2)
         file.counts.end_file(file.file_rows)
-        return known.data
+        return known
     except _Encrypted:
         raise ParquetError(name, "columns are encrypted, which cannot be read", "decrypt it first") from None
     except IndexError:
@@ -119,13 +128,13 @@ def check_footer(data: bytes, name: str, size: int | None) -> bytes:
         raise ParquetError(name, f"the Parquet footer is damaged ({error})", _ADVICE) from None
 
 
-def _schema_of(data: bytes, name: str) -> _KnownSchema:
+def _schema_of(data: bytes, name: str) -> KnownSchema:
     fields, end = thrift.decode_first(data, name, until=2)
     schema = footer.schema_of(fields, name)
     if 4 in fields:
         raise ValueError("its row groups are before its schema")
     leaves = [leaf for leaf in footer.leaves_of(schema, name) if 1 in schema[leaf.element]]  # others: empty structs
-    return _KnownSchema(data[:end], [_rules_of(schema[leaf.element], leaf) for leaf in leaves])
+    return KnownSchema(data[:end], schema, [_rules_of(schema[leaf.element], leaf) for leaf in leaves])
 
 
 def _rules_of(element: thrift.Struct, leaf: footer.SchemaLeaf) -> _ColumnRules:

@@ -101,26 +101,17 @@ def _sources(paths: Sequence[Path], unit: str) -> list[SourceFooter]:
         return [(footer.read_local_tail(path).footer, path.stat().st_size) for path in share]
 
     # Several threads read; only one parses, since they would wait for one another.
-    elements: dict[bytes, list[thrift.Struct]] = {}
     found: list[SourceFooter] = []
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
         for path, (data, size) in zip(paths, chain.from_iterable(pool.map(read, shares)), strict=True):
-            found.append(_source(path, data, size, unit, elements, found[-1] if found else None))
+            found.append(_source(path, data, size, unit, found[-1] if found else None))
     return found
 
 
-def _source(
-    path: Path,
-    data: bytes,
-    size: int,
-    unit: str,
-    known: dict[bytes, list[thrift.Struct]],
-    before: SourceFooter | None,
-) -> SourceFooter:
+def _source(path: Path, data: bytes, size: int, unit: str, before: SourceFooter | None) -> SourceFooter:
     """Parse one footer; a schema equal to that of the source before is shared with it."""
-    elements = footer.elements_in(data, str(path), known)
     with _opened(path, data, unit) as file:
-        check_footer(data, str(path), size)
+        elements = check_footer(data, str(path), size).elements
         metadata = file.metadata
         key_values = metadata.metadata or {}
         if before is not None and before.elements is elements and before.key_values == key_values:
