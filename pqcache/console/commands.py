@@ -38,16 +38,9 @@ def sync(given: Given) -> None:
 
     Options marked * are remembered: 'pqcache sync CACHE' alone repeats them, and --keep '' is the default again.
     """
-    from pqcache.console import sync_runner
-    from pqcache.console.sync_runner import AfterSync
+    from pqcache.console.sync_runner import run_all, run_one
 
-    output = sync_runner.SyncOutput(given.json, given.quiet, given.verbose)
-    after = AfterSync(on_success=given.on_success, on_failure=given.on_failure, metrics=given.metrics)
-    if given.all_tables:
-        sync_runner.check_for_all(given.cache, given.of(REMEMBERED))
-        return sync_runner.run_all(given.source, given.of(RUN), output, after)
-    options = given.of(REMEMBERED, RUN)
-    return sync_runner.run_one(_required("SOURCE", given.source), given.cache, options, output, after)
+    (run_all if given.all_tables else run_one)(given)
 
 
 @command("repartition")
@@ -355,13 +348,6 @@ def _run(given: Given, function: Callable[..., Any], show: Callable[[Any], None]
         report = function(*words, **options, on_event=on_event)
     print_report(report.to_dict(), given.json, given.quiet, lambda: show(report))
     return report
-
-
-def _required(name: str, value: str | None) -> str:
-    """The value of an argument that only some options make superfluous."""
-    if value is None:
-        raise UsageError("", f"Missing argument '{name}'", "'pqcache sync -h' shows the usage")
-    return value
 
 
 def _split_of(text: str | None) -> Split | None:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import typer
 
 import pqcache
 from pqcache.console import progress, terminal
-from pqcache.console.app import print_report
+from pqcache.console.app import Given, print_report
 from pqcache.console.line_prefix import name_lines
 from pqcache.console.terminal import print_line
 from pqcache.console.text import print_sync
 from pqcache.errors import PqcacheError, UsageError
+from pqcache.options import REMEMBERED, RUN
 from pqcache.store.history import DONE, FAILED, REFUSED
 from pqcache.store.status import default_root
 from pqcache.store.sync.all_tables import TableResult, exit_code_of, sync_all
@@ -27,85 +26,101 @@ from pqcache.system.disk import write_durably
 from pqcache.units import format_count
 
 
-@dataclass(frozen=True)
-class SyncOutput:
-    """How a sync is printed."""
-
-    json: bool
-    quiet: bool
-    verbose: bool
-
-
-def run_one(source: str, cache: str | None, options: Mapping[str, Any], output: SyncOutput, after: AfterSync) -> None:
+def run_one(given: Given) -> None:
     """Sync one cache; raises its error after the commands that follow."""
-    place = os.path.abspath(cache or source)
+    if given.source is None:
+        raise UsageError("", "Missing argument 'SOURCE'", "'pqcache sync -h' shows the usage")
+    place = os.path.abspath(given.cache or given.source)
     try:
-        with progress.reporter(output.json, output.quiet, place) as on_event:
-            report = pqcache.sync(source, cache, **options, on_event=on_event)
+        with progress.reporter(given.json, given.quiet, place) as on_event:
+            report = pqcache.sync(given.source, given.cache, **given.of(REMEMBERED, RUN), on_event=on_event)
     except PqcacheError as error:
-        _follow(TableResult(place, None, error), options, after)
+        _follow(TableResult(place, None, error), given)
         raise
-    print_report(report.to_dict(), output.json, output.quiet, lambda: print_sync(report, output.verbose))
-    code = _follow(TableResult(place, report, report.skipped_error()), options, after)
+    print_report(report.to_dict(), given.json, given.quiet, lambda: print_sync(report, given.verbose))
+    code = _follow(TableResult(place, report, report.skipped_error()), given)
     report.raise_if_skipped()
     if code:
         raise typer.Exit(code)
 
 
-def _follow(result: TableResult, options: Mapping[str, Any], after: AfterSync) -> int:
+def _follow(result: TableResult, given: Given) -> int:
     """Do what follows a sync, unless it was a dry run; return the exit code of that."""
-    if options.get("dry_run"):
+    if given.dry_run:
         return 0
-    after.write_metrics([result])
-    return after.run_command(result)
+    write_metrics(given.metrics, [result])
+    return run_command(given, result)
 
 
-def run_all(root: str | None, options: Mapping[str, Any], output: SyncOutput, after: AfterSync) -> None:
+def run_all(given: Given) -> None:
     """Sync all caches below a directory: a line for each, and one exit code."""
+    _check_for_all(given)
     codes: list[int] = []
 
     def begin(cache: Path) -> None:
         name_lines(cache, always=True)
 
     def show(result: TableResult) -> None:
-        _print_result(result, output)
+        _print_result(result, given)
         codes.append(result.exit_code)
-        if not options.get("dry_run"):
-            codes.append(after.run_command(result))
+        if not given.dry_run:
+            codes.append(run_command(given, result))
 
-    with progress.quiet_reporter(output.json or output.quiet) as on_event:
-        results = sync_all(
-            *([root] if root else []), on_begin=begin, on_result=show, **{**options, "on_event": on_event}
-        )
-    name_lines(root or default_root())
+    roots = [given.source] if given.source else []
+    with progress.quiet_reporter(given.json or given.quiet) as on_event:
+        results = sync_all(*roots, on_begin=begin, on_result=show, **given.of(RUN), on_event=on_event)
+    name_lines(given.source or default_root())
     failed = [Path(result.cache).name for result in results if result.error is not None]
-    if not (output.json or output.quiet):
+    if not (given.json or given.quiet):
         text = f"synced {len(results) - len(failed):,} of {format_count(len(results), 'cache')}"
-        terminal.print_line(f"{text}; failed: {', '.join(failed)}" if failed else text)
-    if not options.get("dry_run"):
-        after.write_metrics(results)
+        print_line(f"{text}; failed: {', '.join(failed)}" if failed else text)
+    if not given.dry_run:
+        write_metrics(given.metrics, results)
     if code := exit_code_of(codes):
         raise typer.Exit(code)
 
 
-def _print_result(result: TableResult, output: SyncOutput) -> None:
-    report, error = result.report, result.error
-    if error is not None:
-        if output.json:
-            terminal.print_json({"event": "error", "cache": result.cache, **terminal.error_values(error)})
-        terminal.print_error(error, json_lines=False)
-    if report is not None:
-        print_report(report.to_dict(), output.json, output.quiet, lambda: print_sync(report, output.verbose))
-
-
-def check_for_all(cache: str | None, remembered: Mapping[str, Any]) -> None:
+def _check_for_all(given: Given) -> None:
     """Raise UsageError for what is of one cache: its directory, and options that it remembers."""
-    if cache is not None:
+    if given.cache is not None:
         raise UsageError("--all", "takes one directory", "name the one that your caches are in")
-    for name, value in remembered.items():
+    for name, value in given.of(REMEMBERED).items():
         if value is not None:
             option = "-o" if name == "options" else f"--{name.replace('_', '-')}"
             raise UsageError(f"{option} and --all", "exclude each other", "give it to the sync of a cache, once")
+
+
+def _print_result(result: TableResult, given: Given) -> None:
+    report, error = result.report, result.error
+    if error is not None:
+        if given.json:
+            terminal.print_json({"event": "error", "cache": result.cache, **terminal.error_values(error)})
+        terminal.print_error(error, json_lines=False)
+    if report is not None:
+        print_report(report.to_dict(), given.json, given.quiet, lambda: print_sync(report, given.verbose))
+
+
+def run_command(given: Given, result: TableResult) -> int:
+    """Run the command that follows a sync, if there is one; return 0, or 1 if it fails, which is printed."""
+    option, command = ("--on-failure", given.on_failure) if result.error else ("--on-success", given.on_success)
+    if not command:
+        return 0
+    sys.stdout.flush()
+    code = subprocess.run(["sh", "-c", command], env={**os.environ, **variables(result)}).returncode
+    if code:
+        print_line(f"warning: {option}: the command ended with exit code {code}", sys.stderr)
+    return 1 if code else 0
+
+
+def write_metrics(path: Path | None, results: Iterable[TableResult]) -> None:
+    """Write the file with metrics, if there is to be one; a reader sees the old file or the new one."""
+    if path is None:
+        return
+    try:
+        write_durably(path.absolute(), metrics_text(results).encode(), path.absolute().parent, 0o644)
+    except OSError as error:
+        advice = "name a file in a directory that exists"
+        raise PqcacheError(path, f"cannot be written ({error.strerror})", advice) from error
 
 
 _GAUGES = {
@@ -121,41 +136,8 @@ _GAUGES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class AfterSync:
-    """What is to be done after a sync: a command if it was done, one if it failed, and a file with metrics."""
-
-    on_success: str | None = None
-    on_failure: str | None = None
-    metrics: Path | None = None
-
-    def run_command(self, result: TableResult) -> int:
-        """Run the command for a result; return 0, or 1 if the command fails, which is printed."""
-        command = self.on_failure if result.error is not None else self.on_success
-        if not command:
-            return 0
-        sys.stdout.flush()
-        code = subprocess.run(["sh", "-c", command], env={**os.environ, **variables(result)}).returncode
-        if code:
-            option = "--on-failure" if result.error is not None else "--on-success"
-            print_line(f"warning: {option}: the command ended with exit code {code}", sys.stderr)
-        return 1 if code else 0
-
-    def write_metrics(self, results: Iterable[TableResult]) -> None:
-        """Write the file with metrics, if there is to be one; a reader sees the old file or the new one."""
-        if self.metrics is None:
-            return
-        text = metrics_text(results)
-        try:
-            write_durably(self.metrics.absolute(), text.encode(), self.metrics.absolute().parent, 0o644)
-        except OSError as error:
-            raise PqcacheError(
-                self.metrics, f"cannot be written ({error.strerror})", "name a file in a directory that exists"
-            ) from error
-
-
 def variables(result: TableResult) -> dict[str, str]:
-    """Return what a command learns of a sync, as environment variables."""
+    """What a command learns of a sync, as environment variables."""
     report, error = result.report, result.error
     came_to = DONE if error is None else FAILED
     came_to = {3: REFUSED, 75: REFUSED, 5: "skipped"}.get(result.exit_code, came_to)
@@ -168,7 +150,7 @@ def variables(result: TableResult) -> dict[str, str]:
 
 
 def metrics_text(results: Iterable[TableResult]) -> str:
-    """Return the results of syncs in the text format of Prometheus."""
+    """The results of syncs in the text format of Prometheus."""
     values: dict[str, list[str]] = {name: [] for name in _GAUGES}
     for result in results:
         label = f'{{cache="{_escaped(Path(result.cache).name)}",path="{_escaped(result.cache)}"}}'
@@ -201,5 +183,4 @@ def _values(result: TableResult) -> Iterator[tuple[str, float]]:
 
 
 def _escaped(text: str) -> str:
-    """Return the value of a label."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
