@@ -86,7 +86,7 @@ class OptionHelp:
 
 
 def option_list(command: Any) -> list[OptionHelp]:
-    """Return the options of a command in the order of its help, ``--help`` last."""
+    """The options of a command in the order of its help, ``--help`` last."""
     context = command.make_context("pqcache", [], resilient_parsing=True, help_option_names=["-h", "--help"])
     return [_option_help(p) for p in command.get_params(context) if p.param_type_name == "option" and not p.hidden]
 
@@ -127,11 +127,6 @@ class Command(TyperCommand):
     """A command whose help lists its options in groups, without click's notes on types and ranges."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse an empty argument, as an unset shell variable leaves it: Path('') is the working directory."""
-        values = self.make_parser(ctx).parse_args(list(args))[0]
-        for parameter in self.params:
-            if parameter.param_type_name == "argument" and values.get(parameter.name) == "":
-                raise UsageError(f"{getattr(parameter, 'metavar', None)}", "an empty path", "name a directory or a URL")
         _take_text(self.get_params(ctx))
         return super().parse_args(ctx, args)
 
@@ -154,7 +149,7 @@ class Command(TyperCommand):
                 formatter.write("".join(f"  {line}\n" for line in self.epilog.splitlines()))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the arguments as manual pages write them, without braces."""
+        """The arguments as manual pages write them, without braces."""
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
 
@@ -172,13 +167,11 @@ class CommandGroup(TyperGroup):
     format_epilog = Command.format_epilog
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options before the command."""
         _take_text(self.get_params(ctx))
         return super().parse_args(ctx, args)
 
 
 def first_line(command: Any) -> str:
-    """Return the first line of a command's help."""
     return (command.help or "").strip().partition("\n")[0]
 
 
@@ -224,6 +217,8 @@ def _value(option: Option, words: Any) -> Any:
     """What Python takes; an option that is absent and remembered is None, as the cache knows it."""
     if words is None or words == ():
         return None if option.scope == REMEMBERED else option.default
+    if option.scope == ARGUMENT and words == "":  # an unset shell variable; Path("") would be the working directory
+        raise UsageError(option.label, "an empty path", "name a directory or a URL")
     return option.from_shell(words)
 
 
