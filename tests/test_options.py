@@ -121,6 +121,17 @@ def test_python_has_the_options_of_the_tables(function: Any, arguments: Any, tab
         assert f"\n    {name}: {option.help.split()[0]}" in text, name
 
 
+@pytest.mark.parametrize(
+    "command", ["inspect", "verify", "index", "bench", "gc", "add", "remove", "serve", "pin", "unpin", "rollback"]
+)
+def test_functions_that_list_their_options_have_the_defaults_of_the_command(command: str) -> None:
+    parameters, known = inspect.signature(getattr(pqcache, command)).parameters, options_of(*COMMANDS[command])
+    shared = [name for name, option in known.items() if name in parameters and option.scope == RUN]
+    assert shared
+    for name in shared:
+        assert (parameters[name].default or None) == (known[name].default or None), name
+
+
 def test_help_lists_what_is_read_before_its_order_and_its_source() -> None:
     shown = list(inspect.signature(ParquetDataset).parameters)
     wanted = [
