@@ -963,7 +963,21 @@ COMMANDS: Mapping[str, tuple[type | str, ...]] = MappingProxyType(
 # what Python's type checkers know of the options that functions take as keywords
 
 
-class SyncArguments(TypedDict, total=False):
+class SyncRunArguments(TypedDict, total=False):
+    force: bool
+    compare: str
+    new_source: bool
+    retries: str | int | None
+    retry_for: str | float | None
+    timeout: str | float
+    fill: bool
+    jobs: str | int
+    bwlimit: str | int | None
+    wait: str | float
+    dry_run: bool
+
+
+class SyncArguments(SyncRunArguments, total=False):
     where: str | None
     columns: Sequence[str] | None
     newest: str | int | None
@@ -984,17 +998,6 @@ class SyncArguments(TypedDict, total=False):
     ignore_case: bool | None
     options: Mapping[str, str] | None
     hdfs_driver: str | None
-    force: bool
-    compare: str
-    new_source: bool
-    retries: str | int | None
-    retry_for: str | float | None
-    timeout: str | float
-    fill: bool
-    jobs: str | int
-    bwlimit: str | int | None
-    wait: str | float
-    dry_run: bool
 
 
 class RepartitionArguments(TypedDict, total=False):

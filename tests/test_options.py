@@ -22,6 +22,8 @@ from pqcache.options import (
     Remembered,
     RepartitionArguments,
     SyncArguments,
+    SyncRun,
+    SyncRunArguments,
     options_of,
 )
 from pqcache.reader.options import BatchArguments, BatchOptions, RowArguments, RowOptions
@@ -95,12 +97,15 @@ def test_values_that_make_no_sense_are_refused(given: dict[str, Any], said: str,
     assert said in str(caught.value)
     with pytest.raises(TypeError, match="unexpected keyword argument 'wherre'; did you mean 'where'"):
         pqcache.sync(tmp_path / "lake", tmp_path / "cache", wherre="id > 1")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'job'; did you mean 'jobs'"):
+        pqcache.sync_all(tmp_path, job=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "tables"),
     [
         (pqcache.sync, SyncArguments, COMMANDS["sync"]),
+        (pqcache.sync_all, SyncRunArguments, [SyncRun]),
         (pqcache.repartition, RepartitionArguments, COMMANDS["repartition"]),
         (pqcache.Cache.batches, BatchArguments, [BatchOptions]),
         (pqcache.rows, RowArguments, [RowOptions]),

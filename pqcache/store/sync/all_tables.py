@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pqcache.errors import CacheError, PqcacheError, first_line
+from pqcache.events import OnEvent, ignore
+from pqcache.options import SyncRun, SyncRunArguments, Unpack, documented, parsed
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.status import default_root, find_caches
 from pqcache.store.sync.cache_run import SyncReport
@@ -33,21 +35,33 @@ class TableResult:
         return 0 if self.error is None else self.error.exit_code
 
 
+@documented(SyncRunArguments, SyncRun)
 def sync_all(
     *roots: str | os.PathLike[str],
     on_begin: Callable[[Path], None] = lambda _: None,
     on_result: Callable[[TableResult], None] = lambda _: None,
-    **options: Any,
+    on_event: OnEvent = ignore,
+    **given: Unpack[SyncRunArguments],
 ) -> list[TableResult]:
-    """Sync all caches below ``roots``, by default those of ``status``; return what became of each.
+    """Sync all caches below some directories, one after the other; return what became of each.
 
     A root may have a ``pqcache.toml`` of several tables: a cache is made of each that has none yet, and its options are
-    those of the file. ``options`` are those of ``sync`` that it does not remember. ``on_begin`` is called with a cache
-    before its sync, ``on_result`` after it. An error is in the result and is not raised.
+    those of the file.
+
+    Args:
+        roots: the directories. Default: that of ``status``.
+        on_begin: called with each cache before its sync.
+        on_result: called with each result.
+        on_event: called with what happens, from several threads.
+        given: the options, as the table in pqcache.options has them.
 
     >>> [(Path(found.cache).name, found.exit_code) for found in sync_all("cache")]
     [('shop', 0)]
+
+    Raises UsageError for invalid options. The error of a sync is in its result.
     """
+    options: dict[str, Any] = {"on_event": on_event, **given}
+    parsed(given, SyncRun)  # refused once, and not by each cache
     tables = {
         root / entry.name: entry
         for root in (Path(name).expanduser().absolute() for name in roots or (default_root(),))
