@@ -311,10 +311,12 @@ def training_process(demo: Demo, report: str, epochs: int = 1, pause: Pause | No
             if not process.is_alive():
                 raise untrue("the training begins")
         yield
-    finally:
         if pause is not None:
             pause.over.set()
         process.join(300)
+    except BaseException:
+        process.terminate()
+        raise
     if process.exitcode != 0:
         raise untrue("the training comes to its end")
 
