@@ -7,7 +7,7 @@ fields it does not know, so what goes in comes out byte for byte. Input is untru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from pqcache.errors import ParquetError
@@ -61,6 +61,12 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
             raise ValueError("an integer of more than 64 bits")
 
 
+def read_integer(data: bytes, at: int) -> tuple[int, int]:
+    """As `read_varint`, for a number that may be negative."""
+    number, at = read_varint(data, at)
+    return (number >> 1) ^ -(number & 1), at
+
+
 class _Decoder:
     """The compact protocol, read from ``data`` with every length checked before it is believed."""
 
@@ -70,11 +76,7 @@ class _Decoder:
         self.left = _MAX_VALUES
 
     def varint(self) -> int:
-        byte = self.data[self.at]
-        self.at += 1
-        if byte < 0x80:  # most are
-            return byte
-        number, self.at = read_varint(self.data, self.at - 1)
+        number, self.at = read_varint(self.data, self.at)
         return number
 
     def take(self, size: int) -> bytes:
@@ -87,8 +89,8 @@ class _Decoder:
 
     def value(self, kind: int, depth: int) -> Any:
         if kind in _VARINTS:
-            number = self.varint()
-            return (number >> 1) ^ -(number & 1)
+            number, self.at = read_integer(self.data, self.at)
+            return number
         if kind == BINARY:
             return self.take(self.varint())
         if kind == STRUCT:
@@ -119,21 +121,7 @@ class _Decoder:
             count = self.varint()
         kind = head & 15
         self.spend(count, depth)
-        if kind in _VARINTS:
-            return Items(kind, [(number >> 1) ^ -(number & 1) for number in self.varints(count)])
-        if kind in (BOOL, _FALSE, BYTE):
-            return Items(kind, list(self.take(count)))
         return Items(kind, [self.value(kind, depth) for _ in range(count)])
-
-    def varints(self, count: int) -> Iterator[int]:
-        data = self.data
-        for _ in range(count):
-            byte = data[self.at]
-            if byte < 0x80:
-                self.at += 1
-                yield byte
-            else:
-                yield self.varint()
 
     def pairs(self, depth: int) -> Pairs:
         count = self.varint()
@@ -159,15 +147,11 @@ class _Decoder:
             if head >> 4:
                 field += head >> 4
             else:
-                number = self.varint()
-                field = (number >> 1) ^ -(number & 1)
+                field, self.at = read_integer(data, self.at)
             kind = head & 15
             if field in result:
                 raise ValueError(f"field {field} twice in one struct")
-            if kind in _VARINTS:
-                number = self.varint()
-                result[field] = (kind, (number >> 1) ^ -(number & 1))
-            elif kind in (BOOL, _FALSE):
+            if kind in (BOOL, _FALSE):
                 result[field] = (BOOL, kind == BOOL)
             else:
                 result[field] = (kind, self.value(kind, depth))
@@ -222,18 +206,8 @@ def _put_items(out: bytearray, kind: int, values: list[Any]) -> None:
     else:
         out.append(0xF0 | kind)
         put_varint(out, len(values))
-    if kind in (BOOL, _FALSE, BYTE):
-        out += bytes(values)
-    elif kind in _VARINTS:
-        for number in values:
-            _put_int(out, number)
-    elif kind == BINARY:
-        for value in values:
-            put_varint(out, len(value))
-            out += value
-    else:
-        for value in values:
-            _put_value(out, kind, value)
+    for value in values:
+        _put_value(out, kind, value)
 
 
 def _put_struct(out: bytearray, fields: Struct) -> None:
@@ -245,9 +219,7 @@ def _put_struct(out: bytearray, fields: Struct) -> None:
         else:
             out.append(wire)
             _put_int(out, field)
-        if kind in _VARINTS:
-            _put_int(out, value)
-        elif kind != BOOL:
+        if kind != BOOL:
             _put_value(out, kind, value)
         before = field
     out.append(0)
@@ -305,8 +277,7 @@ def walk_struct(data: bytes, at: int, checks: Checks, about: Any, number: int = 
         else:
             if number > _MAX_NUMBER:
                 break
-            number, at = read_varint(data, at)
-            number = (number >> 1) ^ -(number & 1)
+            number, at = read_integer(data, at)
         kind = head & 15
         check = checks.get(number << 4 | kind)
         if check is not None:
@@ -349,12 +320,6 @@ def number_at(place: int) -> Check:
         return at
 
     return check
-
-
-def read_integer(data: bytes, at: int) -> tuple[int, int]:
-    """As `read_varint`, for a number that may be negative."""
-    number, at = read_varint(data, at)
-    return (number >> 1) ^ -(number & 1), at
 
 
 def skip_value(data: bytes, at: int, kind: int, depth: int) -> int:
