@@ -134,11 +134,6 @@ class Encoder:
         names = self.footer_schema.names
         return [n for n, leaves in enumerate(self._leaves) if any(names[leaf] in coded for leaf in leaves)]
 
-    def part(self, table: pa.Table, columns: Sequence[int]) -> Encoded:
-        chunks = encode_rows(table, self.encodings, self.name, self._memory)
-        self.encoded += sum(chunk.size for chunk in chunks)
-        return {leaf: [chunk] for leaf, chunk in zip(self.leaves(columns), chunks, strict=True)}
-
     def encode(self, batches: Sequence[RowBatch], columns: Sequence[int], halves: bool = False) -> Encoded:
         """Encode columns of batches on as many threads as help; with ``halves`` a column may come in two chunks."""
         how = self.encodings

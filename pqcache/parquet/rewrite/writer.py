@@ -51,9 +51,6 @@ _MIN_MAX_ARROW = 1 << 30
 _PROBE_SHARE = 80  # the sample is an eightieth of a row group
 _MIN_PROBE, _MAX_PROBE = 1 << 19, 32 << 20
 _SAMPLE_SLICES = 8
-_UNSTEADY = 0.05  # estimates that are so far off are helped by a look at the rows themselves,
-_LOOK_SHARE, _LOOK_SLICES, _MIN_LOOK = 40, 32, 1 << 17  # a fortieth of them,
-_LOOK_SPACE = 0.03  # while so much of a row group is to be filled
 _TRUSTED = 0.02  # estimates that are worse off than this make parts of an eighth of a row group:
 _SHARES, _MIN_PAGES = 8, 128 << 10  # less is lost where one is too large, but pages get smaller
 _MAX_ROWS = 64 << 20  # pyarrow splits larger row groups by itself
@@ -294,15 +291,6 @@ class _Writer:
             return 0
         few = max(limit / _SHARES, _MIN_PAGES * len(group.appendable)) if estimate.spread > _TRUSTED else space
         near = space - headers <= 1.25 * few  # else the part is too small to be too large
-        if (
-            group.appendable
-            and near
-            and estimate.unsteady > _UNSTEADY
-            and space > _LOOK_SPACE * limit
-            and group.most is None
-        ):
-            self.look(group)
-            factors[group.appendable] = estimate.factors[group.appendable]
         needed = not group.rows or group.wanting
         if not needed and space < max(_FULL * limit, 3 * headers):
             return 0
@@ -318,16 +306,6 @@ class _Writer:
         if count == 1 and full and not needed and estimate.of(queue.weights(1), group.appendable) > space:
             return 0
         return count
-
-    def look(self, group: _OpenRowGroup) -> None:
-        """Sample queued rows and estimate their bytes anew."""
-        queue = self.queue
-        sample = queue.sample(max(queue.bytes / _LOOK_SHARE, _MIN_LOOK), _LOOK_SLICES).select(group.appendable)
-        part = self.encoder.part(sample, group.appendable)
-        self.encoder.again += size_of(part)
-        weights = np.zeros(self.encoder.columns)
-        weights[group.appendable] = weigh(sample, queue.ratios()[group.appendable])
-        self.estimate.look(weights, self.encoder.taken(part), group.appendable)
 
     def add(self, group: _OpenRowGroup, count: int) -> None:
         """Encode the first queued rows as a part of ``group``, unless they turn out to be too many."""
@@ -545,7 +523,6 @@ class SizeEstimate:
         self.learned = False  # from a complete row group, not from a sample
         self.spread = _FIRST_SPREAD  # how far off estimates were of late: of parts,
         self.dictionary_spread = _FIRST_DICTIONARY_SPREAD  # and of columns that are encoded in one chunk
-        self.unsteady = 0.0  # how far they were off, or would have been without a look at a sample of the rows
 
     def of(self, weights: Floats, columns: Sequence[int]) -> float:
         return float(np.dot(self.factors[columns], weights[columns]))
@@ -568,15 +545,7 @@ class SizeEstimate:
             error = abs(size / estimated - 1)
             part = min(1.0, share / _WEIGHTY)
             self.spread = max(part * error, (1 - 0.3 * part) * self.spread)
-            self.unsteady = max(part * error, (1 - 0.2 * part) * self.unsteady)
             self.factors[columns] += part * (self._found(weights, taken) - self.factors)[columns]
-
-    def look(self, weights: Floats, taken: Floats, columns: Sequence[int]) -> None:
-        """Estimate ``columns`` anew from a sample of the next rows."""
-        estimated, size = self.of(weights, columns), float(taken[columns].sum())
-        if estimated and size:
-            self.unsteady = max(abs(size / estimated - 1), 0.9 * self.unsteady)
-            self.factors[columns] = self._found(weights, taken)[columns]
 
     def learn_dictionary(self, weights: Floats, taken: Floats, columns: Sequence[int]) -> None:
         """Learn from a complete row group; half way only if the estimate was about right."""
