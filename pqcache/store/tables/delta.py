@@ -1,4 +1,4 @@
-"""Delta tables: deltalake reads the log, of which drivers make a copy if it is not on this machine."""
+"""Delta tables: deltalake reads the log of one version, a copy that drivers make, or links if it is on this machine."""
 
 from __future__ import annotations
 
@@ -94,17 +94,21 @@ class _DeltaReader:
         files = self.log.files_of(version)
         if files is None:
             raise SourceError(self.table.url, f"its log lacks commits before version {version}", CHECK_TABLE)
+        temporary = tempfile.gettempdir()
+        if unquote(temporary) != temporary:
+            reason = "has an encoded character in its path, and deltalake cannot read the log of a Delta table there"
+            raise UsageError(temporary, reason, "set TMPDIR to another directory")
         with ExitStack() as stack:
-            with disk_errors(Path(tempfile.gettempdir())):
-                scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pqcache-delta-")))
-                if _is_local(self.table.url):  # of a link to it the library takes any path as it is
-                    (scratch / LOG).symlink_to(self.table.source.url)
+            with disk_errors(Path(temporary)):
+                place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pqcache-delta-")))
+                if _is_local(self.table.url):
+                    link_log(Path(self.table.source.url), self.log, files, place / LOG)
                 else:
-                    copy_log(self.table, self.log, files, scratch)
-            return self._listing_of(version, files, scratch)
+                    copy_log(self.table, self.log, files, place / LOG)
+            return self._listing_of(version, place)
 
-    def _listing_of(self, version: int, files: Sequence[SourceFile], place: Path) -> TableListing:
-        """Return what the log says of a version; ``place`` has the log, or a copy of its ``files``."""
+    def _listing_of(self, version: int, place: Path) -> TableListing:
+        """``place`` has the files of the log that make the version, and no others."""
         url = self.table.url
         with self._library():
             table = DeltaTable(str(place), version=version)
@@ -115,7 +119,7 @@ class _DeltaReader:
         check_schema(url, schema)
         with self._library():
             adds = table.get_add_actions()
-            vectors = descriptors(place / LOG, files, version) if DELETION_VECTORS in features else {}
+            vectors = descriptors(place, version) if DELETION_VECTORS in features else {}
         in_log = schema.configuration.get("delta.enableInCommitTimestamps") == "true"
         return TableListing(
             files=table_files(url, adds, schema, vectors, self._bytes_of),
@@ -483,6 +487,8 @@ def delta_log(entries: Iterable[SourceFile]) -> DeltaLog:
             continue
         elif match := _COMMIT.fullmatch(name):
             commits[int(match[1])] = file
+        elif not file.identity.size:
+            continue  # a checkpoint whose writer has failed
         elif match := _WHOLE.fullmatch(name):
             whole[int(match[1])] = (file,)
         elif match := _PART.fullmatch(name):
@@ -497,9 +503,21 @@ def delta_log(entries: Iterable[SourceFile]) -> DeltaLog:
     return DeltaLog(commits=commits, checkpoints={**named, **complete, **whole}, sidecars=sidecars)
 
 
-def copy_log(table: TableLog, log: DeltaLog, files: Sequence[SourceFile], directory: Path) -> None:
+def link_log(source: Path, log: DeltaLog, files: Iterable[SourceFile], target: Path) -> None:
+    """Make a log of links to ``files``, and to all sidecars.
+
+    So deltalake reads what it reads of another store's log, whatever a stale ``_last_checkpoint`` or another file says,
+    and takes any path: it would decode percents.
+    """
+    target.mkdir()
+    for file in files:
+        (target / file.path).symlink_to(source / file.path)
+    if log.sidecars:
+        (target / SIDECARS).symlink_to(source / SIDECARS)
+
+
+def copy_log(table: TableLog, log: DeltaLog, files: Sequence[SourceFile], target: Path) -> None:
     """Copy ``files`` of a log, and the sidecars that a checkpoint among them names; SourceNotFound if one is gone."""
-    target = directory / LOG
 
     def copy(file: SourceFile) -> None:
         name = table.source.url_of(file.path)
@@ -538,21 +556,17 @@ def _sidecars(checkpoint: Path) -> list[str]:
     return [PurePosixPath(row["path"]).name for row in found if row is not None]
 
 
-def descriptors(log: Path, files: Iterable[SourceFile], version: int) -> dict[str, Mapping[str, Any]]:
+def descriptors(place: Path, version: int) -> dict[str, Mapping[str, Any]]:
     """Return the log's ``deletionVector`` of each file that has one, by the file's path in the log.
 
-    The library tells neither which files have one nor where it is, but writes it into a checkpoint. So a directory of
-    links to the ``files`` of the version gets an empty commit after it, and a checkpoint.
+    The library tells neither which files have one nor where it is, but writes it into a checkpoint. So the log in
+    ``place``, which ends with ``version``, gets an empty commit and a checkpoint of it.
     """
     commit = {"commitInfo": {"timestamp": 0, "inCommitTimestamp": 0, "operation": "pqcache"}}
-    with tempfile.TemporaryDirectory(prefix="pqcache-delta-") as scratch:
-        target = Path(scratch, LOG)
-        with disk_errors(target):
-            target.mkdir()
-            for path in [*(file.path for file in files), *([SIDECARS] if (log / SIDECARS).exists() else [])]:
-                (target / path).symlink_to(log / path)
-            (target / f"{version + 1:020}.json").write_text(json.dumps(commit) + "\n")
-        DeltaTable(scratch, version=version + 1).create_checkpoint()
-        with pq.ParquetFile(target / f"{version + 1:020}.checkpoint.parquet") as file:
-            rows: list[Mapping[str, Any] | None] = file.read(["add.path", "add.deletionVector"])["add"].to_pylist()
+    added = place / LOG / f"{version + 1:020}.json"
+    with disk_errors(added):
+        added.write_text(json.dumps(commit) + "\n")
+    DeltaTable(str(place), version=version + 1).create_checkpoint()
+    with pq.ParquetFile(added.with_suffix(".checkpoint.parquet")) as file:
+        rows: list[Mapping[str, Any] | None] = file.read(["add.path", "add.deletionVector"])["add"].to_pylist()
     return {row["path"]: row["deletionVector"] for row in rows if row is not None and row["deletionVector"]}

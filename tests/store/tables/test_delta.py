@@ -507,6 +507,28 @@ def null_in_a_path(log: Path) -> str:
     return r"the table has a file of this name, which no file can have; check the table"
 
 
+def test_a_hint_and_a_checkpoint_that_are_not_there_do_not_matter(table: Path, cache: Path) -> None:
+    expected = judged(table)
+    (table / "_delta_log" / "_last_checkpoint").write_text('{"version": 2, "size": 1}')
+    (table / "_delta_log" / f"{1:020}.checkpoint.parquet").touch()  # of a writer that was killed
+    assert pqcache.sync(table, cache).version == "2"
+    assert held(cache) == expected
+
+
+def test_a_temporary_directory_that_deltalake_cannot_read(
+    table: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded, percent = tmp_path / "a%2Fb", tmp_path / "100%"
+    encoded.mkdir()
+    percent.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(encoded))  # which is TMPDIR in a new process
+    with pytest.raises(UsageError, match="set TMPDIR to another directory"):
+        pqcache.sync(table, cache)
+    monkeypatch.setattr("tempfile.tempdir", str(percent))
+    assert pqcache.sync(table, cache).published
+    assert not list(percent.iterdir())
+
+
 @pytest.mark.parametrize("damage", [torn_commit, torn_checkpoint, null_in_a_path])
 def test_a_damaged_log_is_named(damage: Callable[[Path], str], table: Path, cache: Path) -> None:
     said = damage(table / "_delta_log")
