@@ -6,7 +6,6 @@ The format is parquet.thrift and Encodings.md of https://github.com/apache/parqu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
@@ -281,7 +280,6 @@ def _flat(pages: list[pa.Array], special: str | None, memory: BufferPool) -> Ite
         begin = end
 
 
-@lru_cache(64)
 def _repetitions(rows: int, length: int) -> bytes:
     """Repetition levels: 0 for the first value of each list and 1 for the others, as runs."""
     run = bytearray((1 << 1, 0))
@@ -341,10 +339,10 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Chunk | None:
     parts = [values[begin:end] for begin, end in pairwise(ends)]
     heads = []
     for page, (own, part) in enumerate(zip(rows, parts, strict=True)):
-        if len(part) == own:
-            heads.append(_full_head(own, part.nbytes, field.nullable))
-        else:
-            heads.append(_head(own, part.nbytes, encode_flags(there[page * _ROWS : page * _ROWS + own])))
+        levels = encode_run(own, 1) if field.nullable else b""
+        if len(part) < own:
+            levels = encode_flags(there[page * _ROWS : page * _ROWS + own])
+        heads.append(data_page_header(own, PLAIN, len(levels) + part.nbytes) + levels)
     sizes = [len(head) + part.nbytes for head, part in zip(heads, parts, strict=True)]
     pieces = [(np.frombuffer(head, np.uint8), part.view(np.uint8)) for head, part in zip(heads, parts, strict=True)]
     buffer = np.concatenate(list(chain.from_iterable(pieces)), out=memory(sum(sizes)))
@@ -358,15 +356,6 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Chunk | None:
     return _chunk(
         [field.name], physical, [buffer.data], pages, count, definitions, statistics=statistics, columns=columns
     )
-
-
-def _head(rows: int, size: int, levels: bytes) -> bytes:
-    return data_page_header(rows, PLAIN, len(levels) + size) + levels
-
-
-@lru_cache(64)
-def _full_head(rows: int, size: int, nullable: bool) -> bytes:
-    return _head(rows, size, encode_run(rows, 1) if nullable else b"")
 
 
 def _values(array: pa.Array) -> _Numbers:
