@@ -411,10 +411,8 @@ class IndexBuilder:
         self, paths: Sequence[str], previous: Index | None
     ) -> tuple[list[tuple[pa.Schema, IndexPart]], pa.Schema, pa.Schema]:
         """The parts of the index, the dataset's schema, and the index's."""
-        if previous is not None:
-            previous = _with_time_zones(previous, self._table_schema)
-            if all(path in self._ids for path in paths):
-                previous = None
+        if previous is not None and all(path in self._ids for path in paths):
+            previous = None
         parts = self._parts(paths, previous)
         if previous is None:
             schema = self._merged(self._schemas)
@@ -519,15 +517,6 @@ class IndexBuilder:
             table = columns_table(self._waiting[position], self._schemas[position][1])
             self._tables.setdefault(position, []).append(table)
             self._waiting[position] = {}
-
-
-def _with_time_zones(index: Index, table: pa.Schema) -> Index:
-    """Add the time zones of ``table`` to an index that was made without them."""
-    schema = with_time_zones(index.data_schema, table)
-    if schema.equals(index.data_schema):
-        return index
-    typed = columns_table({name: [] for name in index.table.column_names}, schema).schema
-    return replace(index, table=index.table.cast(with_time_zones(index.table.schema, typed)), data_schema=schema)
 
 
 def _schema_of_kept(previous: Index, part: IndexPart) -> pa.Schema:
