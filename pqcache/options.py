@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import re
 import sys
 import textwrap
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypedDict, TypeVar
 
 from pqcache.errors import UsageError
@@ -206,7 +207,7 @@ def parsed(given: Mapping[str, Any], *tables: type | str) -> dict[str, Any]:
     None stands for an option that was not given if it can have no other meaning: a cache may remember it, or None is
     its default. An empty text stays one for an option that a cache remembers: it stands for the default.
     """
-    known = options_of(*tables)
+    known = {name: option for name, option in options_of(*tables).items() if option.scope in (REMEMBERED, RUN, PYTHON)}
     if unknown := given.keys() - known.keys():
         near = get_close_matches(min(unknown), known, 1)
         advice = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
@@ -221,6 +222,12 @@ def parsed(given: Mapping[str, Any], *tables: type | str) -> dict[str, Any]:
         elif value is not None or (option.scope == PYTHON and option.default is not None):
             found[name] = option.value(value)
     return found
+
+
+def all_values(given: Mapping[str, Any], *tables: type | str) -> Any:
+    """As attributes, the values of the options that Python code was given, and the defaults of the others."""
+    defaults = {name: option.default for name, option in options_of(*tables).items()}
+    return SimpleNamespace(**{**defaults, **parsed(given, *tables)})
 
 
 def documented(arguments: type, *tables: type | str) -> Callable[[_T], _T]:
@@ -240,7 +247,8 @@ def documented(arguments: type, *tables: type | str) -> Callable[[_T], _T]:
         before, line, after = re.split(r"^( *given:.*\n)", target.__doc__ or "", maxsplit=1, flags=re.MULTILINE)
         indent = line[: -len(line.lstrip())]
         wrap = textwrap.TextWrapper(115, initial_indent=indent, subsequent_indent=f"{indent}    ")
-        said = [known[name] for name in [*(p.name for p in own if p.name in known), *hints]]
+        undescribed = [p.name for p in own if p.name in known and f" {p.name}: " not in before]
+        said = [known[name] for name in [*undescribed, *hints]]
         lines = [wrap.fill(f"{option.name}: {_python_text(option)}") for option in said]
         target.__doc__ = "\n".join([before.rstrip(), *lines, after])
         return target
@@ -743,14 +751,16 @@ class Inspect:
         "128MB.",
         low=1,
     )
-    partitions = option(False, FLAG, VIEW, "Show all partitions.")
-    columns = option(False, FLAG, VIEW, "Show all columns and nothing else.")
-    schema = option(False, FLAG, VIEW, "Show column names and types.")
-    files = option(False, FLAG, VIEW, "Show the files, each with its largest row group.")
-    row_groups = option(False, FLAG, VIEW, "Show the row groups; '!' marks those over the size.")
-    sample = option(None, COUNT, VIEW, "Show the first N rows of a local dataset.", low=1)
-    diff = option(None, TWO, VIEW, "Show the difference between two snapshots of a cache.", metavar="OLD NEW")
-    html = option(None, PATH, OUTPUT, "Write a self-contained HTML page with charts.")
+    partitions = option(False, FLAG, VIEW, "Show all partitions.", scope=SHELL)
+    columns = option(False, FLAG, VIEW, "Show all columns and nothing else.", scope=SHELL)
+    schema = option(False, FLAG, VIEW, "Show column names and types.", scope=SHELL)
+    files = option(False, FLAG, VIEW, "Show the files, each with its largest row group.", scope=SHELL)
+    row_groups = option(False, FLAG, VIEW, "Show the row groups; '!' marks those over the size.", scope=SHELL)
+    sample = option(None, COUNT, VIEW, "Show the first N rows of a local dataset.", low=1, scope=SHELL)
+    diff = option(
+        None, TWO, VIEW, "Show the difference between two snapshots of a cache.", metavar="OLD NEW", scope=SHELL
+    )
+    html = option(None, PATH, OUTPUT, "Write a self-contained HTML page with charts.", scope=SHELL)
     jobs = option(16, COUNT, EXECUTION, "Footers read in parallel.", short="-j", low=1)
     json = option(False, FLAG, OUTPUT, "Write JSON.", scope=SHELL)
 
@@ -813,8 +823,8 @@ class Verify:
 
 
 class Index:
-    key = option(None, COLUMNS, KEYS, "Build a key index of this column.")
-    drop = option(None, COLUMNS, KEYS, "Remove the key index of this column, also from later snapshots.")
+    keys = option((), COLUMNS, KEYS, "Build a key index of this column.", flag="--key")
+    drop = option((), COLUMNS, KEYS, "Remove the key index of this column, also from later snapshots.")
     jobs = option(
         None, COUNT, EXECUTION, "Threads that read and sort. Default: one per core, at most 4.", short="-j", low=1
     )
@@ -998,6 +1008,58 @@ class SyncArguments(SyncRunArguments, total=False):
     ignore_case: bool | None
     options: Mapping[str, str] | None
     hdfs_driver: str | None
+
+
+class VerifyArguments(TypedDict, total=False):
+    deep: bool
+    source: bool
+    compare: str
+    engine: str | None
+    repair: bool
+    jobs: str | int | None
+    options: Mapping[str, str] | None
+    wait: str | float
+    bwlimit: str | int | None
+
+
+class IndexArguments(TypedDict, total=False):
+    keys: Sequence[str]
+    drop: Sequence[str]
+    jobs: str | int | None
+    wait: str | float
+
+
+class BenchArguments(TypedDict, total=False):
+    columns: Sequence[str] | None
+    batch_size: str | int
+    memory: str | int
+    workers: Sequence[int] | None
+    seconds: str | float
+    filters: str | None
+    as_files: bool
+    all_files: bool
+
+
+class GcArguments(TypedDict, total=False):
+    keep: str | int | None
+    older_than: str | float
+    wait: str | float
+    dry_run: bool
+
+
+class ServeArguments(TypedDict, total=False):
+    bind: str
+    port: str | int
+    token_file: str | os.PathLike[str] | None
+    connections: str | int
+
+
+class InspectArguments(TypedDict, total=False):
+    block_size: str | int | None
+    jobs: str | int
+    as_files: bool
+    all_files: bool
+    options: Mapping[str, str] | None
 
 
 class RepartitionArguments(TypedDict, total=False):

@@ -23,7 +23,7 @@ from pqcache import errors
 from pqcache.benchmark.forecast import describe_training, forecast_of
 from pqcache.errors import CacheError, PqcacheError, UsageError
 from pqcache.events import Advanced, OnEvent, Started, ignore
-from pqcache.options import Bench, options_of
+from pqcache.options import COMMANDS, BenchArguments, Unpack, all_values, documented
 from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import RowOptions
@@ -31,11 +31,8 @@ from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.store.cache_directory import cache_at
 from pqcache.store.tables.data_files import FileRules
 from pqcache.system.process_stats import cpu_count, pss
-from pqcache.units import format_count, format_size, parse_duration, parse_size, size_word
+from pqcache.units import format_count, format_size, parse_size, size_word
 
-SECONDS = 2.0
-BATCH_SIZE = 256
-MEMORY = "2GB"
 _STARTING = 120.0  # seconds that a process may take beside what it measures
 _NEAR = 0.95  # of the fastest: as good as that, and with fewer workers
 _SAMPLED = 0.1  # seconds between two looks at the memory
@@ -113,18 +110,9 @@ class BenchReport:
         return asdict(self)
 
 
+@documented(BenchArguments, *COMMANDS["bench"])
 def bench(
-    target: str | os.PathLike[str],
-    *,
-    columns: Sequence[str] | None = None,
-    filters: Any = None,
-    batch_size: int = BATCH_SIZE,
-    memory: str | int = MEMORY,
-    workers: Sequence[int] | None = None,
-    as_files: bool = False,
-    all_files: bool = False,
-    seconds: str | float = SECONDS,
-    on_event: OnEvent = ignore,
+    target: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given: Unpack[BenchArguments]
 ) -> BenchReport:
     """Measure how fast a cache, or a directory of Parquet, is read here, and return which settings to use.
 
@@ -132,29 +120,20 @@ def bench(
 
     Args:
         target: a cache, a directory or a file.
-        columns: names; None for all.
-        filters: as for ``ParquetDataset``; SQL text.
-        batch_size: rows.
-        memory: as for ``ParquetDataset``; text like "2GB", or bytes.
-        workers: numbers of DataLoader workers; None: 0, 1, 2, 4 and so on up to the number of cores.
-        as_files: of a directory, as for ``sync``.
-        all_files: of a directory, as for ``sync``.
-        seconds: how long each setting is measured; a number, or text like "10s".
         on_event: called as settings are done.
+        given: the options, as the table in pqcache.options has them.
 
     Raises UsageError, CacheError or ParquetError. Without torch, only batches without torch are measured.
     """
-    batch_size = options_of(Bench)["batch_size"].value(batch_size)
-    duration = parse_duration(seconds)
-    if not duration > 0:
-        raise UsageError(f"--seconds {duration:g}", "give a time to measure for")
+    options = all_values(given, *COMMANDS["bench"])
+    columns, filters, workers = options.columns, options.filters, options.workers
     if workers is not None and (not workers or min(workers) < 0):
         raise UsageError("--workers", "give numbers from 0, like 0,2,4")
     numbers: list[int | None] = [None]
     if _has_torch():
         numbers = list(dict.fromkeys(workers or _worker_numbers(cpu_count())))
-    rules = FileRules(as_files=as_files, all_files=all_files)
-    data, lease = open_local_dataset(target, rules=rules)
+    rules = {"as_files": options.as_files, "all_files": options.all_files}
+    data, lease = open_local_dataset(target, rules=FileRules(**rules))
     with lease or nullcontext():
         if data.arrivals is not None:
             raise CacheError(target, f"its files are still arriving: {data.arrivals.progress()}", "measure it then")
@@ -167,10 +146,10 @@ def bench(
             "path": str(data.directory if data.cache is not None else os.fspath(target)),
             "columns": list(groups.plan.columns),
             "filters": filters,
-            "batch_size": batch_size,
-            "memory": parse_size(memory),
-            "seconds": duration,
-            "rules": {"as_files": as_files, "all_files": all_files},
+            "batch_size": options.batch_size,
+            "memory": parse_size(options.memory),
+            "seconds": options.seconds,
+            "rules": rules,
         }
         return _measured_report(os.fspath(target), groups, job, numbers, on_event)
 

@@ -102,15 +102,7 @@ def inspect(given: Given) -> None:
         if view is not None:
             looked = listings.open_inspected_dataset(target, given.options, given.jobs, on_event, rules)
         else:
-            found = pqcache.inspect(
-                target,
-                options=given.options,
-                block_size=limit,
-                as_files=given.as_files,
-                all_files=given.all_files,
-                jobs=given.jobs,
-                on_event=on_event,
-            )
+            found = pqcache.inspect(target, **given.of(RUN), on_event=on_event)
             training = forecast(target, rules=rules)
     if view is not None:
         items = listings.items_of(view, looked, given.sample or 0, target)
@@ -169,8 +161,7 @@ def index(given: Given) -> None:
     import pqcache
     from pqcache.console.text import print_index
 
-    keys, drop = given.key or (), given.drop or ()
-    _run(given, pqcache.index, print_index, given.cache, keys=keys, drop=drop, jobs=given.jobs, wait=given.wait)
+    _run(given, pqcache.index, print_index, given.cache, **given.of(RUN))
 
 
 @command("bench")

@@ -11,6 +11,7 @@ from typing import Any
 
 from pqcache.errors import disk_errors
 from pqcache.events import Collected, OnEvent, Warned, ignore
+from pqcache.options import COMMANDS, GcArguments, Unpack, all_values, documented
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.arriving.publish_arriving import remove_empty
 from pqcache.store.cache_directory import CacheDirectory
@@ -22,7 +23,6 @@ from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import remove_tree
 from pqcache.system.locks import open_to_lock, try_lock
 from pqcache.system.stopwatch import Stopwatch
-from pqcache.units import parse_count, parse_duration
 
 
 @dataclass(frozen=True)
@@ -39,34 +39,31 @@ class GcReport:
         return asdict(self)
 
 
-def gc(
-    cache: str | os.PathLike[str],
-    *,
-    keep: str | int | None = None,
-    older_than: str | float = 0.0,
-    wait: str | float = 0.0,
-    dry_run: bool = False,
-    on_event: OnEvent = ignore,
-) -> GcReport:
-    """Remove all but the newest ``keep`` snapshots; default: as many as sync keeps.
+@documented(GcArguments, *COMMANDS["gc"])
+def gc(cache: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given: Unpack[GcArguments]) -> GcReport:
+    """Remove all but the newest snapshots; the current one, pinned ones and those in use by a reader are kept.
 
-    The current one, pinned ones, those in use by a reader, and those younger than ``older_than`` are kept. ``wait``
-    is how long to wait for another run to end. Durations are seconds or text like ``"48h"``. On a file system without
-    locks readers are not known, and nothing is removed without ``older_than``.
+    On a file system without locks readers are not known, and nothing is removed without ``older_than``.
+
+    Args:
+        cache: the cache's directory.
+        on_event: called with what happens.
+        given: the options, as the table in pqcache.options has them.
 
     >>> gc("cache/shop", keep=1).removed
     ()
 
-    Raises CacheError, or CacheLocked when another run is at work.
+    Raises UsageError, CacheError, or CacheLocked when another run is at work.
     """
+    options = all_values(given, *COMMANDS["gc"])
+    age, dry_run = options.older_than, options.dry_run
     target, watch = CacheDirectory.open(os.fspath(cache)), Stopwatch()
-    wait, age = parse_duration(wait), parse_duration(older_than)
     with disk_errors(target.path), ExitStack() as stack:
         if dry_run:
-            stack.enter_context(target.lock(wait, on_event))
+            stack.enter_context(target.lock(options.wait, on_event))
         else:
-            record = stack.enter_context(recorded_run(target, "gc", wait, on_event))
-        count = read_config(target.path).keep if keep is None else parse_count(keep)
+            record = stack.enter_context(recorded_run(target, "gc", options.wait, on_event))
+        count = options.keep or read_config(target.path).keep
         removed = removable_snapshots(target, count, age) if dry_run else remove_old_snapshots(target, count, age)
         for snapshot in target.snapshots() if age else ():
             if _age(snapshot) < 0:

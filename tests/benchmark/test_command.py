@@ -120,7 +120,7 @@ def test_without_torch(cache: Path, tmp_path: Path) -> None:
         ({"columns": ["nope"]}, "no column 'nope'"),
         ({"filters": "dt = '2027-01-01'"}, "no row to read that satisfies"),
         ({"batch_size": 0}, "batch_size"),
-        ({"seconds": 0}, "--seconds"),
+        ({"seconds": 0}, "seconds=0"),
         ({"workers": [-1]}, "--workers"),
     ],
 )

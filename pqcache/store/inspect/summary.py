@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import DamagedError, first_line
 from pqcache.events import Advanced, OnEvent, Started, ignore
+from pqcache.options import COMMANDS, InspectArguments, Unpack, all_values, documented
 from pqcache.parquet.dense_columns import as_list, dense_of
 from pqcache.parquet.nested import top_level_names
 from pqcache.parquet.row_group_stats import read_footer
@@ -36,7 +37,7 @@ from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.urls import url_scheme
-from pqcache.units import BLOCK_SIZE, parse_count, parse_size
+from pqcache.units import BLOCK_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,22 +121,18 @@ class Inspection:
         return asdict(self)
 
 
+@documented(InspectArguments, *COMMANDS["inspect"])
 def inspect(
-    target: str | os.PathLike[str],
-    *,
-    options: Mapping[str, str] | None = None,
-    block_size: str | int | None = None,
-    as_files: bool = False,
-    all_files: bool = False,
-    jobs: str | int = 16,
-    on_event: OnEvent = ignore,
+    target: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given: Unpack[InspectArguments]
 ) -> Inspection:
     """Describe a cache, a local directory or file, or a remote dataset.
 
-    Of a cache the index is read, of anything else only the footers, ``jobs`` at once. ``block_size`` (bytes, or text
-    like ``"128MB"``) is what row groups are measured against; default: the size that a cache was repartitioned to,
-    the block size of files on HDFS, else 128 MB. ``as_files`` and ``all_files`` are as for ``sync``, of anything but a
-    cache.
+    Of a cache the index is read, of anything else only the footers. ``as_files`` and ``all_files`` are not for a cache.
+
+    Args:
+        target: a cache, a directory, a file or a URL.
+        on_event: called with what happens.
+        given: the options, as the table in pqcache.options has them.
 
     >>> found = inspect("cache/shop", block_size="8KB")
     >>> found.files, found.rows, found.row_groups, found.over_block
@@ -145,17 +142,17 @@ def inspect(
 
     Raises UsageError, SourceError, SourceIncomplete (no Parquet there) or ParquetError.
     """
-    text = os.fspath(target)
-    cache = cache_at(text)
-    size = None if block_size is None else parse_size(block_size)
-    if cache is not None:
+    options = all_values(given, *COMMANDS["inspect"])
+    text, size, as_files = os.fspath(target), options.block_size, options.as_files
+    if (cache := cache_at(text)) is not None:
         return _inspect_cache(cache, size)
-    source = open_table(text, OpenOptions(store=options or {}, as_files=as_files))
+    source = open_table(text, OpenOptions(store=options.options, as_files=as_files))
+    rules = FileRules(as_files=as_files, all_files=options.all_files)
     try:
-        listing = list_source(source, on_event, ListingRules(files=FileRules(as_files=as_files, all_files=all_files)))
+        listing = list_source(source, on_event, ListingRules(files=rules))
         table = source.table_version
         files = sorted(listing.files, key=lambda file: file.path)
-        index = read_remote_index(source, files, parse_count(jobs), on_event)
+        index = read_remote_index(source, files, options.jobs, on_event)
         encodings = encodings_of([read_remote_footer(source, file) for file in files[:1]])
     finally:
         source.close()

@@ -11,6 +11,7 @@ from typing import Any
 
 from pqcache.errors import DamagedError, UsageError, disk_errors
 from pqcache.events import OnEvent, ignore
+from pqcache.options import COMMANDS, IndexArguments, Unpack, all_values, documented
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config, write_config
 from pqcache.store.keys.build import build_key_index
@@ -22,7 +23,6 @@ from pqcache.store.snapshot import Snapshot
 from pqcache.store.tmp_directory import discard
 from pqcache.system.disk import fsync_path, limit_modes, remove_tree
 from pqcache.system.stopwatch import Stopwatch
-from pqcache.units import parse_count, parse_duration, parse_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +55,8 @@ class IndexReport:
         return asdict(self)
 
 
-def index(
-    cache: str | os.PathLike[str],
-    *,
-    keys: Sequence[str] = (),
-    drop: Sequence[str] = (),
-    jobs: str | int | None = None,
-    wait: str | float = 0.0,
-    on_event: OnEvent = ignore,
-) -> IndexReport:
+@documented(IndexArguments, *COMMANDS["index"])
+def index(cache: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given: Unpack[IndexArguments]) -> IndexReport:
     """Make key indexes, with which ``Cache.lookup`` finds the rows of a key without scanning.
 
     The cache remembers them: each snapshot that sync or repartition publish has them too, made from the previous
@@ -71,26 +64,21 @@ def index(
 
     Args:
         cache: the cache's directory.
-        keys: columns; ``a.b`` inside of a struct. A key index that exists and is intact is kept as it is.
-        drop: columns whose key index is removed.
-        jobs: threads; each takes up to 150 MB. Default: as many as there are processors, at most 4.
-        wait: how long to wait for another run to end, in seconds or like ``"10m"``.
         on_event: called with what happens.
+        given: the options, as the table in pqcache.options has them.
 
     >>> index("cache/shop").keys
     ()
 
     Raises UsageError, ParquetError, CacheError or CacheLocked; then the key indexes are unchanged.
     """
-    watch = Stopwatch()
-    threads = None if jobs is None else parse_count(jobs)
-    target = CacheDirectory.open(cache)
-    keys, drop = parse_names("keys", keys), parse_names("drop", drop)
+    watch, options = Stopwatch(), all_values(given, *COMMANDS["index"])
+    target, keys, drop = CacheDirectory.open(cache), options.keys, options.drop
     if not (keys or drop):
         snapshot, lease = target.lease()
         with lease:
             return _report(target, snapshot, watch)
-    with disk_errors(target.path), recorded_run(target, "index", parse_duration(wait), on_event) as record:
+    with disk_errors(target.path), recorded_run(target, "index", options.wait, on_event) as record:
         _remove_left(target.tmp_dir)
         snapshot, config = target.snapshot(), read_config(target.path)
         row_groups = snapshot.checked_index()
@@ -104,7 +92,7 @@ def index(
             scratch = target.tmp_dir / f"keys-{os.getpid()}-{os.urandom(4).hex()}"
             make_directories(scratch)
             try:
-                build_key_index(snapshot.path, row_groups, column, scratch, on_event, threads)
+                build_key_index(snapshot.path, row_groups, column, scratch, on_event, options.jobs)
                 limit_modes(scratch, (snapshot.path / ROW_GROUPS).stat().st_mode)  # as it has values of the files too
                 _replace(directory_of(snapshot.path, column), scratch, target)
             finally:

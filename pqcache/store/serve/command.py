@@ -13,30 +13,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pqcache.errors import PqcacheError, UsageError
+from pqcache.options import COMMANDS, ServeArguments, Unpack, all_values, documented
 from pqcache.store.access_token import TOKEN, read_token
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.registry import installed
-from pqcache.store.drivers.served_snapshot import PORT, SCHEME
+from pqcache.store.drivers.served_snapshot import SCHEME
 from pqcache.store.serve.served_cache import ServedCache, is_loopback
-from pqcache.units import parse_count
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pqcache.store.serve.http_server import Counts
 
-LOOPBACK = "127.0.0.1"
-CONNECTIONS = 256
 
-
-def serve(
-    caches: Sequence[str | os.PathLike[str]],
-    *,
-    bind: str = LOOPBACK,
-    port: str | int = PORT,
-    token_file: str | os.PathLike[str] | None = None,
-    connections: str | int = CONNECTIONS,
-) -> CacheServer:
+@documented(ServeArguments, *COMMANDS["serve"])
+def serve(caches: Sequence[str | os.PathLike[str]], **given: Unpack[ServeArguments]) -> CacheServer:
     """Return a running server of the current snapshots of ``caches``, on threads of this process.
 
     Each cache is served by the name of its directory, to other runs of pqcache: ``pqcache+http://HOST:PORT/NAME`` is a
@@ -44,11 +35,7 @@ def serve(
 
     Args:
         caches: directories of caches, of different names.
-        bind: the address to listen on. Others than those of the loopback need a token.
-        port: the port; 0 for any that is free.
-        token_file: a file with the token that clients need; default: the variable PQCACHE_TOKEN, or none. Without a
-            token, only what every user of this machine can read is served.
-        connections: how many clients are served at once.
+        given: the options, as the table in pqcache.options has them.
 
     >>> from pqcache import sync
     >>> token = Path("token").absolute()
@@ -61,8 +48,9 @@ def serve(
 
     Needs the extra ``serve``. Raises UsageError, CacheError, or PqcacheError where the address cannot be listened on.
     """
-    token, limit = read_token(token_file), parse_count(connections)
-    return CacheServer(caches, (bind, parse_count(port)), token, connections=limit)
+    options = all_values(given, *COMMANDS["serve"])
+    token, address = read_token(options.token_file), (options.bind, options.port)
+    return CacheServer(caches, address, token, connections=options.connections)
 
 
 class CacheServer:
@@ -81,15 +69,13 @@ class CacheServer:
         address: tuple[str, int],
         token: str,
         *,
-        connections: int = CONNECTIONS,
+        connections: int = 256,
         idle_seconds: float = 60.0,
         stall_seconds: float = 30.0,
         lease_seconds: float = 600.0,
     ) -> None:
         with installed("pqcache serve", "aiohttp", "serve"):
             from pqcache.store.serve.http_server import HttpServer
-        if connections < 1:
-            raise UsageError(f"--connections {connections}", "at least one is needed")
         self.has_token = bool(token)
         listening = _resolve(address)
         if not token and not is_loopback(listening[1][0]):

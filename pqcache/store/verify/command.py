@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pqcache.errors import DamagedError, PqcacheError, UsageError
 from pqcache.events import Advanced, Damaged, OnEvent, Started, ignore
-from pqcache.options import IDENTITY
+from pqcache.options import COMMANDS, IDENTITY, Unpack, VerifyArguments, all_values, documented
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.history import skipped_in
 from pqcache.store.keys.lookup import KEYS, check_key_index, columns_indexed, command_for, directory_of
@@ -27,7 +27,7 @@ from pqcache.store.urls import quoted
 from pqcache.store.verify.repair import changes_at_source
 from pqcache.store.verify.repair import repair as repair_snapshot
 from pqcache.store.verify.supervised_process import Answer, Checker, Request, ask_all
-from pqcache.units import format_count, parse_count, parse_duration
+from pqcache.units import format_count
 
 T = TypeVar("T")
 FASTPARQUET = "fastparquet"
@@ -102,19 +102,9 @@ class VerifyReport:
             )
 
 
+@documented(VerifyArguments, *COMMANDS["verify"])
 def verify(
-    cache: str | os.PathLike[str],
-    *,
-    deep: bool = False,
-    source: bool = False,
-    compare: str = IDENTITY,
-    engine: str | None = None,
-    repair: bool = False,
-    options: Mapping[str, str] | None = None,
-    jobs: str | int | None = None,
-    wait: str | float = 0.0,
-    bwlimit: str | int | None = None,
-    on_event: OnEvent = ignore,
+    cache: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given: Unpack[VerifyArguments]
 ) -> VerifyReport:
     """Check that the current snapshot of ``cache`` is as it was published.
 
@@ -124,16 +114,8 @@ def verify(
 
     Args:
         cache: the cache's directory.
-        deep: also compare checksums, decode every page, and compare row counts and statistics with the values.
-        source: also compare the identities of the source's files with those recorded.
-        compare: ``"content"`` to compare also their bytes, or the store's MD5, with the cache's; implies ``source``.
-        engine: ``fastparquet`` to read every value with that as well and compare; implies ``deep``.
-        repair: download what is damaged again, into a new snapshot.
-        options: the source's options, for secrets that the cache does not remember.
-        jobs: how many processes read at most; default: as many as there are processors.
-        wait: with ``repair``, how long to wait for another run to end, in seconds or like ``"10m"``.
-        bwlimit: the most bytes a second that are read from the source, as for ``sync``.
         on_event: called with what happens, from several threads.
+        given: the options, as the table in pqcache.options has them.
 
     >>> report = verify("cache/shop", deep=True)
     >>> report.ok, report.files, report.damage
@@ -142,27 +124,27 @@ def verify(
     Damage is in the report and is not raised. Raises UsageError, CacheError, CacheLocked, SourceError or
     SourceIncomplete.
     """
-    counter = ByteCounter(on_event, None if bwlimit is None else BandwidthLimit(bwlimit))
-    options_of_run = RunOptions(wait=parse_duration(wait), compare=compare, on_event=counter)
-    if engine not in (None, FASTPARQUET):
-        raise UsageError(f"--engine {engine}", "there is no such engine", f"the only choice is {FASTPARQUET}")
+    options = all_values(given, *COMMANDS["verify"])
+    engine, limit = options.engine, options.bwlimit
+    counter = ByteCounter(on_event, None if limit is None else BandwidthLimit(limit))
+    run = RunOptions(wait=options.wait, compare=options.compare, on_event=counter)
     if engine is not None and importlib.util.find_spec(FASTPARQUET) is None:
         raise UsageError(f"--engine {FASTPARQUET}", "it is not installed", f"pip install 'pqcache[{FASTPARQUET}]'")
-    processes = os.cpu_count() or 1 if jobs is None else parse_count(jobs)
-    check = _SnapshotCheck(deep or engine is not None, engine, processes, on_event)
+    processes = options.jobs or os.cpu_count() or 1
+    check = _SnapshotCheck(options.deep or engine is not None, engine, processes, on_event)
     target = CacheDirectory.open(cache)
     snapshot, lease = target.lease()
     with lease:
         manifest, damage = check.snapshot(snapshot)
         changed = None
-        if (source or compare != IDENTITY) and manifest is not None:
-            changed = changes_at_source(target, snapshot, manifest, options or {}, options_of_run)
+        if (options.source or options.compare != IDENTITY) and manifest is not None:
+            changed = changes_at_source(target, snapshot, manifest, options.options, run)
     entries = manifest.files if manifest is not None else ()
     repaired: Snapshot | None = None
     left: tuple[Damage, ...] = ()
-    if repair and damage:
+    if options.repair and damage:
         damaged = frozenset(item.path for item in damage)
-        repaired = repair_snapshot(target, snapshot, manifest, damaged, options or {}, options_of_run)
+        repaired = repair_snapshot(target, snapshot, manifest, damaged, options.options, run)
         _, left = check.snapshot(repaired, frozenset(entries))  # the source may hold the same damage
     return VerifyReport(
         cache=str(target.path),
@@ -177,7 +159,7 @@ def verify(
         unread=dict(sorted(check.unread.items())),
         repaired=None if repaired is None else repaired.id,
         left=left,
-        seconds=options_of_run.watch.seconds,
+        seconds=run.watch.seconds,
         skipped=skipped_in(target.path, snapshot.id),
     )
 

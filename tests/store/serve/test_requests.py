@@ -316,7 +316,7 @@ def test_what_cannot_be_served(shop: Path, tmp_path: Path, monkeypatch: pytest.M
     for option, reason in (
         ({"bind": "no such host"}, "no address"),
         ({"port": 70_000}, "no port"),
-        ({"connections": 0}, "one"),
+        ({"connections": 0}, "at least 1"),
     ):
         with pytest.raises(UsageError, match=reason):
             pqcache.serve([shop], **{"port": 0, **option})  # type: ignore[arg-type]

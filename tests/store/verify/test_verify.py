@@ -472,7 +472,7 @@ def test_the_second_engine_reads_the_same(cache: Path, shop: Path) -> None:
     report = pqcache.verify(cache, engine="fastparquet")
     assert (report.ok, report.deep) == (True, True)
     assert {"tree", "when"} >= set(report.unread) >= {"tree"}
-    with pytest.raises(pqcache.UsageError, match="the only choice is fastparquet"):
+    with pytest.raises(pqcache.UsageError, match="choose fastparquet"):
         pqcache.verify(cache, engine="duckdb")
 
 
