@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 _UNSAFE = "".join(map(chr, range(0x20))) + "\"#%'*/:=?\\\x7f{[]^"  # what Hive encodes in a partition's path
 _SUFFIXES = (".parquet", ".parq", ".pq")
-_TRIES = 3  # of a log that is cleaned up while it is read
+_TRIES = 3  # of a log that changes while it is read
 METASTORE_OPTIONS = frozenset({"auth", "principal", "transport", "user", "password"})  # store options of hive://
 MOVED = "moved"  # a store option that is the table's: whether it lies elsewhere than its metadata say
 
@@ -444,7 +444,7 @@ ReadLog = Callable[[TableLog, Sequence[SourceFile]], TableListing]
 
 
 class LogTable(Table):
-    """A table with its log in its directory, which is read again if a writer has removed files of it meanwhile.
+    """A table with its log in its directory, which is read again if a writer has removed or completed files meanwhile.
 
     Args:
         log: the directory of the log.
@@ -467,7 +467,7 @@ class LogTable(Table):
                 raise
             except SourceError:
                 before, entries = entries, self._log.listed()
-                if not tries_left or {file.path for file in before} == {file.path for file in entries}:
+                if not tries_left or set(before) == set(entries):
                     raise
             else:
                 self._state = log_state(entries)

@@ -158,7 +158,9 @@ def _wanted(metadata: TableMetadata, rule: VersionRule, url: str) -> Snapshot | 
     if rule.version is not None:
         ref = metadata.refs.get(rule.version)
         is_number = _ID.fullmatch(rule.version) is not None
-        number = int(rule.version) if is_number else None if ref is None else ref.snapshot_id
+        number = int(rule.version) if is_number else None
+        if ref is not None and (number is None or metadata.snapshot_by_id(number) is None):
+            number = ref.snapshot_id
         what = f"snapshot {rule.version}" if is_number else f"branch or tag {rule.version!r}"
         advice = "list its snapshots with the engine that wrote it; expired ones are gone"
     elif rule.time_ns is not None:

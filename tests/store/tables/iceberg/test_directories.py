@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.table.metadata import TableMetadataUtil
 
 import pqcache
 from pqcache.errors import PqcacheError, SourceError, SourceNotFound, UsageError
@@ -148,6 +149,24 @@ def test_metadata_that_a_writer_removes_meanwhile(lake: Lake) -> None:
         file.unlink()
     assert len(list(source.list())) == 2
     source.close()
+
+
+def test_metadata_that_a_writer_completes_meanwhile(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = lake.create("arriving", sold(0).schema)
+    table.append(sold(0))
+    file, parse = local(table.metadata_location), TableMetadataUtil.parse_raw
+    complete = file.read_bytes()
+
+    def completed(text: str) -> Any:
+        file.write_bytes(complete)
+        return parse(text)
+
+    monkeypatch.setattr(TableMetadataUtil, "parse_raw", completed)
+    file.write_bytes(b"")
+    pqcache.sync(place(table), tmp_path / "cache")
+    assert rows_of(tmp_path / "cache") == rows_in(table)
 
 
 def test_a_default_for_rows_before_a_column_is_refused(lake: Lake, tmp_path: Path) -> None:

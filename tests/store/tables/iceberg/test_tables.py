@@ -309,9 +309,9 @@ def test_versions_are_snapshots_tags_and_times(lake: Lake, tmp_path: Path) -> No
     for start in (0, 10, 20):
         table.append(shop(start, 10))
     first, second, last = table.refresh().metadata.snapshots
-    table.manage_snapshots().create_tag(second.snapshot_id, "good").commit()
+    table.manage_snapshots().create_tag(second.snapshot_id, "good").create_tag(second.snapshot_id, "20261101").commit()
     url = "iceberg://lake/shop.versions"
-    for version, snapshot in ((first.snapshot_id, first), ("good", second), ("main", last)):
+    for version, snapshot in ((first.snapshot_id, first), ("good", second), ("main", last), ("20261101", second)):
         pqcache.sync(url, tmp_path / "cache", version=version, force=True)
         assert rows_of(tmp_path / "cache") == rows_in(table, snapshot.snapshot_id)
     assert not pqcache.sync(url, tmp_path / "cache").published, "the version is remembered"
