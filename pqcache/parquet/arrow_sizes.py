@@ -1,4 +1,4 @@
-"""What rows take in memory as Arrow, and what they are estimated to take on disk."""
+"""The size of rows in Arrow memory, and an estimate of their size on disk."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def arrow_bytes(table: pa.Table, widths: Widths) -> Floats:
 def _nbytes(chunk: pa.Array) -> int:
     """An array's bytes without its validity bitmaps.
 
-    Arrow's own count lets go of the interpreter's lock, and what is counted here often would wait for it each time.
+    Arrow's own count releases the interpreter's lock, and frequent counts would wait for it each time.
     """
     kind = chunk.type
     plain = is_text(kind) or ((pt.is_list(kind) or pt.is_large_list(kind)) and _is_fixed(kind.value_type))
@@ -66,7 +66,7 @@ def weigh(table: pa.Table, ratios: Floats) -> Floats:
 
 
 def least_width(kind: pa.DataType) -> float:
-    """Return the least bytes a value of ``kind`` takes in Arrow: what Parquet stores in a few bits may be eight."""
+    """Return the least bytes a value of ``kind`` takes in Arrow, where a few bits in Parquet may become eight bytes."""
     if pt.is_struct(kind):
         return sum(least_width(inner.type) for inner in kind.fields)
     if pt.is_fixed_size_list(kind):

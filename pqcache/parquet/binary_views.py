@@ -22,7 +22,7 @@ def is_view(kind: pa.DataType) -> bool:
 
 
 def bytes_in(column: pa.ChunkedArray) -> int:
-    """The bytes of a column; of views those that they point to, as ``nbytes`` would count whole pages."""
+    """The bytes of a column. For views only the bytes that they point to: ``nbytes`` would count whole pages."""
     if not is_view(column.type):
         return int(column.nbytes)
     return sum(int(_words(chunk)[:, 0].sum(dtype=np.int64)) for chunk in column.chunks)
@@ -45,9 +45,9 @@ def without_views(table: pa.Table) -> pa.Table:
 
 
 def length_prefixed_bytes(views: pa.Array) -> list[tuple[memoryview, npt.NDArray[np.int64]]] | None:
-    """Return bytes in which rows lie each with its length before it, and where they would end without the lengths.
+    """Return stretches of length-prefixed rows, each with the ends that the rows would have without their lengths.
 
-    None is for rows some of which have nothing before them, as they do not come from a page.
+    Returns None unless every row has its length in front, as in a page.
     """
     words = _words(views)
     lengths, numbers, begins = words[:, 0].astype(np.int64), words[:, 2], words[:, 3].astype(np.int64)

@@ -5,7 +5,7 @@ taken apart: levels are looked at on their own, plain values are copied to their
 pyarrow from a file in memory whose one column has no levels. Long strings and binary aren't copied at all: they become
 views into their decompressed pages.
 
-What isn't worth it, isn't supported or is damaged gives None, and pyarrow decodes it; its errors say what is wrong.
+Chunks that are damaged, unsupported or not worth it give None. pyarrow then decodes them, or reports the damage.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ _LEVELS = np.arange(256, dtype="<i4")
 class Leaf:
     """A top-level column of one leaf that `read_chunk` may decode.
 
-    ``physical`` and ``stored`` say what a number is in a page, ``held`` what it is in memory; 0 and None for strings
-    and binary. ``definition`` and ``repetition`` are the largest levels.
+    ``physical`` and ``stored`` are the types of a number in a page, ``held`` is its type in memory; 0 and None for
+    strings and binary. ``definition`` and ``repetition`` are the largest levels.
     """
 
     type: pa.DataType
@@ -107,17 +107,17 @@ def leaf_of(column: pq.ColumnSchema, field: pa.Field) -> Leaf | None:
 def read_chunk(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf, rows: int) -> pa.Array | None:
     """Decode a chunk of ``rows`` rows to the array that pyarrow would give, or to views of the same values.
 
-    None is for chunks that pyarrow has to decode.
+    Returns None if pyarrow has to decode the chunk.
 
     Raises:
-        MoreValues: the pages hold more than the footer says, of which pyarrow would silently decode a part.
+        MoreValues: the pages hold more values than the footer says; pyarrow would silently drop the rest.
     """
     if not pays(chunk, leaf, rows):
         return None
     try:
         array = _lists(file, chunk, leaf) if leaf.repetition else _views(file, chunk, leaf)
         if len(array) != rows:
-            raise NotRead("another number of rows than the footer says")
+            raise NotRead("the number of rows differs from the footer")
     except MoreValues:
         raise
     except UNREADABLE as error:
@@ -145,13 +145,13 @@ def _pages(file: File, chunk: pq.ColumnChunkMetaData, most: int) -> list[Page]:
     found: list[Page] = []
     for page in pages_in(file, first_page(chunk), chunk.total_compressed_size):
         if len(found) == most:
-            raise NotRead("small pages")
+            raise NotRead("pages are too small to pay")
         found.append(page)
     values = sum(page.values for page in found if not page.is_dictionary)
     if values > chunk.num_values:
-        raise MoreValues("more values than the footer says")
+        raise MoreValues("more values than in the footer")
     if values < chunk.num_values or sum(page.uncompressed for page in found) > chunk.total_uncompressed_size:
-        raise NotRead("other pages than the footer says")
+        raise NotRead("pages differ from the footer")
     return found
 
 
@@ -174,18 +174,18 @@ def _parts_of(chunk: pq.ColumnChunkMetaData, leaf: Leaf, page: Page, body: Bytes
         return _Data(repetitions, definitions, body)
     middle, end = page.repetitions, page.repetitions + page.definitions
     if not 0 <= middle <= end <= min(len(body), page.uncompressed):
-        raise NotRead("levels that reach beyond their page")
+        raise NotRead("levels reach beyond their page")
     repetitions, definitions, body = body[:middle].tobytes(), body[middle:end].tobytes(), body[end:]
     if page.stored == NONE and len(body):
         body = page_format.decompress_page(chunk, body, page.uncompressed - end)
     elif len(body) != page.uncompressed - end:
-        raise NotRead("a page of another size than its header says")
+        raise NotRead("page size differs from its header")
     return _Data(repetitions, definitions, body)
 
 
 def _dictionary_of(chunk: pq.ColumnChunkMetaData, page: Page, body: Bytes) -> Bytes:
     if page.encoding not in (thrift_fields.PLAIN, thrift_fields.PLAIN_DICTIONARY):
-        raise NotRead("a dictionary that isn't plain")
+        raise NotRead("the dictionary isn't plain")
     return page_format.decompress_page(chunk, body, page.uncompressed)
 
 
@@ -203,7 +203,7 @@ class _Coded:
 
     def add_dictionary(self, count: int, data: Bytes) -> None:
         if self._dictionary or self.count:
-            raise NotRead("a dictionary behind values")
+            raise NotRead("the dictionary follows values")
         header = thrift.encode(page_format.dictionary_page_header(count, len(data)))
         self._dictionary = [np.frombuffer(header, np.uint8), data]
 
@@ -225,7 +225,7 @@ class _Coded:
             column = alone.read_row_group(0, use_threads=False).column(0)
         values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if len(values) != self.count or values.null_count:
-            raise NotRead("pyarrow decodes another number of values")
+            raise NotRead("pyarrow decoded a different number of values")
         found = np.frombuffer(values.buffers()[1], self._dtype, self.count, values.offset * self._dtype.itemsize)
         self._pages, self.count, self.size = [], 0, 0
         return found
@@ -245,9 +245,9 @@ class _Coded:
 
 
 def _decode_levels(most: int, levels: Sequence[tuple[int, bytes]]) -> Numbers:
-    """Decode the levels of pages, as positions in a dictionary of 0 to ``most``, which is how pages store those."""
+    """Decode the levels of pages by passing them off as codes of a dictionary that holds 0 to ``most``."""
     if not 0 < most < len(_LEVELS):
-        raise NotRead("lists within more lists than expected")
+        raise NotRead("lists are nested too deep")
     known, width = _LEVELS[: most + 1], bytes([most.bit_length()])
     pages = _Coded(1, _LEVELS.dtype)
     pages.add_dictionary(len(known), known.view(np.uint8))
@@ -271,7 +271,7 @@ def _are_all(level: int, levels: bytes, count: int) -> bool:
 # Lists of numbers
 
 _Repetitions = tuple[int, bytes, int]
-"""The values of a page, their repetition levels, and its rows; `NONE` if its header doesn't say them."""
+"""The number of values of a page, their repetition levels, and the number of rows (`NONE` if unknown)."""
 
 
 def _lists(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
@@ -295,9 +295,9 @@ def _lists(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
             continue
         data = _parts_of(chunk, leaf, page, body)
         if leaf.definition and not _are_all(leaf.definition, data.definitions, page.values):
-            raise NotRead("nulls, or empty lists")
+            raise NotRead("there are nulls or empty lists")
         if page.nulls > 0:
-            raise NotRead("another number of nulls than the page's header says")
+            raise NotRead("the number of nulls differs from the page header")
         levels.append((page.values, data.repetitions, page.rows))
         if page.encoding == thrift_fields.PLAIN:
             put_coded()
@@ -314,7 +314,7 @@ def _lists(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
 
 def _copy_plain(place: Numbers, data: Bytes, stored: np.dtype[Any]) -> None:
     if len(data) != len(place) * stored.itemsize:
-        raise NotRead("a page of another size than its values take")
+        raise NotRead("page size differs from the size of its values")
     if place.dtype == stored:  # as bytes, which need not be aligned
         np.copyto(place.view(np.uint8), data)
     else:
@@ -322,7 +322,7 @@ def _copy_plain(place: Numbers, data: Bytes, stored: np.dtype[Any]) -> None:
 
 
 def _begins(pages: Sequence[_Repetitions]) -> Ints:
-    """Return at which values lists begin; equal levels of pages, as regular lists have them, are decoded once."""
+    """Return where lists begin. Equal levels, which regular lists have in each page, are decoded once."""
     begins: dict[_Repetitions, Ints] = {}
     waiting: list[_Repetitions] = []
     distinct = dict.fromkeys(pages)
@@ -335,7 +335,7 @@ def _begins(pages: Sequence[_Repetitions]) -> Ints:
         begins |= {page: np.flatnonzero(part == 0) for page, part in zip(waiting, parts, strict=True)}
         waiting = []
     if any(rows not in (NONE, len(found)) for (_, _, rows), found in begins.items()):
-        raise NotRead("another number of rows than a page's header says")
+        raise NotRead("the number of rows differs from the page header")
     firsts = np.cumsum([0, *(count for count, _, _ in pages[:-1])])
     return np.concatenate([begins[page] + first for page, first in zip(pages, firsts, strict=True)])
 
@@ -344,15 +344,15 @@ def _list_array(kind: pa.DataType, ends: Ints, values: Numbers) -> pa.Array:
     if isinstance(kind, pa.BaseExtensionType):
         return kind.wrap_array(_list_array(kind.storage_type, ends, values))
     if ends[0]:
-        raise NotRead("values before the first list")
+        raise NotRead("there are values before the first list")
     items = pa.Array.from_buffers(kind.value_type, len(values), [None, pa.py_buffer(values)])
     if pt.is_fixed_size_list(kind):
         if (np.diff(ends) != kind.list_size).any():
-            raise NotRead("lists of other lengths")
+            raise NotRead("lists differ in length")
         return pa.Array.from_buffers(kind, len(ends) - 1, [None], children=[items])
     if not pt.is_large_list(kind):
         if ends[-1] > _MOST:
-            raise NotRead("more values than 32-bit offsets reach")
+            raise NotRead("too many values for 32-bit offsets")
         ends = ends.astype(np.int32)
     return pa.Array.from_buffers(kind, len(ends) - 1, [None, pa.py_buffer(ends)], children=[items])
 
@@ -361,7 +361,7 @@ def _list_array(kind: pa.DataType, ends: Ints, values: Numbers) -> pa.Array:
 
 
 class Texts(NamedTuple):
-    """Rows of strings or binary: which are ``there``, and where in ``data`` each that is begins, and how long it is."""
+    """Rows of strings or binary: which aren't null (``there``), and where each of these lies in ``data``."""
 
     there: npt.NDArray[np.bool_]
     data: Bytes
@@ -372,15 +372,15 @@ class Texts(NamedTuple):
 def text_pages(
     file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf, pages: Iterable[Page], checked: bool = False
 ) -> Iterator[Texts]:
-    """Yield the rows of ``pages`` of a chunk; UNREADABLE says that pyarrow has to decode them.
+    """Yield the rows of ``pages`` of a chunk; raises `UNREADABLE` if pyarrow has to decode them.
 
-    ``checked`` compares pages with their checksums, if they have any.
+    With ``checked``, pages are compared with their checksums, if they have any.
     """
     dictionary = None
     for page in pages:
         body = read_bytes(file, page.body, page.size)
         if checked and page.checksum != NONE and zlib.crc32(body.data) != page.checksum & 0xFFFFFFFF:
-            raise NotRead("a page that differs from its checksum")
+            raise NotRead("page checksum mismatch")
         if page.is_dictionary:
             data = _dictionary_of(chunk, page, body)
             dictionary = data, *_split(data, page.values)
@@ -391,7 +391,7 @@ def text_pages(
             there = _decode_levels(leaf.definition, [(count, parts.definitions)]) == leaf.definition
             count = int(np.count_nonzero(there))
         if page.rows not in (NONE, page.values) or page.nulls not in (NONE, page.values - count):
-            raise NotRead("other counts than the page's header says")
+            raise NotRead("counts differ from the page header")
         data = parts.values
         if page.encoding == thrift_fields.PLAIN or not count:
             yield Texts(there, data, *_split(data if count else data[:0], count))
@@ -399,11 +399,11 @@ def text_pages(
             numbers = page_format.decode_hybrid(data[1:].tobytes(), int(data[0]), count)
             yield Texts(there, dictionary[0], dictionary[1][numbers], dictionary[2][numbers])
         else:
-            raise NotRead("an encoding that isn't read here")
+            raise NotRead("unsupported encoding")
 
 
 def views_of(parts: Sequence[Texts], kind: pa.DataType, whole: Bytes | None = None) -> pa.Array:
-    """Return rows as views into the bytes that they lie in; that is ``whole`` for all of them, or each part's own."""
+    """Return rows as views into ``whole``, or by default into the bytes of each part."""
     there = np.concatenate([part.there for part in parts])
     words = np.zeros((len(there), 4), np.int32)
     buffers: dict[int, Bytes] = {}
@@ -413,7 +413,7 @@ def views_of(parts: Sequence[Texts], kind: pa.DataType, whole: Bytes | None = No
         buffers.setdefault(id(data), data)
         numbers.append(list(buffers).index(id(data)))
     if any(len(data) > _MOST for data in buffers.values()):
-        raise NotRead("more bytes than views reach")
+        raise NotRead("too many bytes for views")
     found = [_words(number, part, whole) for number, part in zip(numbers, parts, strict=True)]
     words[there] = np.concatenate(found)
     valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))

@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class ColumnKind(Enum):
-    """What a column's fields are: none, those of a struct, the element of a list, or key and value of a map."""
+    """Whether a column has no fields, those of a struct, the element of a list, or key and value of a map."""
 
     LEAF = "leaf"
     STRUCT = "struct"
@@ -26,9 +26,9 @@ class TableColumn:
         name: its name in the table.
         field_id: its ID in files that have IDs; None where it is known by name.
         stored: its names in files without IDs.
-        kind: what its ``fields`` are.
-        fields: those of a struct; the element of a list; key and value of a map. What they are called does not matter
-            in a list or a map.
+        kind: the meaning of ``fields``.
+        fields: those of a struct; the element of a list; key and value of a map. Their names don't matter in lists
+            and maps.
     """
 
     name: str

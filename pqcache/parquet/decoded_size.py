@@ -37,7 +37,7 @@ log = logging.getLogger("pqcache.parquet")
 Read = Callable[[int, int, bool], bytes]
 """Reads bytes of a file: (offset, size, whether the bytes behind them will be wanted too)."""
 
-DECODED = ("decoded", "most")  # what the index says of a column whose rows differ in size
+DECODED = ("decoded", "most")  # index columns of a column whose rows differ in size
 _PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}  # encodings of values and levels
 _ONCE = _PLAIN | {"DELTA_LENGTH_BYTE_ARRAY"}  # that repeat no value
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
@@ -54,10 +54,7 @@ _OF_PREFIXES = 256  # rows of a batch where values are made of parts of others
 
 
 class DecodedSize(NamedTuple):
-    """About how many ``bytes`` something takes in Arrow, and how many at ``most``; None where nothing says so.
-
-    Both are equal where the size is known.
-    """
+    """Estimated ``bytes`` in Arrow, and ``most`` as an upper bound; equal if the size is known, None if unknown."""
 
     bytes: int | None
     most: int | None
@@ -81,7 +78,7 @@ class StoredRowGroup(NamedTuple):
 
 
 class _Leaf(NamedTuple):
-    """A leaf of a column: bytes of a value (0 for texts), and of how many lists and what may be null it is inside."""
+    """A leaf of a column: bytes of a value (0 for texts), and how many lists and nullable fields enclose it."""
 
     column: str
     width: int
@@ -97,10 +94,10 @@ def decoded_columns(
     row_groups: Sequence[int] | None = None,
     follow: bool = True,
 ) -> dict[str, list[int | None]]:
-    """Return what the index says of the decoded columns of a file's row groups; ``read`` reads its pages.
+    """Return the index columns `DECODED` of columns whose rows differ in size; ``read`` reads the file's pages.
 
-    Only columns whose rows differ in size are there. What the footer does not say is None without ``read``. It takes
-    many short reads to ``follow`` the pages of a chunk; otherwise all its texts count as those in its dictionary.
+    Without ``read``, sizes that the footer doesn't state are None. To ``follow`` the pages of a chunk takes many short
+    reads; otherwise all its texts count as if they were in its dictionary.
     """
     names = [field.name for field in (schema if fields is None else fields) if varies(field.type)]
     columns: dict[str, list[int | None]] = {f"{name}:{what}": [] for name in names for what in DECODED}
@@ -138,9 +135,9 @@ def reading(path: Path) -> Iterator[Read]:
 
 
 def reading_ahead(fetch: Callable[[int, int], bytes], ahead: int) -> Read:
-    """Return what reads bytes that ``fetch`` returns, ``ahead`` of them at once where those behind are wanted too.
+    """Return a `Read` that fetches ``ahead`` bytes at once if the bytes behind will be wanted too.
 
-    A file that was just copied is not in the page cache, and dictionaries of short chunks lie close together.
+    A file that was just copied isn't in the page cache, and dictionaries of short chunks lie close together.
     """
     begin, block = 0, b""
 
@@ -260,8 +257,8 @@ def _is_plain(chunk: pq.ColumnChunkMetaData) -> bool:
 def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, follow: bool) -> DecodedSize:
     """Bytes of the ``values`` texts of a chunk with a dictionary.
 
-    Each text of the dictionary counts once. Which of them come back is not looked at: all about equally often, but not
-    a few long ones, which may be rare.
+    Each text of the dictionary counts once. The rest is estimated as if all came back equally often, except for a few
+    long ones, which may be rare.
     """
     if not chunk.has_dictionary_page:  # texts that share their beginnings
         return _UNKNOWN
@@ -270,7 +267,7 @@ def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, 
         dictionary = next(_pages(read, begin, end, True))
         size, count, lengths = dictionary.uncompressed, dictionary.values, None
         if not dictionary.is_dictionary or _END * count > size:
-            raise NotRead("a dictionary of another size than its header says")
+            raise NotRead("dictionary size differs from its header")
         coded, plain, pages = chunk.num_values, 0, chunk.total_uncompressed_size - size
         bits = max(1, count - 1).bit_length() + leaf.nullable.bit_length() + leaf.lists.bit_length()
         if pages > _PAGE_HEADERS * coded * bits / 8 + _SMALL:  # more than codes: other values are there too
@@ -313,9 +310,9 @@ def _left_in_dictionary(begin: int, end: int, read: Read) -> tuple[int, int]:
 
 
 def _stated_texts(metadata: pq.FileMetaData) -> _Stated:
-    """Return the bytes of all texts of column chunks, by row group and column, as far as the footer says so.
+    """Return the bytes of texts by row group and column, None where the footer doesn't state them.
 
-    pyarrow does not tell, but writes a footer as it has parsed it.
+    pyarrow doesn't expose them, but writes a footer as it has parsed it.
     """
     sink, found = pa.BufferOutputStream(), list[list[int | None]]()
     metadata.write_metadata_file(sink)
@@ -336,7 +333,7 @@ _FOOTER = {key(4, LIST): inside_each({key(1, LIST): _COLUMNS}, lambda found: fou
 
 
 def count_decoded(group: StoredRowGroup, names: Sequence[str]) -> int:
-    """Return how many bytes columns of a row group take in Arrow, or somewhat more: texts are counted exactly."""
+    """Return the bytes that columns of a row group take in Arrow, or slightly more: texts are counted exactly."""
     names = [name for name in names if name in group.schema.names]
     row_group = group.metadata.row_group(group.number)
     total = 0
@@ -351,7 +348,7 @@ def count_decoded(group: StoredRowGroup, names: Sequence[str]) -> int:
 
 
 def longest_rows(group: StoredRowGroup, name: str) -> float:
-    """Return the bytes of a row of texts, on average where texts are longest in a column of a row group."""
+    """Return the average bytes of a row in the part of a row group where the column's texts are longest."""
     chunks, leaves = group.metadata.row_group(group.number), _leaves_of(group.metadata, group.schema, [name])
     texts = [chunks.column(position) for position, leaf in leaves.items() if not leaf.width]
     return sum(max((size / rows for rows, size in _text_parts(group, chunk)), default=0.0) for chunk in texts)

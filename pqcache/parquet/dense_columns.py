@@ -39,7 +39,7 @@ Numbers = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Dense:
-    """What a row holds: ``length`` numbers, stored as ``dtype``."""
+    """A row holds ``length`` numbers, stored as ``dtype``."""
 
     dtype: str
     length: int
@@ -110,7 +110,7 @@ def as_dense(field: pa.Field, dense: Dense) -> pa.Field:
     """Return the field of a list column when it is stored as ``dense``.
 
     Raises:
-        ParquetError: it is no list of numbers, or ``dense`` cannot hold such numbers at all.
+        ParquetError: the column isn't a list of numbers, or ``dense`` can't hold them.
     """
     dtype = item_dtype(field.type)
     if dtype is None or np.dtype(dtype).kind not in ("iu" if dense.dtype in _INTEGERS else "f"):
@@ -222,11 +222,11 @@ def numbers_to_dense(numbers: Numbers, dense: Dense) -> pa.Array:
 
 
 DenseChange = tuple[pa.Field, Dense | None]
-"""A column as it is in a file, and as what it is to be stored; None for a list."""
+"""A column as a file has it, and its dense type in the target; None for a list."""
 
 
 def dense_changes(source: pa.Schema, target: pa.Schema, name: str) -> dict[str, DenseChange]:
-    """Return the columns of ``source``, the file ``name``, that are stored otherwise in ``target``, by name."""
+    """Return the columns whose storage differs between ``source``, the file ``name``, and ``target``."""
     have, want = dense_in(source), dense_in(target)
     for column in want:
         if column not in source.names:
@@ -240,10 +240,9 @@ def dense_changes(source: pa.Schema, target: pa.Schema, name: str) -> dict[str, 
 
 
 def change_dense(table: pa.Table, columns: Mapping[str, DenseChange], name: str, first: int) -> pa.Table:
-    """Return ``table`` with ``columns`` stored as they are to be.
+    """Return ``table`` with ``columns`` changed to their new storage.
 
-    ``name`` is the file it is from and ``first`` the number of its first row there, for the `ParquetError` that
-    names a row which does not fit.
+    Raises `ParquetError` for a row that doesn't fit, counting from ``first`` in the file ``name``.
     """
     for column, (field, want) in columns.items():
         position = table.schema.get_field_index(column)

@@ -25,7 +25,7 @@ _WORTH = 0.9  # a scheme must make a column this much smaller to be used at all,
 _BETTER = 0.95  # and this much smaller than a simpler one does;
 _DICTIONARY_BETTER = 0.85  # a dictionary of numbers takes longer to read, and gets larger than a sample tells
 _ALL = np.ones(1)
-_EXTRA = 1 << 20  # bytes, for what is not values: headers, footer, page index
+_EXTRA = 1 << 20  # bytes, for headers, footer and page index
 _LARGE_VALUE = 128  # bytes; min/max of larger values bloat the footer and prune nothing
 LIMITED = "max_rows_per_page" in signature(pq.write_table).parameters  # newer writers have a limit of their own
 _PLAIN, _DICTIONARY = "PLAIN", "DICTIONARY"
@@ -69,7 +69,7 @@ class Encodings:
             schema,
             version="2.6",
             store_schema=False,
-            use_compliant_nested_type=False,  # keeps the list's item name, whatever it is
+            use_compliant_nested_type=False,  # keeps the name of list items
             store_decimal_as_integer=self.decimal_as_integer,
             use_deprecated_int96_timestamps=self.int96,
             write_page_index=page_index,
@@ -144,8 +144,8 @@ def choose_encodings(
     Args:
         sample: some thousand rows of the data to come.
         codec: codec to try for each leaf column, by position.
-        plain: what does not depend on the sample: the level of compression, how decimals and times are stored.
-        compat: only what readers of ten years ago know: plain and dictionary.
+        plain: settings that don't depend on the sample: compression level, storage of decimals and times.
+        compat: only plain and dictionary encodings, which readers of ten years ago know.
         executor: threads that may try several at once.
     """
     metadata = _written(sample, plain)

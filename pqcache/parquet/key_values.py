@@ -1,4 +1,4 @@
-"""Key-value metadata of files that are merged or cut: what several files say, and what is true of each output."""
+"""Key-value metadata of files that are merged or cut."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def decode_schema(value: bytes) -> pa.Schema | None:
 
 @dataclass(frozen=True)
 class RangeIndex:
-    """What a pandas RangeIndex of all rows together begins with; None is one that no range describes."""
+    """A pandas RangeIndex over all rows."""
 
     start: int
     step: int
@@ -77,9 +77,9 @@ def range_index(sources: Sequence[SourceFooter]) -> RangeIndex | None:
 def with_range(
     metadata: Mapping[bytes, bytes | None], index: RangeIndex | None, first: int, rows: int
 ) -> Mapping[bytes, bytes | None]:
-    """Return ``metadata`` with pandas' RangeIndex as it is for ``rows`` rows from ``first`` on.
+    """Return ``metadata`` with pandas' RangeIndex for ``rows`` rows from ``first`` on.
 
-    Where no range describes them, the description is dropped, and pandas counts from 0 as it does for any file.
+    Without an ``index`` the description is dropped, and pandas counts from 0.
     """
     text = metadata.get(PANDAS)
     found = _range_of(text)
@@ -100,8 +100,8 @@ def with_range(
 def with_spark(metadata: Mapping[bytes, bytes] | None, dense: bool, same: bool) -> dict[bytes, bytes] | None:
     """Return ``metadata`` with Spark's own schema set aside in a file with dense columns, and restored in others.
 
-    Spark believes it rather than the file, and it says that they are lists. It is dropped unless the types are the
-    ``same`` as in the file it comes from: Spark would fail on wider ones, and not see columns that were added.
+    Spark trusts its schema more than the file, and that schema has lists. It is dropped unless the types are the
+    ``same`` as in its own file: Spark would fail on wider types and miss added columns.
     """
     if not metadata:
         return None
@@ -116,7 +116,7 @@ def with_spark(metadata: Mapping[bytes, bytes] | None, dense: bool, same: bool) 
 
 
 def conflicts(sources: Sequence[SourceFooter]) -> list[str]:
-    """Return a warning for each key-value on which two files disagree; the first file's is the one that is kept."""
+    """Return a warning for each key-value on which two files disagree; the first file's is kept."""
     found: dict[bytes, str] = {}
     known: dict[bytes, tuple[SourceFooter, bytes]] = {}
     for source in one_of_each_schema(sources):  # others have the same key-values
@@ -133,7 +133,7 @@ def conflicts(sources: Sequence[SourceFooter]) -> list[str]:
 
 
 def _comparable(key: bytes, value: bytes) -> Any:
-    """The part of a key-value that must agree: the range in pandas' own differs in any file."""
+    """The part of a key-value that must agree; pandas' range differs in every file."""
     if key == PANDAS and (found := _range_of(value)) is not None:
         about = json.loads(value)
         return {**about, "index_columns": [column for column in about["index_columns"] if column != found]}

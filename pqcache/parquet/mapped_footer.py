@@ -80,7 +80,7 @@ class _Matcher:
         if column.kind is ColumnKind.STRUCT:
             kept = self.matched(element.children, column.fields)
             if not kept:
-                reason = f"none of the fields of column {column.name!r} is one of the table's"
+                reason = f"column {column.name!r} has none of the table's fields"
                 raise ParquetError(self.file, reason, "write the table again with the engine that it is from")
             return replace(element, fields={**element.fields, 5: (I32, len(kept))}, children=kept)
         wrapper = element.children[0]
@@ -91,27 +91,27 @@ class _Matcher:
 
 
 def as_in_table(fields: Struct, columns: Sequence[TableColumn], name: str) -> Struct:
-    """Return the footer ``fields`` with the columns of a table only, under its names; the same file's, same offsets.
+    """Return the footer ``fields`` with only the columns of a table, under its names and at the same offsets.
 
-    Columns that the file lacks are not added. Raises ParquetError about the file ``name`` where its footer is damaged,
-    where it has no field IDs and the columns no names in files, or where it or a struct of it has none of them.
+    Columns that the file lacks are not added. Raises ParquetError about the file ``name`` if its footer is damaged, if
+    the columns can't be found by field ID or name, or if the file or a struct has none of them.
     """
     schema = footer.schema_of(fields, name)
     tree = _tree(schema, name)
     by_id = any(9 in element for element in schema)
     if not by_id and not any(column.stored for column in columns):
-        reason = "has no field IDs, and its table does not say by which names to read it"
+        reason = "has no field IDs, and its table doesn't map columns to names"
         raise ParquetError(name, reason, "have the engine that the table is from write the file again")
     kept = _Matcher(name, by_id).matched(tree, columns)
     if tree and not kept:
-        raise ParquetError(name, "none of its columns is one of its table's", "write the file again")
+        raise ParquetError(name, "has none of its table's columns", "write the file again")
     return _with_columns(fields, schema, kept, name)
 
 
 def in_spelling(fields: Struct, spelling: Spelling, name: str) -> Struct:
-    """Return the footer ``fields`` with columns, and fields of structs, as other files spell them; the same file's.
+    """Return the footer ``fields`` with columns, and fields of structs, as other files spell them.
 
-    Two that differ only in case stay as they are.
+    Names that differ only in case stay as they are.
     """
     schema = footer.schema_of(fields, name)
     kept = _spelled(_tree(schema, name), spelling, ())

@@ -1,4 +1,4 @@
-"""What is inside of nested types, arrays and files: structs, maps and lists of any depth."""
+"""Leaves of nested types, arrays and files: structs, maps and lists of any depth."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def leaves_in(kind: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def leaves_of(array: pa.Array) -> Iterator[pa.Array]:
-    """Yield the arrays inside of one that are not nested themselves; of lists and maps, the items that are not null.
+    """Yield the leaf arrays of an array, without the items of null lists and maps.
 
-    Extension arrays are not looked into.
+    Extension arrays count as leaves.
     """
     if pt.is_struct(array.type):
         for child in array.flatten():
@@ -89,9 +89,9 @@ def with_changed_types(kind: pa.DataType, change: Callable[[pa.DataType], pa.Dat
 def with_types_like(
     kind: pa.DataType, other: pa.DataType, change: Callable[[pa.DataType, pa.DataType], pa.DataType]
 ) -> pa.DataType:
-    """Return a type with ``change`` made to each type inside that is not nested, given what ``other`` has there.
+    """Apply ``change`` to each leaf type, together with the type at the same place in ``other``.
 
-    Fields of structs are found by name; what ``other`` has not remains.
+    Fields of structs are matched by name; those that ``other`` lacks stay as they are.
     """
     if not pt.is_nested(kind):
         return kind if pt.is_nested(other) else change(kind, other)

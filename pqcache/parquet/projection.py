@@ -37,9 +37,9 @@ class Projection:
     """Some columns and row groups of a file as a file of their own.
 
     Attributes:
-        ranges: the bytes of the file that the other one's pages are, in order.
-        size: the offset of the other one's footer.
-        fields: its footer.
+        ranges: the bytes to copy from the file, in order.
+        size: the offset of the new file's footer.
+        fields: the new file's footer.
     """
 
     ranges: tuple[ByteRange, ...]
@@ -62,13 +62,13 @@ def project(
         fields: the file's footer.
         wanted: whether to keep each top-level column.
         groups: positions of the row groups to keep, ascending.
-        limit: the offset of the footer: no page lies behind it.
+        limit: the offset of the footer, which no page may pass.
         name: the file to blame.
-        start: where the first page is to lie in the other file.
-        ordinal: the position of the first row group in it.
+        start: the offset of the first page in the new file.
+        ordinal: the position of the first row group in the new file.
 
     Raises:
-        ParquetError: the footer contradicts itself; nothing in it is believed unchecked.
+        ParquetError: the footer contradicts itself.
     """
     schema = footer.schema_of(fields, name)
     all_leaves = footer.leaves_of(schema, name)
@@ -99,12 +99,12 @@ def project(
 
 
 def bytes_after_chunks(created_by: bytes) -> int:
-    """How many bytes behind a chunk readers also read, for files of this writer."""
+    """How many bytes past the end of a chunk readers also read, for files of this writer."""
     return _SHORT_BY if _SHORT_CHUNKS.match(created_by) else 0
 
 
 def with_orders_of(fields: Struct, leaves: Sequence[int], count: int) -> Struct:
-    """Keep the column_orders of these leaves; none if there are not ``count`` of them."""
+    """Keep the column_orders of these leaves, or none unless there are ``count``."""
     orders = _structs(fields, 7)
     found = {field: entry for field, entry in fields.items() if field != 7}
     return found | ({7: (LIST, Items(STRUCT, [orders[leaf] for leaf in leaves]))} if len(orders) == count else {})

@@ -48,11 +48,11 @@ from pqcache.parquet.row_group_stats import first_page
 from pqcache.parquet.schema_merge import is_text
 from pqcache.system.disk import check_regular, open_regular
 
-_BUFFER = 1 << 16  # bytes that pyarrow reads at a time; what is decoded next is still in the processor's cache
+_BUFFER = 1 << 16  # bytes that pyarrow reads at a time, few enough to be decoded from the processor's cache
 _BEFORE_TEXT = 4  # bytes: the length of each text that is in no dictionary
 _CODED = {"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"}
 _MOST_LOCATED = 4096  # column chunks whose pages are remembered
-_EXCESS = 32 << 20  # bytes that pages may have beyond what the footer says: some writers count somewhat wrong
+_EXCESS = 32 << 20  # bytes that pages may have beyond the footer's count, as some writers miscount
 _DAMAGED = "the file is damaged or was replaced: write it again"
 
 
@@ -65,9 +65,9 @@ class _Part(NamedTuple):
 
 
 class RowGroupFile:
-    """A local file, which stays as it is, whose row groups are read; from any thread, also after a fork.
+    """Reads row groups of a local file that never changes, from any thread and after a fork.
 
-    What is wrong with it raises ParquetError that names the file, and the row group.
+    Raises ParquetError, which names the file and the row group, if the file is damaged or gone.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,15 +101,15 @@ class RowGroupFile:
         *,
         trusted: Collection[str] = (),
     ) -> dict[str, pa.Array]:
-        """Return rows ``low <= row < high`` of those of ``columns`` that the file has; ``high`` is None for all.
+        """Return rows ``low <= row < high`` of ``columns``, without columns that the file lacks; ``high`` None is all.
 
-        Strings and binary may be views, other arrays are what pyarrow reads. Fewer than all rows need an offset index
-        (see `has_page_index`). Columns that are ``trusted`` are known not to be among those that pyarrow misreads.
+        Strings and binary may be views; other arrays are as pyarrow reads them. A part of the rows needs an offset
+        index (see `has_page_index`). ``trusted`` columns are known not to be misread by pyarrow.
         """
         rows = self.metadata.row_group(row_group).num_rows
         high = rows if high is None else high
         if not 0 <= low <= high <= rows:
-            reason = f"row group {row_group} has {rows} rows, which do not reach from {low} to {high}"
+            reason = f"row group {row_group} has {rows} rows, but rows {low} to {high} were requested"
             raise ParquetError(self.path, reason, "the file was replaced while in use: open the dataset again")
         names = [name for name in dict.fromkeys(columns) if name in self._leaves]
         self._check_read_right(row_group, [name for name in names if name not in trusted])
@@ -167,7 +167,7 @@ class RowGroupFile:
         for name in [name for name in chunks if name in self._alone]:
             try:
                 array = read_chunk(source, group.column(chunks[name]), self._alone[name], rows)
-            except MoreValues as error:  # of which pyarrow would return as many as the footer says
+            except MoreValues as error:  # pyarrow would silently drop the rest
                 raise self._more_values(row_group, name) from error
             if array is not None:
                 found[name] = array
@@ -264,7 +264,7 @@ class RowGroupFile:
             group = self.metadata.row_group(row_group)
             index = self._indexes.read(descriptor, row_group, leaf)
             if index is None:
-                raise NotRead("no offset index")
+                raise NotRead("there is no offset index")
             if len(self._located) >= _MOST_LOCATED:
                 self._located.clear()
             found = self._located[row_group, leaf] = locations_in_index(index, group.column(leaf), group.num_rows)
@@ -273,7 +273,7 @@ class RowGroupFile:
     def _file_of(
         self, descriptor: int, row_group: int, parts: Mapping[str, _Part]
     ) -> tuple[Bytes, pq.FileMetaData, dict[str, int]]:
-        """Make a file of some pages; return it, its footer, and the number of each column's first leaf."""
+        """Make a file from some pages; return it, its footer, and the number of each column's first leaf."""
         group, at = self.metadata.row_group(row_group), len(footer.MAGIC)
         leaves = [(name, *leaf) for name, part in parts.items() for leaf in part.leaves]
         heads = [range(first_page(group.column(leaf)), int(pages.offsets[0])) for _, leaf, pages, _ in leaves]
@@ -310,14 +310,14 @@ class RowGroupFile:
         flat = self.metadata.schema.column(leaf).max_repetition_level == 0
         dictionary = list(pages_in(data, 0, head))
         if len(dictionary) > 1 or not all(page.is_dictionary for page in dictionary):
-            raise NotRead("an offset index that contradicts the pages")
+            raise NotRead("the offset index contradicts the pages")
         uncompressed, values, end = sum(page.body + page.uncompressed for page in dictionary), 0, head
         for number, page in zip(some, pages_in(data, head, len(data) - head), strict=True):
             rows = int(pages.rows[number + 1] - pages.rows[number])
             begin, end = end, page.body + page.size
             right = page.values == rows if flat else page.values >= rows
             if page.is_dictionary or end - begin != pages.sizes[number] or page.rows not in (NONE, rows) or not right:
-                raise NotRead("an offset index that contradicts the pages")
+                raise NotRead("the offset index contradicts the pages")
             values, uncompressed = values + page.values, uncompressed + page.body - begin + page.uncompressed
         return values, uncompressed
 
@@ -330,7 +330,7 @@ class RowGroupFile:
         total = sum(chunk[3][1][thrift_fields.UNCOMPRESSED][1] for chunk in chunks)
         # one row more than there are, so that pages of too many are seen
         group: Struct = {1: (LIST, Items(STRUCT, list(chunks))), 2: (I64, total), 3: (I64, rows + 1)}
-        writer = (self.metadata.created_by or "").encode()  # decoders know what some writers did wrong
+        writer = (self.metadata.created_by or "").encode()  # decoders work around bugs of some writers
         template: Struct = {1: (I32, 2)} | ({6: (BINARY, writer)} if writer else {})
         fields = pa.schema([self.schema.field(number) for number in numbers])
         keyvalues = {ARROW_SCHEMA: encode_schema(fields)}
@@ -376,7 +376,7 @@ class RowGroupFile:
         return doubtful_columns(self.metadata, self.schema)
 
     def _more_values(self, row_group: int, name: str) -> ParquetError:
-        reason = f"row group {row_group} has more values than the footer says in column {name!r}"
+        reason = f"row group {row_group} has more values in column {name!r} than its footer says"
         return ParquetError(self.path, reason, "it is damaged: fetch or write it again")
 
     def _check_size(self, row_group: int, name: str, chunk: pq.ColumnChunkMetaData, claimed: int) -> None:
@@ -384,8 +384,7 @@ class RowGroupFile:
         if claimed > max(2 * said, said + _EXCESS):
             raise ParquetError(
                 self.path,
-                f"row group {row_group} has pages of {claimed:,} bytes in column {name!r}, of which the footer says "
-                f"that they have {said:,}",
+                f"row group {row_group}, column {name!r}: pages claim {claimed:,} bytes, the footer {said:,}",
                 _DAMAGED,
             )
 
@@ -413,7 +412,7 @@ def _claimed(file: File, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
         for page in pages_in(file, first_page(chunk), chunk.total_compressed_size):
             size += page.uncompressed
             values += 0 if page.is_dictionary else page.values
-    except (NotRead, IndexError, ValueError):  # pyarrow says what is wrong, and comes no further
+    except (NotRead, IndexError, ValueError):  # pyarrow reports the damage, and comes no further
         pass
     return size, values
 
@@ -497,7 +496,7 @@ def locations_in_index(index: bytes, chunk: pq.ColumnChunkMetaData, rows: int) -
         pages = thrift.decode(index, "an offset index")[1][1].values
         numbers = np.array([[page[field][1] for field in (1, 2, 3)] for page in pages], np.int64).reshape(-1, 3)
     except (ParquetError, OverflowError, *MALFORMED) as error:
-        raise NotRead("a damaged offset index") from error
+        raise NotRead("the offset index is damaged") from error
     offsets, sizes, firsts = (np.ascontiguousarray(numbers[:, i]) for i in range(3))
     return _checked(PageLocations(offsets=offsets, sizes=sizes, rows=np.append(firsts, rows)), chunk)
 
@@ -508,7 +507,7 @@ def _checked(pages: PageLocations, chunk: pq.ColumnChunkMetaData) -> PageLocatio
     ends = pages.offsets + pages.sizes
     apart = len(ends) > 0 and pages.offsets[0] >= begin and ends[-1] <= begin + chunk.total_compressed_size
     if not (apart and (pages.sizes > 0).all() and (pages.offsets[1:] == ends[:-1]).all()):
-        raise NotRead("pages that do not lie one after the other in their chunk")
+        raise NotRead("pages don't follow one another in their chunk")
     if pages.rows[0] != 0 or (np.diff(pages.rows) < 0).any():
-        raise NotRead("pages whose rows are not in order")
+        raise NotRead("the rows of pages aren't in order")
     return pages

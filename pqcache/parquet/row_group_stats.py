@@ -1,4 +1,4 @@
-"""What a Parquet footer says about each row group, as columns of the row-group index."""
+"""Statistics of row groups from Parquet footers, as columns of the row-group index."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def index_schema(names: Iterable[str], schema: pa.Schema) -> pa.Schema:
 
 
 def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Return a local file's footer and Arrow schema; what is not Parquet raises ParquetError by name."""
+    """Return a local file's footer and Arrow schema; raises ParquetError if it isn't Parquet."""
     tail = read_local_tail(path)
     return footer_in(tail.data, str(path), size=tail.size)
 
@@ -120,8 +120,8 @@ def footer_in(
 ) -> tuple[pq.FileMetaData, pa.Schema]:
     """Return the footer and the Arrow schema of a file from its last bytes; ``int96`` is INT96's unit in the schema.
 
-    ``size`` is the file's; None where the footer is of no file. What is not Parquet, what contradicts itself and what
-    would end the process when it is asked for raises ParquetError that names ``name``.
+    ``size`` is the file's size, None for a footer without a file. Raises ParquetError about ``name`` if the file isn't
+    Parquet, or if its footer contradicts itself or would crash pyarrow.
     """
     try:
         with pq.ParquetFile(pa.BufferReader(end), coerce_int96_timestamp_unit=int96) as file:
@@ -132,12 +132,12 @@ def footer_in(
             if arrow is None or arrow[0] != about:
                 arrow = known.arrow = about, file.schema_arrow
             return metadata, arrow[1]
-    except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
+    except (pa.ArrowException, OSError, ValueError) as error:  # also names that are not text
         raise not_parquet(name, error) from error
 
 
 def field_key(path: Sequence[str]) -> str:
-    """Return what the index calls a field inside of a struct: its names with dots, quoted where they have dots.
+    """Return the index's name for a field in a struct: names joined by dots, quoted if they contain dots.
 
     >>> field_key(["user", "age"]), field_key(["user", "e.mail"])
     ('user.age', 'user."e.mail"')

@@ -25,7 +25,7 @@ _FLOATS = (pa.float16(), pa.float32(), pa.float64())
 
 
 class _Differ(Exception):
-    """Two types have no common one: the dotted path below the column, and the types or names that differ there."""
+    """Two types have no common type; holds the dotted path below the column, and the types or names there."""
 
     def __init__(self, path: str, *types: pa.DataType, names: tuple[str, str] | None = None) -> None:
         super().__init__(path, *types)
@@ -196,10 +196,10 @@ def joined_type(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
 
 
 def always_fits(kind: pa.DataType, into: pa.DataType) -> bool:
-    """Whether the joined type holds every value of this type; if not, the values of the files decide.
+    """Whether the joined type holds every value of this type; if not, it depends on the values.
 
-    An integer of 64 bits need not be exact as a double, one without a sign may be too large for int64, and a time in
-    seconds may be too far away for nanoseconds.
+    A 64-bit integer may not be exact as a double, an unsigned one may overflow int64, and a time in seconds may be out
+    of range in nanoseconds.
     """
     kind, into = (t.value_type if pt.is_dictionary(t) else t for t in (kind, into))
     if kind == into or pt.is_null(kind):
@@ -378,11 +378,11 @@ def merge_schemas(
 
     Args:
         named: file name and schema, in order.
-        owner: returns a file that has a column, where the first schema is that of many files.
-        clashes: takes the errors about columns, by name; these are left out of the schema then.
+        owner: returns a file that has a column, if the first schema is that of many files.
+        clashes: collects errors by column, and the schema leaves these columns out.
 
     Raises:
-        TypeClash: a column's types have no common one; names the two files and the types.
+        TypeClash: a column's types have no common type.
         ParquetError: names in a file are not unique.
     """
     schema: pa.Schema | None = None
@@ -413,7 +413,7 @@ def merge_schemas(
         try:
             pairs = _pairs(list(schema), list(other))
         except _Differ as error:
-            reason = f"the columns differ, and a name is not unique: {error.path[1:]}"
+            reason = f"columns differ and a name isn't unique: {error.path[1:]}"
             raise ParquetError(f"{first} and {path}", reason, "make the files agree") from None
         fields = []
         for known, new in pairs:

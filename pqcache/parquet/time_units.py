@@ -1,4 +1,4 @@
-"""The unit that times of a column have in a cache: it stays, whatever the units of the files that come."""
+"""The unit of a column's times in a cache, which new files don't change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNITS = ("s", "ms", "us", "ns")
 
 @dataclass(frozen=True, kw_only=True)
 class TimeUnits:
-    """The units that are fixed: those ``chosen`` by column, and of other columns those of the schema ``before``."""
+    """Fixed units: those ``chosen`` by column, and for other columns those of the schema ``before``."""
 
     before: pa.Schema = field(default_factory=lambda: pa.schema([]))
     chosen: Mapping[str, str] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class TimeUnits:
         for name, unit in self.chosen.items():
             kind = files.field(name).type if name in files.names else None
             if kind is None or not any(map(_unit_of, leaves_in(kind))):
-                reason = f"there is no column {name!r}" if kind is None else f"column {name!r} is {kind}, and no time"
+                reason = f"there is no column {name!r}" if kind is None else f"column {name!r} is {kind}, not a time"
                 raise UsageError(f"--time-units {name}={unit}", reason, "name a column of times")
 
         def fix(kind: pa.DataType, fixed: pa.DataType) -> pa.DataType:

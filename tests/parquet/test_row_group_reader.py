@@ -546,7 +546,7 @@ def test_pieces_need_a_page_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("low", "high"), [(-1, 5), (6, 5), (0, 11)])
 def test_rows_that_are_not_there(tmp_path: Path, low: int, high: int) -> None:
     pq.write_table(pa.table({"n": range(10)}), tmp_path / "t.parquet", write_page_index=True)
-    with pytest.raises(ParquetError, match=f"row group 0 has 10 rows, .* from {low} to {high}"):
+    with pytest.raises(ParquetError, match=f"row group 0 has 10 rows, but rows {low} to {high} were requested"):
         RowGroupFile(tmp_path / "t.parquet").read_rows(0, ["n"], low, high)
 
 
@@ -686,7 +686,7 @@ def test_pages_larger_than_the_footer_says_are_not_decompressed(tmp_path: Path, 
         return
     for piece in ({}, {"low": 1, "high": 390}):
         before = pa.default_memory_pool().max_memory()
-        with pytest.raises(ParquetError, match=rf"row group 0 has pages of [\d,]+ bytes in column '{name}'"):
+        with pytest.raises(ParquetError, match=rf"row group 0, column '{name}': pages claim [\d,]+ bytes"):
             one(path, name, **piece)
         assert pa.default_memory_pool().max_memory() - before < 30e6
 
@@ -704,7 +704,7 @@ def test_more_values_than_the_footer_says_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"t": [[1, 2, 3]] * 50}), path)
     changed(path, lambda meta: meta.update({thrift_fields.VALUES: (thrift.I64, 147)}))
-    with pytest.raises(ParquetError, match=r"row group 0 has more values than the footer says in column 't'"):
+    with pytest.raises(ParquetError, match=r"row group 0 has more values in column 't' than its footer says"):
         one(path)
 
 
@@ -731,6 +731,6 @@ def test_columns_that_pyarrow_misreads_are_refused_unless_trusted(tmp_path: Path
     file = RowGroupFile(path)
     assert file.read_rows(0, ["id"])["id"].to_pylist() == [0, 1, 2]
     for _ in range(2):
-        with pytest.raises(ParquetError, match="column 'span' holds values of a type that is not read here"):
+        with pytest.raises(ParquetError, match="column 'span' holds values of an unsupported type"):
             file.read_rows(0, ["id", "span"])
     assert file.read_rows(0, ["span"], trusted=["span"])["span"].null_count == 3

@@ -126,13 +126,13 @@ def null_count(chunk: pq.ColumnChunkMetaData, dictionaries: bool) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Int96Values:
-    """What is among some INT96 times.
+    """Whether some INT96 times need special care.
 
     Attributes:
-        finer: some that microseconds cannot hold.
-        farther: some that nanoseconds cannot hold: outside the years 1677 to 2262.
-        unreadable: some that pyarrow reads as other times in any unit: those of Julian day 0 become 1970-01-01, and
-            those beyond the year 290,000 wrap.
+        finer: microseconds can't hold some.
+        farther: nanoseconds can't hold some, as they lie outside the years 1677 to 2262.
+        unreadable: pyarrow misreads some in any unit: Julian day 0 becomes 1970-01-01, and times after the year
+            290,000 wrap.
     """
 
     finer: bool = False
@@ -146,9 +146,9 @@ def int96_leaves(metadata: pq.FileMetaData) -> list[int]:
 
 
 def int96_unit(found: Sequence[tuple[str, Int96Values]]) -> str:
-    """Return "us" if that holds every INT96 value, else "ns", given each file's name and what is in it.
+    """Return "us" if it holds every INT96 value of the named files, else "ns".
 
-    Microseconds come first: that is what Spark and Hive mean, and it spans 290,000 years around 1970.
+    Microseconds come first: Spark and Hive use them, and they span 290,000 years around 1970.
 
     Raises:
         ParquetError: neither unit holds all values.
@@ -263,8 +263,7 @@ def check_read_right(
                 if any(map(_holds_values, _batches(file, leaf, groups))):
                     raise ParquetError(
                         path,
-                        f"column {_path_of(metadata, leaf)!r} holds values of a type that is not read here, like "
-                        "INTERVAL",
+                        f"column {_path_of(metadata, leaf)!r} holds values of an unsupported type, like INTERVAL",
                         "leave it out, or cast it to text or numbers at the source",
                     )
             for leaf in int96:

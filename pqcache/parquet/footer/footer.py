@@ -1,7 +1,7 @@
-"""Parquet footers read, taken apart and put together: what a rewriter needs on top of thrift.
+"""Reads, takes apart and assembles Parquet footers.
 
 A footer is one thrift struct, ``FileMetaData`` of parquet.thrift in https://github.com/apache/parquet-format. Input is
-untrusted: whatever is wrong with it raises `ParquetError`.
+untrusted: malformed footers raise `ParquetError`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Tail(NamedTuple):
 def read_tail(read: Callable[[int, int], bytes], size: int, name: object, expected: int = TAIL) -> Tail:
     """Return the end of a file of ``size`` bytes, with all of its footer; ``read(offset, length)`` reads the file.
 
-    ``expected`` bytes are read first. ``name`` is the file to blame in the `ParquetError` for what is not Parquet, cut
-    off or encrypted.
+    ``expected`` bytes are read first. Raises `ParquetError` about ``name`` if the file isn't Parquet, is cut off or
+    encrypted.
     """
     if size == 0:
         advice = "write it again at the source, or remove it there"
@@ -158,7 +158,7 @@ def shift_row_group(
     chunks = []
     for number, chunk in enumerate(_chunks_of(group, name)):
         if 1 in chunk or 8 in chunk or 9 in chunk:
-            raise ParquetError(name, "a column chunk is encrypted or in another file, which cannot be moved")
+            raise ParquetError(name, "a column chunk is encrypted or in another file, so it cannot be moved")
         meta = dict(_field(chunk, 3, STRUCT, name))
         for offset in (9, 10, 11):
             # Writers that mean "no dictionary" have been seen to store offset 0.
@@ -213,7 +213,7 @@ def make_footer(
 
 
 class SchemaLeaf(NamedTuple):
-    """A leaf of a schema: its element's and column's position, its path, and what shapes its levels."""
+    """A leaf of a schema: the positions of its element and column, its path, and the shape of its levels."""
 
     element: int
     column: int
@@ -270,7 +270,7 @@ _TYPE_FIELDS = (1, 2, 6, 7, 8, 10)  # type, type_length, converted_type, scale, 
 
 
 def with_names_of(written: Sequence[Struct], wanted: Sequence[Struct], name: str) -> list[Struct] | None:
-    """Return ``wanted`` as the schema of data stored under ``written``, or None where it does not describe it.
+    """Return ``wanted`` as the schema of data stored under ``written``, or None if it doesn't describe the data.
 
     Arrow normalizes what it reads: two-level lists, ENUM, group names and legacy annotations come out different
     although the levels and values are the same. Given the same levels leaf by leaf, the source's own elements

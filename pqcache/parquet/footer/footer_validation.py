@@ -46,7 +46,7 @@ _ADVICE = "write it again at the source, or move it away"
 
 @dataclass(kw_only=True)
 class _ColumnRules:
-    """What a column's chunks have to agree with: its physical type, the least bytes of a minimum, and its levels.
+    """Rules for the chunks of a column: physical type, least bytes of a minimum, number of levels.
 
     ``repeated`` are the bytes of the last lists that passed, by check: most chunks of a column have the same ones.
     """
@@ -70,9 +70,9 @@ class KnownSchema:
     Attributes:
         data: the bytes of a footer up to the end of its schema.
         elements: the schema elements.
-        columns: what follows for the chunks of each leaf column.
-        repeated: as those of `_ColumnRules`.
-        arrow: the Arrow schema that pyarrow made of it last, behind what else that depends on.
+        columns: the rules for the chunks of each leaf column.
+        repeated: as in `_ColumnRules`.
+        arrow: the Arrow schema that pyarrow last made of it, after the other input that the result depends on.
     """
 
     data: bytes
@@ -146,7 +146,7 @@ def _rules_of(element: thrift.Struct, leaf: footer.SchemaLeaf) -> _ColumnRules:
     ):
         width = max(0, element[2][1]) if 2 in element else 0  # nobody asks for others, and some writers cut them off
     if not {1, 2}.issuperset(leaf.shape):
-        raise ValueError("a column that is neither optional nor repeated nor required")
+        raise ValueError("a column is neither optional nor repeated nor required")
     return _ColumnRules(
         path=b".".join(leaf.path).decode("utf-8", "replace"),
         kind=kind,
@@ -233,7 +233,7 @@ def _codec(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
         return at + 1
     codec, at = read_varint(data, at)
     if codec & 1 or codec >> 1 > _LAST_CODEC:
-        raise ValueError("a codec that does not exist")
+        raise ValueError("unknown codec")
     return at
 
 
@@ -280,7 +280,7 @@ def _encrypted(data: bytes, at: int, about: object) -> int:
 
 
 def _list_of(wanted: int) -> Check:
-    """Return the check of a list that pyarrow reads as one of ``wanted``, whatever kind it says it has.
+    """Return the check of a list that pyarrow reads as one of ``wanted``, regardless of the kind it declares.
 
     Bytes that begin as a list which passed before are the same list: no encoding is the beginning of another.
     """
@@ -337,17 +337,17 @@ _CHUNK = {key(1, BINARY): _elsewhere, key(3, STRUCT): inside(_COLUMN), key(8, ST
 #
 # The rows of a file are those of its row groups. A column without lists has as many values as its row group has rows,
 # and one with lists at least as many. No column chunk reaches beyond the file, and none holds more values than pages of
-# its size can. What old writers do is not refused: they leave out fields that are not required, and the sizes of some
-# chunks are too small (PARQUET-816).
+# its size can. Quirks of old writers are accepted: they leave out optional fields, and the sizes of some chunks are too
+# small (PARQUET-816).
 
 _PAGE_VALUES_BITS = 31  # of a page's number of values
 _PAGE_HEADER = 16  # bytes, at least
 
 
 class FooterCounts:
-    """Takes what a footer says of each column chunk, row group and the file, and raises ValueError if it cannot be.
+    """Adds up the counts of a footer, and raises ValueError if they contradict one another.
 
-    ``size`` is the file's, None where it is not known.
+    ``size`` is the file's, None if unknown.
     """
 
     def __init__(self, size: int | None) -> None:

@@ -33,10 +33,9 @@ _FOOTERS_AT_ONCE, _FOOTERS_IN_TURN = 4, 8
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFooter:
-    """What the footer of a source file says.
+    """The footer of a source file.
 
     Attributes:
-        rows: of the file.
         schema: one and the same object for neighbours with the same schema and key-values.
         key_values: the key-value metadata; one and the same object where ``schema`` is.
         int96: the unit in which INT96 time stamps are read.
@@ -169,7 +168,7 @@ def _int96_values(source: SourceFooter) -> Int96Values:
 # ---- INT96 time stamps that are kept as INT96, beside time stamps that are not
 #
 # pyarrow's writer stores either all time stamps as INT96 or none. So those that are not go through it as plain
-# 64-bit integers, which have the same bytes, and the footer says what they are.
+# 64-bit integers, which have the same bytes, and the footer declares their types.
 
 LeafPlace = tuple[str, int]
 """A leaf: its top-level column, and its position within that."""

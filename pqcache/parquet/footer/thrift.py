@@ -1,7 +1,7 @@
 """The compact protocol of thrift, in which Parquet's footers, page headers and page indexes are written.
 
 See https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md. The codec is generic: it keeps
-fields it does not know, so what goes in comes out byte for byte. Input is untrusted: whatever is wrong with it raises
+fields that it doesn't know, so footers survive a round trip byte for byte. Input is untrusted: malformed data raises
 `ParquetError`, in time and memory proportional to its length.
 """
 
@@ -68,7 +68,7 @@ def read_integer(data: bytes, at: int) -> tuple[int, int]:
 
 
 class _Decoder:
-    """The compact protocol, read from ``data`` with every length checked before it is believed."""
+    """Decodes the compact protocol, checking every length before it is used."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -252,15 +252,15 @@ def decode_first(data: bytes, name: str, until: int | None = None) -> tuple[Stru
 
 # ---- The protocol stepped over instead of decoded: only values that have a check are looked at
 #
-# Decoding a footer takes longer than everything else that is done with it. An index past the end raises IndexError, and
-# what is not of the protocol ValueError.
+# Decoding a footer takes longer than anything else that is done with it. Truncated data raises IndexError, other
+# violations of the protocol ValueError.
 
 _MAX_NUMBER = (1 << 15) - 1  # of a field: pyarrow's parser has 16 bits for it
 
 Check = Callable[[bytes, int, Any], int]
-"""Checks the value that begins there, with what is known of its struct, and returns where it ends."""
+"""Checks the value at a position, given the state of the check so far, and returns where it ends."""
 Checks = Mapping[int, Check]
-"""What is checked of a struct, by the field's number and kind (see `key`)."""
+"""Checks of a struct's fields by number and kind (see `key`)."""
 
 
 def key(number: int, kind: int) -> int:
@@ -269,7 +269,7 @@ def key(number: int, kind: int) -> int:
 
 
 def walk_struct(data: bytes, at: int, checks: Checks, about: Any, number: int = 0, depth: int = 0) -> int:
-    """Return where the struct ends whose next field begins at ``at``, after field ``number``."""
+    """Return the end of a struct whose next field begins at ``at``, after field ``number``."""
     while head := data[at]:
         at += 1
         if head > 15:
@@ -323,7 +323,7 @@ def number_at(place: int) -> Check:
 
 
 def skip_value(data: bytes, at: int, kind: int, depth: int) -> int:
-    """Return where the value ends that begins at ``at``."""
+    """Return the end of the value that begins at ``at``."""
     if I16 <= kind <= I64:
         while data[at] > 127:
             at += 1

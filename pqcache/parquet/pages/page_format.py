@@ -38,15 +38,12 @@ _WORTH_RUNS = 8  # runs take longer to write: levels have to get smaller by an e
 
 
 class NotRead(ValueError):
-    """A column chunk of a kind that is not read here, or a damaged one; its text says which."""
+    """A column chunk that is damaged or not supported; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A column chunk that was encoded by itself; offsets count from the beginning of ``data``.
-
-    ``columns`` is its ColumnIndex, which may be encoded.
-    """
+    """A column chunk encoded on its own; offsets count from the start of ``data``, ``columns`` is its ColumnIndex."""
 
     rows: int
     fields: Struct
@@ -57,7 +54,7 @@ class Chunk:
 
 
 class MoreValues(NotRead):
-    """A page with more values than the footer leaves for it: who believes the footer reads a part of them."""
+    """Pages hold more values than the footer says: a reader that believes the footer would drop some."""
 
 
 def read_into(file: int, place: Bytes, offset: int) -> None:
@@ -72,10 +69,10 @@ _KIND, _UNCOMPRESSED, _SIZE, _CHECKSUM, _VALUES, _ENCODING, _ROWS, _NULLS, _DEFI
 
 
 class Page(NamedTuple):
-    """A page as its header describes it, and where its ``body`` begins in the file; `NONE` for what the header lacks.
+    """The header of a page, with `NONE` for fields that it lacks, and where its ``body`` begins in the file.
 
-    ``size`` is that of the body as it is stored, and ``checksum`` of these bytes. ``definitions`` and ``repetitions``
-    are the encodings of levels in version 1 and their bytes in version 2, whose levels are never compressed.
+    ``size`` counts the stored bytes of the body, and ``checksum`` is theirs. ``definitions`` and ``repetitions`` are
+    the encodings of levels in version 1, and their bytes in version 2, whose levels are never compressed.
     """
 
     kind: int
@@ -124,9 +121,9 @@ def pages_in(file: File | ReadAt, at: int, size: int) -> Iterator[Page]:
     while at < end:
         page = _page_at(file, at)
         if page.kind not in _KINDS or min(page.uncompressed, page.size, page.values) < 0:
-            raise NotRead("a page header that is damaged, or of an unknown page")
+            raise NotRead("damaged page header, or unknown kind of page")
         if page.body + page.size > end:
-            raise NotRead("a page that reaches beyond its chunk")
+            raise NotRead("a page reaches beyond its chunk")
         yield page
         at = page.body + page.size
 
@@ -169,51 +166,49 @@ def memory(size: int) -> Bytes:
 
 def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
     """Decompress, and check that ``size`` bytes come out: pyarrow's codecs don't report truncation."""
-    codec = IN_METADATA[chunk.compression].arrow
+    codec, wrong = IN_METADATA[chunk.compression].arrow, NotRead("page size differs from its header")
     if codec is None:
         if len(body) != size:
-            raise NotRead("a page of another size than its header says")
+            raise wrong
         return body
     if not 0 <= size <= chunk.total_uncompressed_size:  # a damaged header must not ask for gigabytes
-        raise NotRead("a page of another size than its header says")
-    if codec == "snappy":  # whose data begin with their length, which pyarrow does not compare
-        if thrift.read_varint(body[:5].tobytes(), 0)[0] != size:
-            raise NotRead("a page of another size than its header says")
-        data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
-    elif codec == "zstd":  # where pyarrow compares it
+        raise wrong
+    if codec == "snappy" and thrift.read_varint(body[:5].tobytes(), 0)[0] != size:  # pyarrow doesn't compare it
+        raise wrong
+    if codec in ("snappy", "zstd"):
         data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
     elif codec == "lz4_raw":
         data = pa.Codec("lz4").decompress(b"".join((_frame(size, len(body)), body.data, bytes(4))), size)
     else:
         data = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(body)), codec).read_buffer(size + 1)
     if data.size != size:
-        raise NotRead("a page of another size than its header says")
+        raise wrong
     return np.frombuffer(data, np.uint8)
 
 
 def _frame(size: int, compressed: int) -> bytes:
-    """Return what makes an LZ4 frame of a raw block: a frame says how many bytes come of it, so they are counted.
+    """Return the head of an LZ4 frame for a raw block: frames state the decompressed size, so truncation shows.
 
     See https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md: a block of a frame has at most 4 MB.
     """
     if max(size, compressed) > _LZ4_BLOCK:
-        raise NotRead("an LZ4 block that is too large")
+        raise NotRead("LZ4 block is too large")
     about = struct.pack("<BBQ", 0b0110_1000, 7 << 4, size)  # one block of up to 4 MB, and the content's size
     return b"\x04\x22\x4d\x18" + about + struct.pack("<BI", xxhash.xxh32_intdigest(about) >> 8 & 0xFF, compressed)
 
 
 def levels_of(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
-    """Split a page into levels, which have their length in front, and what follows."""
+    """Split a page into its length-prefixed levels and the rest."""
     if encoding != fields.RLE or len(body) < 4:
-        raise NotRead("levels in another encoding than RLE")
+        raise NotRead("levels aren't RLE-encoded")
     end = 4 + int.from_bytes(body[:4].tobytes(), "little")
     if end > len(body):
-        raise NotRead("levels that reach beyond their page")
+        raise NotRead("levels reach beyond their page")
     return body[4:end].tobytes(), body[end:]
 
 
 def text_lengths(data: Bytes, count: int) -> npt.NDArray[np.int64]:
-    """Return the lengths of ``count`` texts that lie one behind the other, each with its length in front."""
+    """Return the lengths of ``count`` consecutive length-prefixed texts."""
     if len(data) < _SHORT_TEXT * count:  # three zeros mark a length below 256, unless a text has some
         zeros = data == 0
         places = np.flatnonzero(zeros[1:-2] & zeros[2:-1] & zeros[3:])
@@ -227,7 +222,7 @@ def text_lengths(data: Bytes, count: int) -> npt.NDArray[np.int64]:
         found.append(length)
         at += 4 + length
     if at != len(data):
-        raise NotRead("values that are not all of their page")
+        raise NotRead("values don't fill their page")
     return np.array(found, np.int64)
 
 
@@ -249,9 +244,9 @@ def decode_hybrid(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
 
 
 def read_run(data: bytes, at: int, width: int, left: int) -> tuple[int, int | npt.NDArray[Any], int]:
-    """Return the length of the run at byte ``at``, its number or numbers, and where the next one begins.
+    """Return the length of the run at byte ``at``, its number or numbers, and the start of the next run.
 
-    ``left`` numbers remain from here on. Some writers fill the last packed bits up.
+    ``left`` numbers remain from here on. Some writers pad the last packed bits.
     """
     kind = _kind_of(width)
     head, at = thrift.read_varint(data, at)
@@ -269,13 +264,13 @@ def read_run(data: bytes, at: int, width: int, left: int) -> tuple[int, int | np
         raise NotRead("more levels or indices than values")
     end = at + -(-width // 8)
     if end > len(data):
-        raise NotRead("levels or indices that end within a run")
+        raise NotRead("levels or indices end within a run")
     return length, int.from_bytes(data[at:end], "little"), end
 
 
 def _kind_of(width: int) -> type[np.uint8 | np.uint32]:
     if not 0 <= width <= 32:
-        raise NotRead("levels of more than 32 bits")
+        raise NotRead("levels have more than 32 bits")
     return np.uint8 if width <= 8 else np.uint32
 
 

@@ -157,7 +157,7 @@ def _length_prefixed(chunk: pa.Array) -> Iterator[tuple[memoryview, npt.NDArray[
 def _laid_out(chunk: pa.Array) -> pa.Buffer:
     """Put each value's length before it.
 
-    They are twice as many binary views, and Arrow copies what these point to, without the interpreter's lock. See
+    Lengths and values become binary views, whose bytes Arrow copies without the interpreter's lock. See
     https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout.
     """
     ends, values = offsets_of(chunk), chunk.buffers()[2]
@@ -178,14 +178,13 @@ def _laid_out(chunk: pa.Array) -> pa.Buffer:
 
 # ---- Lists of one length, whose levels are known before a value is looked at
 #
-# A writer that takes any list finds out for each value where its list begins and that it is not null, which takes
-# longer than the values themselves. So these are written as if they were no lists, and get the same few bytes of
-# levels in every page.
+# A general writer works out for each value whether its list begins there and whether it is null, which takes longer
+# than the values themselves. So these are written as a flat column, and every page gets the same few bytes of levels.
 
 _SHORTEST, _LARGEST = 16, 1 << 28  # values of a list; bytes of a list
 _LIST_PAGE, _LIST_ROWS = 1 << 19, 20_000  # bytes and rows of a page: compressed in the processor's cache
 _TOGETHER = 8  # pages encoded in one go
-_HEADER = 64  # bytes, at most: there are no statistics in it
+_HEADER = 64  # bytes, at most, as it has no statistics
 
 
 def length_of(field: pa.Field, column: pa.ChunkedArray, encodings: Encodings) -> int:
@@ -290,8 +289,8 @@ def _repetitions(rows: int, length: int) -> bytes:
 
 # ---- Numbers that are stored as they lie in memory: plain, and without a codec
 #
-# All that a writer does with them is to copy them, and to find the least and the largest of each page. Where some are
-# null, the others lie side by side, and bits in front of them say which rows they are of.
+# The writer only copies them and finds the minimum and maximum of each page. If some are null, the others lie side by
+# side behind bits that tell which rows they belong to.
 
 _ROWS = 20_000  # of a page, as pyarrow has them
 _WIDER = {"i1": "<i4", "i2": "<i4", "u1": "<u4", "u2": "<u4"}
@@ -377,7 +376,7 @@ def _bounds(values: _Numbers, begins: npt.NDArray[np.int64]) -> tuple[_Numbers, 
 
 def _statistics(nulls: int, low: _Numbers, high: _Numbers) -> Struct:
     least, most = (BINARY, low.min().tobytes()), (BINARY, high.max().tobytes())
-    # The older fields are for what compares as signed numbers.
+    # The older fields are for types that compare as signed numbers.
     old: Struct = {} if low.dtype.kind == "u" else {1: most, 2: least}
     return {**old, 3: (I64, nulls), 5: most, 6: least, 7: (BOOL, True), 8: (BOOL, True)}
 

@@ -50,8 +50,8 @@ class RowBatch:
     Attributes:
         ratios: compressed over uncompressed bytes of each column at the source.
         numbers: each row's, counted through all source files.
-        done: bytes of the sources that are behind the reader after this batch.
-        widths: those of the table's columns, if they are known.
+        done: bytes of the sources that have been read after this batch.
+        widths: of the table's columns, if known.
     """
 
     table: pa.Table
@@ -134,7 +134,7 @@ def _small_together(row_groups: Sequence[tuple[int, int]], target: int) -> Itera
 
 @dataclass(frozen=True, kw_only=True)
 class _SourceKind:
-    """What source files of one schema share: dense changes, each leaf's column, minimum bytes of a row."""
+    """Shared by source files of one schema: dense changes, each leaf's column, minimum bytes of a row."""
 
     recast: dict[str, DenseChange]
     columns: npt.NDArray[np.int64]
@@ -155,7 +155,7 @@ class Decoder:
     """Decodes source files under ``schema``, in batches of about ``batch_bytes`` Arrow bytes.
 
     Attributes:
-        stored: the schema that rows are relabelled with in the end, as for time stamps that are written as numbers.
+        stored: the schema that rows are cast to last, for time stamps that are written as numbers.
         long_columns: see `long_columns_of`.
     """
 
@@ -168,7 +168,7 @@ class Decoder:
         """Yield the rows of ``spans`` in order.
 
         Raises:
-            ParquetError: a file is damaged, or a value does not fit the schema; names the file.
+            ParquetError: a file is damaged, or a value doesn't fit the schema.
         """
         return join_small_batches(self._decoded(spans), self.batch_bytes)
 
@@ -208,7 +208,7 @@ class Decoder:
         if rows != span.rows:
             raise ParquetError(
                 name,
-                f"row groups {span.groups[0]} to {span.groups[-1]} hold {rows:,} rows, and {span.rows:,} in the footer",
+                f"row groups {span.groups[0]} to {span.groups[-1]} hold {rows:,} rows, but {span.rows:,} in the footer",
                 _AGAIN,
             )
 
@@ -302,14 +302,14 @@ def _join(waiting: list[RowBatch], size: int) -> RowBatch:
 # ---- Long strings and binary, as views into their pages that are not copied until they are written
 #
 # A plain page of binary values is their bytes, each with its length before it, in the file that is read as in the one
-# that is written. So what goes from one to the other are stretches of pages. See
+# that is written. So stretches of pages are copied from one to the other. See
 # https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout: a view is the length, and either
 # up to 12 bytes or the first four, the number of the buffer and where in it the bytes begin.
 
 _READABLE = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # a column's encodings, levels among them
 
 _Take = Callable[[int], pa.ChunkedArray]
-"""Takes the next rows of a column: as many as asked for, or all that are left."""
+"""Takes the next rows of a column: as many as requested, or all that are left."""
 
 
 def long_columns_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Schema) -> dict[str, pa.DataType]:
@@ -365,7 +365,7 @@ def _views(
             pages = pages_in(descriptor, first_page(chunk), chunk.total_compressed_size)
             for texts in text_pages(descriptor, chunk, leaf, pages, checked=True):
                 if done + len(texts.there) > chunk.num_values or not texts.there.all():
-                    raise NotRead("nulls, or more values than the footer says")
+                    raise NotRead("there are nulls, or more values than in the footer")
                 yield views_of([texts], kind)
                 done += len(texts.there)
         except UNREADABLE as error:
@@ -397,7 +397,7 @@ def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> _Take:
 # ---- Several parts of the sources at once, passed on in order
 
 ReadTask = Callable[[], Iterator[RowBatch]]
-"""Makes some consecutive batches, on whatever thread has time."""
+"""Makes some consecutive batches, on any thread."""
 
 _END = object()
 

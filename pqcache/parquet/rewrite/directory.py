@@ -67,14 +67,14 @@ _MIN_AHEAD, _MAX_AHEAD = 8 << 20, 512 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class KnownOfSources:
-    """What is known of the files of a directory beside what is in them.
+    """Facts about the files of a directory that aren't in the files.
 
     Attributes:
-        schema: what the files' schemas are to be unified with, where a whole table must agree.
+        schema: a schema to unify with the files' schemas, where a whole table must agree.
         made_alike: for each file, whether it was made with the same options but for the row-group size.
         int96: the unit to read INT96 time stamps in, where a whole table must agree; "us" or "ns".
         of_table: the schema of the Delta or Iceberg table that they are of, if they are of one.
-        shuffled_with: a seed that all rows were shuffled with; shuffled again, they come out as if they had not been.
+        shuffled_with: the seed of an earlier shuffle of all rows; another shuffle starts from their first order.
     """
 
     schema: pa.Schema | None = None
@@ -101,9 +101,9 @@ def rewrite_directory(
     Args:
         sources: the Parquet files of one partition directory, in order; they are not modified.
         target: an empty or new directory.
-        options: sizes, codecs, and what else is to become of the columns and rows.
+        options: sizes, codecs, and changes to columns and rows.
         on_progress: called with the bytes of the sources that were done since the last call.
-        known: what is known of ``sources`` beside what is in them.
+        known: facts about ``sources`` that aren't in the files.
         use_page_cache: the files are read next, so they are not written past the page cache.
 
     Raises:
@@ -250,7 +250,7 @@ def _dense(opened: list[SourceFooter], options: RewriteOptions, declared: pa.Sch
 def _prefix(
     opened: list[SourceFooter], declared: pa.Schema, options: RewriteOptions, made_alike: Sequence[bool]
 ) -> int:
-    """How many of the first files can be linked although the rest is rewritten."""
+    """How many of the first files can be linked while the rest is rewritten."""
     if not len(declared):  # without columns there is nothing to rewrite, and pyarrow reads no rows
         return len(opened)
     found = count_unchanged_files([source.metadata for source in opened], options, made_alike)
@@ -361,11 +361,10 @@ def count_unchanged_files(
 ) -> int:
     """Return how many of the first files of a directory need no rewriting.
 
-    Every row group must be within the limit, unless it is a single row, fill 95 % of it, unless it is the last that
-    holds rows, and not lie across a boundary, where there is a block size. Files without rows and empty row groups
-    do not fit, except in a file that is alone; nor does a file whose schema is not the first's, or one that is
-    encoded otherwise than ``options`` ask for. ``made_alike`` says of each file whether it
-    was made with the same options but for the row-group size.
+    Every row group must be within the limit (unless it is a single row), fill 95 % of it (unless it is the last one
+    with rows), and not cross a block boundary. Files without rows and empty row groups don't fit, except in a single
+    file; nor do files whose schema differs from the first one's, or whose encoding differs from ``options``.
+    ``made_alike`` tells for each file whether it was made with the same options except for the row-group size.
     """
     if len(metadata) == 1 and metadata[0].num_rows == 0:
         return 1
@@ -390,10 +389,9 @@ def count_unchanged_files(
 
 
 def _is_as_asked(file: pq.FileMetaData, options: RewriteOptions) -> bool:
-    """Return whether a file's footer proves that it is encoded as ``options`` ask for.
+    """Return whether a file's footer proves that it is encoded as ``options`` ask.
 
-    Where a codec did not pay, a column has none; so a file in which none has one tells nothing, and neither does
-    any file about the level.
+    Columns that don't shrink have no codec, so a file without codecs proves nothing. No file proves its level.
     """
     if options.shuffle is not None or options.compression_level is not None:
         return False

@@ -75,7 +75,7 @@ def size_of(encoded: Encoded) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class FooterSchema:
-    """What row groups look like in a footer.
+    """The layout of row groups in a footer.
 
     Attributes:
         template: the footer of a file of pyarrow's with the same columns.

@@ -31,12 +31,12 @@ _INDEX_BITS = {pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16}
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSchema:
-    """What every output file's footer says.
+    """The common part of all output footers.
 
     Attributes:
         working: the schema that data arrives in.
-        declared: the schema readers are to see, metadata included.
-        elements: the source's schema elements, to be kept where they describe the data; or None.
+        declared: the schema that readers see, metadata included.
+        elements: the source's schema elements, kept if they describe the data.
         keyvalues: the key-value metadata of the footers.
         described: the types in the footer, where time stamps arrive as plain numbers; else None.
         index: the pandas RangeIndex of all rows.
@@ -204,10 +204,10 @@ def straddles(start: int, size: int, block_size: int | None) -> bool:
 
 @dataclass(kw_only=True)
 class RowGroupFiles:
-    """The files ``part-<number>.parquet`` in ``target``, one after the other: a new one where row groups do not go on.
+    """Writes the files ``part-<number>.parquet`` in ``target``, one after the other.
 
-    ``limit`` is what a row group may take, ``max_file`` what a file should. ``block_size`` and ``use_page_cache`` are
-    as in the writer's settings.
+    ``limit`` is the most bytes of a row group, ``max_file`` the bytes of a full file. ``block_size`` and
+    ``use_page_cache`` are as in the writer's settings.
     """
 
     target: Path
@@ -259,7 +259,7 @@ class RowGroupFiles:
 
 @contextlib.contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into a `PqcacheError` that names ``path`` and says what to do."""
+    """Turn an OSError into a `PqcacheError` about ``path``, with advice."""
     try:
         yield
     except OSError as error:
@@ -320,9 +320,8 @@ _LARGE, _TOGETHER = 64 << 10, 1 << 20
 class DirectIoFile:
     """A file at ``path``, new if ``fresh`` and else one that was closed, whose bytes threads of ``disk`` write.
 
-    ``use_page_cache`` says that the file is read next: then it is written as usual, as where the file system has no
-    other way. ``checksum`` is that of the complete blocks so far. One thread at a time may use it; every method may
-    raise OSError.
+    With ``use_page_cache``, or if the file system lacks direct I/O, it is written as usual. ``checksum`` covers the
+    complete blocks so far. One thread at a time may use it; every method may raise OSError.
     """
 
     def __init__(self, path: Path, disk: Executor, checksum: Checksum, use_page_cache: bool, fresh: bool) -> None:

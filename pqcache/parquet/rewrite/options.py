@@ -31,14 +31,14 @@ class RewriteOptions:
     Attributes:
         row_group_size: the most compressed bytes a row group may take.
         compression: codec for the columns that shrink by it; ``keep`` takes each column's own from the source.
-            None is lz4 for what has to be rewritten, and whatever there is in files that fit.
+            None is lz4 for files that are rewritten, and leaves files that fit as they are.
         compression_level: for zstd (1 to 22).
-        compat: write only what readers of ten years ago know: plain and dictionary encodings, and snappy unless
-            ``compression`` says otherwise.
+        compat: plain and dictionary encodings only, for readers of ten years ago, and snappy unless ``compression``
+            says otherwise.
         keep_int96: INT96 time stamps are kept as INT96.
         dense: columns to store as fixed-length bytes, by name; all others are lists. None leaves each as it is.
         shuffle: a seed to permute the rows with; None keeps their order.
-        block_size: no row group lies across a multiple of this many bytes of its file; None does not care.
+        block_size: no row group crosses a multiple of this many bytes of its file; None for no blocks.
     """
 
     row_group_size: int
@@ -85,7 +85,7 @@ class RewriteOptions:
 
     @property
     def recipe(self) -> str:
-        """These options as canonical JSON, without what has its default; equal means made in the same way."""
+        """These options as canonical JSON without defaults; equal recipes make equal files."""
         values: dict[str, Any] = {_ROW_GROUP_SIZE: self.row_group_size}
         if self.shuffle is not None:
             values[_SHUFFLE] = self.shuffle

@@ -1,8 +1,8 @@
 """All rows of a partition in a random order, in memory that does not depend on how many there are.
 
 Each row draws 64 random bits, in the order of the rows, and the rows are sorted by them: the result depends on
-the rows and the seed, and on nothing else. What memory cannot hold goes to disk, in 64 buckets by the topmost bits,
-and a bucket that is too large in turn by the next ones.
+the rows and the seed, and on nothing else. Rows that don't fit in memory go to disk, in 64 buckets by the topmost bits;
+a bucket that is too large is split by the next bits.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def shuffle_rows(
 ) -> Iterator[RowBatch]:
     """Yield the rows of ``stream`` permuted, in batches of about ``batch_bytes`` Arrow bytes.
 
-    About twice ``limit`` Arrow bytes are held, and what is beyond that lies in the directory ``place``, which is
-    made when it is needed and removed in the end. Memory also holds each dictionary column's values once.
+    About twice ``limit`` Arrow bytes stay in memory; the rest goes to the directory ``place``, which is made on demand
+    and removed at the end. Memory also holds each dictionary column's values once.
 
-    ``before`` is a seed that the rows were shuffled with already, and their number: they come out as if they had not
-    been. That takes 16 bytes of memory a row.
+    ``before`` is the seed of an earlier shuffle of these rows, and their number: the result is as if that hadn't
+    happened. That takes 16 bytes of memory a row.
 
     Raises:
         PqcacheError: ``place`` cannot be written.

@@ -42,11 +42,11 @@ MIN_FILL = 0.95
 _MAX_ESTIMATES, _MAX_TRIES = 5, 40  # at columns that are encoded in one chunk; after the former, bisect
 _FULL = 0.004  # of a row group: so little may be left empty
 _SPARE = 0.0002
-_WELL, _CHEAP = 0.985, 0.1  # fill a row group better if what has to be done again is cheap
+_WELL, _CHEAP = 0.985, 0.1  # fill a row group better if the repeated work is cheap
 _FAR_OFF = 1.5  # row-group sizes
 _WORTH_A_CHANGE = 0.97  # new encodings must make a sample this much smaller
 _PROBE_EVERY = 16  # row groups; and after the first and the fourth
-_MAX_ARROW_RATIO = 16  # decoded bytes of one row group, in row-group sizes: what a reader has to hold
+_MAX_ARROW_RATIO = 16  # decoded bytes of one row group, which a reader has to hold, in row-group sizes
 _MIN_MAX_ARROW = 1 << 30
 _PROBE_SHARE = 80  # the sample is an eightieth of a row group
 _MIN_PROBE, _MAX_PROBE = 1 << 19, 32 << 20
@@ -66,7 +66,7 @@ class WriterSettings:
         max_file: bytes after which a new file begins.
         codec: the codec to try for a leaf column, by position.
         name_of: the file and row that a row was, by its number.
-        plain: what does not depend on the data: the level of compression, how decimals and times are stored.
+        plain: settings that don't depend on the data: compression level, storage of decimals and times.
         use_page_cache: the files are read next.
     """
 
@@ -80,13 +80,13 @@ class WriterSettings:
 
 @dataclass(frozen=True)
 class RewriteResult:
-    """What was written.
+    """The result of a rewrite.
 
     Attributes:
         outputs: the files of the target, in order of their rows.
         encoded: compressed bytes that were encoded.
-        encoded_again: how many of them were taken back and encoded another time.
-        warnings: what the user should know, each naming a file.
+        encoded_again: how many of them were encoded a second time.
+        warnings: messages for the user, each naming a file.
     """
 
     outputs: tuple[OutputFile, ...]
@@ -105,7 +105,7 @@ def write_row_groups(
     began are removed.
 
     Raises:
-        ParquetError: whatever ``stream`` raises, or a type that Parquet cannot hold.
+        ParquetError: from ``stream``, or for a type that Parquet can't hold.
         PqcacheError: an output cannot be written.
     """
     with ThreadPoolExecutor(WRITERS, "pqcache-disk") as disk, ThreadPoolExecutor(THREADS, "pqcache-encode") as encoders:
@@ -132,7 +132,7 @@ def write_row_groups(
         except pa.ArrowException as error:
             raise ParquetError(target, f"cannot be written as Parquet ({error})") from error
     if writer.unreported:
-        writer.warnings.append(f"{writer.unreported:,} more rows are larger than a row group may be")
+        writer.warnings.append(f"{writer.unreported:,} more rows exceed the row-group size")
     return RewriteResult(outputs, encoder.encoded, encoder.again, tuple(writer.warnings))
 
 
@@ -167,11 +167,11 @@ class _OpenRowGroup:
         weights: of all rows so far; ``held`` are their decoded bytes.
         most: rows that the next part may have, after one was too large; None for any number.
         failed: how many parts in a row were too large.
-        wanting: it has to grow, whatever the estimate.
+        wanting: it has to grow, regardless of the estimate.
         probed: its encodings were chosen from its own rows.
         fits, over: rows with which the row group is known to fit, and not to fit.
         tries: how often the ``dictionary`` columns have been encoded.
-        force: add so many rows, whatever the estimate.
+        force: add this many rows, regardless of the estimate.
     """
 
     appendable: list[int]
@@ -222,7 +222,7 @@ class _Writer:
             and not anew
             and encoded_size(sample, encodings) > _WORTH_A_CHANGE * encoded_size(sample, encoder.encodings)
         ):
-            return  # what was learned is better than what a sample tells
+            return  # learned estimates are better than those of a sample
         encoder.encodings = encodings
         rows, leaves = estimate_from_sample(sample, encodings, self.limit)
         weights = weigh(sample, self.queue.ratios())
@@ -320,7 +320,7 @@ class _Writer:
         if group.size + part.size + (0 if group.force else later) > self.limit and (group.rows or count > 1):
             self.encoder.again += part.size
             queue.put_back(batches)
-            # No bound on the whole row group: what rows take depends on where they are cut.
+            # No bound on the whole row group: the size of rows depends on where they are cut.
             group.most, group.failed = count - 1, group.failed + 1
             if group.force:
                 group.over, group.force = count, max(1, (group.fits + count) // 2)
@@ -396,7 +396,7 @@ _NEAR = 0.001  # of the space left: estimates are no better
 
 
 class RowQueue:
-    """Decoded rows that wait to be written: batches in order, how many rows there are, and what they weigh."""
+    """Decoded rows that wait to be written: batches in order, their number of rows and their weights."""
 
     def __init__(self, stream: Iterator[RowBatch]) -> None:
         self.stream = stream
@@ -407,7 +407,7 @@ class RowQueue:
         self.exhausted = False
 
     def fill(self, goal: float, factors: Floats, max_rows: int, max_bytes: int) -> None:
-        """Take batches in, one at least, until they are estimated to exceed ``goal``, or are too many to be held."""
+        """Take at least one batch, until the estimate exceeds ``goal`` or too much is held."""
         while self.rows <= max_rows and self.bytes <= max_bytes:
             if self.rows and float(np.dot(factors, self.total)) > goal:
                 return
@@ -507,13 +507,13 @@ _FIRST_MARGIN, _MAX_FIRST = 0.01, 0.5  # left empty by the first part, at least 
 _LATER_MARGIN, _MAX_LATER = 0.1, 0.3  # by a later part, which costs little when it has to be done again
 _FIRST_DICTIONARY_SPREAD = 0.005
 _SURE, _UNSURE = 0.0005, 0.03  # margins of columns that are encoded in one chunk
-_WEIGHTY = 0.1  # of a row group: what a part must have for its ``factors`` to be taken as it is
-_NOISE = 0.02  # what two row groups of one kind differ by
+_WEIGHTY = 0.1  # of a row group: a smaller part only moves the factors partway
+_NOISE = 0.02  # difference between two row groups of one kind
 _MAX_DICTIONARY = 1 << 20  # pyarrow's dictionary_pagesize_limit; past it, a column goes on plain
 
 
 class SizeEstimate:
-    """What is known of the bytes that rows will take: ``factors`` by column, and how far to trust it.
+    """Estimates the bytes that rows will take: ``factors`` by column, and how far to trust them.
 
     Rows are estimated to take the sum over the columns of ``factor * weight``.
     """
@@ -563,7 +563,7 @@ class SizeEstimate:
 
 
 def estimate_from_sample(sample: pa.Table, encodings: Encodings, limit: int) -> tuple[int, list[float]]:
-    """Return how many rows like ``sample``'s fill ``limit`` bytes, and what each leaf column takes of them.
+    """Return how many rows like ``sample``'s fill ``limit`` bytes, and the bytes of each leaf column.
 
     A row group is a hundred times the sample, and columns do not grow in proportion: a dictionary is paid once,
     or grows with the rows and its indices with it. What a quarter of the sample takes tells which.

@@ -197,7 +197,7 @@ def test_int96_has_no_unit(tmp_path: Path) -> None:
         ("ts", "--time-units ts: not NAME=VALUE,...; write it like"),
         ("nope=us", "--time-units nope=us: there is no column 'nope'"),
         ("dt=us", "--time-units dt=us: there is no column 'dt'"),
-        ("id=us", "--time-units id=us: column 'id' is int64, and no time"),
+        ("id=us", "--time-units id=us: column 'id' is int64, not a time"),
     ],
 )
 def test_choices_that_make_no_sense(tmp_path: Path, option: str, message: str) -> None:
