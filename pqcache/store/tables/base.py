@@ -37,7 +37,7 @@ from pqcache.store.urls import local_path, printable, url_scheme, with_usual_sch
 T = TypeVar("T")
 
 _UNSAFE = "".join(map(chr, range(0x20))) + "\"#%'*/:=?\\\x7f{[]^"  # what Hive encodes in a partition's path
-_SUFFIXES = (".parquet", ".parq", ".pq")
+PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
 _TRIES = 3  # of a log that changes while it is read
 METASTORE_OPTIONS = frozenset({"auth", "principal", "transport", "user", "password"})  # store options of hive://
 MOVED = "moved"  # a store option that is the table's: whether it lies elsewhere than its metadata say
@@ -135,7 +135,7 @@ def digest(*parts: object) -> str:
 
 def _name(url: str) -> str:
     name = url.rpartition("/")[2]
-    name = name if name.lower().endswith(_SUFFIXES) else f"{name}.parquet"
+    name = name if name.lower().endswith(PARQUET_SUFFIXES) else f"{name}.parquet"
     return f"part-{name.lstrip('._')}" if is_hidden(name) else name
 
 

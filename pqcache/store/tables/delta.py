@@ -112,10 +112,15 @@ class _DeltaReader:
         url = self.table.url
         with self._library():
             table = DeltaTable(str(place), version=version)
-            protocol, columns = table.protocol(), table.schema()
+            protocol, columns, metadata = table.protocol(), table.schema(), table.metadata()
         features = protocol.reader_features or ()
         check_features(url, protocol.min_reader_version, features)
-        schema = _schema_of(table, columns)
+        schema = DeltaSchema(
+            fields=json.loads(columns.to_json())["fields"],
+            partitions=metadata.partition_columns,
+            configuration=metadata.configuration,
+            writer_features=protocol.writer_features or (),
+        )
         check_schema(url, schema)
         with self._library():
             adds = table.get_add_actions()
@@ -223,16 +228,6 @@ class _DeltaReader:
 
     def _bytes_of(self, path: str, offset: int, length: int) -> bytes:
         return self.table.files.read(file_url_of(self.table.url, path), offset, length)
-
-
-def _schema_of(table: DeltaTable, columns: Schema) -> DeltaSchema:
-    metadata = table.metadata()
-    return DeltaSchema(
-        fields=json.loads(columns.to_json())["fields"],
-        partitions=metadata.partition_columns,
-        configuration=metadata.configuration,
-        writer_features=table.protocol().writer_features or (),
-    )
 
 
 def _arrow_schema(columns: Schema) -> bytes:

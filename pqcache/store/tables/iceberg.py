@@ -71,6 +71,7 @@ _OF_VECTORS = 100, 103, 143, 144, 145  # path, number of rows, data file, offset
 _DELETED = 2
 _MAX_CACHED = 16 << 20  # positions, of 8 bytes each
 _BATCH = 1 << 16  # rows
+_NONE: Positions = np.empty(0, np.int64)
 NAME_MAPPING = "schema.name-mapping.default"
 _ARROW: Mapping[type[types.IcebergType], pa.DataType] = {
     types.BooleanType: pa.bool_(),
@@ -99,23 +100,19 @@ _MAX_NAME = 255  # bytes, of most file systems
 def listing_of(metadata: TableMetadata, access: TableAccess, rule: VersionRule, url: str) -> TableListing:
     """Return the files of the version of a table that is wanted; raises what `Table.read_table` does."""
     with iceberg_errors(url):
-        return _listing(metadata, access, rule, url)
-
-
-def _listing(metadata: TableMetadata, access: TableAccess, rule: VersionRule, url: str) -> TableListing:
-    snapshot = _wanted(metadata, rule, url)
-    if snapshot is None:
-        return TableListing(files={})
-    schema = _schema_of(metadata, snapshot, rule)
-    check_defaults(metadata, schema, url)
-    version = TableVersion(
-        format="Iceberg",
-        version=str(snapshot.snapshot_id),
-        time=_time_of(snapshot),
-        schema=arrow_schema(schema).serialize().to_pybytes(),
-    )
-    planned = planned_files(metadata, snapshot, access, url)
-    return TableListing(files=_files(metadata, access, schema, planned, url), version=version)
+        snapshot = _wanted(metadata, rule, url)
+        if snapshot is None:
+            return TableListing(files={})
+        schema = _schema_of(metadata, snapshot, rule)
+        check_defaults(metadata, schema, url)
+        version = TableVersion(
+            format="Iceberg",
+            version=str(snapshot.snapshot_id),
+            time=_time_of(snapshot),
+            schema=arrow_schema(schema).serialize().to_pybytes(),
+        )
+        planned = planned_files(metadata, snapshot, access, url)
+        return TableListing(files=_files(metadata, access, schema, planned, url), version=version)
 
 
 def _files(
@@ -312,7 +309,7 @@ class Deletes:
             else one.read(printable(data_file), self._access.read)
             for one in deletes
         ]
-        return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
+        return np.unique(np.concatenate([_NONE, *found]))
 
     def _positions(self, uri: str, data_file: str) -> Positions:
         with self._lock:  # others of the same file wait for it, and do not read it too
@@ -323,14 +320,13 @@ class Deletes:
                     try:
                         file = pq.ParquetFile(stream)
                         if file.metadata.num_rows > _MAX_CACHED:
-                            return _grouped(file, _groups_of(file, data_file), data_file).get(data_file, _none())
+                            return _grouped(file, _groups_of(file, data_file), data_file).get(data_file, _NONE)
                         self._cached[uri] = _grouped(file, range(file.num_row_groups))
                     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
                         reason = f"this delete file cannot be read ({first_line(error)})"
-                        advice = CHECK_TABLE
-                        raise ParquetError(printable(uri), reason, advice) from error
+                        raise ParquetError(printable(uri), reason, CHECK_TABLE) from error
                 self._shrink()
-            return self._cached[uri].get(data_file, _none())
+            return self._cached[uri].get(data_file, _NONE)
 
     def _shrink(self) -> None:
         """Forget the delete files that were not used for longest, until the others fit in memory."""
@@ -373,10 +369,6 @@ def _groups_of(file: pq.ParquetFile, data_file: str) -> list[int]:
         if known is None or not known.has_min_max or known.min <= data_file <= known.max:
             found.append(group)
     return found
-
-
-def _none() -> Positions:
-    return np.empty(0, np.int64)
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
@@ -569,9 +561,9 @@ _MAGIC = b"Obj\x01"
 _CODEC = b"avro.codec"
 _MAX_BLOCKS = 1 << 30  # bytes of all blocks, decompressed
 _SYNC = 16  # bytes of the marker behind the header and each block
-_MISSING = ("NoSuchTableError", "NoSuchIcebergTableError", "NoSuchNamespaceError", "NoSuchIdentifierError")
-_DENIED = ("UnauthorizedError", "ForbiddenError", "OAuthError")
-_PASSING = ("ServiceUnavailableError", "ServerError", "TooManyRequestsError")
+_MISSING = {"NoSuchTableError", "NoSuchIcebergTableError", "NoSuchNamespaceError", "NoSuchIdentifierError"}
+_DENIED = {"UnauthorizedError", "ForbiddenError", "OAuthError"}
+_PASSING = {"ServiceUnavailableError", "ServerError", "TooManyRequestsError"}
 _AS_FILES = "take its files as they are with --as-files (as_files=True)"
 
 
@@ -657,8 +649,8 @@ class _StoreInput(InputFile):
             try:
                 check_avro(data)
             except ValueError as error:
-                advice = CHECK_TABLE
-                raise SourceError(printable(self.location), f"this manifest is damaged: {error}", advice) from error
+                reason = f"this manifest is damaged: {error}"
+                raise SourceError(printable(self.location), reason, CHECK_TABLE) from error
         return io.BytesIO(data)
 
 
@@ -747,14 +739,14 @@ def iceberg_errors(subject: str, secrets: Iterable[str] = ()) -> Iterator[None]:
 def _error(subject: str, error: Exception) -> PqcacheError:
     if (known := known_cause(subject, error)) is not None:
         return known
-    names = [kind.__name__ for kind in type(error).__mro__]
+    names = {kind.__name__ for kind in type(error).__mro__}
     said = _said(error)
-    if not _is_disjoint(names, _MISSING):
+    if names & _MISSING:
         return SourceNotFound(subject, f"no such table ({said})", "check the names of the namespace and the table")
-    if not _is_disjoint(names, _DENIED):
+    if names & _DENIED:
         advice = "check the catalog's credentials in ~/.pyiceberg.yaml or PYICEBERG_CATALOG__NAME__..."
         return SourceDenied(subject, f"access denied ({said})", advice)
-    if not _is_disjoint(names, _PASSING) or type(error).__module__.startswith("requests."):
+    if names & _PASSING or type(error).__module__.startswith("requests."):
         return SourceUnavailable(subject, f"its catalog does not answer ({said})", "check the catalog's uri, try again")
     if "NotInstalledError" in names:
         return UsageError(subject, f"its catalog needs another package ({said})", "install it")
@@ -770,7 +762,3 @@ def _said(error: Exception) -> str:
         lines = [line.partition(" [")[0].strip() for line in str(error).splitlines()[1:3]]
         text = ": ".join(line for line in lines if not line.startswith("For further information")) or text
     return printable(text)
-
-
-def _is_disjoint(names: list[str], others: tuple[str, ...]) -> bool:
-    return set(names).isdisjoint(others)

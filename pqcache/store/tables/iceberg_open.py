@@ -44,11 +44,11 @@ from pqcache.store.tables.iceberg import (
     listing_of,
     plain_url,
 )
+from pqcache.store.tables.table_format import METADATA_SUFFIXES
 from pqcache.store.urls import is_secret, printable, redact, url_scheme
 
 _METADATA = "metadata"  # the directory of metadata files in that of a table
 HINT = "version-hint.text"
-SUFFIXES = (".metadata.json", ".metadata.json.gz")
 # Hadoop's, a catalog's, and others
 _NAME = re.compile(r"(?:v(?P<version>\d+)|(?P<number>\d+)-.+?|.+?)(\.gz)?\.metadata\.json(\.gz)?")
 _UNNUMBERED = -1
@@ -161,7 +161,7 @@ def _hinted(found: Sequence[_Found], hint: str, url: str) -> list[_Found]:
             number += 1
         named = [file for file in found if file.of_hadoop and file.number == number]
     else:
-        named = [file for file in found if file.name in (hint, *(hint + suffix for suffix in SUFFIXES))]
+        named = [file for file in found if file.name in (hint, *(hint + suffix for suffix in METADATA_SUFFIXES))]
     if not named:
         reason = f"{HINT} names {printable(hint)[:80]!r}, which is not there"
         raise SourceError(url, reason, f"name a metadata file: {url}/{printable(found[-1].name)}")

@@ -14,12 +14,20 @@ from pqcache.errors import SourceError, SourceNotFound, UsageError
 from pqcache.store.drivers.base import LocalModes, Source
 from pqcache.store.drivers.registry import installed
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
-from pqcache.store.tables.base import MOVED, LogTable, OpenOptions, ReadLog, StoreFiles, Table, TableListing, TableLog
-from pqcache.store.tables.table_format import LOGS, is_log, refuse_part
+from pqcache.store.tables.base import (
+    MOVED,
+    PARQUET_SUFFIXES,
+    LogTable,
+    OpenOptions,
+    ReadLog,
+    StoreFiles,
+    Table,
+    TableListing,
+    TableLog,
+)
+from pqcache.store.tables.table_format import LOGS, METADATA_SUFFIXES, is_log, refuse_part
 from pqcache.store.urls import check_url, redact, url_scheme, with_usual_scheme
 
-_NEVER_TABLES = (".parquet", ".parq", ".pq")  # how the URL of one file ends
-_ICEBERG_METADATA = (".metadata.json", ".metadata.json.gz")
 _ICEBERG_LOG = "metadata"
 
 OpenUrl = Callable[[str, OpenOptions], Source]
@@ -35,14 +43,14 @@ def open_table(url: str, options: OpenOptions) -> Source:
         SourceError: the store cannot be asked.
     """
     url = with_usual_scheme(url)
-    open_catalog = _catalogs().get(url_scheme(url))
+    open_catalog = _CATALOGS.get(url_scheme(url))
     if open_catalog is not None:
         check_url(url)
         return _with_version(open_catalog(url, options), url, options)
-    if url.lower().endswith(_ICEBERG_METADATA) and not options.as_files:
+    if url.lower().endswith(METADATA_SUFFIXES) and not options.as_files:
         return _iceberg_file(url, options)
     source = options.open_files(url, url)
-    if not (options.as_files or source.capabilities.lists_only_data_files or url.lower().endswith(_NEVER_TABLES)):
+    if not (options.as_files or source.capabilities.lists_only_data_files or url.lower().endswith(PARQUET_SUFFIXES)):
         try:
             table = _table_at(url, source, options)
         except BaseException:
@@ -70,7 +78,7 @@ def _with_version(source: Source, url: str, options: OpenOptions) -> Source:
 
 def _table_at(url: str, source: Source, options: OpenOptions) -> Table | None:
     """Return the table in the directory that ``source`` is, or None where there is the log of none."""
-    for directory, read_log in _logs().items():
+    for directory, read_log in _LOGS.items():
         log = options.open_files(f"{url.rstrip('/')}/{directory}", url)
         try:
             entries = _listed(log, options)
@@ -90,20 +98,10 @@ def _table_at(url: str, source: Source, options: OpenOptions) -> Table | None:
     return None
 
 
-def _logs() -> Mapping[str, ReadLog]:
-    """Return what reads the log of a table, by the name of the directory that it is in."""
-    return {"_delta_log": _read_delta, _ICEBERG_LOG: _read_iceberg}
-
-
 def _read_delta(log: TableLog, entries: Sequence[SourceFile]) -> TableListing:
     with _needs(log.url, "a Delta table", "deltalake", "delta"):
         from pqcache.store.tables.delta import read_delta
     return read_delta(log, entries)
-
-
-def _catalogs() -> Mapping[str, OpenUrl]:
-    """Return what opens a table that a catalog knows by its name, by the scheme of the URL."""
-    return {"hive": _open_hive, "iceberg": _iceberg_catalog}
 
 
 def _open_hive(url: str, options: OpenOptions) -> Source:
@@ -146,6 +144,10 @@ def _iceberg_catalog(url: str, options: OpenOptions) -> Source:
     return CatalogTable(url, options)
 
 
+_LOGS: Mapping[str, ReadLog] = {"_delta_log": _read_delta, _ICEBERG_LOG: _read_iceberg}  # by the log's directory
+_CATALOGS: Mapping[str, OpenUrl] = {"hive": _open_hive, "iceberg": _iceberg_catalog}  # by the scheme of the URL
+
+
 def _check_not_part(url: str, options: OpenOptions) -> None:
     """Raise UsageError where ``url`` is a partition of a table; of a local one `check_above` looks at its listing."""
     if url_scheme(url) in ("", "file"):
@@ -153,7 +155,7 @@ def _check_not_part(url: str, options: OpenOptions) -> None:
     above = url.rstrip("/")
     while "=" in above.rpartition("/")[2]:
         above = above.rpartition("/")[0]
-    for directory in _logs():
+    for directory in _LOGS:
         root = above.removesuffix("/data") if directory == _ICEBERG_LOG else above  # where Iceberg's files are
         if root == url.rstrip("/"):
             continue

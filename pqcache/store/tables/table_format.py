@@ -29,6 +29,7 @@ _REASONS = {  # why a listing does not show its rows, and what to do
     _SPARK: ("its log says which files count", "write it to plain Parquet with Spark"),
     _CACHE: ("it holds several snapshots of the same rows", "name the cache's directory 'current'"),
 }
+METADATA_SUFFIXES = (".metadata.json", ".metadata.json.gz")  # of Iceberg
 LOGS = {"_delta_log": _DELTA, ".hoodie": _HUDI, "_spark_metadata": _SPARK, "metadata": _ICEBERG}  # by directory
 _LOG_FILES = {  # names that nothing but the writer of such a table gives
     _DELTA: re.compile(r"\d+(\..+)?\.(json|parquet)|_last_checkpoint"),
@@ -73,7 +74,7 @@ def find_tables(paths: Iterable[str]) -> list[FoundTable]:
         elif _BUCKET.fullmatch(name) and _BASE.fullmatch(directory.rpartition("/")[2]):
             root = _without_partitions(directory.rpartition("/")[0])
             found.setdefault((root, _HIVE), FoundTable(_HIVE, root, path))
-        elif name.endswith((".metadata.json", ".metadata.json.gz")) and _ICEBERG_METADATA.fullmatch(name):
+        elif name.endswith(METADATA_SUFFIXES) and _ICEBERG_METADATA.fullmatch(name):
             if not is_hidden_directory(directory):
                 root = directory.rpartition("/")[0]
                 found.setdefault((root, _ICEBERG), FoundTable(_ICEBERG, root, path))
