@@ -77,7 +77,7 @@ class TableFile:
         path: where it lies in a cache: partition directories and a name.
         url: where it is: a URL, or an absolute local path.
         identity: what the log of a table says, with the tag of `committed_tag`, or what the store of the file lists.
-        shape: what the table makes of its columns and rows; None where it is taken as it is.
+        shape: what the table makes of its columns and rows; None if it is taken as it is.
     """
 
     path: str
@@ -91,7 +91,7 @@ class TableListing:
     """The files of a table by path, and its version.
 
     Of a table without versions the files are all that lie in its directories, as in a listing of them, and the version
-    has the types of the partition columns alone; None where it has no such columns.
+    has the types of the partition columns alone; None if it has no such columns.
     """
 
     files: Mapping[str, TableFile]
@@ -99,7 +99,7 @@ class TableListing:
 
 
 def partition_path(values: Mapping[str, str | None]) -> str:
-    """Return the Hive directory of partition values, outermost first, encoded as Hive does; empty without any.
+    """The Hive directory of partition values, outermost first, encoded as Hive does; empty without any.
 
     >>> partition_path({"dt": "2026/11", "region": None})
     'dt=2026%2F11/region=__HIVE_DEFAULT_PARTITION__'
@@ -108,7 +108,7 @@ def partition_path(values: Mapping[str, str | None]) -> str:
 
 
 def cache_paths(files: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a path in the cache for each file, of which the partition directory and the URL are given.
+    """Choose a path in the cache for each file, given as its partition directory and its URL.
 
     A name that readers would skip, or would not take for Parquet, gets a prefix or a suffix; of two files of one name
     in one directory each gets a part that is its URL's own.
@@ -124,12 +124,10 @@ def cache_paths(files: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def iso_time(time_ns: int) -> str:
-    """Return a time in nanoseconds since 1970 in ISO 8601."""
     return datetime.fromtimestamp(time_ns / 1e9, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def digest(*parts: object) -> str:
-    """Return a short text that is equal for equal ``parts``."""
     return blake2b("\0".join(map(str, parts)).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -176,22 +174,21 @@ class OpenOptions:
     keys: Collection[str] | None = None
 
     def open_files(self, url: str, of: str) -> Source:
-        """Return the source of the files at ``url``, with the options of the store of ``of`` if it is of its kind."""
+        """Open the files at ``url``, with the store options that were given for ``of`` if both have the same scheme."""
         same = url_scheme(url) == url_scheme(of)
         store = {name: value for name, value in self.store.items() if same and name != MOVED}
         return open_source(url, store, self.timeout, self.hdfs_driver)
 
     def tried(self, call: Callable[[], T], subject: str) -> T:
-        """Return what ``call`` returns, after some tries if it fails for a passing reason."""
+        """Call, and retry what fails for a passing reason."""
         return with_retries(call, subject, self.patience, self.on_event)
 
     def listed(self, source: Source) -> list[SourceFile]:
-        """Return all files of a source."""
         return self.tried(lambda: list(source.list()), source.url)
 
 
 def store_options(options: Mapping[str, str], scheme: str) -> Mapping[str, str]:
-    """Return those of a metastore's options that are for the store of a location: names with a dot are Hadoop's."""
+    """The options given for a metastore that are for the store of a location: names with a dot are Hadoop's."""
     if scheme in ("", "file"):
         return {}
     return {
@@ -218,7 +215,7 @@ class TableLog:
 
 
 def log_state(entries: Iterable[SourceFile]) -> str | None:
-    """Return a text that is equal for equal logs, of which ``entries`` are all files.
+    """A text that is equal for equal logs; ``entries`` are all files of one.
 
     None where the store says nothing of a file but its size: another log may have files of these names and sizes.
     """
@@ -231,7 +228,7 @@ class StoreFiles:
     """Opens the stores of files when they are first asked for.
 
     Args:
-        base: the opened source whose files, below ``base.url``, need no other one; None where there is none.
+        base: the opened source whose files, below ``base.url``, need no other one; None if there is none.
         open_source: opens the source at a URL.
         options: how often to try.
     """
@@ -243,7 +240,7 @@ class StoreFiles:
         self._lock = Lock()
 
     def locate(self, url: str) -> tuple[Source, str]:
-        """Return the source that a file is read from, and its path there; raises what opening one raises."""
+        """Find the source of a file, and its path there. It is opened if need be."""
         try:
             url.encode(errors="surrogateescape")
         except UnicodeEncodeError:
@@ -265,12 +262,11 @@ class StoreFiles:
         return self._base, url[len(self._prefix) :]
 
     def size_of(self, url: str) -> int:
-        """Return the size of a file in bytes."""
         source, place = self.locate(url)
         return self._options.tried(lambda: source.stat(place).size, url)
 
     def read(self, url: str, offset: int, length: int) -> bytes:
-        """Return just ``length`` bytes of a file from ``offset`` on."""
+        """Read ``length`` bytes from ``offset`` on, no fewer."""
         source, place = self.locate(url)
 
         def received() -> bytes:
@@ -286,7 +282,7 @@ class StoreFiles:
         return self._options.tried(received, url) if length else b""
 
     def source_at(self, url: str) -> Source:
-        """Return a new source of the directory ``url``, which the caller closes."""
+        """Open the directory ``url`` as a source of its own, which the caller closes."""
         url = usual_url(url)
         if url_scheme(url) == "s3":  # whose clients take long to make
             root, path = _root_and_path(url)
@@ -336,7 +332,7 @@ class Table(Source, LocalModes):
 
     @abstractmethod
     def read_table(self) -> TableListing:
-        """Return the files of the version that is wanted.
+        """List the files of the wanted version.
 
         Raises SourceError if the table cannot be read, SourceNotFound if there is none or no such version, and
         UsageError if its rows would not come out right: what it uses is named, and what to do.
@@ -401,7 +397,6 @@ class Table(Source, LocalModes):
             raise SourceNotFound(f"{self.url}/{path}", "is no file of the table", "sync again") from None
 
     def _located(self, path: str, tag: str) -> tuple[Source, str, str]:
-        """Return the source of a file, its path there, and the tag that it has there."""
         source, place = self._files.locate(self._file(path).url)
         return source, place, "" if self.capabilities.reads_versions else tag
 
@@ -480,7 +475,7 @@ class LogTable(Table):
 
 
 def usual_url(url: str) -> str:
-    """Return ``url``, as logs and metadata write it, in the form in which sources have it."""
+    """Spell a URL from a log or from metadata as sources do."""
     scheme = url_scheme(url)
     if not scheme and url.startswith("hdfs:/"):  # as Hadoop writes one without a host
         return f"hdfs://{url.removeprefix('hdfs:')}"
@@ -490,7 +485,7 @@ def usual_url(url: str) -> str:
 
 
 def _root_and_path(url: str) -> tuple[str, str]:
-    """Return the directory or host to open for a file, and the file's path there."""
+    """Split a file's URL into the directory or host to open, and the path there."""
     if not url_scheme(url):
         directory, name = os.path.split(url)
         return directory, name

@@ -78,7 +78,7 @@ class FileRules:
 
 
 def file_kind(path: str) -> FileKind:
-    """Return what the name of a file says; ``path`` is relative to the dataset.
+    """Tell the kind of a file by its name; ``path`` is relative to the dataset.
 
     >>> file_kind("dt=1/part-0.parquet"), file_kind("dt=1/000000_0"), file_kind("dt=1/_SUCCESS")
     (<FileKind.PARQUET: 'parquet'>, <FileKind.UNKNOWN: 'unknown'>, <FileKind.HIDDEN: 'hidden'>)
@@ -104,12 +104,12 @@ def file_kind(path: str) -> FileKind:
 
 
 def lists_files(path: str) -> bool:
-    """Return whether a file that is not Parquet by its content is a list of files by its name."""
+    """Whether a file whose content is not Parquet is a list of files, by its name."""
     return _UNLOAD_MANIFEST.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def may_have_rows(file: SourceFile, rules: FileRules) -> bool:
-    """Return whether a file may be the dataset's, as far as its name and its size say."""
+    """Whether a file may belong to the dataset, by its name and size."""
     kind = file_kind(file.path)
     if not {".", ".."}.isdisjoint(file.path.split("/")):  # not hidden, whatever a dot says elsewhere
         return True
@@ -138,7 +138,7 @@ class PassedOver:
 
 
 def count_passed_over(found: Sequence[SourceFile], taken: Sequence[SourceFile]) -> PassedOver:
-    """Return how many of the files that were ``found`` are not ``taken``; both are in the same order."""
+    """Count the files that were ``found`` and not ``taken``; both are in the same order."""
     if len(found) == len(taken):
         return PassedOver()
     hidden, left = 0, iter(taken)
@@ -152,7 +152,7 @@ def count_passed_over(found: Sequence[SourceFile], taken: Sequence[SourceFile]) 
 
 
 def without_other_snapshots(files: Sequence[SourceFile]) -> list[SourceFile]:
-    """Return ``files`` with one snapshot of each cache among them: the current one, or the last.
+    """Keep one snapshot of each cache among the ``files``: the current one, or the last.
 
     The others, and what is arriving or in work, have the same rows; the rest of a cache are metadata.
     """
@@ -170,7 +170,7 @@ def without_other_snapshots(files: Sequence[SourceFile]) -> list[SourceFile]:
 
 
 def is_magic(data: bytes) -> bool:
-    """Return whether these are the first or the last bytes of a Parquet file."""
+    """Whether a Parquet file begins or ends with these bytes."""
     return data in MAGIC
 
 
@@ -185,7 +185,7 @@ class DataFiles:
 
 
 def divide_listing(files: Iterable[SourceFile], rules: FileRules = FileRules()) -> DataFiles:
-    """Return the ``files`` of a listing divided by their names; an empty one without a suffix holds no rows.
+    """Divide the ``files`` of a listing by their names; an empty one without a suffix holds no rows.
 
     Files too short for Parquet need not be looked into.
     """
@@ -212,7 +212,7 @@ def check_passed_over(
     rules: FileRules,
     unfinished: Collection[SourceFile] = (),
 ) -> str:
-    """Return a warning about the files that are passed over, or an empty text where there are none.
+    """Make a warning about the files that are passed over; it is empty if there are none.
 
     Where ``passed`` are half of the files at ``place``, or half of the bytes, raises UsageError unless ``rules`` allow
     it. ``unfinished`` files are warned about only.

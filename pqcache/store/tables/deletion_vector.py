@@ -52,7 +52,7 @@ class DeletionVector:
     is_inline: bool = False
 
     def read(self, file: str, read: ReadBytes) -> Positions:
-        """Return the positions of the deleted rows of ``file``, ascending; raises SourceError about it."""
+        """Read the positions of the deleted rows of ``file``, ascending; raises SourceError about it."""
         try:
             vector = _decoded(self.place)[: self.size] if self.is_inline else self._unframed(read)
             positions = _positions(vector)
@@ -73,7 +73,7 @@ class DeletionVector:
 
 
 def vector_of_delta(file: str, about: Mapping[str, Any]) -> DeletionVector:
-    """Return the vector that the log of a Delta table describes for ``file``; raises SourceError."""
+    """Parse the description of a vector of ``file`` in a Delta log; raises SourceError."""
     try:
         kind, place = about["storageType"], str(about["pathOrInlineDv"])
         if kind == "u":  # relative to the table: a prefix and a UUID
@@ -100,7 +100,7 @@ def _decoded(text: str) -> bytes:
 
 
 def _positions(vector: bytes) -> Positions:
-    """Return the positions in a vector, ascending; raises ValueError if it is damaged.
+    """Decode a vector to ascending positions; raises ValueError if it is damaged.
 
     It is a magic number and a 64-bit Roaring bitmap in the portable format
     (https://github.com/RoaringBitmap/RoaringFormatSpec).

@@ -79,7 +79,7 @@ _KINDS = {"struct": ColumnKind.STRUCT, "array": ColumnKind.LIST, "map": ColumnKi
 
 
 def read_delta(table: TableLog, entries: Sequence[SourceFile]) -> TableListing:
-    """Return the files of the version that is wanted of the table whose log has these ``entries``."""
+    """List the files of the wanted version of a table; ``entries`` are the files of its log."""
     return _DeltaReader(table, entries, delta_log(entries)).read()
 
 
@@ -152,7 +152,7 @@ class _DeltaReader:
             raise SourceError(self._damaged_file() or self.table.url, reason, advice) from error
 
     def _damaged_file(self) -> str | None:
-        """Return the URL of the first file of the log that is no JSON or no Parquet, as the library names none."""
+        """The URL of the first file of the log that is not JSON or Parquet: the library's errors name no file."""
         for file in self.entries:
             if file.identity.size > _MAX_LOOKED_INTO:
                 continue
@@ -169,7 +169,7 @@ class _DeltaReader:
         return None
 
     def _wanted(self) -> int:
-        """Return the version that is asked for; SourceNotFound where the log does not have it."""
+        """The version that was asked for; raises SourceNotFound if the log does not have it."""
         rule, newest = self.table.options.rule, self.log.newest()
         if newest is None:
             raise SourceNotFound(self.table.url, "its log has no version", CHECK_TABLE)
@@ -186,7 +186,7 @@ class _DeltaReader:
         return self._available(self._version_at(rule.time_ns), f"--as-of {rule.as_of}")
 
     def _available(self, version: int | None, given: str) -> int:
-        """Return ``version`` where the log can have it; ``given`` asks for it."""
+        """Check that the log has ``version``, as ``given`` asks."""
         first, last = self.log.oldest(), self.log.newest()
         if version is not None and (self.log.files_of(version) is not None or version in self.log.commits):
             return version
@@ -207,7 +207,7 @@ class _DeltaReader:
         return self.log.version_at(time_ns, times)
 
     def _time_of(self, version: int, in_log: bool) -> int:
-        """Return when a version was committed, in nanoseconds: as the commit says, else when its file was written."""
+        """When a version was committed, in nanoseconds: as the commit says, else when its file was written."""
         found = self._in_commit(version) if in_log and version in self.log.commits else None
         if found is not None:
             return found
@@ -215,7 +215,7 @@ class _DeltaReader:
         return (commits[version] if version in commits else self.log.checkpoints[version][0]).identity.mtime_ns
 
     def _in_commit(self, version: int) -> int | None:
-        """Return the time that a commit says of itself, in nanoseconds; None where it says none."""
+        """The time in a commit, in nanoseconds; None if it has none."""
         file = self.log.commits[version]
         data = self.table.read(file)
         try:
@@ -231,7 +231,7 @@ class _DeltaReader:
 
 
 def _arrow_schema(columns: Schema) -> bytes:
-    """Return the columns of a table as a serialized Arrow schema, without their metadata."""
+    """Serialize the columns as an Arrow schema without metadata."""
     schema = pa.schema(columns.to_arrow())
     return bytes(pa.schema([field.remove_metadata() for field in schema]).serialize())
 
@@ -239,7 +239,7 @@ def _arrow_schema(columns: Schema) -> bytes:
 def table_files(
     url: str, adds: Any, schema: DeltaSchema, vectors: Mapping[str, Mapping[str, Any]], read: ReadBytes
 ) -> dict[str, TableFile]:
-    """Return the files of a table by their paths in a cache.
+    """Make the files of a table, by their paths in a cache.
 
     Args:
         url: the table's directory.
@@ -277,7 +277,7 @@ def table_files(
 
 
 def file_url_of(url: str, path: str) -> str:
-    """Return where a file is that the log of the table ``url`` knows by ``path``, which is encoded as in a URL."""
+    """Find a file of the table ``url`` by its ``path`` in the log, which is encoded as in a URL."""
     if not _ABSOLUTE.match(path):
         decoded = unquote(path) if "%" in path else path
         closed = f"/{decoded}/"
@@ -313,7 +313,7 @@ def _partitions(url: str, adds: Any) -> list[dict[str, Any]]:
 
 
 def partition_text(value: Any) -> str | None:
-    """Return a partition's value as text, from which Arrow makes the same value.
+    """Write a partition's value as text that Arrow parses to the same value.
 
     >>> partition_text(True), partition_text(Decimal("1.50")), partition_text(date(2026, 11, 1))
     ('true', '1.50', '2026-11-01')
@@ -354,7 +354,7 @@ class DeltaSchema:
 
     @property
     def in_files(self) -> tuple[TableColumn, ...] | None:
-        """The columns as files know them; None where files have just these, under the table's names."""
+        """The columns as files know them; None if files have just these, under the table's names."""
         change_data = self.configuration.get("delta.enableChangeDataFeed") == "true"
         if self.mode == "none" and not change_data and _MORE_COLUMNS.isdisjoint(self.writer_features):
             return None
@@ -362,7 +362,7 @@ class DeltaSchema:
 
 
 def check_features(url: str, version: int, features: Collection[str]) -> None:
-    """Raise UsageError where a table asks more of a reader than is known to come out right."""
+    """Raise UsageError if a table asks more of a reader than is known to come out right."""
     if version > _MAX_READER_VERSION:
         raise UsageError(url, f"is a Delta table of reader version {version}, which is not known", PLAIN)
     unknown = sorted(set(features) - _READ_RIGHT)
@@ -372,7 +372,7 @@ def check_features(url: str, version: int, features: Collection[str]) -> None:
 
 
 def check_schema(url: str, schema: DeltaSchema) -> None:
-    """Raise UsageError where the values of a column would not come out right."""
+    """Raise UsageError if the values of a column would not come out right."""
     if schema.mode not in ("none", "name", "id"):
         raise UsageError(url, f"is a Delta table with column mapping by {schema.mode!r}, which is not known", PLAIN)
     for field in schema.fields:
@@ -395,7 +395,7 @@ def _nested(field: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _inside(kind: Any) -> Sequence[Mapping[str, Any]]:
-    """Return what a type holds as fields; elements, keys and values are fields without metadata."""
+    """The fields of a nested type; elements, keys and values are fields without metadata."""
     if isinstance(kind, str):
         return ()
     if kind["type"] == "struct":
@@ -407,7 +407,6 @@ def _inside(kind: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def _column(field: Mapping[str, Any], mode: str) -> TableColumn:
-    """Return a field of a table or a struct as files know it."""
     metadata, kind = field.get("metadata") or {}, field["type"]
     stored = field["name"] if mode == "none" else metadata.get("delta.columnMapping.physicalName", field["name"])
     return TableColumn(
@@ -437,15 +436,13 @@ class DeltaLog:
     sidecars: Mapping[str, SourceFile]
 
     def newest(self) -> int | None:
-        """Return the newest version; None where the log has none."""
         return max([*self.commits, *self.checkpoints], default=None)
 
     def oldest(self) -> int | None:
-        """Return the oldest version that the log still has; None where it has none."""
         return 0 if 0 in self.commits else min(self.checkpoints, default=None)
 
     def files_of(self, version: int) -> list[SourceFile] | None:
-        """Return the files that make a version, without sidecars; None where one of them is not there."""
+        """The files that make a version, without sidecars; None if one of them is missing."""
         after = max((known for known in self.checkpoints if known <= version), default=-1)
         commits = sorted(number for number in self.commits if after < number <= version)
         if len(commits) != version - after or version < 0:
@@ -453,7 +450,7 @@ class DeltaLog:
         return [*self.checkpoints.get(after, ()), *(self.commits[number] for number in commits)]
 
     def version_at(self, time_ns: int, times: Mapping[int, int]) -> int | None:
-        """Return the version that was the newest at a time; None before the oldest.
+        """The newest version at a time; None before the oldest.
 
         ``times`` are the times of commits by version, in nanoseconds. As in Delta, a commit that seems older than the
         one before it counts as being as old.
@@ -468,7 +465,7 @@ class DeltaLog:
 
 
 def delta_log(entries: Iterable[SourceFile]) -> DeltaLog:
-    """Return what is in a listing of ``_delta_log``; files that no reader needs are left out."""
+    """Sort the files in a listing of ``_delta_log``; those that no reader needs are left out."""
     commits: dict[int, SourceFile] = {}
     whole: dict[int, tuple[SourceFile, ...]] = {}
     named: dict[int, tuple[SourceFile, ...]] = {}
@@ -552,7 +549,7 @@ def _sidecars(checkpoint: Path) -> list[str]:
 
 
 def descriptors(place: Path, version: int) -> dict[str, Mapping[str, Any]]:
-    """Return the log's ``deletionVector`` of each file that has one, by the file's path in the log.
+    """Find the ``deletionVector`` of each file that has one, by the file's path in the log.
 
     The library tells neither which files have one nor where it is, but writes it into a checkpoint. So the log in
     ``place``, which ends with ``version``, gets an empty commit and a checkpoint of it.

@@ -56,7 +56,7 @@ _MAX_FILES = 10_000_000  # of a location
 
 
 def open_hive(url: str, options: OpenOptions) -> Source:
-    """Return the table at ``hive://HOST:PORT/DATABASE.TABLE`` as a source; nothing is contacted yet.
+    """Open ``hive://HOST:PORT/DATABASE.TABLE``; nothing is contacted yet.
 
     Raises UsageError for an unknown option, a malformed URL or a missing library.
     """
@@ -130,7 +130,7 @@ class HiveTable(Table):
         return _Partition(directory, self._location(found.storage.location, f"{self.url}/{directory}"), found.storage)
 
     def _location(self, text: str, of: str) -> str:
-        """Return a location as sources spell it; raises SourceError for one that does not say in which store it is."""
+        """Spell a location as sources do; raises SourceError if it does not say in which store it is."""
         location = _spelled(text)
         if not location:
             reason = (
@@ -149,9 +149,9 @@ class HiveTable(Table):
             self._warn(f"-o {name} was not used, by the metastore or by the stores of the locations")
 
     def _wanted(self, known: Sequence[_Partition], schema: pa.Schema) -> Sequence[_Partition]:
-        """Return the partitions that the condition does not exclude.
+        """Leave out the partitions that the condition excludes.
 
-        Raises SourceIncomplete where it excludes all, SourceError where a value is none of its column's type.
+        Raises SourceIncomplete if it excludes all, SourceError if a value is not of its column's type.
         """
         values = partition_table([each.directory for each in known], schema)
         if not self._where:
@@ -165,7 +165,7 @@ class HiveTable(Table):
         return wanted
 
     def _taken(self, known: Sequence[_Partition], wanted: Sequence[_Partition], root: str) -> dict[str, TableFile]:
-        """Return the files in the locations of ``wanted`` by their paths in a cache.
+        """Take the files in the locations of ``wanted``, by their paths in a cache.
 
         A file is in the innermost of the ``known`` locations that it lies below, once for each partition there.
         """
@@ -192,7 +192,7 @@ class HiveTable(Table):
         return files
 
     def _listed(self, at: Mapping[str, Sequence[_Partition]], root: str) -> dict[str, Identity]:
-        """Return the files in all locations that are wanted, and others, by their URLs.
+        """List the files in all locations with wanted partitions, and others, by their URLs.
 
         Where many of the table's partitions lie below its own location, that is listed once; all others one by one.
         """
@@ -226,7 +226,7 @@ class HiveTable(Table):
         return {location if is_file else f"{location}/{file.path}": file.identity for file in listed}
 
     def _report(self, wanted: Sequence[_Partition], filled: set[str], foreign: Sequence[str]) -> None:
-        """Say what is empty and what is not taken, each once; raises SourceIncomplete where all is empty."""
+        """Say what is empty and what is not taken, each once; raises SourceIncomplete if all is empty."""
         if foreign:
             what = "in directories of partitions that the metastore does not know were not taken"
             self._warn(f"{format_count(len(foreign), 'file')} {what} ({min(foreign)})")
@@ -246,7 +246,7 @@ class HiveTable(Table):
 
 
 def _spelled(location: str) -> str:
-    """Return a location as sources spell it; empty where it does not say in which store it is.
+    """Spell a location as sources do; empty if it does not say in which store it is.
 
     Hadoop does not encode paths in URLs, so nothing is decoded.
     """
@@ -316,7 +316,7 @@ def check_table(url: str, table: TableEntry) -> None:
 
 
 def check_parquet(url: str, directory: str, storage: Storage, table: TableEntry) -> None:
-    """Raise UsageError where files are not read as Parquet: those of a partition, or of the table without any."""
+    """Raise UsageError if files are not read as Parquet: those of a partition, or of the table without any."""
     of = printable(f"{url}/{directory}" if directory else url)
     if "hudi" in storage.input_format.lower():
         raise UsageError(of, "is of a Hudi table, whose timeline says which files count", _EXPORT)

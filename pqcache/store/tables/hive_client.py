@@ -79,7 +79,7 @@ class MetastoreTable:
 
 
 def parse_url(url: str, options: OpenOptions) -> MetastoreTable:
-    """Return what a ``hive://`` URL names; raises UsageError for a malformed one, options or missing libraries."""
+    """Parse a ``hive://`` URL and its options; raises UsageError for malformed ones and for missing libraries."""
     shown, found = redact(url).rstrip("/"), _URL.fullmatch(url)
     if found is None:
         raise UsageError(shown, "names no table of a metastore", _FORM)
@@ -150,12 +150,11 @@ def list_of(kind: Kind) -> Kind:
 
 
 def struct_of(kind: Any) -> Kind:
-    """Return the kind of a struct, of which the class is given."""
     return TType.STRUCT, [kind, kind.thrift_spec]
 
 
 def struct(fields: Mapping[int, tuple[str, Kind]]) -> Any:
-    """Return a class of values with the named fields, by their numbers."""
+    """Make a class of values with the named fields, by their numbers."""
     numbers = range(max(fields) + 1)
     spec = tuple((n, fields[n][1][0], fields[n][0], fields[n][1][1], None) if n in fields else None for n in numbers)
 
@@ -167,12 +166,12 @@ def struct(fields: Mapping[int, tuple[str, Kind]]) -> Any:
 
 
 def args(*kinds: Kind) -> Any:
-    """Return a class for the arguments of a call, ``a1``, ``a2`` and so on."""
+    """Make a class for the arguments of a call, ``a1``, ``a2`` and so on."""
     return struct({number: (f"a{number}", kind) for number, kind in enumerate(kinds, 1)})
 
 
 def result(kind: Kind) -> Any:
-    """Return a class for what a call returns: ``success``, or one of three errors."""
+    """Make a class for the result of a call: ``success``, or one of three errors."""
     error = struct_of(ERROR)
     return struct({0: ("success", kind), 1: ("o1", error), 2: ("o2", error), 3: ("o3", error)})
 
@@ -254,9 +253,9 @@ class PartitionEntry:
 
 
 def ask(table: MetastoreTable, question: Callable[[Metastore], T]) -> T:
-    """Return what ``question`` returns of the first metastore that answers it; they are tried in turn.
+    """Ask one metastore after the other until one answers the ``question``.
 
-    Raises SourceUnavailable where none does; what ``question`` raises else is raised at once.
+    Raises SourceUnavailable if none does; what ``question`` raises else is raised at once.
     """
     failed: list[SourceUnavailable] = []
     for host, port in table.hosts:
@@ -284,7 +283,7 @@ class Metastore:
         self._connect(host, port)
 
     def table(self) -> TableEntry:
-        """Raises SourceNotFound where the metastore has no table of this name."""
+        """Raises SourceNotFound if the metastore has no table of this name."""
         database, name = self._named.database, self._named.name
         able = CAPABILITIES(values=[_INSERT_ONLY_TABLES])
         request = GET_TABLE_REQUEST(dbName=database, tblName=name, capabilities=able)
@@ -306,7 +305,7 @@ class Metastore:
     def partitions(self, names: Sequence[str]) -> Iterator[PartitionEntry]:
         """Yield the partitions of these names, asked for a few hundred at a time; those that are gone are left out.
 
-        Raises SourceIncomplete where the metastore sends fewer of them than it has: they would look like deleted ones.
+        Raises SourceIncomplete if the metastore sends fewer of them than it has: they would look like deleted ones.
         """
         found: set[tuple[str, ...]] = set()
         for partition in self._partitions(names):

@@ -98,7 +98,7 @@ _MAX_NAME = 255  # bytes, of most file systems
 
 
 def listing_of(metadata: TableMetadata, access: TableAccess, rule: VersionRule, url: str) -> TableListing:
-    """Return the files of the version of a table that is wanted; raises what `Table.read_table` does."""
+    """List the files of the wanted version of a table; raises what `Table.read_table` does."""
     with iceberg_errors(url):
         snapshot = _wanted(metadata, rule, url)
         if snapshot is None:
@@ -151,7 +151,7 @@ def _files(
 
 
 def _wanted(metadata: TableMetadata, rule: VersionRule, url: str) -> Snapshot | None:
-    """Return the snapshot that is wanted; None where the newest of a table without any is."""
+    """The wanted snapshot; None if that is the newest, and the table has none."""
     if rule.version is not None:
         ref = metadata.refs.get(rule.version)
         is_number = _ID.fullmatch(rule.version) is not None
@@ -183,7 +183,7 @@ def _time_of(snapshot: Snapshot) -> str:
 
 
 def _schema_of(metadata: TableMetadata, snapshot: Snapshot, rule: VersionRule) -> Schema:
-    """Return the schema that rows are read in: the table's for its newest version, else the snapshot's."""
+    """The schema of the rows: the table's for its newest version, else the snapshot's."""
     if not rule.is_newest and snapshot.schema_id is not None:
         schema = metadata.schema_by_id(snapshot.schema_id)
         if schema is not None:
@@ -200,7 +200,7 @@ class PlannedFile:
 
 
 def planned_files(metadata: TableMetadata, snapshot: Snapshot, access: TableAccess, url: str) -> list[PlannedFile]:
-    """Return the data files of a snapshot; raises UsageError where one, or what deletes its rows, cannot be read right.
+    """Plan the data files of a snapshot; raises UsageError if one, or its deletes, cannot be read right.
 
     May raise what pyiceberg raises about damaged metadata.
     """
@@ -268,7 +268,7 @@ def _refuse_equality_deletes(manifests: Iterable[ManifestFile], file_io: StoreFi
 
 
 def _deletion_vectors(manifests: Sequence[ManifestFile], file_io: StoreFileIO) -> dict[tuple[str, str], DeletionVector]:
-    """Return the deletion vectors by Puffin file and data file, with where they are: pyiceberg leaves that out."""
+    """Find where deletion vectors are, by Puffin file and data file: pyiceberg leaves that out."""
     found = {}
     for manifest in manifests:
         with AvroFile[Record](file_io.new_input(manifest.manifest_path)) as reader:
@@ -299,7 +299,7 @@ class Deletes:
         self._cached: OrderedDict[str, Mapping[str, Positions]] = OrderedDict()
 
     def rows_of(self, data_file: str, deletes: Sequence[str | DeletionVector]) -> Positions:
-        """Return the positions of the deleted rows of a data file, ascending; ``data_file`` is as its table names it.
+        """Read the positions of the deleted rows of a data file, ascending; its table calls it ``data_file``.
 
         Raises SourceError if a vector or a delete file cannot be read, and ParquetError if a delete file is damaged.
         """
@@ -336,7 +336,7 @@ class Deletes:
 
 
 def _grouped(file: pq.ParquetFile, groups: Sequence[int], only: str | None = None) -> Mapping[str, Positions]:
-    """Return the positions in some row groups of a delete file by data file, or those of one data file alone."""
+    """Read the positions in some row groups of a delete file, by data file, or of the data file ``only``."""
     parts: dict[str, list[Positions]] = {}
     columns = ["file_path", "pos"]
     for batch in file.iter_batches(_BATCH, row_groups=groups, columns=columns, use_threads=False):
@@ -361,7 +361,7 @@ def _by_path(batch: pa.RecordBatch) -> Iterator[tuple[str, Positions]]:
 
 
 def _groups_of(file: pq.ParquetFile, data_file: str) -> list[int]:
-    """Return the row groups of a delete file, which is sorted by data file, that may be about one of them."""
+    """The row groups that may be about a data file; a delete file is sorted by data file."""
     column = file.schema_arrow.names.index("file_path")
     found = []
     for group in range(file.num_row_groups):
@@ -372,12 +372,11 @@ def _groups_of(file: pq.ParquetFile, data_file: str) -> list[int]:
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """Return a table's schema in the types in which Arrow reads its files."""
     return pa.schema([_arrow_field(field) for field in schema.fields])
 
 
 def arrow_type(kind: types.IcebergType) -> pa.DataType:
-    """Return the type in which Arrow reads a column; of what Arrow does not know, that of its bytes."""
+    """The type in which Arrow reads a column: bytes, if Arrow does not know it."""
     if isinstance(kind, types.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
     if isinstance(kind, types.FixedType):
@@ -392,7 +391,7 @@ def arrow_type(kind: types.IcebergType) -> pa.DataType:
 
 
 def table_columns(metadata: TableMetadata, schema: Schema) -> tuple[TableColumn, ...] | None:
-    """Return how files know the columns of ``schema``; None where every file is known to have just its names.
+    """How files know the columns of ``schema``; None if all files are known to have its names.
 
     That is known where the table has kept all its schemas, none of them has a column that ``schema`` lacks or names
     otherwise, and its files were written by engines that know its columns. A table of version 3 may have columns of
@@ -409,7 +408,7 @@ def table_columns(metadata: TableMetadata, schema: Schema) -> tuple[TableColumn,
 
 
 def check_defaults(metadata: TableMetadata, schema: Schema, url: str) -> None:
-    """Raise UsageError where a file may lack a column whose value in it would not be null."""
+    """Raise UsageError if a file may lack a column whose value in it would not be null."""
     known = [index_by_id(other) for other in metadata.schemas]
     first = min(other.schema_id for other in metadata.schemas) == 0
     for number, column in index_by_id(schema).items():
@@ -459,7 +458,7 @@ class _PartitionColumn:
         name: its name in the table.
         field_id: its ID.
         position: that among the partition values of a file.
-        type: its type in paths; None where its values cannot be in them.
+        type: its type in paths; None if its values cannot be in them.
     """
 
     name: str
@@ -480,9 +479,9 @@ class Partitioning:
         self._columns = {spec.spec_id: _columns_of(spec, metadata, schema) for spec in metadata.partition_specs}
 
     def directory(self, file: DataFile) -> str:
-        """Return the directory of a data file, empty where it has none.
+        """The directory of a data file; empty if it has none.
 
-        Raises UsageError where a value is in the metadata that may be nowhere else: engines that take files of Hive's
+        Raises UsageError if a value is in the metadata that may be nowhere else: engines that take files of Hive's
         into a table leave them as they are, without the partition columns.
         """
         values: dict[str, str | None] = {}
@@ -516,7 +515,7 @@ def _columns_of(spec: PartitionSpec, metadata: TableMetadata, schema: Schema) ->
 
 
 def _path_type(column: types.NestedField, metadata: TableMetadata) -> pa.DataType | None:
-    """Return a column's type in paths; None where it cannot be in them, or was of a kind that reads otherwise there."""
+    """A column's type in paths; None if paths cannot hold it, or it had another type that they would read otherwise."""
     kinds: set[type[types.IcebergType]] = set()
     for schema in metadata.schemas:
         kinds |= {type(field.field_type) for field in schema.fields if field.field_id == column.field_id}
@@ -529,13 +528,13 @@ def _is_name(column: str, text: str | None) -> bool:
 
 
 def _has(file: DataFile, field_id: int) -> bool:
-    """Return whether the metadata of a file show that the column is in it."""
+    """Whether the metadata of a file show that it has the column."""
     return any(known is not None and field_id in known for known in (file.value_counts, file.column_sizes))
 
 
 @lru_cache(1 << 14)
 def _text(value: Any, kind: pa.DataType | None) -> str:
-    """Return the text of a partition value that reads as the same value; empty where there is none."""
+    """Write a partition's value as text that Arrow parses to the same value; empty if there is none."""
     if kind is None:
         return ""
     if pa.types.is_string(kind):
@@ -580,7 +579,6 @@ class TableAccess:
     prefixes: Mapping[str, str] = field(default_factory=dict)
 
     def url_of(self, uri: str) -> str:
-        """Return where a file is that the metadata call ``uri``."""
         url = plain_url(uri)
         for named, place in self.prefixes.items():
             if url == named or url.startswith(f"{named}/"):
@@ -597,12 +595,11 @@ class TableAccess:
         return self.read(uri, 0, self.size_of(uri))
 
     def open(self, uri: str) -> io.BufferedReader:
-        """Return a file to read from, which can seek."""
         return io.BufferedReader(RangedFile(partial(self.read, uri), self.size_of(uri)), _BUFFER)
 
 
 def plain_url(uri: str) -> str:
-    """Return a URI of a table's metadata in the form in which sources have it; no character of it is encoded."""
+    """Spell a URI from a table's metadata as sources do; no character of it is encoded."""
     if not uri.startswith("file:"):
         return usual_url(uri) if url_scheme(uri) or uri.startswith("hdfs:") else os.path.normpath(uri)
     path = uri.removeprefix("file:")
@@ -623,7 +620,6 @@ class StoreFileIO(FileIO):
 
     @property
     def access(self) -> TableAccess:
-        """How files are read."""
         access: TableAccess = self.properties[ACCESS]
         return access
 
@@ -669,7 +665,6 @@ class _Bytes:
         return self._position == len(self._data)
 
     def take(self, count: int) -> bytes:
-        """Return the next ``count`` bytes."""
         end = self._position + count
         if count < 0 or end > len(self._data):
             raise ValueError(f"it ends after {len(self._data):,} bytes")
@@ -677,7 +672,7 @@ class _Bytes:
         return taken
 
     def take_number(self) -> int:
-        """Return the next number, which Avro writes 7 bits at a time and in zigzag."""
+        """Decode a number, which Avro writes 7 bits at a time and in zigzag."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.take(1)[0]
@@ -712,7 +707,7 @@ def check_avro(data: bytes) -> None:
 
 
 def _size_of(block: bytes, codec: bytes, limit: int) -> int:
-    """Return how large a block is when it is decompressed; other codecs than deflate are taken as they are."""
+    """The decompressed size of a block; ``limit`` for other codecs than deflate."""
     if codec != b"deflate":
         return len(block) if codec in (b"", b"null") else limit
     inflate = zlib.decompressobj(-15)

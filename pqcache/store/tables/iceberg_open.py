@@ -67,7 +67,7 @@ _S3 = {  # options of s3:// and the properties of pyiceberg that they are, the f
 
 
 def read_directory(log: TableLog, entries: Sequence[SourceFile]) -> TableListing:
-    """Return what the newest metadata file among the ``entries`` of a table's directory says."""
+    """List a table by the newest metadata file among the ``entries`` of its directory."""
     files, url = {file.path: file for file in entries}, f"{log.url}/{_METADATA}"
     hint = log.read(files[HINT]).decode(errors="replace") if HINT in files else None
     uri = f"{url}/{newest_metadata([*files], hint, url)}"
@@ -88,7 +88,7 @@ class MetadataFile(Table):
 
 
 def _listing_at(uri: str, root: str | None, files: StoreFiles, options: OpenOptions, url: str) -> TableListing:
-    """Return the files of a table as a metadata file has them; ``root`` is the table's directory, if that is known."""
+    """List the files of a table by a metadata file; ``root`` is the table's directory, if that is known."""
     access = TableAccess(files=files)
     metadata = read_metadata(access, uri)
     if root is not None:
@@ -97,7 +97,7 @@ def _listing_at(uri: str, root: str | None, files: StoreFiles, options: OpenOpti
 
 
 def _prefixes(location: str, root: str, options: OpenOptions) -> Mapping[str, str]:
-    """Return where the directory is that metadata call ``location``, if it is not there."""
+    """Map the directory that metadata call ``location`` to where it is, if the table has moved."""
     named = plain_url(location).rstrip("/")
     if named == root:
         return {}
@@ -114,7 +114,7 @@ def _prefixes(location: str, root: str, options: OpenOptions) -> Mapping[str, st
 
 
 def _place(url: str) -> str:
-    """Return what is equal for two URLs of one directory: without the user, and without symbolic links."""
+    """A URL without its user, or a path without symbolic links: equal for two names of one directory."""
     if not url_scheme(url):
         return os.path.realpath(url)
     scheme, _, rest = url.partition("://")
@@ -129,10 +129,10 @@ class _Found(NamedTuple):
 
 
 def newest_metadata(names: Sequence[str], hint: str | None, url: str) -> str:
-    """Return the name of a table's newest metadata file among the ``names`` in its directory ``url``.
+    """Find a table's newest metadata file among the ``names`` in its directory ``url``.
 
     ``hint`` is what ``version-hint.text`` says, if it is there: a number, which may be behind, or a name. Raises
-    SourceError where there is none, and UsageError where two may be the newest.
+    SourceError if there is none, and UsageError if two may be the newest.
     """
     found = sorted(
         _Found(int(match["version"] or match["number"] or _UNNUMBERED), name, match["version"] is not None)
@@ -154,7 +154,7 @@ def newest_metadata(names: Sequence[str], hint: str | None, url: str) -> str:
 
 
 def _hinted(found: Sequence[_Found], hint: str, url: str) -> list[_Found]:
-    """Return the metadata file that a hint names; Hadoop's writers leave it behind until they are done."""
+    """Find the metadata file that a hint names; Hadoop's writers update it last, so later versions count."""
     if hint.isdecimal():
         number, versions = int(hint), {file.number for file in found if file.of_hadoop}
         while number + 1 in versions:
@@ -169,7 +169,7 @@ def _hinted(found: Sequence[_Found], hint: str, url: str) -> list[_Found]:
 
 
 def read_metadata(access: TableAccess, uri: str) -> TableMetadata:
-    """Return what a metadata file says; raises UsageError about a version of the format that pyiceberg cannot read."""
+    """Parse a metadata file; raises UsageError about a version of the format that pyiceberg cannot read."""
     data = access.read_all(uri)
     try:
         text = (gzip.decompress(data) if data.startswith(_GZIP) else data).decode()
@@ -247,7 +247,7 @@ class CatalogTable(Table):
 
 
 def _state(table: LoadedTable) -> str:
-    """Return what is another text once the catalog has other metadata of a table."""
+    """A text that changes with the metadata that the catalog has."""
     metadata = table.metadata
     table_id = metadata.table_uuid if "table_uuid" in metadata.model_fields_set else ""
     return digest(table.metadata_location, table_id, metadata.last_updated_ms, metadata.current_snapshot_id)
@@ -284,7 +284,7 @@ def _answer(url: str, options: OpenOptions, properties: Mapping[str, Any], call:
 
 
 def _opener(properties: Mapping[str, Any], options: OpenOptions) -> Callable[[str], Source]:
-    """Return what opens the stores of a table's files, with the credentials of its catalog."""
+    """Make a function that opens the stores of a table's files, with the credentials of its catalog."""
     s3 = {name: _first(properties, keys) for name, keys in _S3.items()}
     if (virtual := _first(properties, ("s3.force-virtual-addressing",))) is not None:
         s3["addressing"] = "virtual" if virtual.lower() == "true" else "path"
@@ -302,7 +302,7 @@ def _first(properties: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
 
 
 def _with_authority(url: str, properties: Mapping[str, Any]) -> str:
-    """Return an ``hdfs://`` URL with the host and the user of ``properties`` where it has none."""
+    """Complete an ``hdfs://`` URL by the host and the user of ``properties``."""
     if url_scheme(url) != "hdfs":
         return url
     authority, slash, path = url.partition("://")[2].partition("/")

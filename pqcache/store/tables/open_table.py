@@ -34,7 +34,7 @@ OpenUrl = Callable[[str, OpenOptions], Source]
 
 
 def open_table(url: str, options: OpenOptions) -> Source:
-    """Return the source at ``url``: a catalog's table, one where its directory has the log of one, else the files.
+    """Open what is at ``url``: a table of a catalog, a directory with the log of a table, or else files.
 
     With ``options.as_files`` a directory is never a table.
 
@@ -63,7 +63,7 @@ def open_table(url: str, options: OpenOptions) -> Source:
 
 
 def _with_version(source: Source, url: str, options: OpenOptions) -> Source:
-    """Return ``source``; raises UsageError where a version or another place is asked for, and it has none."""
+    """Raise UsageError if a version or another place is asked for, and ``source`` has none."""
     if isinstance(source, Table) and source.capabilities.lists_one_version:
         return source
     if MOVED in options.store:
@@ -77,7 +77,7 @@ def _with_version(source: Source, url: str, options: OpenOptions) -> Source:
 
 
 def _table_at(url: str, source: Source, options: OpenOptions) -> Table | None:
-    """Return the table in the directory that ``source`` is, or None where there is the log of none."""
+    """Open the table in the directory of ``source``; None if it has no log."""
     for directory, read_log in _LOGS.items():
         log = options.open_files(f"{url.rstrip('/')}/{directory}", url)
         try:
@@ -149,7 +149,7 @@ _CATALOGS: Mapping[str, OpenUrl] = {"hive": _open_hive, "iceberg": _iceberg_cata
 
 
 def _check_not_part(url: str, options: OpenOptions) -> None:
-    """Raise UsageError where ``url`` is a partition of a table; of a local one `check_above` looks at its listing."""
+    """Raise UsageError if ``url`` is a partition of a table; `check_above` does so for a local one."""
     if url_scheme(url) in ("", "file"):
         return
     above = url.rstrip("/")

@@ -61,7 +61,7 @@ class FoundTable:
 
 
 def find_tables(paths: Iterable[str]) -> list[FoundTable]:
-    """Return the tables among the ``paths`` of a listing in path order, without those inside of one of their format.
+    """Find the tables among the ``paths`` of a listing, in path order, without those inside one of their format.
 
     What lies in a hidden directory is not looked at: nothing of it is taken.
     """
@@ -103,7 +103,7 @@ def check_tables(paths: Iterable[str], place: str) -> None:
 
 
 def table_roots(paths: Iterable[str]) -> dict[str, str]:
-    """Return the directories that may each be a table by their names, with the first path of each.
+    """Find the directories whose names allow each to be a table, with the first path of each.
 
     They are the paths without partitions, numbers and dates; ``""`` has the files that lie in nothing else. A date
     within a name becomes ``*``.
@@ -120,7 +120,7 @@ def table_roots(paths: Iterable[str]) -> dict[str, str]:
 
 
 def several_tables(url: str, roots: Iterable[str], one: str, other: str, why: str) -> UsageError:
-    """Return the error for a directory with different tables in the directories ``roots``, as in two of them."""
+    """Make the error about a directory that has a table in each of ``roots``; two of them are shown to differ."""
     one, other = sorted((one, other), key=lambda root: (not root, root))
     rest = sorted(set(roots) - {one, other})
     also = f"; beside them: {', '.join(map(_name_of, rest[:_NAMED]))}" if rest else ""
@@ -165,7 +165,7 @@ def check_above(url: str) -> None:
 
 
 def table_above(root: str) -> FoundTable | None:
-    """Return the table that the absolute path ``root`` lies in, with its absolute directory."""
+    """Find the table around the absolute path ``root``; its directory is absolute too."""
     directory, name = os.path.split(root)
     depth = 0
     while name:
@@ -185,7 +185,7 @@ def table_above(root: str) -> FoundTable | None:
 
 
 def is_log(directory: str, name: str) -> bool:
-    """Return whether a file ``name`` in ``directory``, one of `LOGS`, shows a table."""
+    """Whether a file ``name`` in ``directory``, one of `LOGS`, shows a table."""
     return _LOG_FILES[LOGS[directory]].fullmatch(name) is not None
 
 
@@ -212,7 +212,7 @@ def _names_in(directory: str) -> list[str]:
 
 @lru_cache(1 << 14)
 def _log_of(directory: str) -> FoundTable | None:
-    """Return the table whose log, or whose part, a directory is by the names in its path; hidden ones are skipped."""
+    """Find the table whose log or part a directory is, by the names in its path; hidden ones are skipped."""
     segments = directory.split("/")
     for position, segment in enumerate(segments):
         above = "/".join(segments[:position])
@@ -227,7 +227,7 @@ def _log_of(directory: str) -> FoundTable | None:
 
 
 def _shows(log: FoundTable, directory: str, name: str) -> bool:
-    """Return whether a file below a log is one of the log's own; Hudi's has directories."""
+    """Whether a file below a log is one of the log's own; Hudi's has directories."""
     own = f"{log.directory}/{log.evidence}" if log.directory else log.evidence
     return (log.format is _HUDI or directory == own) and _LOG_FILES[log.format].fullmatch(name) is not None
 
