@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 import pqcache
 from pqcache.errors import SourceError, UsageError
@@ -17,6 +19,7 @@ from tests.delta_tables import add, commit, field, held, in_order, judged, metad
 from tests.remote import make_remote
 
 A = (field("a", "long"), field("s", "string"))
+UUID = "80a083e8-7026-4e79-81be-64bd76c43a11"
 
 
 def rows(start: int, stop: int) -> pa.Table:
@@ -259,4 +262,27 @@ def test_deletion_vectors_in_another_store(
     for remote in make_remote(kind, request, tmp_path):
         remote.upload(table)
         assert pqcache.sync(remote.url, tmp_path / "cache").rows == 347
+        assert held(tmp_path / "cache") == judged(table)
+
+
+@pytest.mark.parametrize("kind", ["path", pytest.param("s3", marks=pytest.mark.s3)])
+def test_a_checkpoint_that_names_other_files(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    table, log = tmp_path / "t", tmp_path / "t" / "_delta_log"
+    with_vectors(table)
+    DeltaTable(table).create_checkpoint()
+    whole = log / f"{3:020}.checkpoint.parquet"
+    files = pq.read_table(whole, columns=["add"])
+    sidecar = log / "_sidecars" / f"{UUID}.parquet"
+    sidecar.parent.mkdir()
+    pq.write_table(files.filter(files["add"].is_valid()), sidecar)
+    about = {"path": sidecar.name, "sizeInBytes": sidecar.stat().st_size, "modificationTime": 0}
+    for file in (whole, log / "_last_checkpoint", *(log / f"{version:020}.json" for version in range(4))):
+        file.unlink()
+    features = protocol("deletionVectors", "v2Checkpoint")
+    actions = ({"checkpointMetadata": {"version": 3}}, features, metadata(A), {"sidecar": about})
+    (log / f"{3:020}.checkpoint.{UUID}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
+    commit(table, 4, remove("3.parquet"))
+    for remote in make_remote(kind, request, tmp_path):
+        remote.upload(table)
+        assert pqcache.sync(remote.url, tmp_path / "cache").rows == 347 - 100
         assert held(tmp_path / "cache") == judged(table)
