@@ -120,17 +120,14 @@ def _place_row_group(
     moved: dict[int, Struct] = {}
     at = position
     for leaf in ordered:
-        alone: Struct = {1: (LIST, Items(STRUCT, [chunks[leaf]]))}
-        moved[leaf] = footer.shift_row_group(alone, at - ranges[leaf].offset, 0, None, name)[1][1].values[0]
+        moved[leaf] = footer.shift_chunk(chunks[leaf], at - ranges[leaf].offset, None, name)
         at += ranges[leaf].length
     result = with_chunks(group, leaves, [moved[leaf] for leaf in leaves], name)
     if 5 in result:
         result[5] = (I64, position)
     if 6 in result:
         result[6] = (I64, at - position)
-    result.pop(7, None)
-    if ordinal < 1 << 15:  # the field is an i16, and optional
-        result[7] = (I16, ordinal)
+    result = footer.with_ordinal(result, ordinal)
     return dict(sorted(result.items())), [ranges[leaf] for leaf in ordered]
 
 

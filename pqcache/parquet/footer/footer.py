@@ -155,35 +155,43 @@ def shift_row_group(
     Page indexes and bloom filters lie outside the row group, so they are dropped. ``paths`` are new
     path_in_schema values. A chunk that lives in another file or is encrypted raises `ParquetError`.
     """
-    chunks = []
-    for number, chunk in enumerate(_chunks_of(group, name)):
-        if 1 in chunk or 8 in chunk or 9 in chunk:
-            raise ParquetError(name, "a column chunk is encrypted or in another file, so it cannot be moved")
-        meta = dict(_field(chunk, 3, STRUCT, name))
-        for offset in (9, 10, 11):
-            # Writers that mean "no dictionary" have been seen to store offset 0.
-            position = _number(meta, offset, I64, name)
-            if offset in meta and (position > 0 or offset == 9):
-                meta[offset] = (I64, position + delta)
-            else:
-                meta.pop(offset, None)
-        for gone in (14, 15):
-            meta.pop(gone, None)
-        if paths is not None:
-            meta[3] = (LIST, Items(BINARY, list(paths[number])))
-        kept = {field: entry for field, entry in chunk.items() if field not in (4, 5, 6, 7)}
-        if (position := _number(kept, 2, I64, name)) > 0:
-            kept[2] = (I64, position + delta)
-        kept[3] = (STRUCT, meta)
-        chunks.append(kept)
+    chunks = [
+        shift_chunk(chunk, delta, None if paths is None else paths[number], name)
+        for number, chunk in enumerate(_chunks_of(group, name))
+    ]
     result = dict(group)
     result[1] = (LIST, Items(STRUCT, chunks))
     if (position := _number(result, 5, I64, name)) > 0:
         result[5] = (I64, position + delta)
-    result.pop(7, None)
-    if ordinal < 1 << 15:  # the field is an i16, and optional
-        result[7] = (I16, ordinal)
-    return result
+    return with_ordinal(result, ordinal)
+
+
+def shift_chunk(chunk: Struct, delta: int, path: Sequence[bytes] | None, name: str) -> Struct:
+    if 1 in chunk or 8 in chunk or 9 in chunk:
+        raise ParquetError(name, "a column chunk is encrypted or in another file, so it cannot be moved")
+    meta = dict(_field(chunk, 3, STRUCT, name))
+    for offset in (9, 10, 11):
+        # Writers that mean "no dictionary" have been seen to store offset 0.
+        position = _number(meta, offset, I64, name)
+        if offset in meta and (position > 0 or offset == 9):
+            meta[offset] = (I64, position + delta)
+        else:
+            meta.pop(offset, None)
+    for gone in (14, 15):
+        meta.pop(gone, None)
+    if path is not None:
+        meta[3] = (LIST, Items(BINARY, list(path)))
+    kept = {field: entry for field, entry in chunk.items() if field not in (4, 5, 6, 7)}
+    if (position := _number(kept, 2, I64, name)) > 0:
+        kept[2] = (I64, position + delta)
+    kept[3] = (STRUCT, meta)
+    return kept
+
+
+def with_ordinal(group: Struct, ordinal: int) -> Struct:
+    """The field is optional, and an i16."""
+    found = {field: entry for field, entry in group.items() if field != 7}
+    return found | ({7: (I16, ordinal)} if ordinal < 1 << 15 else {})
 
 
 def make_footer(

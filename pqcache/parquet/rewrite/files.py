@@ -132,7 +132,7 @@ class RowGroupFile:
     position: int = len(footer.MAGIC)
     rows: int = 0
     groups: list[thrift.Struct | bytes] = field(default_factory=list)
-    indexes: dict[int, PageIndex] = field(default_factory=dict)
+    indexed: list[tuple[thrift.Struct, PageIndex]] = field(default_factory=list)
     template: thrift.Struct | None = None
     checksum: Checksum = field(default_factory=new_checksum)
     file: DirectIoFile | None = None
@@ -165,7 +165,7 @@ class RowGroupFile:
         group = footer.shift_row_group(found.fields, delta, len(self.groups), self.footer_schema.paths, str(self.path))
         index = shift_page_index(found.offsets, found.columns, delta)
         if index is not None:
-            self.indexes[len(self.groups)] = index
+            self.indexed.append((group, index))
         self.groups.append(thrift.encode(group) if index is None else group)
         self.rows += found.rows
 
@@ -178,10 +178,7 @@ class RowGroupFile:
     def finish(self, keyvalues: Mapping[bytes, bytes | None]) -> OutputFile:
         """Write the footer and fsync."""
         template = self.footer_schema.template if self.template is None else self.template
-        named = {number: self.groups[number] for number in self.indexes}
-        indexes = place_page_indexes(
-            {n: group for n, group in named.items() if isinstance(group, dict)}, self.indexes, self.position
-        )
+        indexes = place_page_indexes(self.indexed, self.position)
         end = footer.make_footer(template, self.footer_schema.schema, self.groups, self.rows, keyvalues)
         with write_errors(self.path):
             self.open().write(indexes)
@@ -296,12 +293,12 @@ def shift_page_index(
     return PageIndex(columns, moved) if moved else None
 
 
-def place_page_indexes(groups: Mapping[int, thrift.Struct], indexes: Mapping[int, PageIndex], position: int) -> bytes:
-    """Encode ``indexes`` as they follow at ``position``, and point the row groups to them."""
+def place_page_indexes(indexed: Iterable[tuple[thrift.Struct, PageIndex]], position: int) -> bytes:
+    """Encode the indexes of row groups as they follow at ``position``, and point the row groups to them."""
     out = bytearray()
     for place in (COLUMN_INDEX, OFFSET_INDEX):
-        for number, group in groups.items():
-            found = indexes[number].columns if place is COLUMN_INDEX else indexes[number].offsets
+        for group, index in indexed:
+            found = index.columns if place is COLUMN_INDEX else index.offsets
             chunks = group[1][1].values
             for column, data in found.items():
                 more = {place[0]: (thrift.I64, position + len(out)), place[1]: (thrift.I32, len(data))}
