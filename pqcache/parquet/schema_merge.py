@@ -114,10 +114,6 @@ def _pairs(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[tuple[pa.Field 
     return pairs + [(None, field) for field in others.values()]
 
 
-def _merged_fields(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[pa.Field]:
-    return [_merged_field(x, y) for x, y in _pairs(a, b)]
-
-
 def _optional(field: pa.Field) -> pa.Field:
     """Make a field and, in a struct, its fields nullable: in files that lack it, all are null."""
     if pt.is_struct(field.type):
@@ -171,7 +167,7 @@ def _merged_type(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     elif pt.is_duration(a) and pt.is_duration(b):
         found = pa.duration(max(a.unit, b.unit, key=UNITS.index))
     elif pt.is_struct(a) and pt.is_struct(b):
-        found = pa.struct(_merged_fields(a.fields, b.fields))
+        found = pa.struct([_merged_field(x, y) for x, y in _pairs(a.fields, b.fields)])
     elif pt.is_map(a) and pt.is_map(b):
         found = pa.map_(_merged_field(a.key_field, b.key_field), _merged_field(a.item_field, b.item_field))
     elif is_list(a) and is_list(b):

@@ -286,13 +286,11 @@ def doubtful_columns(metadata: pq.FileMetaData, schema: pa.Schema, nanoseconds: 
     names = {field.name for field in schema if may_be_doubtful(field.type, nanoseconds)}
     if not names:
         return frozenset()
+    misread = {*int96_leaves(metadata)} if nanoseconds else set()
     leaves = enumerate(top_level_names(metadata, schema))
-    return frozenset(name for leaf, name in leaves if name in names and _is_misread(metadata, leaf, nanoseconds))
-
-
-def _is_misread(metadata: pq.FileMetaData, leaf: int, nanoseconds: bool) -> bool:
-    column = metadata.schema.column(leaf)
-    return (nanoseconds and column.physical_type == "INT96") or _is_unknown(metadata, leaf)
+    return frozenset(
+        name for leaf, name in leaves if name in names and (leaf in misread or _is_unknown(metadata, leaf))
+    )
 
 
 def may_be_doubtful(kind: pa.DataType, nanoseconds: bool = True) -> bool:

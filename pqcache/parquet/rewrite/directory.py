@@ -53,6 +53,7 @@ from pqcache.parquet.rewrite.files import (
 from pqcache.parquet.rewrite.options import COMPAT_CODEC, DEFAULT_CODEC, RewriteOptions
 from pqcache.parquet.rewrite.shuffle import shuffle_rows
 from pqcache.parquet.rewrite.writer import MIN_FILL, RewriteResult, WriterSettings, write_row_groups
+from pqcache.parquet.row_group_stats import first_page
 from pqcache.parquet.schema_merge import check_names, merge_schemas, with_time_zones, working_schema
 from pqcache.system.disk import fsync_path, link_or_copy
 
@@ -349,11 +350,7 @@ def row_group_bytes(group: pq.RowGroupMetaData) -> int:
 
 
 def row_group_start(group: pq.RowGroupMetaData) -> int:
-    """0 for a row group without columns."""
-    if not group.num_columns:
-        return 0
-    first = group.column(0)
-    return int(first.dictionary_page_offset or first.data_page_offset)
+    return first_page(group.column(0)) if group.num_columns else 0
 
 
 def count_unchanged_files(
