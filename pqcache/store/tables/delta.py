@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from bisect import bisect_right
@@ -57,6 +58,7 @@ _NAMED = re.compile(r"(\d{20})\.checkpoint\.[0-9a-f]{8}-[0-9a-f-]{27}\.(json|par
 _NUMBER = re.compile(r"-?[0-9]+")
 _DIGITS = 20  # of a version in the names of a log
 _THREADS = 8
+_PROCESS = os.getpid()  # that has deltalake's threads
 _MAX_LOOKED_INTO = 1 << 26  # bytes of a file of a log that is looked into to name it
 _ABSOLUTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/|/")
 _OUTSIDE = re.compile(r"(^|/)(\.{0,2})(/|$)")  # of a path with a segment that is empty, "." or ".."
@@ -145,8 +147,12 @@ class _DeltaReader:
         except PqcacheError:
             raise
         except BaseException as error:  # the library raises many kinds, some of them bare
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            is_panic = type(error).__name__ == "PanicException"
+            if not isinstance(error, Exception) and not is_panic:
                 raise
+            if is_panic and os.getpid() != _PROCESS:
+                reason = "deltalake cannot read its log in a process that was forked from one that has used it"
+                raise SourceError(self.table.url, reason, "start that process with spawn or forkserver") from error
             reason = f"deltalake cannot read its log ({first_line(error)})"
             advice = PLAIN if "upported" in reason else CHECK_TABLE
             raise SourceError(self._damaged_file() or self.table.url, reason, advice) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from urllib.parse import unquote
@@ -159,9 +159,8 @@ def _check_not_part(url: str, options: OpenOptions) -> None:
         root = above.removesuffix("/data") if directory == _ICEBERG_LOG else above  # where Iceberg's files are
         if root == url.rstrip("/"):
             continue
-        log = options.open_files(f"{root}/{directory}", url)
-        entries = _listed(log, options)
-        log.close()
+        with closing(options.open_files(f"{root}/{directory}", url)) as log:
+            entries = _listed(log, options)
         shown = next((file.path for file in entries if is_log(directory, file.path)), None)
         if shown is not None:
             refuse_part(url, LOGS[directory], f"{root}/{directory}/{shown}")

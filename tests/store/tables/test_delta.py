@@ -515,6 +515,20 @@ def test_a_hint_and_a_checkpoint_that_are_not_there_do_not_matter(table: Path, c
     assert held(cache) == expected
 
 
+def test_a_process_forked_from_one_that_has_read_a_table(table: Path, cache: Path) -> None:
+    script = """
+import os, sys, pqcache
+_, table, cache = sys.argv
+pqcache.sync(table, cache)
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+pqcache.sync(table, cache + "2")
+"""
+    done = subprocess.run([sys.executable, "-c", script, table, cache], capture_output=True, text=True, timeout=60)
+    assert "forked from one that has used it; start that process with spawn or forkserver" in done.stderr
+    assert done.returncode == 1
+
+
 def test_a_temporary_directory_that_deltalake_cannot_read(
     table: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
