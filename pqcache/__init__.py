@@ -53,22 +53,22 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.store.inspect.summary import inspect as inspect
     from pqcache.store.keys.command import IndexReport as IndexReport
     from pqcache.store.keys.command import index as index
-    from pqcache.store.log import log as log
     from pqcache.store.repartition.command import repartition as repartition
     from pqcache.store.repartition.dense_proposals import Proposal as Proposal
     from pqcache.store.repartition.dense_proposals import dense_proposals as dense_proposals
     from pqcache.store.repartition.to_target import RepartitionReport as RepartitionReport
+    from pqcache.store.run_record import log as log
     from pqcache.store.selected_rows import SelectedRows as SelectedRows
     from pqcache.store.serve.command import CacheServer as CacheServer
     from pqcache.store.serve.command import serve as serve
     from pqcache.store.snapshot import Snapshot as Snapshot
-    from pqcache.store.snapshots.command import PinReport as PinReport
-    from pqcache.store.snapshots.command import SnapshotView as SnapshotView
-    from pqcache.store.snapshots.command import pin as pin
-    from pqcache.store.snapshots.command import snapshots as snapshots
-    from pqcache.store.snapshots.command import unpin as unpin
-    from pqcache.store.snapshots.rollback import RollbackReport as RollbackReport
-    from pqcache.store.snapshots.rollback import rollback as rollback
+    from pqcache.store.snapshots import PinReport as PinReport
+    from pqcache.store.snapshots import RollbackReport as RollbackReport
+    from pqcache.store.snapshots import SnapshotView as SnapshotView
+    from pqcache.store.snapshots import pin as pin
+    from pqcache.store.snapshots import rollback as rollback
+    from pqcache.store.snapshots import snapshots as snapshots
+    from pqcache.store.snapshots import unpin as unpin
     from pqcache.store.status import CacheStatus as CacheStatus
     from pqcache.store.status import StatusReport as StatusReport
     from pqcache.store.status import status as status

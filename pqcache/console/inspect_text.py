@@ -20,9 +20,8 @@ from pqcache.console.html import inspection_page
 from pqcache.console.terminal import bar, escape, is_plain, print_json, stdout_console
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.reader.batch_rows import RowPlaces
-from pqcache.store.inspect.arriving_progress import ArrivalProgress
 from pqcache.store.inspect.listings import Difference, plain_value, readable
-from pqcache.store.inspect.summary import Inspection
+from pqcache.store.inspect.summary import ArrivalProgress, Inspection
 from pqcache.units import BLOCK_SIZE, format_count, format_seconds, format_size, size_word
 
 _PARTITIONS = 20

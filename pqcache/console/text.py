@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from pqcache.store.repartition.dense_proposals import Proposal
     from pqcache.store.repartition.to_target import RepartitionReport
     from pqcache.store.serve.command import CacheServer
-    from pqcache.store.snapshots.command import PinReport, SnapshotView
-    from pqcache.store.snapshots.rollback import RollbackReport
+    from pqcache.store.snapshots import PinReport, RollbackReport, SnapshotView
     from pqcache.store.status import CacheStatus, StatusReport
     from pqcache.store.sync.cache_run import SyncReport
     from pqcache.store.tables_of_root import RemoveReport

@@ -12,8 +12,7 @@ from typing import Any
 from pqcache.errors import disk_errors
 from pqcache.events import Collected, OnEvent, Warned, ignore
 from pqcache.options import COMMANDS, GcArguments, Unpack, all_values, documented
-from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
-from pqcache.store.arriving.publish_arriving import remove_empty
+from pqcache.store.arriving.arriving_snapshot import arriving_snapshots, remove_empty
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.layout import LEASE

@@ -1,7 +1,7 @@
 """The record of a run on a cache: begun under the lock, and ended with what the run did or why it failed.
 
 ``running.json`` is there while a run is at work: what it is, and its process. A run that ends appends its record to the
-history and removes the file. One that is killed leaves it, so that the next run, or ``pqcache log``, knows of it.
+history and removes the file. One that is killed leaves it, so that the next run, or ``log``, knows of it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from pqcache.errors import DISK_FULL, CacheError, CacheLocked, Interrupted, PqcacheError, error_below, first_line
 from pqcache.events import OnEvent, Warned, ignore
-from pqcache.store.arriving.publish_arriving import finish_publishing
-from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.arriving.arriving_snapshot import finish_publishing
+from pqcache.store.cache_directory import CacheDirectory, cache_path
 from pqcache.store.config import Config, read_config
 from pqcache.store.history import (
     DONE,
@@ -28,11 +28,13 @@ from pqcache.store.history import (
     REFUSED,
     RUNNING_NOW,
     append_history,
+    in_order,
     parse_record,
     read_history,
+    result_of,
     unrecorded,
 )
-from pqcache.store.layout import LOCK, RUNNING
+from pqcache.store.layout import HISTORY, LOCK, RUNNING
 from pqcache.store.ownership import file_mode
 from pqcache.store.urls import is_secret, redact
 from pqcache.system.boot import boot_id
@@ -232,3 +234,23 @@ def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def log(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return a record of each run on a cache, in the order of their ends; raises CacheError where there is no cache.
+
+    ``result`` is what the run came to: ``done``, ``failed``, ``refused``, ``interrupted`` or, of one that is at work,
+    ``running``. A run that was killed has a record made of what it wrote when it began, and of its snapshot if it
+    published one.
+
+    >>> [(run["command"], run["result"], run["added"]) for run in log("cache/shop")]
+    [('sync', 'done', 6)]
+    """
+    opened = CacheDirectory(cache_path(cache))
+    if read_running(opened.path) is None and not (opened.path / HISTORY).is_file():
+        opened = CacheDirectory.open(os.fspath(cache))
+    records = read_history(opened.path)
+    missed = unfinished(opened, records)
+    found = in_order(records, [record for record in missed if record.get("snapshot")])
+    found += [record for record in missed if not record.get("snapshot")]
+    return [{**record, "result": result_of(record)} for record in found]

@@ -17,9 +17,9 @@ from pqcache.errors import CacheError, PqcacheError, first_line
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.history import DONE
-from pqcache.store.log import log
 from pqcache.store.manifest import Totals
 from pqcache.store.manifest_digest import read_summary
+from pqcache.store.run_record import log
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.urls import redact
 from pqcache.units import format_seconds, parse_duration

@@ -357,9 +357,9 @@ def _child(job: Mapping[str, Any]) -> NoReturn:
         os.setgid(job["uid"])
         os.setuid(job["uid"])
     from pqcache import cli
-    from pqcache.store.sync.fill import fetch
+    from pqcache.store.sync import fill
 
-    fetch._RANGE, fetch._LARGE = 64 << 10, 128 << 10  # so that small files arrive in several ranges
+    fill._RANGE, fill._LARGE = 64 << 10, 128 << 10  # so that small files arrive in several ranges
     sys.argv = ["pqcache", *job["arguments"]]
     try:
         cli.main()

@@ -14,7 +14,7 @@ import pqcache
 from pqcache.events import Event, Retried
 from pqcache.store.arriving.arriving_snapshot import find_arriving
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.sync.fill import fetch
+from pqcache.store.sync import fill
 from tests.datasets import files_of
 from tests.faults import proxy as faults
 from tests.faults.proxy import Proxy
@@ -104,8 +104,8 @@ def test_a_server_that_is_away_for_a_while(store: Store, tmp_path: Path) -> None
 
 def test_a_file_that_is_replaced(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No byte of the new version counts as one of the old."""
-    monkeypatch.setattr(fetch, "_RANGE", 200_000)
-    monkeypatch.setattr(fetch, "_LARGE", 400_000)
+    monkeypatch.setattr(fill, "_RANGE", 200_000)
+    monkeypatch.setattr(fill, "_LARGE", 400_000)
     cache, path = CacheDirectory(tmp_path / "cache"), files_of(store.made)[1]
     other = bytearray((store.made / path).read_bytes())
     other[1000:200_000:100] = bytes(byte ^ 0xFF for byte in other[1000:200_000:100])

@@ -19,7 +19,7 @@ from pqcache.store import ownership, snapshot
 from pqcache.store import tmp_directory as workdir
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.ownership import CACHES, GROUPS
-from pqcache.store.sync import source_modes
+from pqcache.store.sync import command
 from tests.datasets import write_day
 from tests.faults.checks import check_clean, check_snapshot, rows_at
 from tests.faults.lakes import lake_of, state_of
@@ -303,7 +303,7 @@ def test_modes_of_kept_files_come_from_the_listing(
         lake.chmod(0o700)
     looked_at: list[str] = []
     monkeypatch.setattr(LocalSource, "copy_mode", lambda self, path, *_: looked_at.append(path))
-    monkeypatch.setattr(source_modes, "_files", lambda snapshot, _: looked_at.append(str(snapshot)) or ())
+    monkeypatch.setattr(command, "_files", lambda snapshot, _: looked_at.append(str(snapshot)) or ())
     assert not pqcache.sync(cache).published
     assert looked_at == ([str((cache / "current").resolve())] if private else [])  # the source's files were listed
 

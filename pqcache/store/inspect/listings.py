@@ -19,8 +19,7 @@ from pqcache.parquet.dense_columns import as_list
 from pqcache.parquet.footer.doubtful import check_read_right
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.hive import parent
-from pqcache.store.inspect.arriving_progress import leased_snapshot
-from pqcache.store.inspect.summary import read_remote_index
+from pqcache.store.inspect.summary import leased_snapshot, read_remote_index
 from pqcache.store.manifest import FileEntry
 from pqcache.store.row_group_index import Index
 from pqcache.store.sync.listing import ListingRules, list_source

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,23 +16,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pqcache.errors import DamagedError, first_line
+from pqcache.errors import CacheError, DamagedError, first_line
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.options import COMMANDS, InspectArguments, Unpack, all_values, documented
 from pqcache.parquet.dense_columns import as_list, dense_of
 from pqcache.parquet.nested import top_level_names
 from pqcache.parquet.row_group_stats import read_footer
-from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
+from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
 from pqcache.store.cache_directory import CacheDirectory, cache_at
 from pqcache.store.config import read_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent
-from pqcache.store.inspect.arriving_progress import ArrivalProgress, leased_snapshot
 from pqcache.store.keys.lookup import columns_indexed
 from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest import SourceFile, TableVersion
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA, Index, IndexBuilder
+from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.download.remote_footer import read_remote_footer
 from pqcache.store.sync.listing import ListingRules, list_source
 from pqcache.store.tables.base import OpenOptions
@@ -379,3 +381,58 @@ def _codecs(known: Mapping[str, pa.ChunkedArray], column: str) -> str:
 
 def _sum(known: Mapping[str, pa.ChunkedArray], column: str) -> int:
     return int(np.nansum(known[column].to_numpy())) if column in known else 0
+
+
+_MOVING = 2.0  # seconds: more than a snapshot takes from ``arriving/`` to where ``current`` points to it
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivalProgress:
+    """How much of a snapshot is there: bytes, complete files, and row groups.
+
+    ``changed`` counts files that are not at the source any more as they were listed. ``run`` is the process that
+    fetches it, like ``process 12 of alice``; empty where none does. ``abandoned`` says that nothing more will come.
+    """
+
+    bytes: int
+    total_bytes: int
+    files: int
+    row_groups: int
+    changed: int
+    run: str
+    abandoned: bool
+
+
+@contextmanager
+def leased_snapshot(cache: CacheDirectory) -> Iterator[tuple[Snapshot, ArrivalProgress | None]]:
+    """The current snapshot, else the arriving one with its progress."""
+    until = time.monotonic() + _MOVING
+    while True:
+        arriving = find_arriving(cache) if cache.current() is None else None
+        try:
+            if arriving is None:
+                snapshot, lease, progress = *cache.lease(), None
+            else:
+                snapshot, lease, progress = arriving, arriving.lease(), _progress(arriving)
+            break
+        except (CacheError, OSError):  # it is published just now
+            if arriving is None or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+    with lease:
+        yield snapshot, progress
+
+
+def _progress(snapshot: ArrivingSnapshot) -> ArrivalProgress:
+    files, errors = snapshot.manifest().files, snapshot.errors()
+    there = snapshot.arrived(entry.path for entry in files)
+    arrived = [entry for entry in files if entry.path in there]
+    return ArrivalProgress(
+        bytes=sum(entry.size for entry in arrived),
+        total_bytes=sum(entry.size for entry in files),
+        files=len(arrived),
+        row_groups=sum(entry.row_groups for entry in arrived),
+        changed=len(errors.keys() - {""}),
+        run=(snapshot.filled_by() or "a process") if snapshot.is_being_filled() else "",
+        abandoned="" in errors,
+    )

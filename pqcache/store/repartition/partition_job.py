@@ -1,37 +1,55 @@
 """One job of a repartition: one partition directory, from its source files to what readers see at the target.
 
 A job is plain values, so it can be sent to any process on any machine that reaches the source and the target.
+Readers see each partition directory of the target completely or not at all. Until a run is finished, the target has a
+directory ``_pqcache``, which readers skip, with a record of every partition that was published: a run that was stopped
+goes on from there, and never overwrites what pqcache did not write.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from shutil import disk_usage
 
 import pyarrow as pa
 
-from pqcache.errors import SourceIncomplete, SourceNotFound, UsageError
+from pqcache.errors import (
+    MALFORMED,
+    CacheLocked,
+    PqcacheError,
+    SourceIncomplete,
+    SourceNotFound,
+    UsageError,
+    disk_errors,
+)
 from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.rewrite.directory import KnownOfSources
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_target
 from pqcache.store.drivers.retries import FEW_TRIES, with_retries
-from pqcache.store.drivers.target import StagedFile, Target
+from pqcache.store.drivers.target import HIDDEN, StagedFile, Target
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.repartition.endpoints import Endpoints
-from pqcache.store.repartition.spool import Spool, open_spool
-from pqcache.store.repartition.target_record import DirectoryRecord, DirectoryResult, check_claim
 from pqcache.store.sync.download.download_file import DownloadOptions, download_file
 from pqcache.store.sync.rewrite_files import RewriteTask, rewrite_files
 from pqcache.store.tables.base import Table
-from pqcache.store.urls import local_path, url_scheme
-from pqcache.system.disk import remove_tree
+from pqcache.store.urls import local_path, printable, url_scheme
+from pqcache.system.disk import remove_tree, tree_size
+from pqcache.system.locks import try_lock
 from pqcache.system.parallel import in_parallel
+from pqcache.units import format_size
 from pqcache.versions import __version__
 
 _TRANSFERS = 4  # files of one partition downloaded or sent at once
@@ -241,3 +259,186 @@ def _check_unchanged(job: PartitionJob, context: JobContext) -> None:
                 "nothing of this partition was published, run again when nothing writes there, and on a "
                 "cluster name a path that is the same files on every worker",
             )
+
+
+_PREFIX = "pqcache-spool-"
+_SPARE = 64 << 20
+_FRESH = 60.0  # seconds: a spool so young may not have its lock yet
+
+log = logging.getLogger("pqcache.repartition")
+
+
+@dataclass
+class Spool:
+    """A local directory, shared by jobs that would fill its disk if all began at once."""
+
+    path: Path
+    reserved: int = 0
+    jobs: set[str] = field(default_factory=set)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @contextmanager
+    def reserve(self, token: str, size: int, partition: str, shuffles: bool) -> Iterator[Path]:
+        """Yield a new directory named ``token``, once the other jobs leave ``size`` bytes of the disk free.
+
+        Raises PqcacheError, which names ``partition``, when the disk is too small for this job alone.
+        """
+        with self.changed:
+            while size and self.reserved + size + _SPARE > (space := self._space()):
+                if not self.jobs:
+                    what = "to shuffle its rows" if shuffles else "for its files"
+                    raise PqcacheError(
+                        self.path,
+                        f"partition {partition} needs up to {format_size(size)} for a while "
+                        f"{what}, {format_size(space)} are free",
+                        "free some, or set TMPDIR to a larger disk",
+                    )
+                log.debug("partition %s waits for %s on %s", partition, format_size(size), self.path)
+                self.changed.wait()
+            self.reserved += size
+            self.jobs.add(token)
+        try:
+            with disk_errors(self.path / token):
+                (self.path / token).mkdir(parents=True)
+            yield self.path / token
+        finally:
+            with suppress(OSError):
+                remove_tree(self.path / token)
+            with self.changed:
+                self.reserved -= size
+                self.jobs.remove(token)
+                self.changed.notify_all()
+
+    def _space(self) -> int:
+        """Bytes that are free, or taken by jobs that reserved them."""
+        taken = sum(tree_size(self.path / token) for token in self.jobs)
+        return disk_usage(self.path).free + taken
+
+
+@contextmanager
+def open_spool(target: Target) -> Iterator[Spool]:
+    """Yield a directory for files on their way, on the target's own file system where that is local.
+
+    Elsewhere it is in ``TMPDIR``, and what processes that died have left there is removed first.
+    """
+    if target.scratch is not None:
+        yield Spool(target.scratch)
+        return
+    with disk_errors(Path(tempfile.gettempdir())):
+        for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            _remove_if_dead(left)
+        spool = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    lock = os.open(spool, os.O_RDONLY)
+    try:
+        try_lock(lock, exclusive=True)  # the kernel releases it when this process ends, however it ends
+        yield Spool(spool)
+    finally:
+        with suppress(OSError):
+            remove_tree(spool)
+        os.close(lock)
+
+
+def _remove_if_dead(left: Path) -> None:
+    with suppress(OSError):  # another user's, or just removed by its owner
+        status = left.lstat()
+        if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _FRESH:
+            return
+        lock = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            if try_lock(lock, exclusive=True):
+                remove_tree(left)
+        finally:
+            os.close(lock)
+
+
+RECORDS = f"{HIDDEN}/records"
+RUN = f"{HIDDEN}/run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectoryResult:
+    """What one directory was rewritten to: files, row groups and bytes before and after, rows, and warnings."""
+
+    files: tuple[int, int]
+    row_groups: tuple[int, int]
+    bytes: tuple[int, int]
+    rows: int
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DirectoryRecord:
+    """One directory of the target: its ``key`` names from what and how it was made; ``files`` are names and sizes."""
+
+    directory: str
+    key: str
+    files: Mapping[str, int]
+    done: DirectoryResult
+
+    @property
+    def path(self) -> str:
+        """Where the record lies below the target."""
+        return f"{RECORDS}/{hashlib.sha256(self.directory.encode()).hexdigest()[:32]}.json"
+
+    def encoded(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+def decode_record(data: bytes) -> DirectoryRecord | None:
+    """None for a record that cannot be read."""
+    try:
+        stored = json.loads(data)
+        done = stored.pop("done")
+        done = {name: tuple(value) if isinstance(value, list) else value for name, value in done.items()}
+        return DirectoryRecord(**stored, done=DirectoryResult(**done))
+    except MALFORMED:
+        return None
+
+
+def read_records(target: Target) -> tuple[list[DirectoryRecord], list[DirectoryRecord]]:
+    """Return the records of an earlier run whose files are all at the target, and the other records.
+
+    A file that no record names was not written by pqcache: UsageError, so that nothing is ever written over.
+    """
+    found = {file.path: file.identity.size for file in target.list()}
+    records = []
+    for path, size in found.items():
+        if path.startswith(f"{RECORDS}/") and (record := decode_record(target.read_start(path, size))) is not None:
+            records.append(record)
+    ours = {_below(record.directory, name): size for record in records for name, size in record.files.items()}
+    for path, size in found.items():
+        if not path.startswith(f"{HIDDEN}/") and ours.get(path) != size:
+            raise UsageError(
+                target.url, f"exists and is not empty ({printable(path)})", "name a new or empty directory"
+            )
+    complete: list[DirectoryRecord] = []
+    incomplete: list[DirectoryRecord] = []
+    for record in records:
+        exists = all(_below(record.directory, name) in found for name in record.files)
+        (complete if exists else incomplete).append(record)
+    return complete, incomplete
+
+
+def claim(target: Target, run: str) -> None:
+    """Make the target this run's from now on."""
+    target.write(RUN, run.encode())
+
+
+def check_claim(target: Target, run: str) -> None:
+    """Raise CacheLocked if another run has begun since, or finished: a job on a cluster may outlive its run."""
+    try:
+        found = target.read_start(RUN, len(run)).decode("ascii", "replace")
+    except SourceNotFound:
+        found = ""
+    if found != run:
+        raise CacheLocked(target.url, "another run writes there now, or has finished it", "this run ends")
+
+
+def remove_directory(target: Target, record: DirectoryRecord) -> None:
+    """Remove a directory's files, then its record."""
+    target.remove([_below(record.directory, name) for name in record.files])
+    target.remove([record.path])
+
+
+def _below(directory: str, name: str) -> str:
+    return f"{directory}/{name}" if directory else name

@@ -15,8 +15,7 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.status import default_root, find_caches
 from pqcache.store.sync.cache_run import SyncReport
 from pqcache.store.sync.command import sync
-from pqcache.store.tables_file import ListedTable, read_tables
-from pqcache.store.tables_of_root import add
+from pqcache.store.tables_of_root import ListedTable, add, read_tables
 
 SKIPPED, LATER = 5, 75  # exit codes of tables that got a part of what is new, and of those that may be done later
 

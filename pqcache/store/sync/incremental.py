@@ -201,7 +201,7 @@ class _Publisher:
         skips = run.config.skip_bad and not decision.fills
         origin = Origin(source=source, subset=subset, confirm=confirm, skip_bad=skips)
         if decision.fills:
-            from pqcache.store.sync.fill.snapshot import fill_snapshot  # and pyarrow.compute, which few syncs need
+            from pqcache.store.sync.fill import fill_snapshot  # and pyarrow.compute, which few syncs need
 
             return fill_snapshot(run, plan, decision.metadata, origin)
         reindex = bool(self.held.comparison.differing)

@@ -15,8 +15,7 @@ import pytest
 
 from pqcache.errors import CacheError
 from pqcache.store.arriving import start_run
-from pqcache.store.arriving.run_files import RunFiles
-from pqcache.store.arriving.start_run import FillRequest, ensure_filling, is_filled_or_filling, run_error
+from pqcache.store.arriving.start_run import FillRequest, RunFiles, ensure_filling, is_filled_or_filling, run_error
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.system.process_identity import ProcessIdentity
 from tests.datasets import write_shop

@@ -11,7 +11,7 @@ import pytest
 import pqcache
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
-from pqcache.store.sync.fill import fetch
+from pqcache.store.sync import fill
 from tests.forked_commands import run_pqcache
 from tests.store.sync.fill.filling import Filling, LocalReads
 from tests.store.sync.fill.test_snapshot import write_wide
@@ -19,7 +19,7 @@ from tests.store.sync.fill.test_snapshot import write_wide
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> LocalReads:
-    monkeypatch.setattr(fetch, "_LOOK", 0.0)
+    monkeypatch.setattr(fill, "_LOOK", 0.0)
     return LocalReads(monkeypatch)
 
 

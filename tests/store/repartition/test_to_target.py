@@ -22,15 +22,16 @@ from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.drivers.target import HIDDEN
 from pqcache.store.repartition.endpoints import make_endpoints
-from pqcache.store.repartition.partition_job import PartitionJob, run_job
-from pqcache.store.repartition.spool import Spool
-from pqcache.store.repartition.target_record import (
+from pqcache.store.repartition.partition_job import (
     RUN,
     DirectoryRecord,
     DirectoryResult,
+    PartitionJob,
+    Spool,
     claim,
     decode_record,
     read_records,
+    run_job,
 )
 from tests.conftest import Bucket
 from tests.datasets import files_of, shop_table, write_shop
@@ -433,7 +434,7 @@ def small_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     def disk_usage(path: Path) -> shutil._ntuple_diskusage:
         return shutil._ntuple_diskusage(1 << 40, 0, free)
 
-    monkeypatch.setattr("pqcache.store.repartition.spool.disk_usage", disk_usage)
+    monkeypatch.setattr("pqcache.store.repartition.partition_job.disk_usage", disk_usage)
 
 
 @pytest.mark.s3

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.events import Event, Fetched
-from pqcache.store.cached_paths import cached_paths
 from pqcache.store.drivers import local
 from pqcache.store.manifest_file import read_manifest
+from pqcache.store.sync.plan import cached_paths
 from pqcache.torch import ParquetDataset
 from tests.datasets import files_of, rows_of, write_day
 from tests.examples import examples

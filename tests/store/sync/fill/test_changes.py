@@ -16,8 +16,7 @@ from pqcache.events import Retried
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, arriving_snapshots, find_arriving
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import ARRIVED, RUN
-from pqcache.store.sync import incremental
-from pqcache.store.sync.fill import fetch
+from pqcache.store.sync import fill, incremental
 from pqcache.system.locks import user_name
 from tests.datasets import files_of
 from tests.store.sync.fill.filling import Filling, LocalReads, check_same, wait_for
@@ -28,7 +27,7 @@ TAIL = 64 << 10  # bytes that are read of a file's end with its footer
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> LocalReads:
-    monkeypatch.setattr(fetch, "_LOOK", 0.0)
+    monkeypatch.setattr(fill, "_LOOK", 0.0)
     return LocalReads(monkeypatch)
 
 
@@ -285,7 +284,7 @@ def test_after_a_restart_of_the_machine_files_are_read_again(
 ) -> None:
     first = files_of(made)[0]
     snapshot = leave_one_file(reads, made, tmp_path / "cache")
-    monkeypatch.setattr(fetch, "boot_id", lambda: "another")
+    monkeypatch.setattr(fill, "boot_id", lambda: "another")
     if damaged:
         copy = snapshot.path / first
         data = bytearray(copy.read_bytes())

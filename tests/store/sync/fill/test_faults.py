@@ -15,9 +15,9 @@ import pytest
 
 import pqcache
 from pqcache.events import Warned
-from pqcache.store.arriving import publish_arriving
+from pqcache.store.arriving import arriving_snapshot
 from pqcache.store.drivers.local import LocalSource
-from pqcache.store.sync.fill import fetch
+from pqcache.store.sync import fill
 from tests.store.sync.fill.filling import Filling, LocalReads, check_same
 
 TAIL = 64 << 10  # bytes that are read of a file with its footer
@@ -56,8 +56,8 @@ def test_a_connection_that_ends_early_in_an_orderly_way(
 ) -> None:
     """What has come is kept, and the rest is asked for: of a file, and of each range of a large one."""
     if large:
-        monkeypatch.setattr(fetch, "_RANGE", 100_000)
-        monkeypatch.setattr(fetch, "_LARGE", 200_000)
+        monkeypatch.setattr(fill, "_RANGE", 100_000)
+        monkeypatch.setattr(fill, "_LARGE", 200_000)
     made = write_files(tmp_path / "made")
     pqcache.sync(made, tmp_path / "plain")
     read, cut = LocalSource.read, list[int]()
@@ -95,7 +95,7 @@ def test_a_file_that_is_removed_when_all_of_it_has_arrived(tmp_path: Path, monke
 
 def test_a_reader_that_writes_while_the_snapshot_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = write_files(tmp_path / "made")
-    removed, late = publish_arriving.remove_tree, list[Path]()
+    removed, late = arriving_snapshot.remove_tree, list[Path]()
 
     def remove(directory: Path) -> None:
         """Remove a directory into which a reader that has found it writes at the last moment."""
@@ -105,7 +105,7 @@ def test_a_reader_that_writes_while_the_snapshot_is_published(tmp_path: Path, mo
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), "wanted")
         removed(directory)
 
-    monkeypatch.setattr(publish_arriving, "remove_tree", remove)
+    monkeypatch.setattr(arriving_snapshot, "remove_tree", remove)
     report = pqcache.sync(made, tmp_path / "cache", fill=True)
     assert (report.published, len(late)) == (True, 1)
     assert not late[0].exists(), "the end of the run has removed it"

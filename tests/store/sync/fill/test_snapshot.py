@@ -22,9 +22,7 @@ from pqcache.events import Awaited, Event, Fetched, Reused, Warned
 from pqcache.store.arriving.arriving_snapshot import find_arriving
 from pqcache.store.arriving.wanted import Wanted, WantedList, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.sync import safety_checks
-from pqcache.store.sync.fill import fetch
-from pqcache.store.sync.fill import snapshot as snapshot_module
+from pqcache.store.sync import fill, safety_checks
 from tests.datasets import files_of, rows_of, write_shop
 from tests.remote import STORES, Remote, make_remote
 from tests.store.sync.fill.filling import Filling, LocalReads, check_same, killed_at_first, wait_for
@@ -37,7 +35,7 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> LocalReads:
-    monkeypatch.setattr(fetch, "_LOOK", 0.0)  # what readers want counts at once
+    monkeypatch.setattr(fill, "_LOOK", 0.0)  # what readers want counts at once
     return LocalReads(monkeypatch)
 
 
@@ -78,8 +76,8 @@ def test_what_is_wanted_comes_first_and_each_file_is_complete(reads: LocalReads,
 def test_several_threads_fetch_a_large_file(
     at_once: int, reads: LocalReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_RANGE", 500_000)
-    monkeypatch.setattr(fetch, "_LARGE", 1_000_000)
+    monkeypatch.setattr(fill, "_RANGE", 500_000)
+    monkeypatch.setattr(fill, "_LARGE", 1_000_000)
     made = write_wide(tmp_path / "made")
     pqcache.sync(made, tmp_path / "plain")
     reads.done.clear()
@@ -95,8 +93,8 @@ def test_several_threads_fetch_a_large_file(
 def test_ranges_that_a_killed_run_has_left_do_not_count(
     reads: LocalReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_RANGE", 500_000)
-    monkeypatch.setattr(fetch, "_LARGE", 1_000_000)
+    monkeypatch.setattr(fill, "_RANGE", 500_000)
+    monkeypatch.setattr(fill, "_LARGE", 1_000_000)
     made, cache = write_wide(tmp_path / "made", files=1), tmp_path / "cache"
 
     def kill(path: str, offset: int, length: int) -> None:
@@ -106,7 +104,7 @@ def test_ranges_that_a_killed_run_has_left_do_not_count(
     reads.before = kill
     with pytest.raises(KeyboardInterrupt):
         pqcache.sync(made, cache, fill=True, jobs=1)
-    assert [path.suffix for path in (cache / "tmp").glob("*/fetch/*")] == [fetch.RANGES]
+    assert [path.suffix for path in (cache / "tmp").glob("*/fetch/*")] == [fill.RANGES]
     reads.before = lambda *_: None
     events: list[Event] = []
     report = pqcache.sync(made, cache, on_event=events.append)
@@ -152,7 +150,7 @@ def test_all_is_known_before_anything_is_there(reads: LocalReads, tmp_path: Path
 
 
 def test_what_readers_wait_for_is_reported(reads: LocalReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_REPORT", 0.01)
+    monkeypatch.setattr(fill, "_REPORT", 0.01)
     made = write_wide(tmp_path / "made")
     filling = Filling(reads, made, tmp_path / "cache", jobs=1)
     snapshot = filling.arriving()
@@ -250,7 +248,7 @@ def test_a_second_run_waits_or_says_that_one_is_at_work(reads: LocalReads, tmp_p
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_module, "try_lock", lambda *_, **__: None)
+    monkeypatch.setattr(fill, "try_lock", lambda *_, **__: None)
     made = write_shop(tmp_path / "made")
     with pytest.raises(pqcache.UsageError, match=r"--fill: .* has no locks"):
         pqcache.sync(made, tmp_path / "cache", fill=True)
