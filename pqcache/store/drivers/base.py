@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pqcache.errors import PqcacheError, SourceError, UsageError
+from pqcache.errors import PqcacheError, SourceChanged, SourceError, SourceUnavailable, UsageError
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
 
 if TYPE_CHECKING:
@@ -228,6 +228,16 @@ class DirectoryLimit:
 def read_range(source: Source, path: str, offset: int, length: int, tag: str = "") -> bytes:
     """Read a range; fewer bytes than ``length`` mean that the file is shorter now."""
     return b"".join(source.read(path, offset, length, tag))
+
+
+def ended_early(source: Source, file: SourceFile, received: str) -> SourceError:
+    """Make the error about a read that ended early: the file is shorter than it was listed, or the connection broke.
+
+    Raises SourceError if the source knows that the file is not as it should be.
+    """
+    if source.stat(file.path).size < file.identity.size:
+        return SourceChanged(source.url_of(file.path), "is shorter than it was listed")
+    return SourceUnavailable(source.url_of(file.path), f"the connection ended after {received}")
 
 
 def root_of(url: str) -> str:

@@ -22,7 +22,7 @@ from deltalake.schema import PrimitiveType
 
 import pqcache
 from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound, UsageError
-from pqcache.events import Event, Started
+from pqcache.events import Event, Retried, Started
 from pqcache.store.tables.base import OpenOptions, Table
 from pqcache.store.tables.open_table import open_table
 from pqcache.torch import ParquetDataset
@@ -470,6 +470,18 @@ def test_a_commit_during_a_sync_is_left_for_the_next(table: Path, cache: Path, m
     assert len(listings) == 1, "a version does not change, so it is not listed again before it is published"
     assert pqcache.sync(cache).version == "3"
     assert held(cache) == judged(table)
+
+
+@pytest.mark.parametrize("part", [{}, {"columns": ["id"]}])
+def test_a_file_that_is_shorter_than_in_the_log_is_not_waited_for(
+    part: dict[str, Any], table: Path, cache: Path
+) -> None:
+    file = next(table.glob("*/*.parquet"))
+    os.truncate(file, file.stat().st_size - 9)
+    events: list[Event] = []
+    with pytest.raises(SourceError, match=r"has [0-9,]+ bytes, and [0-9,]+ in the log of its table"):
+        pqcache.sync(table, cache, version=1, on_event=events.append, **part)
+    assert not any(isinstance(event, Retried) for event in events)
 
 
 def test_a_table_that_has_lost_its_log(table: Path, cache: Path) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import CHECK_TABLE, ParquetError, SourceUnavailable, UsageError
+from pqcache.errors import CHECK_TABLE, ParquetError, UsageError
 from pqcache.filters.expression import Condition, condition_columns
 from pqcache.filters.pruning import TruthValues, prune_row_groups
 from pqcache.filters.sql import parse_condition
@@ -32,7 +32,7 @@ from pqcache.parquet.mapped_footer import as_in_table, in_spelling
 from pqcache.parquet.projection import ByteRange, Projection, number_of, project
 from pqcache.parquet.rewrite.files import write_errors
 from pqcache.parquet.row_group_stats import columns_table, footer_in, row_group_columns
-from pqcache.store.drivers.base import FileShape, Source
+from pqcache.store.drivers.base import FileShape, Source, ended_early
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.sync.download.filter_rows import MatchingRows, condition_schema, write_matching
@@ -278,10 +278,7 @@ def _received(
         if stopped():
             raise KeyboardInterrupt
     if left:
-        raise SourceUnavailable(
-            source.url_of(file.path),
-            f"the connection ended after {length - left:,} of {length:,} bytes from {offset:,}",
-        )
+        raise ended_early(source, file, f"{length - left:,} of {length:,} bytes from {offset:,}")
 
 
 def _wanted(

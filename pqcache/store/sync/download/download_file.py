@@ -34,7 +34,7 @@ from pqcache.errors import (
     disk_error,
 )
 from pqcache.events import Advanced, OnEvent, ignore
-from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.base import Source, ended_early
 from pqcache.store.drivers.retries import FEW_TRIES, Patience, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.sync.download.subset import EVERYTHING, Subset
@@ -277,9 +277,7 @@ def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
                     os.fdatasync(descriptor)  # the disk has work while others download, and little at the end
                     durable = written
             if written < size:
-                raise SourceUnavailable(
-                    source.url_of(file.path), f"the connection ended after {written:,} of {size:,} bytes"
-                )
+                raise ended_early(source, file, f"{written:,} of {size:,} bytes")
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
