@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from traceback import walk_tb
 from typing import Any, TypeVar
@@ -124,21 +124,18 @@ def check_alike(epoch: Mapping[str, tuple[Any, Any]], patience: float) -> None:
     the same time may begin in another order on each rank.
     """
     distributed: Any = sys.modules["torch.distributed"]
-    group, store = distributed.group.WORLD, distributed.distributed_c10d._get_default_store()
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
     values = json.dumps({name: value for name, (value, _) in epoch.items()}, default=str, sort_keys=True)
     here = json.dumps({"rank": rank, "epoch": epoch}, default=str)
     try:
-        if group not in _epochs:  # a process group may have the store of one before
-            _epochs[group] = (store.add("pqcache/ranks", 1) - 1) // ranks, Counter()
-        number, begun = _epochs[group]
+        store, place, begun = _meeting()
         begun.update(["", values])  # "" counts them all
-        nth = f"pqcache/{number}/{begun['']}"
+        nth = f"{place}/{begun['']}"
         first = json.loads(store.compare_set(f"{nth}/first", "", here))
-    except RuntimeError:  # MPI has none, nor has torch's fake process group
+    except RuntimeError:
         _log.warning("ranks are not compared: their process group has no store")
         return
-    same = f"pqcache/{number}/{hashlib.blake2b(values.encode(), digest_size=16).hexdigest()}-{begun[values]}"
+    same = f"{place}/{hashlib.blake2b(values.encode(), digest_size=16).hexdigest()}-{begun[values]}"
     if _difference(first["epoch"], json.loads(here)["epoch"]):
         store.compare_set(f"{nth}/differs", "", here)
     store.add(same, 1)
@@ -158,6 +155,55 @@ def check_alike(epoch: Mapping[str, tuple[Any, Any]], patience: float) -> None:
             _log.warning(message, rank, patience, ranks - begun_alike, ranks)
             return
         time.sleep(_POLL)
+
+
+def agree(what: str, offer: Any, answer: Callable[[Any], str], patience: float) -> dict[int, str]:
+    """Let all ranks of torch.distributed answer what rank 0 offers; return who objects and why, the same on all.
+
+    Other ranks' ``offer`` counts for nothing. ``answer`` is called with rank 0's, a JSON value, and returns an
+    objection, empty for none. Waits for ranks that have not come, with a warning every ``patience`` seconds.
+    UsageError if the process group has no store to meet at.
+    """
+    distributed: Any = sys.modules["torch.distributed"]
+    ranks, rank = distributed.get_world_size(), distributed.get_rank()
+    try:
+        store, place, begun = _meeting()
+        begun.update([what])
+        nth = f"{place}/{what}/{begun[what]}"
+        if rank == 0:
+            store.set(f"{nth}/offer", json.dumps(offer))
+    except RuntimeError as error:
+        reason = "ranks agree through the store of their process group, and it has none"
+        raise UsageError(what, reason, "use gloo or nccl") from error
+
+    def wait(name: str, of: int) -> Any:
+        deadline = time.monotonic() + patience
+        while not store.check([f"{nth}/{name}"]):
+            if time.monotonic() > deadline:
+                message = "%s: rank %d waits for rank %d, which has not begun this epoch yet; every rank has to"
+                _log.warning(message, what, rank, of)
+                deadline += patience
+            time.sleep(_POLL)
+        return json.loads(store.get(f"{nth}/{name}"))
+
+    store.set(f"{nth}/{rank}", json.dumps(answer(wait("offer", 0))))
+    if rank == 0:
+        answers = {number: wait(str(number), number) for number in range(ranks)}
+        store.set(f"{nth}/all", json.dumps([[number, text] for number, text in answers.items() if text]))
+    return dict(wait("all", 0))
+
+
+def _meeting() -> tuple[Any, str, Counter[str]]:
+    """The store of the process group, a prefix of its keys for this group, and how often the ranks have met there.
+
+    MPI has no store, nor has torch's fake process group: RuntimeError.
+    """
+    distributed: Any = sys.modules["torch.distributed"]
+    group, store = distributed.group.WORLD, distributed.distributed_c10d._get_default_store()
+    if group not in _epochs:  # a process group may have the store of one before
+        _epochs[group] = (store.add("pqcache/ranks", 1) - 1) // distributed.get_world_size(), Counter()
+    number, begun = _epochs[group]
+    return store, f"pqcache/{number}", begun
 
 
 def _unlike(one: Mapping[str, Any], two: Mapping[str, Any]) -> UsageError:

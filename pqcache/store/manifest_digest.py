@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pqcache.errors import MALFORMED, DamagedError
 from pqcache.store.layout import FILES, ROW_GROUPS, SUMMARY
-from pqcache.store.manifest import Manifest, SourceFile, TableVersion, Totals
+from pqcache.store.manifest import FileEntry, Manifest, SourceFile, TableVersion, Totals
 from pqcache.store.ownership import is_own, is_trusted_cache
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import open_directory, read_regular
@@ -62,6 +62,19 @@ def table_digest(table: TableVersion | None) -> str | None:
         return None
     schema = table.schema_digest.encode() or table.arrow_schema
     return blake2b(table.format.encode() + b"\0" + schema, digest_size=16).hexdigest()
+
+
+def content_digest(manifest: Manifest) -> str:
+    """Digest of all files' paths and bytes, equal in the caches of two nodes, which name their snapshots differently.
+
+    Of files without a recorded checksum the sources count.
+    """
+
+    def line(entry: FileEntry) -> str:
+        sources = (f"{file.path} {file.identity.size} {file.identity.tag}" for file in entry.sources)
+        return f"{entry.path}\0{entry.checksum or ' '.join((str(entry.size), *sources))}"
+
+    return _digest(map(line, manifest.files))
 
 
 def write_summary(manifest: Manifest, path: Path) -> None:

@@ -14,7 +14,7 @@ from pqcache.reader.order.epoch_order import FORMAT, check_format
 from pqcache.reader.order.epoch_share import MOST_DIVISIONS, Division, Divisions
 
 _S = TypeVar("_S", bound="SavedPlace")
-_OPTIONAL = ("worker", "periods", "within_batch", "divisions")
+_OPTIONAL = ("worker", "periods", "within_batch", "divisions", "batches")
 
 
 class Place(NamedTuple):
@@ -106,7 +106,7 @@ class SavedPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class State(SavedPlace):
-    """Where a training is in a dataset."""
+    """Where a training is in a dataset; its epoch has ``batches`` on all ranks of this node."""
 
     owner = "ParquetDataset"
 
@@ -117,6 +117,7 @@ class State(SavedPlace):
     batch_size: int | None
     window: int
     piece: int
+    batches: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from pqcache.errors import UsageError
+from pqcache.errors import PqcacheError, UsageError
 from pqcache.options import Unpack, documented, parsed
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.options import check_rank
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.packing.pack import TokenBatches
+from pqcache.reader.processes import is_rank
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.torch.batch_groups import sizes_in_worker
 from pqcache.torch.checkpoint import Place, State
 from pqcache.torch.dataset_reader import DatasetReader
-from pqcache.torch.options import DatasetArguments, DatasetOptions
+from pqcache.torch.options import STALL_TIMEOUT, DatasetArguments, DatasetOptions
 from pqcache.torch.resumable import ResumableDataset
 from pqcache.torch.transforms import FailedRow
 from pqcache.units import format_count
+
+log = logging.getLogger("pqcache.reader")
 
 
 @documented(DatasetArguments, DatasetOptions)
@@ -111,7 +117,7 @@ class ParquetDataset(ResumableDataset):
         """Return the rows for which the transform failed in all workers of this rank, with ``on_error="skip"``."""
         return [] if self._reader.failures is None else self._reader.failures.read()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], snapshot: str | None = None) -> None:
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
 
         The numbers of ranks and workers may differ. If their product does not divide the lanes of the state, the
@@ -120,7 +126,14 @@ class ParquetDataset(ResumableDataset):
         A state from the end of an epoch goes on with the next one. Lanes and window come from the state unless you
         chose them here. An older snapshot is opened if it is still kept. Raises UsageError if the state does not fit,
         and CacheError if its snapshot is gone.
+
+        With ``snapshot="current"`` the next epoch begins, on the cache's current snapshot, whether the state's is kept
+        or not. A state within an epoch leaves the rest of that epoch out, with a warning that says how many batches.
+        All ranks go on with rank 0's current snapshot; UsageError if one of them lacks it.
         """
+        if snapshot is not None:
+            self.load_epoch(state, snapshot)
+            return
         loaded = State.from_dict(state)
         loaded.check_worker()
         loaded.check_options(lanes=self._lanes or loaded.lanes)
@@ -131,6 +144,50 @@ class ParquetDataset(ResumableDataset):
         self._reader.load_state(loaded)
         self._lanes = loaded.lanes
         self._resume(loaded)
+
+    def check_refreshes(self) -> None:
+        self._check_started()
+        self._reader.check_refreshes()
+        if self._chosen_ranks is not None and self._chosen_ranks[0] > 1:
+            reason = "ranks agree on a snapshot through torch.distributed, which num_replicas and rank leave out"
+            raise UsageError("refresh", reason, "call init_process_group() and leave both out")
+
+    def refresh(self) -> None:
+        record = self.progress.next
+        if record.start or record.divisions:
+            return  # in the middle of a state's epoch
+        before = self._reader.token
+        try:
+            self._reader.refresh(self._chosen_ranks is None and is_rank(), self.stall_timeout or STALL_TIMEOUT)
+        except PqcacheError as error:
+            message = f"epoch {record.epoch} is read from snapshot {self.snapshot} again, on all ranks: {error}"
+            warnings.warn(message, UserWarning, stacklevel=4)
+            return
+        if self._reader.token != before:
+            self._begin(record.epoch)
+
+    def load_epoch(self, state: Mapping[str, Any], snapshot: str) -> None:
+        if snapshot != "current":
+            raise UsageError(f"snapshot={snapshot!r}", 'choose "current"', "or leave it out, for the state's own")
+        loaded = State.from_dict(state)
+        loaded.check_worker()
+        self.check_refreshes()
+        self._reader.check_order_of(loaded)
+        self._reader.refresh(self._chosen_ranks is None and is_rank(), self.stall_timeout or STALL_TIMEOUT)
+        left = max(0, (loaded.batches or 0) - loaded.batch) if loaded.batch else 0
+        if left >= (self._ranks()[0] if self.drop_last else 1):
+            message = (
+                f"{left:,} of {loaded.batches:,} batches of epoch {loaded.epoch}, on all ranks, are never read: epoch "
+                f"{loaded.epoch + 1} begins, on snapshot {self.snapshot}"
+            )
+            warnings.warn(message, UserWarning, stacklevel=3)
+        self._begin(loaded.epoch + (loaded.batch > 0))
+
+    def _begin(self, epoch: int) -> None:
+        """Begin an epoch as a dataset that was made anew."""
+        self._lanes, self._iteration = self.options.lanes, None
+        self.progress.load(Place(epoch, 0, 0), self._layout(0))
+        log.info("epoch %d is read from snapshot %s of %s", epoch, self.snapshot, self.options.path)
 
     def reader_for_mix(self) -> DatasetReader:
         """The reader, for a mix; UsageError for options that only the mix can decide."""
@@ -167,7 +224,8 @@ class ParquetDataset(ResumableDataset):
         return self._reader.rows_at(self._reader.place_of(epoch, index, lanes, ranks))
 
     def _state_at(self, place: Place, worker: list[int] | None) -> State:
-        return self._reader.state(place, self._ranks()[0], worker)
+        ranks, _ = self._ranks()
+        return replace(self._reader.state(place, ranks, worker), batches=self._total(place.epoch, ranks, place.batch))
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
         return self._reader.read(share, indices, epoch, are_sent=sizes_in_worker(self.groups) is not None)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from pqcache.errors import UsageError
+from pqcache.errors import CacheError, PqcacheError, UsageError
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
 from pqcache.reader.epoch import Epoch, Epochs
 from pqcache.reader.load import release_unused
@@ -21,20 +21,29 @@ from pqcache.reader.meter import TENSORS
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture import DatasetPass
+from pqcache.reader.processes import agree
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.selection.selection import Counts
 from pqcache.reader.window import Group
-from pqcache.store.snapshot import Lease
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.manifest_digest import content_digest
+from pqcache.store.snapshot import Lease, Snapshot
+from pqcache.store.urls import quoted
 from pqcache.torch.batch import Batch, Position, register
 from pqcache.torch.batch_groups import TensorGroup, UnmadeBatch, bytes_of, check_mask
 from pqcache.torch.checkpoint import Place, State
-from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
+from pqcache.torch.distributed import NodeShares, gather_shares, listing_of, snapshot_of
 from pqcache.torch.iteration_meter import new_meter
 from pqcache.torch.options import DatasetOptions
 from pqcache.torch.ragged import item
 from pqcache.torch.tensors import Conversion, check_type, fills_when_decoded, null_error, paths_in
 from pqcache.torch.transforms import BatchOrigin, FailureLog, Item, TransformRunner
+
+_GONE = (
+    'begin the next epoch on the current one with load_state_dict(state, snapshot="current"); to keep a snapshot for a '
+    "training, pin it with 'pqcache pin' or sync with a larger --keep"
+)
 
 
 class DatasetReader:
@@ -52,7 +61,6 @@ class DatasetReader:
         self._share_alone = options.num_replicas is not None  # one node's share without the other nodes
         self._window: Window | None = None  # of a loaded state
         self._open(options.path, options.snapshot_read, options.columns, {})
-        self._masked = _masked_columns(self._plan, options.conversion, options.ragged)
         self.check_nulls()
         self._gather_shares()
         self.token = register(self)
@@ -191,33 +199,99 @@ class DatasetReader:
 
         Raises UsageError if options differ, CacheError if the snapshot is no longer kept.
         """
-        options = {"seed": self.options.seed, "shuffle": self.options.shuffle}
         chosen = self._epochs.set_window
-        before = self.__dict__.copy()
         is_other = state.snapshot != self._listing
         snapshot = self._snapshot_in(state) if is_other else None
-        state.check_options(
-            **options,
-            batch_size=self.options.size_in_order,
-            columns=list(self._plan.columns),
-            window=state.window if chosen is None else chosen.row_groups,
-        )
-        try:
-            if is_other:
-                self._open(self.options.path, snapshot, self._plan.columns, {})
+        self.check_order_of(state)
+        state.check_options(window=state.window if chosen is None else chosen.row_groups)
+        with ExitStack() as stack:
+            if snapshot is not None:
+                try:
+                    stack.enter_context(self._reopened(snapshot))
+                except CacheError as error:
+                    raise type(error)(error.subject, error.reason, error.advice or _GONE) from error
+            state.check_options(columns=list(self._plan.columns))
+            if snapshot is not None:
                 self._gather_shares()
-                self.token = register(self)
             if state.row_groups != self._row_groups_at(state.epoch):
                 reason = "it was taken with other filters or rows, or another split, sequence, pack or weights"
                 raise UsageError("state", reason, "construct the dataset with the same ones")
+        self._window = self._epochs.set_window = Window(state.window, state.piece)
+
+    def check_order_of(self, state: State) -> None:
+        options = self.options
+        state.check_options(seed=options.seed, shuffle=options.shuffle, batch_size=options.size_in_order)
+
+    def check_refreshes(self) -> None:
+        """Raise UsageError unless this follows the current snapshot of a cache."""
+        if self.options.snapshot_read:
+            reason = f"the dataset was made for {self.options.snapshot_read!r}, not to follow the current one"
+            raise UsageError("refresh", reason, "leave out snapshot= and rows=")
+        if self.data.cache is None:
+            reason = "only a cache has a current snapshot, and this is a directory, a file or one snapshot"
+            raise UsageError("refresh", f"{self.options.path}: {reason}", "'pqcache sync' makes a cache of a directory")
+
+    def refresh(self, with_ranks: bool, patience: float) -> None:
+        """Read the cache's current snapshot from now on; an error leaves the one that is read.
+
+        With several ranks rank 0's current snapshot counts, and all of them have to hold its files.
+        """
+        assert self.data.cache is not None
+        current = CacheDirectory(self.data.cache).current()
+        newer = None if current is None or current.id == self.data.snapshot else current
+        with ExitStack() as stack:
+            if with_ranks:
+                self._open_with_ranks(stack, newer, patience)
+            elif newer is not None:
+                stack.enter_context(self._reopened(newer.id))
+                self._gather_shares()
+
+    def _open_with_ranks(self, stack: ExitStack, newer: Snapshot | None, patience: float) -> None:
+        """Open what rank 0 takes for newer; the same UsageError on all ranks if one of them cannot."""
+
+        def answer(content: str | None) -> str:
+            try:
+                if content is not None:
+                    stack.enter_context(self._reopened(self._snapshot_with(content)))
+            except PqcacheError as error:
+                return str(error)
+            return ""
+
+        offer, before = None if newer is None else self._content_of(newer), self._lease
+        if objections := agree("refresh", offer, answer, patience):
+            reasons = (f"rank {rank}: {reason}" for rank, reason in objections.items())
+            raise UsageError("refresh", f"some ranks cannot read rank 0's current snapshot: {'; '.join(reasons)}")
+        if self._lease is not before:
+            self._gather_shares()
+
+    def _content_of(self, snapshot: Snapshot) -> str:
+        """Equal for the same table in the caches of different nodes, or for shares of the same."""
+        return content_digest(snapshot.manifest()) if self.nodes is None else listing_of(snapshot)
+
+    def _snapshot_with(self, content: str) -> str:
+        assert self.data.cache is not None
+        for snapshot in reversed(CacheDirectory(self.data.cache).snapshots()):
+            if self._content_of(snapshot) == content:
+                return snapshot.id
+        reason = "has no snapshot with the files of rank 0's current one"
+        raise CacheError(self.data.cache, reason, f"run 'pqcache sync {quoted(self.data.cache)}' there")
+
+    @contextmanager
+    def _reopened(self, snapshot: str) -> Iterator[None]:
+        """Read another snapshot from now on, unless the block raises an error."""
+        before = self.__dict__.copy()
+        try:
+            self._window = None
+            self._open(self.options.path, snapshot, self.options.columns, {})
+            self.check_nulls()
+            yield
+            self.token = register(self)
         except BaseException:
             if self._lease is not before["_lease"]:
                 self._lease()
             self.__dict__.update(before)
             raise
-        if self._lease is not before["_lease"]:
-            before["_lease"]()
-        self._window = self._epochs.set_window = Window(state.window, state.piece)
+        before["_lease"]()
 
     def _snapshot_in(self, state: State) -> str:
         if self.data.cache is None:
@@ -306,6 +380,7 @@ class DatasetReader:
             fills=partial(fills_when_decoded, conversion),
         )
         self._plan = self._epochs.plan
+        self._masked = _masked_columns(self._plan, conversion, options.ragged)
         self._epochs.set_window = self._window or self._epochs.set_window
         self._epochs.sizes = None if self.nodes is None else self.nodes.sizes
 

@@ -27,6 +27,7 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import FILES
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.shard import Shard, parse_shard
+from pqcache.store.snapshot import Snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,10 +192,14 @@ def _check_rows(shares: Sequence[RankShare]) -> None:
             )
 
 
+def listing_of(snapshot: Snapshot) -> str:
+    """The name by which states know the listing that a node's snapshot is a share of."""
+    return f"listing-{read_heading(snapshot.path / FILES).listing}"
+
+
 def snapshot_of(cache: Path, listing: str) -> str:
     """The newest snapshot of a cache that holds its share of ``listing``; UsageError if none is kept."""
     for snapshot in reversed(CacheDirectory(cache).snapshots()):
-        heading = read_heading(snapshot.path / FILES)
-        if f"listing-{heading.listing}" == listing:
+        if listing_of(snapshot) == listing:
             return snapshot.id
     raise UsageError(cache, f"the state belongs to {listing}, of which no share is kept here any more")

@@ -120,6 +120,13 @@ def check_fit(fit: Any, loader: Any) -> None:
 
     It counts the batches of its process, and would skip as many as it believes to be read.
     """
+    if loader.refresh is not None:
+        reason = "Lightning asks how many batches an epoch has before it begins, and would stop at that number"
+        advice = (
+            "make dataset and Loader anew in train_dataloader(), with Trainer(reload_dataloaders_every_n_epochs=1): "
+            "a new dataset reads the current snapshot"
+        )
+        raise UsageError(f"Loader(refresh={loader.refresh!r})", reason, advice)
     if fit.trainer.overfit_batches and loader.dataset.is_shuffled:
         reason = "each epoch has another order, so that these would be other batches each time"
         raise UsageError(f"overfit_batches={fit.trainer.overfit_batches}", reason, "give the dataset shuffle=False")

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.autograd.profiler as profiler
@@ -83,6 +83,9 @@ class Loader(DataLoader[Any]):
         prefetch_factor: the most batches that each worker prepares in advance. Default: 4, or 32 MB of small ones.
         device: moves each batch there, with all tensors in containers, before you get it. Default: batches stay on the
             CPU. `Prefetch` copies them to a GPU in advance.
+        refresh: "epoch" begins each epoch on the cache's current snapshot, as a dataset that was made anew: ``len``
+            changes with it. Ranks go on with rank 0's, if all hold its files, else all stay on theirs with a warning. A
+            state from the middle of an epoch finishes that one first. Default: all epochs read the same snapshot.
         pin_memory: puts batches into pinned memory first, so that you don't wait for the copy to a GPU.
         persistent_workers: False starts new workers in each epoch. Default: they live as long as the loader.
         timeout: as for DataLoader, and so are worker_init_fn and multiprocessing_context.
@@ -113,6 +116,7 @@ class Loader(DataLoader[Any]):
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         device: torch.device | str | None = None,
+        refresh: Literal["epoch"] | None = None,
         pin_memory: bool = False,
         persistent_workers: bool | None = None,
         timeout: float = 0,
@@ -122,7 +126,11 @@ class Loader(DataLoader[Any]):
         **refused: Any,
     ) -> None:
         _check(dataset, refused)
-        dataset.has_loader = True
+        if refresh is not None:
+            if refresh != "epoch":
+                raise UsageError(f"Loader(refresh={refresh!r})", 'choose "epoch"', "or leave it out")
+            dataset.check_refreshes()
+        dataset.has_loader, self.refresh = True, refresh
         self.__dict__["sampler"] = _EpochSampler(self)  # Ray's prepare_data_loader copies what is in __dict__
         self.device = None if device is None else torch.device(device)
         self._iteration: LoaderIteration | None = None  # the latest one
@@ -204,12 +212,16 @@ class Loader(DataLoader[Any]):
         share, epoch = self._dataset.begin_pass(self.num_workers, self._is_read)
         return self._dataset.state_dict(after=Place(epoch, share.start, share.lanes, share.divisions))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], snapshot: str | None = None) -> None:
         """Go on where ``state`` was taken, also with another number of workers or ranks that divides its lanes.
 
-        Accepts states of the dataset's own ``state_dict`` too. Raises as ``ParquetDataset.load_state_dict``.
+        Accepts states of the dataset's own ``state_dict`` too. With ``snapshot="current"`` the next epoch begins on the
+        cache's current snapshot. Raises as ``ParquetDataset.load_state_dict``.
         """
-        self._dataset.load_state_dict(state)
+        if snapshot is None:
+            self._dataset.load_state_dict(state)
+        else:
+            self._dataset.load_epoch(state, snapshot)
 
     def _is_at(self, iteration: LoaderIteration) -> bool:
         """Whether the place is in this iteration; an epoch that was set meanwhile begins when it ends."""
@@ -233,6 +245,8 @@ class Loader(DataLoader[Any]):
             progress.set_epoch(progress.record.epoch + 1)
         elif self._begins_again():
             warnings.warn(_AGAIN, UserWarning, stacklevel=3)
+        if self.refresh is not None:
+            dataset.refresh()
         if os.getpid() != self._process:
             leave_to_parent(self._iterator)
             self._process, self._iterator = os.getpid(), None

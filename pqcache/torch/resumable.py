@@ -175,7 +175,8 @@ class ResumableDataset(IterableDataset[Batch]):
     def _iterate(self, iteration: _Iteration) -> Generator[Any]:
         record, share, in_worker = iteration.record, iteration.share, get_worker_info() is not None
         indices = share.indices(iteration.following)
-        if in_worker and not self.progress.is_own and record.layout not in (0, self._layout(share.lanes)):
+        known = (0, self._layout(share.lanes), self._layout(0))
+        if in_worker and not self.progress.is_own and record.layout not in known:
             raise UsageError(
                 "DataLoader(persistent_workers=True)",
                 "a state with another snapshot, window or number of lanes was loaded after its workers had started",
@@ -236,6 +237,19 @@ class ResumableDataset(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``."""
 
+    def check_refreshes(self) -> None:
+        """Raise UsageError unless epochs can begin on newer snapshots."""
+        reason = "a mix goes on within its datasets from epoch to epoch, each in one snapshot"
+        advice = "construct the mix again without a state, or with the new data under another name and changed=True"
+        raise UsageError("refresh", reason, advice)
+
+    def refresh(self) -> None:
+        """Begin the next epoch on the cache's current snapshot; stay on this one with a warning if that fails."""
+
+    def load_epoch(self, state: Mapping[str, Any], snapshot: str) -> None:
+        """Go on with the epoch after ``state`` on the cache's ``snapshot``, which is "current"."""
+        self.check_refreshes()
+
     @abstractmethod
     def _state_at(self, place: Place, worker: list[int] | None) -> SavedPlace: ...
 
@@ -291,12 +305,13 @@ class ResumableDataset(IterableDataset[Batch]):
         return Place(epoch, share.after(share.place_of(index)), lanes, share.divisions)
 
     def _layout(self, lanes: int) -> int:
-        """A fingerprint of everything that batches depend on and a state may change."""
+        """A fingerprint of everything that batches depend on and a state may change; 0 lanes stand for any number."""
         text = repr(self._layout_values(lanes)).encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big") + 1
 
     def _layout_values(self, lanes: int) -> Any:
-        return lanes, [(reader.snapshot, reader.window(lanes, self._ranks()[0])) for reader in self.readers]
+        ranks, _ = self._ranks()
+        return lanes, [(reader.snapshot, reader.window(lanes, ranks) if lanes else None) for reader in self.readers]
 
     def _resume(self, state: SavedPlace) -> None:
         """Set the epoch and the first batch from a checked ``state``."""
@@ -428,7 +443,7 @@ def _compared(state: Mapping[str, Any], contents: Mapping[str, str], within: str
     """The values that all ranks must share, and how to show them. Snapshots are compared by content."""
     found: dict[str, tuple[Any, Any]] = {}
     for name, value in state.items():
-        if name == "columns":  # a rank may read more of the same rows
+        if name in ("columns", "batches"):  # a rank may read more columns, and a node may hold more rows
             continue
         if isinstance(value, Mapping):
             found |= _compared(value, contents, f"{within}{name}.")

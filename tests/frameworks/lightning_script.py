@@ -44,7 +44,7 @@ def make_loader(options: dict[str, Any], shuffle: bool = True) -> DataLoader[Any
     workers = options.get("workers", 0)
     if options.get("loader") == "plain":
         return DataLoader(dataset, batch_size=None, num_workers=workers)
-    return Loader(dataset, num_workers=workers)
+    return Loader(dataset, num_workers=workers, refresh=options.get("refresh"))
 
 
 class Model(lightning.LightningModule):

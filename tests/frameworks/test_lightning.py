@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import pqcache
 from tests import ROOT
 from tests.datasets import write_shop
 from tests.frameworks.conftest import ROWS
@@ -62,6 +63,7 @@ ALONE: dict[str, dict[str, Any]] = {  # of one process, that save nothing
     "overfit": {"trainer": {"overfit_batches": 3}},
     "overfit, module": {"module": True, "trainer": {"overfit_batches": 3}},
     "overfit, in order": {"shuffle": False, "trainer": {"overfit_batches": 3}},
+    "refresh": {"refresh": "epoch"},
     "predict": {"kind": "predict"},
     "predict, module": {"kind": "predict", "module": True},
 }
@@ -129,12 +131,13 @@ def stages(saved: Path) -> list[dict[str, Any]]:
 def found(rows_table: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each rank found in each case."""
     root = tmp_path_factory.mktemp("lightning")
-    plan = stages(root / "saved")
+    plan, cache = stages(root / "saved"), root / "cache"
+    pqcache.sync(rows_table, cache)
     (root / "saved").mkdir()
     for stage in plan:
         stage["out"] = str(root)
         for options in stage["cases"].values():
-            options["table"] = str(rows_table)
+            options["table"] = str(cache if "refresh" in options else rows_table)
     (root / "stages.json").write_text(json.dumps(plan))
     run_python([str(HERE / "lightning_script.py"), str(root / "stages.json")], root)
     files = {stage["name"]: [root / f"{stage['name']}-{rank}.json" for rank in range(stage["ranks"])] for stage in plan}
@@ -232,6 +235,7 @@ def test_nothing_else_is_warned_of(found: Found, case: str) -> None:
         ("from two@11", "UsageError.* after 11 batches .* goes on after 0.*save_on_train_epoch_end"),
         ("2 from one@7", "UsageError.* after 7 batches .* goes on after 3.5"),
         ("plain, fabric, saved@7", "UnpicklingError.*Weights only load failed"),  # a loader that has no place
+        ("refresh", "UsageError.*refresh='epoch'.*reload_dataloaders_every_n_epochs=1"),
         ("overfit", "UsageError.*overfit_batches=3.*shuffle=False"),
         ("overfit, module", "UsageError.*overfit_batches=3.*shuffle=False"),
     ],

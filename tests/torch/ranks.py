@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -87,6 +89,8 @@ def _read(
     if loader == "Cache.batches":
         batches = pqcache.Cache.open(cache).batches(["id"], epoch=epoch, **options)
         return {"ids": [batch["id"].to_pylist() for batch in batches]}
+    if loader == "nights":
+        return _read_nights(cache, workers, **options)
     if loader == "threads":
         return {"ids": _read_in_threads(cache)}
     ds: Any = ParquetDataset(cache, columns=columns, **options)
@@ -107,6 +111,36 @@ def _read(
         if len(found["ids"]) == stop:
             found["state"] = ds.state_dict(after=batch)
             break
+    return found
+
+
+def _read_nights(
+    cache: Path, workers: int, nights: Sequence[tuple[Path, Path, set[int]]], **options: Any
+) -> dict[str, Any]:
+    """Read an epoch for each night, on the newest snapshot that all ranks have.
+
+    A night is a new file, its place at the source, and the ranks that sync then.
+    """
+    rank, found = dist.get_rank(), dict[str, Any](ids=[], warnings=[])
+    loader = None
+    for number, (new, place, syncing) in enumerate(nights):
+        if rank == 0:
+            place.parent.mkdir(exist_ok=True, parents=True)
+            shutil.copyfile(new, place)
+        dist.barrier()
+        if rank in syncing:
+            pqcache.sync(cache)
+        dist.barrier()
+        if loader is None:
+            context = "fork" if workers else None
+            ds = ParquetDataset(cache, columns=["id"], **options)
+            loader = Loader(ds, num_workers=workers, multiprocessing_context=context, refresh="epoch")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            batches = [batch["id"].tolist() for batch in loader]
+        assert len(batches) == len(loader), number
+        found["ids"].append(batches)
+        found["warnings"].append([str(w.message) for w in caught if "is read from" in str(w.message)])
     return found
 
 

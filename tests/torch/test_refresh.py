@@ -1,0 +1,251 @@
+"""Loader(refresh="epoch") and load_state_dict(snapshot="current"): each epoch has exactly the rows of its night."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.errors import CacheError, UsageError
+from pqcache.torch import Loader, Mix, ParquetDataset
+from tests.torch.conftest import ids_of
+from tests.torch.ranks import Ranks
+
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
+ROWS = 200  # of a night
+
+
+class Lake:
+    """A source with one more partition each night, and a cache of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.source, self.cache, self.nights = root / "lake", root / "cache", 0
+
+    def night(self, **options: Any) -> str:
+        write_night(self.source / f"dt={self.nights}" / "part-0.parquet", self.nights)
+        self.nights += 1
+        return pqcache.sync(self.source, self.cache, **options).snapshot
+
+    def dataset(self, **options: Any) -> ParquetDataset:
+        return ParquetDataset(self.cache, **{"columns": ["id"], "batch_size": 32, "seed": 3, **options})
+
+    @property
+    def rows(self) -> list[int]:
+        return list(range(self.nights * ROWS))
+
+
+def write_night(path: Path, night: int) -> Path:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    ids = pa.array(range(night * ROWS, (night + 1) * ROWS), pa.int64())
+    pq.write_table(pa.table({"id": ids}), path, row_group_size=50)
+    return path
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    found = Lake(tmp_path)
+    found.night()
+    return found
+
+
+def as_if_new(lake: Lake, epoch: int) -> list[int]:
+    """The oracle: the epoch of a dataset that is opened now."""
+    loader = Loader(lake.dataset())
+    loader.set_epoch(epoch)
+    return ids_of(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_six_nights(lake: Lake, workers: int) -> None:
+    loader = Loader(lake.dataset(lanes=2), num_workers=workers, refresh="epoch")
+    for epoch in range(6):
+        if epoch == 3:
+            lake.night(row_group_size="4KB")  # rewritten: other row groups of the same rows
+        elif epoch != 4:  # a night without a sync
+            lake.night()
+        ids = ids_of(loader)
+        assert sorted(ids) == lake.rows
+        oracle = Loader(lake.dataset(lanes=2), num_workers=workers)
+        oracle.set_epoch(epoch)
+        assert ids == ids_of(oracle)
+        assert len(loader) == len(oracle) == -(-len(ids) // 32)
+        state = loader.state_dict()
+        assert (state["epoch"], state["snapshot"]) == (epoch, (lake.cache / "current").resolve().name)
+
+
+def test_the_default_reads_one_snapshot(lake: Lake) -> None:
+    loader, first = Loader(lake.dataset()), lake.rows
+    lake.night()
+    assert [sorted(ids_of(loader)) for _ in range(2)] == [first, first]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_finishes_its_epoch_first(lake: Lake, workers: int) -> None:
+    loader, first = Loader(lake.dataset(), num_workers=workers, refresh="epoch"), lake.rows
+    batches = iter(loader)
+    read = [i for _ in range(3) for i in next(batches)["id"].tolist()]
+    state = loader.state_dict()
+    lake.night()
+    resumed = Loader(lake.dataset(), num_workers=workers, refresh="epoch")
+    resumed.load_state_dict(state)
+    assert sorted(read + ids_of(resumed)) == first
+    assert sorted(ids_of(resumed)) == lake.rows
+    assert resumed.epoch == 2
+    del batches
+    assert sorted(ids_of(loader)) == lake.rows, "an epoch that was left begins anew, on the current snapshot"
+
+
+def test_a_state_goes_on_with_the_next_epoch_on_the_current_snapshot(lake: Lake) -> None:
+    loader = Loader(lake.dataset())
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    within = loader.state_dict()
+    rest = list(batches)
+    ended = loader.state_dict()
+    assert len(rest) == 4
+    lake.night()
+    for state, left in ((within, "4 of 7 batches of epoch 0"), (ended, "")):
+        for resumed in (Loader(lake.dataset()), lake.dataset()):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                resumed.load_state_dict(state, snapshot="current")
+            assert [left in str(warning.message) for warning in caught] == [True] * bool(left)
+            assert resumed.epoch == 1
+            assert ids_of(resumed) == as_if_new(lake, 1)
+    begun = Loader(lake.dataset())
+    begun.load_state_dict(Loader(lake.dataset()).state_dict(), snapshot="current")
+    assert begun.epoch == 0, "nothing was read of epoch 0"
+
+
+def test_a_snapshot_that_is_gone(lake: Lake) -> None:
+    state = lake.dataset().state_dict(after=0)
+    lake.night(keep=1)
+    kept = lake.night(keep=1)
+    pqcache.gc(lake.cache)
+    resumed = Loader(lake.dataset())
+    with pytest.raises(
+        CacheError, match=r"not kept any more \(kept: .*load_state_dict\(state, snapshot=.current.\).*pin"
+    ) as info:
+        resumed.load_state_dict(state)
+    assert kept in str(info.value)
+    with pytest.warns(UserWarning, match="6 of 7 batches of epoch 0, on all ranks, are never read: epoch 1 begins"):
+        resumed.load_state_dict(state, snapshot="current")
+    assert ids_of(resumed) == as_if_new(lake, 1)
+
+
+def test_a_rollback_is_followed(lake: Lake) -> None:
+    first = lake.rows
+    lake.night()
+    loader = Loader(lake.dataset(), refresh="epoch")
+    assert sorted(ids_of(loader)) == lake.rows
+    pqcache.rollback(lake.cache, "1")
+    assert sorted(ids_of(loader)) == first
+
+
+def test_new_columns_come_and_lost_ones_are_a_warning(lake: Lake) -> None:
+    loader = Loader(lake.dataset(columns=None), refresh="epoch")
+    few = Loader(lake.dataset(columns=["id", "dt"]), refresh="epoch")
+    next(iter(few))
+    (path,) = lake.source.rglob("*.parquet")
+    pq.write_table(pq.read_table(path, partitioning=None).append_column("new", pa.array(range(ROWS))), path)
+    pqcache.sync(lake.cache)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = next(iter(loader))
+    assert set(first) == {"id", "new", "dt"}
+    shutil.rmtree(lake.source)
+    lake.source.mkdir()
+    pq.write_table(pa.table({"other": range(5)}), lake.source / "part-0.parquet")
+    pqcache.sync(lake.cache, force=True)
+    held = few.dataset.snapshot
+    with pytest.warns(UserWarning, match=f"epoch 1 is read from snapshot {held} again, on all ranks: .*'?id'?"):
+        assert len(ids_of(few)) == ROWS
+    assert few.dataset.snapshot == held
+    assert few.state_dict()["snapshot"] == held
+
+
+def test_refused(lake: Lake, table: Path) -> None:
+    for dataset, reason in (
+        (ParquetDataset(table), "only a cache has a current snapshot"),
+        (ParquetDataset(lake.cache / "current"), "only a cache has a current snapshot"),
+        (lake.dataset(snapshot="1"), "made for '1'"),
+        (lake.dataset(num_replicas=2, rank=1), "num_replicas and rank leave out"),
+        (Mix({"a": lake.dataset()}), "a mix goes on within its datasets"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            Loader(dataset, refresh="epoch")
+        with pytest.raises(UsageError, match=reason):
+            Loader(dataset).load_state_dict(dataset.state_dict(), snapshot="current")
+    with pytest.raises(UsageError, match="refresh='batch'"):
+        Loader(lake.dataset(), refresh="batch")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="snapshot='newest'"):
+        Loader(lake.dataset()).load_state_dict({}, snapshot="newest")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(4)
+    yield pool
+    pool.close()
+
+
+RunRanks = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def run_ranks(ranks: Ranks, tmp_path: Path) -> RunRanks:
+    stores = (tmp_path / f"store{number}" for number in itertools.count())
+    return lambda caches, **options: ranks.run(next(stores), caches, loader="nights", batch_size=32, **options)
+
+
+def nights_of(lake: Path, root: Path, syncing: list[set[int]], first: int = 1) -> list[tuple[Path, Path, set[int]]]:
+    """For each night its new file, the file's place at the source, and the ranks that sync."""
+    return [
+        (write_night(root / f"new{night}", night), lake / f"dt={night}" / "part-0.parquet", ranks)
+        for night, ranks in enumerate(syncing, first)
+    ]
+
+
+def read_by_all(found: list[dict[str, Any]], night: int) -> list[int]:
+    return sorted({i for one in found for batch in one["ids"][night] for i in batch})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_move_together(run_ranks: RunRanks, tmp_path: Path, workers: int) -> None:
+    """Two nodes with a cache each; the second one misses a sync, and then has other IDs."""
+    lake, caches = tmp_path / "lake", [tmp_path / "node0", tmp_path / "node1"]
+    write_night(lake / "dt=0" / "part-0.parquet", 0)
+    for cache in caches:
+        pqcache.sync(lake, cache)
+    nights = nights_of(lake, tmp_path, [{0, 1}, {0}, {0, 1}, {1}])
+    found = run_ranks(caches, nights=nights, workers=workers)
+    rows = [2, 2, 4, 4]  # nights that are read: the second is not at node 1, the fourth not at node 0
+    for epoch, count in enumerate(rows):
+        assert read_by_all(found, epoch) == list(range(count * ROWS))
+        each = Counter(i for one in found for batch in one["ids"][epoch] for i in batch)
+        assert sum(each.values()) - len(each) < 32 * len(found), "repeated rows are padding"
+    assert [[len(texts) for texts in one["warnings"]] for one in found] == [[0, 1, 0, 0]] * 2
+    assert f"rank 1: {caches[1]}: has no snapshot with the files" in found[0]["warnings"][1][0]
+
+
+def test_shares_move_together(run_ranks: RunRanks, tmp_path: Path) -> None:
+    lake, caches = tmp_path / "lake", [tmp_path / "node0", tmp_path / "node1"]
+    write_night(lake / "dt=0" / "part-0.parquet", 0)
+    write_night(lake / "dt=1" / "part-0.parquet", 1)
+    for node, cache in enumerate(caches):
+        pqcache.sync(lake, cache, shard=f"{node}/2")
+    nights = nights_of(lake, tmp_path, [{0, 1}, {0}, {0, 1}], first=2)
+    found = run_ranks([*caches, *caches], nights=nights)
+    for epoch, count in enumerate([3, 3, 5]):
+        assert read_by_all(found, epoch) == list(range(count * ROWS))
+    assert [[len(texts) for texts in one["warnings"]] for one in found] == [[0, 1, 0]] * 4
