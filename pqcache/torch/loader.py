@@ -35,6 +35,7 @@ from pqcache.torch.foreign_loaders import (
 from pqcache.torch.iteration_meter import measured
 from pqcache.torch.ragged import to_device
 from pqcache.torch.resumable import LoaderIteration, ResumableDataset
+from pqcache.units import is_whole
 
 Timed = Callable[[], AbstractContextManager[Any]]  # measures the time of copies
 ChangedBatches = Callable[[Iterator[Any], Timed], Iterator[Any]]
@@ -222,6 +223,22 @@ class Loader(DataLoader[Any]):
             self._dataset.load_state_dict(state)
         else:
             self._dataset.load_epoch(state, snapshot)
+
+    def skip(self, batches: int) -> None:
+        """Leave out the next ``batches`` of each rank without reading them; call it on every rank.
+
+        The place moves, as ``state_dict`` shows, and the next iteration goes on after them. One that is going on ends:
+        its next batch raises UsageError. Raises UsageError if the epoch has fewer batches left.
+        """
+        self.load_state_dict(self.state_dict())  # after the last batch of an epoch the next one begins
+        if self.refresh is not None:
+            self._dataset.refresh()
+        share, epoch = self._dataset.begin_pass(self.num_workers)
+        if not is_whole(batches) or not 0 <= batches <= share.rounds():
+            reason = f"each rank has {share.rounds():,} batches left in epoch {epoch}"
+            raise UsageError(f"skip({batches!r})", reason, "give a number from 0 to that")
+        batch = min(share.start + batches * share.ranks, share.end)
+        self.load_state_dict(self._dataset.state_dict(after=Place(epoch, batch, share.lanes, share.divisions)))
 
     def _is_at(self, iteration: LoaderIteration) -> bool:
         """Whether the place is in this iteration; an epoch that was set meanwhile begins when it ends."""

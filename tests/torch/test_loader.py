@@ -372,3 +372,47 @@ def test_a_loader_may_be_copied_and_pickled(table: Path) -> None:
         copied.sampler.set_epoch(2)
         assert (copied.epoch, loader.epoch) == (2, 0)
         assert ids_of(copied) == ids_of(at_epoch(table, 2))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_skipped(table: Path, workers: int) -> None:
+    every = [list(ids_of([batch])) for batch in Loader(dataset(table), num_workers=workers)]
+    loader = Loader(dataset(table), num_workers=workers)
+    loader.skip(2)
+    batches = iter(loader)
+    assert [ids_of([next(batches)]) for _ in range(3)] == every[2:5]
+    loader.skip(4)
+    with pytest.raises(UsageError, match="a state was loaded"):
+        next(batches)
+    state = loader.state_dict()
+    assert (state["epoch"], state["batch"]) == (0, 9)
+    assert [ids_of([batch]) for batch in loader] == every[9:]
+    loader.skip(16)  # all of epoch 1
+    assert loader.epoch == 2
+    again = Loader(dataset(table, num_replicas=1, rank=0), num_workers=0)
+    again.load_state_dict(state)
+    again.skip(0)
+    assert [ids_of([batch]) for batch in again] == every[9:]
+    for wrong in (17, -1, 1.5, True):
+        with pytest.raises(UsageError, match=r"skip\(.*: each rank has 16 batches left in epoch 2"):
+            loader.skip(wrong)  # type: ignore[arg-type]
+    assert sorted(ids_of(loader)) == EVERY_ROW
+
+
+@pytest.mark.parametrize("lanes", [4, None])
+def test_ranks_skip_together(table: Path, lanes: int | None) -> None:
+    """Also after a state of other ranks, whose lanes they do not divide."""
+    alone = Loader(dataset(table, lanes=4))
+    batches = iter(alone)
+    read = [i for _ in range(3) for i in next(batches)["id"].tolist()]
+    state, left = alone.state_dict(), []
+    for rank in range(3):
+        loader = Loader(dataset(table, lanes=lanes, num_replicas=3, rank=rank, pad=False))
+        loader.load_state_dict(state)
+        with torch.no_grad():  # as pad=False asks for
+            full = [ids_of([batch]) for batch in loader]
+            loader.load_state_dict(state)
+            loader.skip(2)
+            assert [ids_of([batch]) for batch in loader] == full[2:]
+        left += [i for ids in full for i in ids]
+    assert sorted(read + left) == EVERY_ROW
