@@ -98,7 +98,7 @@ class Option:
     empty: str = ""  # what an empty text does, in the shell and in Python
     none: str = ""  # what None does in Python, if it is a value
     is_secret: bool = False  # values that hold it do not show it
-    completes: str = ""
+    completes: str = ""  # with "cache" the command gets a path where a name below PQCACHE_ROOT was given
 
     @property
     def label(self) -> str:
@@ -608,7 +608,7 @@ class Run:
 class Shared:
     """Options that several commands have, each for one run."""
 
-    cache = argument("CACHE", "The cache directory.", completes="cache")
+    cache = argument("CACHE", "The cache: a path, or its name in $PQCACHE_ROOT.", completes="cache")
     snapshot = argument("SNAPSHOT", "Its ID, its number, like 7, or the name of its pin.", completes="snapshot")
     options = option(
         NOTHING,
@@ -672,6 +672,20 @@ class SyncRun(Run):
     jobs: int = option(8, COUNT, EXECUTION, "Files fetched in parallel.", short="-j", low=1)
 
 
+class OneOrAll:
+    """What a command that can be given to many caches works on."""
+
+    cache = argument("CACHE", "The cache: a path, or its name in $PQCACHE_ROOT.", default=None, completes="cache")
+    all_caches = option(
+        False,
+        FLAG,
+        EXECUTION,
+        "Take all caches below the directory CACHE, one after the other. Default: $PQCACHE_ROOT, or ~/.cache/pqcache.",
+        scope=SHELL,
+        flag="--all",
+    )
+
+
 class SyncCommand:
     """What only the command has."""
 
@@ -679,9 +693,9 @@ class SyncCommand:
         "SOURCE",
         "A path or a URL: hdfs://, s3://, gs://, abfss://, http:// ... Or a cache alone, to repeat its sync.",
         default=None,
-        completes="cache",
+        completes="place",
     )
-    cache = argument("CACHE", "The local cache directory.", default=None, completes="cache")
+    cache = argument("CACHE", "The cache: a local path, or a name in $PQCACHE_ROOT.", default=None, completes="place")
     all_tables = option(
         False,
         FLAG,
@@ -870,7 +884,7 @@ class Root:
 
 
 class Remove:
-    name = argument("NAME", "The cache's name.")
+    name = argument("NAME", "The cache's name, or its path.", completes="place")
     force = option(
         False, FLAG, SAFETY, "Do not ask, and also if it has readers, pinned snapshots, or other files in it."
     )
@@ -884,6 +898,7 @@ class Status:
         "A directory with caches below it, or a cache. Default: $PQCACHE_ROOT, or ~/.cache/pqcache.",
         TEXTS,
         default=None,
+        completes="cache",
     )
     max_age = option(
         None,
@@ -895,7 +910,7 @@ class Status:
 
 
 class Serve:
-    caches = argument("CACHE", "The cache directories.", PATHS, completes="cache")
+    caches = argument("CACHE", "The caches: paths, or names in $PQCACHE_ROOT.", PATHS, completes="cache")
     bind = option(
         "127.0.0.1",
         TEXT,
@@ -951,11 +966,11 @@ COMMANDS: Mapping[str, tuple[type | str, ...]] = MappingProxyType(
         ),
         "inspect": (Inspect, "as_files", "all_files", "options"),
         "rows": (Rows, "filters"),
-        "verify": ("cache", Verify, "options", "wait", "bwlimit", *PLAIN),
+        "verify": (OneOrAll, Verify, "options", "wait", "bwlimit", *PLAIN),
         "index": ("cache", Index, "wait", *PLAIN),
         "bench": (Bench, "filters", "as_files", "all_files", "quiet"),
-        "gc": ("cache", Gc, "wait", "dry_run", *PLAIN),
-        "log": ("cache", Log),
+        "gc": (OneOrAll, Gc, "wait", "dry_run", *PLAIN),
+        "log": (OneOrAll, Log),
         "add": (Add, Root, "options"),
         "remove": (Remove, Root, "wait", "dry_run"),
         "status": (Status,),

@@ -233,12 +233,19 @@ def test_all_that_a_cache_remembers_is_an_option_of_a_command() -> None:
         ("repartition cache/shop --compression z", ["zstd"]),
         ("sync --compare ", ["content", "identity"]),
         ("help roll", ["rollback"]),
+        ("ROOT verify s", ["shop"]),
+        ("ROOT verify c", ["cache/"]),
+        ("ROOT remove ", ["cache/", "lake/", "shop"]),
+        ("ROOT rollback shop pa", ["paper"]),
     ],
 )
 def test_the_shell_completes_values(
     words: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if words.startswith("ROOT "):
+        monkeypatch.setenv("PQCACHE_ROOT", "cache")
+        words = words.removeprefix("ROOT ")
     write_shop(tmp_path / "lake")
     snapshot = pqcache.sync("lake", "cache/shop").snapshot or ""
     pqcache.pin("cache/shop", snapshot, name="paper")

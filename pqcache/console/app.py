@@ -29,6 +29,7 @@ def proposals_for(option: Option) -> Proposals:
     """What Typer calls with the context, the words, and the beginning of the word."""
     known: Callable[[Any, str], Iterator[str]] = {
         "cache": _caches,
+        "place": _caches,
         "snapshot": _snapshots,
         "codec": lambda *_: iter(("zstd", "lz4", "snappy", "none", "keep")),
         "command": lambda *_: iter(COMMANDS),
@@ -41,26 +42,28 @@ def proposals_for(option: Option) -> Proposals:
 
 
 def _caches(_: Any, typed: str) -> Iterator[str]:
-    """Caches and other directories below the one that is typed, and without one the caches of $PQCACHE_ROOT."""
+    """Caches and other directories below the one that is typed, and without one the names in $PQCACHE_ROOT."""
     from pqcache.store.layout import CONFIG
 
     above = typed.rpartition("/")[0] + "/" if "/" in typed else ""
+    root = "" if above else os.environ.get("PQCACHE_ROOT", "")
     with suppress(OSError):
         for entry in os.scandir(above or "."):
             if entry.is_dir() and (typed.endswith(".") or not entry.name.startswith(".")):
-                yield above + entry.name + ("" if (Path(entry.path) / CONFIG).is_file() else "/")
-    root = os.environ.get("PQCACHE_ROOT")
-    if root and not typed:
-        yield from (str(path.parent) for path in Path(root).glob(f"*/{CONFIG}"))
+                is_cache = (Path(entry.path) / CONFIG).is_file() and not root  # where a word without a / is a name
+                yield above + entry.name + ("" if is_cache else "/")
+    if root:
+        yield from (path.parent.name for path in Path(root).expanduser().glob(f"*/{CONFIG}"))
 
 
 def _snapshots(context: Any, _: str) -> Iterator[str]:
     """The IDs and pins of the cache that was named before."""
     from pqcache.store.cache_directory import CacheDirectory, cache_path
     from pqcache.store.pins import read_kept
+    from pqcache.store.tables_of_root import named_place
 
     with suppress(PqcacheError, OSError):
-        cache = CacheDirectory(cache_path(context.params["cache"]))
+        cache = CacheDirectory(cache_path(named_place(context.params["cache"])))
         yield from (snapshot.id for snapshot in cache.snapshots())
         yield from filter(None, read_kept(cache.path).pins.values())
 
@@ -219,6 +222,10 @@ def _value(option: Option, words: Any) -> Any:
         return None if option.scope == REMEMBERED else option.default
     if option.scope == ARGUMENT and words == "":  # an unset shell variable; Path("") would be the working directory
         raise UsageError(option.label, "an empty path", "name a directory or a URL")
+    if option.completes == "cache":
+        from pqcache.store.tables_of_root import named_place
+
+        words = [named_place(word) for word in words] if option.kind.is_list else named_place(words)
     return option.from_shell(words)
 
 

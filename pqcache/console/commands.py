@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -149,7 +150,10 @@ def verify(given: Given) -> None:
     import pqcache
     from pqcache.console.text import print_verify
 
-    _run(given, pqcache.verify, print_verify, given.cache, **given.of(RUN)).raise_if_not_ok()
+    def verify_one(cache: str) -> None:
+        _run(given, pqcache.verify, print_verify, cache, **given.of(RUN)).raise_if_not_ok()
+
+    _run_each(given, "verified", verify_one)
 
 
 @command("index")
@@ -294,8 +298,12 @@ def remove(given: Given) -> None:
     import pqcache
     from pqcache.console import terminal
     from pqcache.console.text import held_text
+    from pqcache.store.tables_of_root import named_place
 
-    name, where = given.name, {"root": given.root, "wait": given.wait}
+    name, root = given.name, given.root
+    if root is None and "/" in (place := named_place(name)):
+        name, root = Path(place).name, Path(place).parent
+    where = {"root": root, "wait": given.wait}
     if not (given.yes or given.force or given.dry_run) and terminal.can_ask():
         found = pqcache.remove(name, dry_run=True, **where)
         if not terminal.ask(f"remove {found.cache} ({held_text(found)})?"):
@@ -314,12 +322,17 @@ def log(given: Given) -> None:
     from pqcache.console import terminal
     from pqcache.console.text import print_history
 
-    records = pqcache.log(given.cache)[-given.last :]
-    if given.json:
-        for record in records:
-            terminal.print_json(record)
-    else:
+    def show(cache: str) -> None:
+        records = pqcache.log(cache)[-given.last :]
+        for record in records if given.json else ():
+            terminal.print_json({"cache": cache, **record} if given.all_caches else record)
+        if given.json:
+            return
+        if given.all_caches:
+            terminal.print_line(f"{cache}:")
         print_history(records)
+
+    _run_each(given, "", show)
 
 
 @command("gc")
@@ -328,17 +341,55 @@ def gc(given: Given) -> None:
     import pqcache
     from pqcache.console.text import print_gc
 
-    _run(given, pqcache.gc, print_gc, given.cache, **given.of(RUN))
+    _run_each(given, "went through", lambda cache: _run(given, pqcache.gc, print_gc, cache, **given.of(RUN)))
 
 
 def _run(given: Given, function: Callable[..., Any], show: Callable[[Any], None], *words: Any, **options: Any) -> Any:
     """Call a function of the library that reports events, print its report, and return it."""
     from pqcache.console import progress
+    from pqcache.console.line_prefix import name_lines
 
-    with progress.reporter(given.json, given.quiet, given.cache) as on_event:
+    if vars(given).get("all_caches"):
+        name_lines(words[0], always=True)
+        reporter = progress.quiet_reporter(given.json or given.quiet)
+    else:
+        reporter = progress.reporter(given.json, given.quiet, words[0])
+    with reporter as on_event:
         report = function(*words, **options, on_event=on_event)
     print_report(report.to_dict(), given.json, given.quiet, lambda: show(report))
     return report
+
+
+def _run_each(given: Given, did: str, run: Callable[[Any], object]) -> None:
+    """Run a command on its cache, or with --all on all below a directory; those end with one line and one exit code."""
+    if not given.all_caches:
+        if given.cache is None:
+            raise UsageError("", "Missing argument 'CACHE'", f"'pqcache {given.command_name} -h' shows the usage")
+        run(given.cache)
+        return
+    from pqcache.console.line_prefix import name_lines
+    from pqcache.console.sync_runner import print_count, print_failure
+    from pqcache.store.status import default_root, find_caches
+    from pqcache.store.sync.all_tables import exit_code_of, known_error
+
+    if getattr(given, "options", None):
+        raise UsageError("-o and --all", "exclude each other", "give it with a cache")
+    roots = [given.cache] if given.cache else []
+    caches = find_caches(*roots)
+    failed: dict[str, int] = {}
+    for cache in map(str, caches):
+        try:
+            run(cache)
+        except BrokenPipeError:
+            raise
+        except Exception as error:  # noqa: BLE001  see known_error
+            failed[cache] = known_error(error).exit_code
+            print_failure(cache, known_error(error), given.json)
+    if did and not (given.json or given.quiet):
+        name_lines(roots[0] if roots else default_root())
+        print_count(did, len(caches), list(failed))
+    if failed:
+        raise typer.Exit(exit_code_of(list(failed.values())))
 
 
 def _split_of(text: str | None) -> Split | None:

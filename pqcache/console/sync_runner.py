@@ -22,6 +22,7 @@ from pqcache.options import REMEMBERED, RUN
 from pqcache.store.history import DONE, FAILED, REFUSED
 from pqcache.store.status import default_root
 from pqcache.store.sync.all_tables import TableResult, exit_code_of, sync_all
+from pqcache.store.tables_of_root import named_place
 from pqcache.system.disk import write_durably
 from pqcache.units import format_count
 
@@ -30,6 +31,10 @@ def run_one(given: Given) -> None:
     """Sync one cache; raises its error after the commands that follow."""
     if given.source is None:
         raise UsageError("", "Missing argument 'SOURCE'", "'pqcache sync -h' shows the usage")
+    if given.cache is None:
+        given.source = named_place(given.source)
+    else:
+        given.cache = named_place(given.cache, may_be_new=True)
     place = os.path.abspath(given.cache or given.source)
     try:
         with progress.reporter(given.json, given.quiet, place) as on_event:
@@ -66,18 +71,21 @@ def run_all(given: Given) -> None:
         if not given.dry_run:
             codes.append(run_command(given, result))
 
-    roots = [given.source] if given.source else []
+    roots = [named_place(given.source)] if given.source else []
     with progress.quiet_reporter(given.json or given.quiet) as on_event:
         results = sync_all(*roots, on_begin=begin, on_result=show, **given.of(RUN), on_event=on_event)
-    name_lines(given.source or default_root())
-    failed = [Path(result.cache).name for result in results if result.error is not None]
+    name_lines(roots[0] if roots else default_root())
     if not (given.json or given.quiet):
-        text = f"synced {len(results) - len(failed):,} of {format_count(len(results), 'cache')}"
-        print_line(f"{text}; failed: {', '.join(failed)}" if failed else text)
+        print_count("synced", len(results), [result.cache for result in results if result.error is not None])
     if not given.dry_run:
         write_metrics(given.metrics, results)
     if code := exit_code_of(codes):
         raise typer.Exit(code)
+
+
+def print_count(did: str, caches: int, failed: list[str]) -> None:
+    names = f"; failed: {', '.join(Path(cache).name for cache in failed)}" if failed else ""
+    print_line(f"{did} {caches - len(failed):,} of {format_count(caches, 'cache')}{names}")
 
 
 def _check_for_all(given: Given) -> None:
@@ -93,11 +101,15 @@ def _check_for_all(given: Given) -> None:
 def _print_result(result: TableResult, given: Given) -> None:
     report, error = result.report, result.error
     if error is not None:
-        if given.json:
-            terminal.print_json({"event": "error", "cache": result.cache, **terminal.error_values(error)})
-        terminal.print_error(error, json_lines=False)
+        print_failure(result.cache, error, given.json)
     if report is not None:
         print_report(report.to_dict(), given.json, given.quiet, lambda: print_sync(report, given.verbose))
+
+
+def print_failure(cache: str, error: PqcacheError, json: bool) -> None:
+    if json:
+        terminal.print_json({"event": "error", "cache": cache, **terminal.error_values(error)})
+    terminal.print_error(error, json_lines=False)
 
 
 def run_command(given: Given, result: TableResult) -> int:

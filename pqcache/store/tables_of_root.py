@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,46 @@ from pqcache.store.config import Config, config_of, read_config, write_config
 from pqcache.store.layout import CONFIG
 from pqcache.store.ownership import is_own
 from pqcache.store.pins import read_kept
-from pqcache.store.status import default_root
+from pqcache.store.status import ROOT, default_root
 from pqcache.store.urls import check_url, is_secret, local_path, printable, quoted, remembered_url, url_scheme
 from pqcache.system.disk import fsync_path, remove_tree
 from pqcache.units import parse_duration
+
+
+def named_place(word: str, may_be_new: bool = False) -> str:
+    """The path that a word of the command line stands for.
+
+    It is a path if it has a ``/`` or begins with ``.`` or ``~``. Else, if ``PQCACHE_ROOT`` is set, it is the name of a
+    cache below that directory, which has to exist unless ``may_be_new``.
+
+    Raises UsageError for a name that is not there, or that could be meant as a path too.
+    """
+    if "/" in word or word[:1] in ("", ".", "~") or not os.environ.get(ROOT):
+        return word
+    root = default_root().absolute()
+    there, here = root / word, Path(word)
+    spelled = f"./{quoted(word)}"
+    if there.exists():
+        if here.exists() and not here.samefile(there):
+            raise UsageError(word, f"is in {root} and in this directory", f"write {quoted(there)} or {spelled}")
+    elif CacheDirectory(here).exists() if may_be_new else here.exists():
+        new = f", or {quoted(there)} for a new cache" if may_be_new else ""
+        raise UsageError(word, f"is not in {root} but in this directory", f"write {spelled}{new}")
+    elif not may_be_new:
+        raise _no_such_cache(root, word)
+    return str(there)
+
+
+def _no_such_cache(root: Path, name: str) -> UsageError:
+    names = {table.name for table in read_tables(root)}
+    if name in names:
+        advice = f"'pqcache sync --all {quoted(root)}' makes it"
+        return UsageError(root / name, f"no cache yet of this table of {CONFIG}", advice)
+    with suppress(OSError):
+        names |= {path.name for path in root.iterdir() if CacheDirectory(path).exists()}
+    near = get_close_matches(name, names)
+    advice = f"did you mean {' or '.join(near)}?" if near else f"'pqcache status {quoted(root)}' lists those there"
+    return UsageError(root / name, "no such cache", advice)
 
 
 def add(
@@ -100,8 +138,10 @@ def remove(
     place = (Path(root).expanduser() if root is not None else default_root()).absolute()
     if not (place / name).exists():
         here = root is None and CacheDirectory(Path(name).absolute()).exists()
-        advice = f"the one in this directory goes with 'pqcache remove {quoted(name)} --root .'" if here else ""
-        raise UsageError(place / name, "no such cache", advice or f"'pqcache status {quoted(place)}' lists those there")
+        if here:
+            advice = f"the one in this directory goes with 'pqcache remove {quoted(name)} --root .'"
+            raise UsageError(place / name, "no such cache", advice)
+        raise _no_such_cache(place, name)
     if name in {entry.name for entry in read_tables(place)}:
         advice = "remove its section there first, or the next sync of all makes it again"
         raise UsageError(name, f"is a table of {place / CONFIG}", advice)

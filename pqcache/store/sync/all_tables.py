@@ -100,11 +100,16 @@ def sync_one(cache: str | os.PathLike[str], source: str | None = None, **options
     try:
         report = sync(cache, **options) if source is None else sync(source, cache, **options)
         return TableResult(os.fspath(cache), report, report.skipped_error())
-    except PqcacheError as error:
-        return TableResult(os.fspath(cache), None, error)
-    except Exception as error:  # noqa: BLE001  a bug, which must not keep the other tables from their syncs
-        advice = "please report this bug, with the output of 'pqcache --version -v'"
-        return TableResult(os.fspath(cache), None, PqcacheError(type(error).__name__, first_line(error), advice))
+    except Exception as error:  # noqa: BLE001  see known_error
+        return TableResult(os.fspath(cache), None, known_error(error))
+
+
+def known_error(error: Exception) -> PqcacheError:
+    """A bug as an error: it must not keep the other caches from their runs."""
+    if isinstance(error, PqcacheError):
+        return error
+    advice = "please report this bug, with the output of 'pqcache --version -v'"
+    return PqcacheError(type(error).__name__, first_line(error), advice)
 
 
 def exit_code_of(codes: Sequence[int]) -> int:
