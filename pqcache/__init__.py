@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.errors import SourceUnavailable as SourceUnavailable
     from pqcache.errors import UsageError as UsageError
     from pqcache.reader.batch_rows import RowPlaces as RowPlaces
+    from pqcache.reader.batch_rows import last_rows as last_rows
     from pqcache.reader.batch_rows import rows as rows
     from pqcache.reader.order.epoch_order import Order as Order
     from pqcache.reader.order.shuffle_quality import Mixing as Mixing

@@ -793,7 +793,9 @@ class Rows:
         COUNT,
         SELECTION,
         "The number of the batch in its epoch, counted over all ranks: batch.index.",
-        required=True,
+    )
+    last = option(
+        None, COUNT, SELECTION, "In place of --batch: the last N batches before the state, of all ranks.", low=1
     )
     epoch = option(None, COUNT, SELECTION, "The epoch of the batch. Default: that of the state.", low=0)
     split = option(

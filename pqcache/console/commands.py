@@ -14,6 +14,7 @@ from pqcache.errors import UsageError
 from pqcache.options import REMEMBERED, RUN
 
 if TYPE_CHECKING:
+    from pqcache.reader.options import RowArguments
     from pqcache.reader.packing.pack import Pack
     from pqcache.reader.selection.split import Split
 
@@ -118,27 +119,35 @@ def inspect(given: Given) -> None:
 
 @command("rows")
 def rows(given: Given) -> None:
-    """Show which rows a batch of a training had: file, row group and row.
+    """Show which rows batches of a training had: file, row group and row.
 
-    For the batch whose loss exploded. It follows from a state that the same training saved, at whatever batch.
+    For the batch whose loss exploded, or the last ones before a checkpoint. They follow from a state that the same
+    training saved, at whatever batch.
     """
     import pqcache
     from pqcache.console.inspect_text import print_rows
 
-    found = pqcache.rows(
-        given.target,
-        given.state,
-        given.batch,
-        epoch=given.epoch,
-        filters=given.filters,
-        split=_split_of(given.split),
-        sample=given.sample_share,
-        limit=given.limit,
-        weights=given.weights,
-        balance=given.balance,
-        pack=_pack_of(given.pack),
-    )
-    print_rows(found, given.target, given.columns, given.sample or given.columns is not None, given.json)
+    options: RowArguments = {
+        "filters": given.filters,
+        "split": _split_of(given.split),
+        "sample": given.sample_share,
+        "limit": given.limit,
+        "weights": given.weights,
+        "balance": given.balance,
+        "pack": _pack_of(given.pack),
+    }
+    if (given.batch is None) == (given.last is None):
+        raise UsageError("rows", "which batches is not said", "give either --batch or --last")
+    if given.last is None:
+        batches = [pqcache.rows(given.target, given.state, given.batch, epoch=given.epoch, **options)]
+    elif given.epoch is not None:
+        raise UsageError("--epoch", "the last batches are those of the state's epoch", "leave it out")
+    else:
+        batches = pqcache.last_rows(given.target, given.state, given.last, **options)
+    if not batches and not given.json:
+        typer.echo("no batch of the state's epoch was read before it")
+    for found in batches:
+        print_rows(found, given.target, given.columns, given.sample or given.columns is not None, given.json)
 
 
 @command("verify")

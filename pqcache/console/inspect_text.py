@@ -320,6 +320,7 @@ def print_rows(found: RowPlaces, target: str, columns: list[str] | None, sample:
     items = found.table().to_pylist()
     if json:
         for item, value in zip(items, values, strict=True):
+            item = {"epoch": found.epoch, "batch": found.index, **item}
             print_json(item if value is None else {**item, "values": value})
         return
     console = stdout_console()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import RowArguments, RowOptions
 from pqcache.reader.order.epoch_order import Ints, Order, check_format
+from pqcache.reader.order.epoch_share import batches_at, divisions_of
 from pqcache.reader.read_plan import ReadPlan, document_lengths, make_read_plan
 from pqcache.reader.record_batches import read_rows
 from pqcache.reader.selection.split import first_rows_of
@@ -178,6 +179,47 @@ def rows(
 
     Raises UsageError if state, options and data do not fit together.
     """
+    with _training(target, state, epoch, given) as (plan, order, _):
+        return rows_of_batch(plan, order, checked_index(batch, order.batches()))
+
+
+@documented(RowArguments, RowOptions)
+def last_rows(
+    target: str | os.PathLike[str],
+    state: str | os.PathLike[str] | Mapping[str, Any],
+    last: int,
+    **given: Unpack[RowArguments],
+) -> list[RowPlaces]:
+    """Find the rows of the last batches before a state, of all ranks, in the order in which they were read.
+
+    Only batches of the state's own epoch are found, which may be fewer.
+
+    Args:
+        target: the cache or directory that the training reads.
+        state: what ``state_dict()`` returned, or a JSON file of it.
+        last: how many batches.
+        given: see pqcache.reader.options
+
+    Raises UsageError as ``rows``.
+    """
+    if not is_whole(last) or last < 1:
+        raise UsageError(f"last={last!r}", "has to be at least 1")
+    with _training(target, state, None, given) as (plan, order, known):
+        end, divisions = min(known["batch"], order.batches()), divisions_of(known.get("divisions"))
+        batches = np.arange(max(0, known["batch"] - last), end)
+        if divisions:
+            batches = batches_at(order.batches(), order.lanes, divisions)[batches]
+        return [rows_of_batch(plan, order, batch) for batch in batches.tolist()]
+
+
+@contextmanager
+def _training(
+    target: str | os.PathLike[str],
+    state: str | os.PathLike[str] | Mapping[str, Any],
+    epoch: int | None,
+    given: Mapping[str, Any],
+) -> Iterator[tuple[ReadPlan, Order, dict[str, Any]]]:
+    """What a training reads in an epoch, by default its state's, and the order; and the state."""
     known, chosen = _checked_state(state), RowOptions(**parsed(given, RowOptions))
     chosen.check_pack(known["columns"])
     data, lease = open_local_dataset(target, known["snapshot"])
@@ -200,7 +242,7 @@ def rows(
             epoch=number,
             shuffle=known["shuffle"],
         )
-        return rows_of_batch(plan, order, checked_index(batch, order.batches()))
+        yield plan, order, known
 
 
 def checked_index(index: int, total: int) -> int:

@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_order import FORMAT, check_format
-from pqcache.reader.order.epoch_share import MOST_DIVISIONS, Division, Divisions
+from pqcache.reader.order.epoch_share import Divisions, divisions_of
 
 _S = TypeVar("_S", bound="SavedPlace")
 _OPTIONAL = ("worker", "periods", "within_batch", "divisions", "batches")
@@ -94,14 +94,7 @@ class SavedPlace:
     @property
     def place(self) -> Place:
         """The place; UsageError for malformed divisions."""
-        wrong = UsageError("state", f"its divisions are {self.divisions!r}", "load what state_dict() returned")
-        try:
-            found = tuple(Division(*map(int, numbers)) for numbers in self.divisions or ())
-        except (TypeError, ValueError) as error:
-            raise wrong from error
-        if len(found) > MOST_DIVISIONS or not all(start >= 0 < min(ranks, workers) for start, ranks, workers in found):
-            raise wrong
-        return Place(self.epoch, self.batch, self.lanes, found)
+        return Place(self.epoch, self.batch, self.lanes, divisions_of(self.divisions))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 
 import pqcache
 from pqcache import Pack
-from pqcache.torch import ParquetDataset, Split
+from pqcache.torch import Loader, ParquetDataset, Split
 from tests.datasets import write_shop
 from tests.forked_commands import run_pqcache
 
@@ -53,7 +53,8 @@ def test_the_values_are_those_of_the_batch(cache: Path, tmp_path: Path, options:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["values"]["id"] for row in rows] == batches[2]
     assert rows[0]["values"]["image"].startswith("<binary, ")
-    assert list(rows[0]) == ["file", "row_group", "row", "row_in_file", "values"]
+    assert list(rows[0]) == ["epoch", "batch", "file", "row_group", "row", "row_in_file", "values"]
+    assert {(row["epoch"], row["batch"]) for row in rows} == {(1, 2)}
     assert [row["row_group"] * 30 + row["row"] for row in rows] == [row["row_in_file"] for row in rows]
     assert [row["row_in_file"] + 100_000 * ("11-02" in row["file"]) for row in rows] == batches[2]
 
@@ -103,3 +104,47 @@ def test_what_does_not_fit_is_one_line(cache: Path, tmp_path: Path, words: list[
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("few_cores_are_fine")
+@pytest.mark.parametrize("workers", [0, 3])  # 3 workers do not divide the lanes, so batches come in another sequence
+def test_the_last_batches_before_a_state(cache: Path, tmp_path: Path, workers: int) -> None:
+    loader = Loader(ParquetDataset(cache, ["id"], batch_size=8, lanes=4, seed=2))
+    batches = iter(loader)
+    read = [next(batches)["id"].tolist() for _ in range(3)]
+    resumed = Loader(ParquetDataset(cache, ["id"], batch_size=8, seed=2), num_workers=workers)
+    resumed.load_state_dict(loader.state_dict())
+    batches = iter(resumed)
+    read += [next(batches)["id"].tolist() for _ in range(4)]
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(resumed.state_dict()))
+    found = pqcache.last_rows(cache, state, 5)
+    assert [places.read(cache, ["id"])["id"].to_pylist() for places in found] == read[-5:]
+    assert len(pqcache.last_rows(cache, state, 100)) == len(read)
+    done = run_pqcache("rows", cache, "--state", state, "--last", "5", "--columns", "id", "--json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["values"]["id"] for row in rows] == [i for ids in read[-5:] for i in ids]
+    shown = run_pqcache("rows", cache, "--state", state, "--last", "2").stdout.splitlines()
+    assert [line.partition(":")[0] for line in shown if line.startswith("batch")] == [
+        f"batch {places.index} of epoch 0" for places in found[-2:]
+    ]
+    rest = [batch["id"].tolist() for batch in batches]
+    state.write_text(json.dumps(resumed.state_dict()))
+    ends = [places.read(cache, ["id"])["id"].to_pylist() for places in pqcache.last_rows(cache, state, 2)]
+    assert ends == rest[-2:]
+    state.write_text(json.dumps(ParquetDataset(cache, ["id"]).state_dict()))
+    none = "no batch of the state's epoch was read before it\n"
+    assert run_pqcache("rows", cache, "--state", state, "--last", "2").stdout == none
+    assert run_pqcache("rows", cache, "--state", state, "--last", "2", "--json").stdout == ""
+
+
+def test_which_batches_has_to_be_said(cache: Path, tmp_path: Path) -> None:
+    for words in ([], ["--batch", "1", "--last", "1"]):
+        done = run_pqcache("rows", cache, "--state", "state.json", *words)
+        assert (done.returncode, done.stderr) == (
+            2,
+            "pqcache: error: rows: which batches is not said; give either --batch or --last\n",
+        )
+    done = run_pqcache("rows", cache, "--state", "state.json", "--last", "1", "--epoch", "0")
+    assert done.returncode == 2
+    assert "leave it out" in done.stderr

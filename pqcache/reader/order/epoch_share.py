@@ -38,6 +38,17 @@ class Division(NamedTuple):
 Divisions = tuple[Division, ...]
 
 
+def divisions_of(saved: object) -> Divisions:
+    """The divisions that a state has as lists of numbers; UsageError for anything else."""
+    try:
+        found = tuple(Division(*map(int, numbers)) for numbers in saved or ())  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        found = (Division(-1, 0, 0),)
+    if len(found) > MOST_DIVISIONS or not all(start >= 0 < min(ranks, workers) for start, ranks, workers in found):
+        raise UsageError("state", f"its divisions are {saved!r}", "load what state_dict() returned")
+    return found
+
+
 def next_divisions(divisions: Divisions, lanes: int, division: Division) -> Divisions:
     """The divisions of an epoch that continues with ``division``; empty while lanes are complete."""
     if divisions:
