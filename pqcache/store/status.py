@@ -6,14 +6,14 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pqcache.errors import CacheError, PqcacheError, first_line
+from pqcache.errors import PqcacheError, first_line
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.history import DONE
@@ -21,11 +21,10 @@ from pqcache.store.manifest import Totals
 from pqcache.store.manifest_digest import read_summary
 from pqcache.store.run_record import log
 from pqcache.store.snapshot import Snapshot
+from pqcache.store.tables_of_root import find_caches
 from pqcache.store.urls import redact
 from pqcache.units import format_seconds, parse_duration
 
-ROOT = "PQCACHE_ROOT"
-_DEPTH = 4  # of directories below a root that are searched for caches
 _INTERVALS = 10  # the last so many intervals between runs say when the next is due
 _FEWEST = 3
 
@@ -114,39 +113,6 @@ def status(*roots: str | os.PathLike[str]) -> StatusReport:
 
 def cache_status(cache: str | os.PathLike[str]) -> CacheStatus:
     return _status(Path(cache).absolute(), {}, time.time())
-
-
-def default_root() -> Path:
-    """``PQCACHE_ROOT``, else the directory ``pqcache`` where the user's caches are."""
-    named = os.environ.get(ROOT)
-    if named:
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pqcache"
-
-
-def find_caches(*roots: str | os.PathLike[str]) -> list[Path]:
-    """All caches below the roots, by default ``default_root``, sorted by path."""
-    found: dict[Path, None] = {}
-    for root in roots or (default_root(),):
-        path = Path(root).expanduser().absolute()
-        if not path.is_dir():
-            known = ", or set PQCACHE_ROOT" if not roots else ""
-            raise CacheError(path, "not a directory", f"name the directory that your caches are in{known}")
-        found.update(dict.fromkeys(sorted(_caches(path, _DEPTH))))
-    if not found:
-        raise CacheError(roots[0] if roots else default_root(), "has no cache below it", "name another directory")
-    return list(found)
-
-
-def _caches(directory: Path, depth: int) -> Iterator[Path]:
-    with suppress(PermissionError):  # another user's: nothing is known of it
-        if CacheDirectory(directory).exists():
-            yield directory
-            return
-    with suppress(PermissionError), os.scandir(directory) as entries:
-        below = [Path(e.path) for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
-        for path in below if depth else ():
-            yield from _caches(path, depth - 1)
 
 
 def _status(path: Path, seen: dict[tuple[int, int], int], now: float) -> CacheStatus:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
@@ -22,10 +22,45 @@ from pqcache.store.config import Config, config_of, read_config, write_config
 from pqcache.store.layout import CONFIG
 from pqcache.store.ownership import is_own
 from pqcache.store.pins import read_kept
-from pqcache.store.status import ROOT, default_root
 from pqcache.store.urls import check_url, is_secret, local_path, printable, quoted, remembered_url, url_scheme
 from pqcache.system.disk import fsync_path, remove_tree
 from pqcache.units import parse_duration
+
+ROOT = "PQCACHE_ROOT"
+_DEPTH = 4  # of directories below a root that are searched for caches
+
+
+def default_root() -> Path:
+    """``PQCACHE_ROOT``, else the directory ``pqcache`` where the user's caches are."""
+    named = os.environ.get(ROOT)
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pqcache"
+
+
+def find_caches(*roots: str | os.PathLike[str]) -> list[Path]:
+    """All caches below the roots, by default ``default_root``, sorted by path."""
+    found: dict[Path, None] = {}
+    for root in roots or (default_root(),):
+        path = Path(root).expanduser().absolute()
+        if not path.is_dir():
+            known = ", or set PQCACHE_ROOT" if not roots else ""
+            raise CacheError(path, "not a directory", f"name the directory that your caches are in{known}")
+        found.update(dict.fromkeys(sorted(_caches(path, _DEPTH))))
+    if not found:
+        raise CacheError(roots[0] if roots else default_root(), "has no cache below it", "name another directory")
+    return list(found)
+
+
+def _caches(directory: Path, depth: int) -> Iterator[Path]:
+    with suppress(PermissionError):  # another user's: nothing is known of it
+        if CacheDirectory(directory).exists():
+            yield directory
+            return
+    with suppress(PermissionError), os.scandir(directory) as entries:
+        below = [Path(e.path) for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
+        for path in below if depth else ():
+            yield from _caches(path, depth - 1)
 
 
 def named_place(word: str, may_be_new: bool = False) -> str:

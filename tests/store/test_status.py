@@ -17,7 +17,8 @@ import pqcache
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.history import append_history
 from pqcache.store.layout import HISTORY
-from pqcache.store.status import find_caches, next_due
+from pqcache.store.status import next_due
+from pqcache.store.tables_of_root import find_caches
 from tests.datasets import write_day, write_shop
 from tests.forked_commands import run_pqcache
 

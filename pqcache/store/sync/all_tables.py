@@ -12,10 +12,9 @@ from pqcache.errors import CacheError, PqcacheError, first_line
 from pqcache.events import OnEvent, ignore
 from pqcache.options import SyncRun, SyncRunArguments, Unpack, documented, parsed
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.status import default_root, find_caches
 from pqcache.store.sync.cache_run import SyncReport
 from pqcache.store.sync.command import sync
-from pqcache.store.tables_of_root import ListedTable, add, read_tables
+from pqcache.store.tables_of_root import ListedTable, add, default_root, find_caches, read_tables
 
 SKIPPED, LATER = 5, 75  # exit codes of tables that got a part of what is new, and of those that may be done later
 
