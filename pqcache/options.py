@@ -906,7 +906,7 @@ class Status:
         None,
         DURATION,
         None,
-        "End with exit code 1 if a cache was last up to date longer ago than this, like 30h.",
+        "End with exit code 1 if the data of a cache is older than this, like 30h, or a declared table has none.",
     )
     json = option(False, FLAG, None, "Write one JSON object per cache.", scope=SHELL)
 

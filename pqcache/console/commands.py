@@ -268,7 +268,7 @@ def rollback(given: Given) -> None:
 def status(given: Given) -> None:
     """Show all caches below a directory: rows, bytes on disk, age, last run, when the next is due.
 
-    The age counts from the last sync that found or made the cache equal to its source.
+    The age is that of the data: it counts from the last listing of the source that had what the cache serves.
     """
     import pqcache
     from pqcache.console import terminal
@@ -378,8 +378,8 @@ def _run_each(given: Given, did: str, run: Callable[[Any], object]) -> None:
         return
     from pqcache.console.line_prefix import name_lines
     from pqcache.console.sync_runner import print_count, print_failure
-    from pqcache.store.tables_of_root import default_root, find_caches
     from pqcache.store.sync.all_tables import exit_code_of, known_error
+    from pqcache.store.tables_of_root import default_root, find_caches
 
     if getattr(given, "options", None):
         raise UsageError("-o and --all", "exclude each other", "give it with a cache")

@@ -140,10 +140,11 @@ _GAUGES = {
     "pqcache_last_run_duration_seconds": "How long the last sync took.",
     "pqcache_last_run_fetched_bytes": "Bytes that the last sync fetched.",
     "pqcache_last_success_timestamp_seconds": "When a sync last found or made the cache equal to its source.",
+    "pqcache_data_timestamp_seconds": "When the oldest data of the current snapshot was last as its source has it.",
     "pqcache_rows": "Rows of the current snapshot.",
     "pqcache_files": "Files of the current snapshot.",
     "pqcache_bytes": "Bytes of the files of the current snapshot.",
-    "pqcache_skipped_partitions": "Partitions that the last sync that was done could not take.",
+    "pqcache_skipped_partitions": "Partitions that are old or left out in the current snapshot.",
 }
 
 
@@ -185,8 +186,9 @@ def _values(result: TableResult) -> Iterator[tuple[str, float]]:
     if report is not None:
         yield "pqcache_last_run_duration_seconds", report.seconds
         yield "pqcache_last_run_fetched_bytes", report.fetched_bytes
-    if known.synced is not None:
-        yield "pqcache_last_success_timestamp_seconds", datetime.fromisoformat(known.synced).timestamp()
+    for name, text in (("last_success", known.synced), ("data", known.as_of)):
+        if text is not None:
+            yield f"pqcache_{name}_timestamp_seconds", datetime.fromisoformat(text).timestamp()
     yield "pqcache_skipped_partitions", len(known.skipped)
     for name, value in (("rows", known.rows), ("files", known.files), ("bytes", known.bytes)):
         if value is not None:

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from pqcache.console.terminal import print_line, print_sentence
-from pqcache.store.history import DONE, RUNNING_NOW, result_of
+from pqcache.store.history import DONE, result_of
 from pqcache.store.urls import quoted
 from pqcache.units import format_count, format_seconds, format_size
 
@@ -314,13 +314,10 @@ def _status_cells(name: str, item: CacheStatus) -> tuple[str, ...]:
 
 
 def _status_notes(item: CacheStatus) -> list[str]:
-    if item.error is not None:
-        return [item.error]
-    notes = [item.last_error] if item.last_error and item.last_result not in (DONE, RUNNING_NOW) else []
-    if item.skipped:
-        more = f" and {len(item.skipped) - 3:,} more" if len(item.skipped) > 3 else ""
-        notes.append(f"{format_count(len(item.skipped), 'partition')} skipped: {', '.join(item.skipped[:3])}{more}")
-    return notes
+    if item.running is None:
+        return list(item.reasons)
+    phase = f", {item.running['phase']}" if item.running["phase"] else ""
+    return [f"running: {item.running['command']} since {_clock(str(item.running['began']))}{phase}", *item.reasons]
 
 
 def _clock(text: str) -> str:

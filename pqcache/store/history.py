@@ -32,7 +32,10 @@ ROLLBACK = "rollback"
 
 
 _NUMBERS = ("seconds", "fetched_bytes", "added", "changed", "removed", "fetched_again", "exit_code", "process")
-_TEXTS = ("command", "run", "result", "error", "snapshot", "previous", "source", "pinned", "version", "started", "host")
+_TEXTS = (
+    "command", "run", "phase", "result", "error", "snapshot", "previous",
+    "source", "pinned", "version", "started", "host",
+)  # fmt: skip
 _LISTS = ("skipped", "collected", "built", "dropped")
 _MAPPINGS = ("options", "changes")
 
@@ -53,7 +56,7 @@ def parse_record(text: bytes, *needed: str) -> dict[str, Any] | None:
 def _fits(name: str, value: Any) -> bool:
     if value is None:
         return True
-    if name in ("time", "began"):
+    if name in ("time", "began", "listed"):
         moment = datetime.fromisoformat(str(value))  # ValueError for what is none
         return moment.tzinfo is not None and 1970 <= moment.year < 9999
     if name in _NUMBERS:
@@ -169,8 +172,7 @@ def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> l
     for snapshot in cache.snapshots():
         if snapshot.id in known:
             continue
-        published = datetime.strptime(snapshot.id.partition("-")[0], "%Y%m%dT%H%M%SZ")
-        record = {"time": f"{published.isoformat()}+00:00", "command": "unknown", "interrupted": True}
+        record = {"time": snapshot.made.isoformat(), "command": "unknown", "interrupted": True}
         record |= {"result": INTERRUPTED, "snapshot": snapshot.id, "published": True}
         try:
             manifest = snapshot.manifest()

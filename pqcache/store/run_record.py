@@ -38,7 +38,7 @@ from pqcache.store.layout import HISTORY, LOCK, RUNNING
 from pqcache.store.ownership import file_mode
 from pqcache.store.urls import is_secret, redact
 from pqcache.system.boot import boot_id
-from pqcache.system.disk import fsync_path, open_plain, read_regular
+from pqcache.system.disk import fsync_path, open_plain, read_regular, write_durably
 from pqcache.system.locks import try_lock
 from pqcache.system.process_identity import ProcessIdentity
 from pqcache.system.stopwatch import Stopwatch
@@ -52,10 +52,11 @@ class RunRecord:
     def __init__(self, cache: CacheDirectory, command: str, on_event: OnEvent = ignore) -> None:
         self._cache, self._command, self._on_event = cache, command, on_event
         self._known: dict[str, Any] | None = None  # the options of the cache before this run
+        self._running: dict[str, Any] = {}  # what running.json has
         self._start()
 
     def _start(self) -> None:
-        self._watch, self._values = Stopwatch(), {"began": _now(), "command": self._command}
+        self._watch, self._values = Stopwatch(), {"began": now_text(), "command": self._command}
         self.run, self.is_open = os.urandom(4).hex(), False
 
     def begin(self) -> None:
@@ -64,7 +65,7 @@ class RunRecord:
         records = read_history(self._cache.path)
         process = ProcessIdentity()
         where = {"process": process.number, "started": process.started, "host": socket.gethostname(), "boot": boot_id()}
-        text = json.dumps({"run": self.run, **self._values, **where}) + "\n"
+        self._running = {"run": self.run, **self._values, **where}
         self._known = next((r["options"] for r in reversed(records) if "options" in r), None)
         if self._known is None:
             with suppress(CacheError):  # which the run itself will raise, if there is a cache at all
@@ -74,8 +75,16 @@ class RunRecord:
                 append_history(self._cache.path, missed)
             path, flags = self._cache.path / RUNNING, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
             with open(open_plain(path, flags, file_mode()), "w", encoding="utf-8") as file:
-                file.write(text)
+                file.write(json.dumps(self._running) + "\n")
         self.is_open = True
+
+    def enter(self, phase: str) -> None:
+        """Say in ``running.json`` what the run is doing, unless it lists the source, which most do and then end."""
+        if self.is_open and phase not in ("list", self._running.get("phase")):
+            self._running["phase"] = phase
+            with suppress(OSError):  # only ``status`` reads it
+                text = json.dumps(self._running) + "\n"
+                write_durably(self._cache.path / RUNNING, text.encode(), self._cache.tmp_dir, file_mode())
 
     def end(self, values: Mapping[str, Any], config: Config | None = None) -> None:
         """Record the run's result, and the changes of options in ``config``."""
@@ -95,7 +104,7 @@ class RunRecord:
         """Record that another run holds the lock."""
         if (self._cache.path / LOCK).is_file():
             with self._full_disk_warned():
-                append_history(self._cache.path, {"time": _now(), **self._values, **self._failure(error)})
+                append_history(self._cache.path, {"time": now_text(), **self._values, **self._failure(error)})
 
     def _failure(self, error: BaseException) -> dict[str, Any]:
         if isinstance(error, OSError):
@@ -110,7 +119,7 @@ class RunRecord:
         return {"result": result, "exit_code": code, "error": message, "seconds": self._watch.seconds}
 
     def _append(self, values: Mapping[str, Any]) -> None:
-        record = {"time": _now(), **self._values, "run": self.run, **values}
+        record = {"time": now_text(), **self._values, "run": self.run, **values}
         with self._full_disk_warned():
             append_history(self._cache.path, record)
             (self._cache.path / RUNNING).unlink(missing_ok=True)
@@ -176,8 +185,8 @@ def unfinished(cache: CacheDirectory, records: list[dict[str, Any]], under_lock:
     if left is None or any(record.get("run") == left["run"] for record in records):
         return missed
     if not under_lock and is_at_work(cache, left):
-        return [*missed, {"time": left["began"], "began": left["began"], "command": left["command"],
-                          "run": left["run"], "result": RUNNING_NOW}]  # fmt: skip
+        at_work = {name: left[name] for name in ("began", "command", "run", "phase") if name in left}
+        return [*missed, {"time": left["began"], **at_work, "result": RUNNING_NOW}]
     known = {name: left[name] for name in ("began", "command", "run") if name in left}
     published = missed.pop() if missed else {"time": left["began"], "interrupted": True}
     return [*missed, {**published, **known, "result": INTERRUPTED}]
@@ -232,7 +241,7 @@ def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _now() -> str:
+def now_text() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 

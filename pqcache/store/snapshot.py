@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,11 @@ class Snapshot:
     def id(self) -> str:
         """The snapshot's name: when it was published and its number, ``20261120T040003Z-0007``."""
         return self.path.name
+
+    @property
+    def made(self) -> datetime:
+        """When it was published, as its name says."""
+        return datetime.strptime(self.id.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
 
     @property
     def number(self) -> int:

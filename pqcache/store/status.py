@@ -1,4 +1,8 @@
-"""The state of the caches below a directory: what they hold, how old it is, how the last run ended."""
+"""The state of the caches below a directory: what they hold, how old it is and why, how the last run ended.
+
+How old it is follows from the history: each record of a sync says when the source was listed, and which partitions the
+snapshot does not have as they were listed.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,16 @@ from typing import Any
 from pqcache.errors import PqcacheError, first_line
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
-from pqcache.store.history import DONE
+from pqcache.store.history import DONE, INTERRUPTED, ROLLBACK, RUNNING_NOW
+from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Totals
 from pqcache.store.manifest_digest import read_summary
+from pqcache.store.pins import rolled_back_from
 from pqcache.store.run_record import log
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.tables_of_root import find_caches
+from pqcache.store.tables_of_root import ListedTable, tables_below
 from pqcache.store.urls import redact
-from pqcache.units import format_seconds, parse_duration
+from pqcache.units import format_count, format_seconds, parse_duration
 
 _INTERVALS = 10  # the last so many intervals between runs say when the next is due
 _FEWEST = 3
@@ -41,15 +47,20 @@ class CacheStatus:
         files: of the current snapshot.
         bytes: of the current snapshot's files.
         disk_bytes: that the whole cache takes on disk, all snapshots; files that several share count once.
-        synced: when a sync last found or made the cache equal to its source.
+        synced: when the source was last listed and equal to what the cache holds.
+        as_of: what the age counts from: as ``synced``, but of the partition that is behind for the longest time, if
+            ``skipped`` names any.
         age: seconds since then.
+        reasons: why the cache may not hold what its source does; empty if its last sync found or made them equal.
         last_run: when the last sync ended.
-        last_result: done, failed, refused, interrupted, or running.
+        last_result: done, failed, refused, or interrupted.
         last_error: why it was not done.
-        skipped: the partitions that the last sync that was done could not take, so that they are old or missing.
+        failing_since: when the first of the last syncs ended that all were not done.
+        skipped: the partitions that ``skip_bad`` has left old or out in the current snapshot.
+        running: the run that is at work: its ``command``, when it ``began``, and the ``phase`` it has come to.
         leased: the snapshots that readers hold.
         next_due: when the next sync is due, by the usual interval between those before.
-        error: why the cache cannot be read, else None.
+        error: why the cache, or its section in ``pqcache.toml``, cannot be read, else None.
     """
 
     cache: str
@@ -60,11 +71,15 @@ class CacheStatus:
     bytes: int | None = None
     disk_bytes: int | None = None
     synced: str | None = None
+    as_of: str | None = None
     age: float | None = None
+    reasons: tuple[str, ...] = ()
     last_run: str | None = None
     last_result: str | None = None
     last_error: str | None = None
+    failing_since: str | None = None
     skipped: tuple[str, ...] = ()
+    running: Mapping[str, str | None] | None = None
     leased: tuple[str, ...] = ()
     next_due: str | None = None
     error: str | None = None
@@ -76,20 +91,22 @@ class CacheStatus:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """The caches below the roots, and what all of them take on disk together: files that they share count once."""
+    """The caches and declared tables below the roots, and what all of them take on disk together.
+
+    Files that they share count once.
+    """
 
     caches: tuple[CacheStatus, ...]
     disk_bytes: int
 
     def raise_if_older(self, max_age: str | float) -> None:
-        """Raise PqcacheError if a cache was last equal to its source more than ``max_age`` ago, or cannot be read."""
+        """Raise PqcacheError if the data of a cache is older than ``max_age``, is not there, or cannot be read."""
         limit, stale = parse_duration(max_age), []
         for found in self.caches:
             name = found.cache.rpartition("/")[2]
-            if found.error is not None or found.age is None:
-                stale.append(f"{name} (never synced)" if found.error is None else f"{name} (unreadable)")
-            elif found.age > limit:
-                stale.append(f"{name} ({format_seconds(found.age)})")
+            if found.error is not None or found.age is None or found.age > limit:
+                age = () if found.age is None else (format_seconds(found.age),)
+                stale.append(f"{name} ({'; '.join((*age, *found.reasons))})")
         if stale:
             reason = f"{len(stale):,} of {len(self.caches):,} older than {format_seconds(limit)}"
             raise PqcacheError(", ".join(stale), reason, "'pqcache log CACHE' shows why")
@@ -99,7 +116,8 @@ def status(*roots: str | os.PathLike[str]) -> StatusReport:
     """Return the status of each cache below ``roots``, by default the directory that ``PQCACHE_ROOT`` names.
 
     Without that variable it is ``pqcache`` in ``XDG_CACHE_HOME``, which is ``~/.cache`` where it is not set. A root
-    may be a cache itself. A cache that cannot be read is reported with its ``error``.
+    may be a cache itself. A cache that cannot be read is reported with its ``error``. A table that the ``pqcache.toml``
+    of a root declares is reported before it has a cache, too.
 
     >>> [(found.rows, found.last_result) for found in status("cache").caches]
     [(600, 'done')]
@@ -107,7 +125,7 @@ def status(*roots: str | os.PathLike[str]) -> StatusReport:
     Raises CacheError where there is no cache.
     """
     seen: dict[tuple[int, int], int] = {}
-    found = [_status(path, seen, time.time()) for path in find_caches(*roots)]
+    found = [_status(path, seen, time.time(), table) for path, table in tables_below(*roots, lenient=True).items()]
     return StatusReport(tuple(found), sum(seen.values()))
 
 
@@ -115,23 +133,32 @@ def cache_status(cache: str | os.PathLike[str]) -> CacheStatus:
     return _status(Path(cache).absolute(), {}, time.time())
 
 
-def _status(path: Path, seen: dict[tuple[int, int], int], now: float) -> CacheStatus:
-    """Status of one cache; ``seen`` collects what files take on disk."""
+def _status(path: Path, seen: dict[tuple[int, int], int], now: float, table: ListedTable | None = None) -> CacheStatus:
+    """Status of one cache, or of a declared ``table``; ``seen`` collects what files take on disk."""
     cache = CacheDirectory(path)
+    if table is not None and table.error is not None:
+        return _unreadable(path, f"{table.error.subject}: {table.error.reason}")
     try:
+        if table is not None and not cache.exists():
+            reason = f"declared in {path.parent / CONFIG}, and has no cache yet"
+            return CacheStatus(cache=str(path), source=redact(table.source), reasons=(reason,))
         values: dict[str, Any] = {"disk_bytes": _disk_bytes(path, seen), "source": redact(read_config(path).source)}
         current = cache.current()
         if current is not None:
             totals = _totals(current)
             values |= {"snapshot": current.id, "rows": totals.rows, "files": totals.files, "bytes": totals.size}
         leased = tuple(snapshot.id for snapshot in cache.snapshots() if _is_leased(snapshot))
-        return CacheStatus(cache=str(path), leased=leased, **values, **_runs(log(path), current, now))
+        return CacheStatus(cache=str(path), leased=leased, **values, **_runs(cache, current, now))
     except PqcacheError as error:
-        return CacheStatus(cache=str(path), error=f"{error.subject}: {error.reason}")
+        return _unreadable(path, f"{error.subject}: {error.reason}")
     except OSError as error:
-        return CacheStatus(cache=str(path), error=f"{error.filename or path}: {error.strerror or error}")
+        return _unreadable(path, f"{error.filename or path}: {error.strerror or error}")
     except Exception as error:  # noqa: BLE001  one damaged cache must not hide the others
-        return CacheStatus(cache=str(path), error=f"{path}: is damaged ({type(error).__name__}: {first_line(error)})")
+        return _unreadable(path, f"{path}: is damaged ({type(error).__name__}: {first_line(error)})")
+
+
+def _unreadable(path: Path, error: str) -> CacheStatus:
+    return CacheStatus(cache=str(path), error=error, reasons=(error,))
 
 
 def _totals(snapshot: Snapshot) -> Totals:
@@ -139,22 +166,96 @@ def _totals(snapshot: Snapshot) -> Totals:
     return summary.totals if summary is not None else snapshot.manifest().totals
 
 
-def _runs(records: Sequence[Mapping[str, Any]], current: Snapshot | None, now: float) -> dict[str, Any]:
-    """Summary of a cache's syncs."""
-    syncs = [record for record in records if record.get("command") == "sync"]
+def _runs(cache: CacheDirectory, current: Snapshot | None, now: float) -> dict[str, Any]:
+    """What the history says of the syncs, the age, and the run that is at work."""
+    records = log(cache.path)
+    syncs = [record for record in records if record["command"] == "sync"]
+    ended = [record for record in syncs if record["result"] != RUNNING_NOW]
     values: dict[str, Any] = {"next_due": next_due(syncs)}
-    if syncs:
-        last = syncs[-1]
+    reasons = []
+    if records and (last := records[-1])["result"] == RUNNING_NOW:
+        values["running"] = {name: last.get(name) for name in ("command", "began", "phase")}
+    if ended:
+        last = ended[-1]
         values |= {"last_run": last["time"], "last_result": last["result"], "last_error": last.get("error")}
-    record: Mapping[str, Any] = next((record for record in reversed(syncs) if record["result"] == DONE), {})
-    values["skipped"] = tuple(item["partition"] for item in record.get("skipped", ()))
-    done = record.get("time")
-    if done is None and current is not None:  # a history that is lost says nothing; the snapshot's name has its time
-        moment = datetime.strptime(current.id.partition("-")[0], "%Y%m%dT%H%M%SZ")
-        done = moment.replace(tzinfo=timezone.utc).isoformat()
-    if done is not None:
-        values |= {"synced": done, "age": max(0.0, round(now - datetime.fromisoformat(done).timestamp(), 1))}
-    return values
+    if current is None:
+        reasons.append("never synced")
+    else:
+        ages, is_rolled_back = _ages(records)
+        known = ages.get(current.id) or _Age.of(current)
+        as_of = min(known.behind.values(), default=known.listed)
+        values |= {
+            "as_of": _text(as_of),
+            "age": max(0.0, round(now - as_of, 1)),
+            "skipped": tuple(sorted(known.behind)),
+        }
+        values["synced"] = None if known.equal is None else _text(known.equal)
+        if is_rolled_back and (was := rolled_back_from(cache.path, current)):
+            reasons.append(f"rolled back from {was}")
+        if names := values["skipped"]:
+            more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+            reasons.append(f"{format_count(len(names), 'partition')} skipped: {', '.join(names[:3])}{more}")
+    failed = list(itertools.takewhile(lambda record: record["result"] != DONE, reversed(ended)))
+    if failed:
+        values["failing_since"] = failed[-1]["time"]
+        error = failed[0].get("error")
+        what = f"last sync {failed[0]['result']}" if len(failed) == 1 else f"failing since {failed[-1]['time']}"
+        reasons.append(f"{what}: {error}" if error else what)
+    return {**values, "reasons": tuple(reasons)}
+
+
+@dataclass(frozen=True)
+class _Age:
+    """When the source was last listed for a snapshot, and when it was last equal to it.
+
+    ``behind`` has the partitions that were skipped, each with the last listing that had it as it is in the snapshot.
+    """
+
+    listed: float
+    equal: float | None
+    behind: Mapping[str, float]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> _Age:
+        """The age of a snapshot of which the history has nothing: its name has a time."""
+        made = snapshot.made.timestamp()
+        return cls(made, made, {})
+
+
+def _ages(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Age], bool]:
+    """The age of each snapshot in a history, and whether no sync was done since the last rollback.
+
+    Only a sync that was done makes anything younger: one that was killed when it had published has not recorded what it
+    skipped, and all other commands take the data as it is.
+    """
+    ages: dict[str, _Age] = {}
+    current, is_rolled_back = "", False
+    for record in records:
+        if record["command"] == ROLLBACK and record["result"] in (DONE, INTERRUPTED):
+            current, is_rolled_back = record.get("snapshot", current), True
+        if not record.get("snapshot") or "published" not in record:
+            continue
+        snapshot = Snapshot(Path(record["snapshot"]))
+        before = ages.get(current if record["published"] else snapshot.id)
+        current = snapshot.id
+        if record["command"] == "sync" and record["result"] == DONE:
+            listed = _seconds(record.get("listed") or record["time"])
+            before = before or _Age(min(listed, snapshot.made.timestamp()), None, {})
+            skipped = [item["partition"] for item in record.get("skipped") or ()]
+            behind = {name: before.behind.get(name, before.listed) for name in skipped}
+            ages[current] = _Age(listed, before.equal if behind else listed, behind)
+            is_rolled_back = False
+        else:
+            ages[current] = before or _Age.of(snapshot)
+    return ages, is_rolled_back
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
 
 
 def next_due(syncs: Sequence[Mapping[str, Any]]) -> str | None:
@@ -170,11 +271,11 @@ def next_due(syncs: Sequence[Mapping[str, Any]]) -> str | None:
     usual = statistics.median(intervals)
     if usual < 60 or sum(abs(interval - usual) <= usual / 4 for interval in intervals) * 2 < len(intervals):
         return None  # started by a person, not by a clock
-    return datetime.fromtimestamp(begun[-1] + usual, timezone.utc).isoformat(timespec="seconds")
+    return _text(begun[-1] + usual)
 
 
 def _began(record: Mapping[str, Any]) -> float:
-    moment = datetime.fromisoformat(str(record.get("began") or record["time"])).timestamp()
+    moment = _seconds(str(record.get("began") or record["time"]))
     return moment if "began" in record else moment - float(record.get("seconds", 0))
 
 

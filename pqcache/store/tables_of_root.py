@@ -38,7 +38,7 @@ def default_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pqcache"
 
 
-def find_caches(*roots: str | os.PathLike[str]) -> list[Path]:
+def find_caches(*roots: str | os.PathLike[str], may_be_none: bool = False) -> list[Path]:
     """All caches below the roots, by default ``default_root``, sorted by path."""
     found: dict[Path, None] = {}
     for root in roots or (default_root(),):
@@ -47,9 +47,27 @@ def find_caches(*roots: str | os.PathLike[str]) -> list[Path]:
             known = ", or set PQCACHE_ROOT" if not roots else ""
             raise CacheError(path, "not a directory", f"name the directory that your caches are in{known}")
         found.update(dict.fromkeys(sorted(_caches(path, _DEPTH))))
-    if not found:
+    if not (found or may_be_none):
         raise CacheError(roots[0] if roots else default_root(), "has no cache below it", "name another directory")
     return list(found)
+
+
+def tables_below(*roots: str | os.PathLike[str], lenient: bool = False) -> dict[Path, ListedTable | None]:
+    """All caches below the roots, and the tables that these declare with their entries, sorted by path.
+
+    If a declaration cannot be read, ``lenient`` makes an entry of the error in place of raising it.
+    """
+    declared: dict[Path, ListedTable] = {}
+    for root in roots or (default_root(),):
+        path = Path(root).expanduser().absolute()
+        try:
+            declared |= {path / table.name: table for table in read_tables(path)}
+        except CacheError as error:
+            if not lenient:
+                raise
+            declared[path / CONFIG] = ListedTable(CONFIG, error=error)
+    caches = find_caches(*roots, may_be_none=bool(declared))
+    return {path: declared.get(path) for path in sorted({*caches, *declared})}
 
 
 def _caches(directory: Path, depth: int) -> Iterator[Path]:

@@ -203,7 +203,8 @@ def test_what_is_no_cache_is_never_changed(root: Path, text: str) -> None:
         assert done.returncode in (1, 2), done
         assert "not a pqcache but a directory of caches: a" in done.stderr or words[0] == "repartition", done
     assert sorted(lakes.rglob("*")) == before
-    assert [Path(found.cache).name for found in pqcache.status(lakes).caches] == ["a"]
+    broken = ["pqcache.toml"] if text.endswith("= ") else []
+    assert [Path(found.cache).name for found in pqcache.status(lakes).caches] == ["a", *broken]
 
 
 def test_a_directory_like_a_cache_is_not_made_one(root: Path) -> None:
@@ -316,8 +317,9 @@ def test_one_file_has_several_tables(tables: Path) -> None:
     assert "[tables.codec]: 'compression' is set by 'pqcache repartition'" in done.stderr
     assert "[tables..hidden]: is no name of a cache" in done.stderr
     assert "lake/gone: no such file or directory" in done.stderr
-    assert [Path(found.cache).name for found in pqcache.status(tables).caches] == ["gone", "shop"]
-    assert pqcache.status(tables).caches[1].rows == 20
+    failed = {Path(found.cache).name for found in pqcache.status(tables).caches if found.reasons}
+    assert failed == {".hidden", "codec", "gone", "typo"}
+    assert pqcache.status(tables).caches[3].rows == 20
     assert list(pq.read_table(tables / "shop" / "current").column_names) == ["id", "dt"]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,14 @@ DAY = 86400.0
 KEEP = 3
 
 
+@dataclass(frozen=True)
+class Age:
+    """The time when a source was last listed for a snapshot, and when partitions that it lacks last were as listed."""
+
+    listed: float | None = None
+    old: dict[str, float] = field(default_factory=dict)
+
+
 class Nights:
     """A cache of a table, a model of both, and what may be done with the cache in a night."""
 
@@ -35,10 +45,10 @@ class Nights:
         self.pins: dict[str, str] = {}
         self.rows_of: dict[str, Rows] = {}  # of each snapshot
         self.readers: list[tuple[str, Lease]] = []
-        self.skipped: list[str] = []  # by the last sync that was done
         self.dry_codes: set[int] = set()
         self.waited = self.shrunk = 0  # partitions that were kept although they are whole, and that were taken
-        self.synced: float | None = None  # the clock when the cache was last made equal to its source
+        self.age = Age()
+        self.ages: dict[str, Age] = {}  # of each snapshot
         self.said: list[str] = []
         Lake(root / "other", random.Random(seed + 1))
         options = ["--keep", KEEP, "--skip-bad"]
@@ -86,10 +96,20 @@ class Nights:
         assert sorted(item["partition"] for item in summary["skipped"]) == wanted.kept
         assert summary["rows"] == sum(map(len, wanted.rows.values()))
         assert summary["published"] or wanted.rows == self.expected
-        self.expected, self.synced, self.skipped = wanted.rows, self.clock, wanted.kept
+        self.expected = wanted.rows
+        self._listed(wanted.kept)
         self.waited += len(set(wanted.kept) - set(self.lake.bad()))
         self.shrunk += len(wanted.shrunk)
         self.runs.append(("sync", "done", None))
+
+    def _listed(self, kept: list[str]) -> None:
+        now = time.time() + self.clock
+        listed = now if self.age.listed is None else self.age.listed
+        self.age = Age(now, {name: self.age.old.get(name, listed) for name in kept})
+        self._keep_age()
+
+    def _keep_age(self) -> None:
+        self.ages[(self.cache / "current").resolve().name] = self.age
 
     def killed(self) -> None:
         old, wanted = self.expected, self._verdict()
@@ -106,9 +126,10 @@ class Nights:
             assert ended in ([("interrupted", None), done] if ran.code == -9 else [done]), last
             self.runs.append(("sync", *ended))
             if last["result"] == "done":
-                self.synced, self.skipped = self.clock, wanted.kept
+                self._listed(wanted.kept)
         else:
             assert ran.code == -9
+        self._keep_age()
 
     def other_source(self) -> None:
         ran = self.pqcache("sync", self.lake.root.parent / "other", self.cache)
@@ -169,7 +190,7 @@ class Nights:
         ran = self.pqcache("rollback", self.cache, chosen["snapshot"])
         assert ran.code == 0, ran.stderr
         self.runs.append(("rollback", "done", None))
-        self.expected = self.rows_of[chosen["snapshot"]]
+        self.expected, self.age = self.rows_of[chosen["snapshot"]], self.ages[chosen["snapshot"]]
         assert self.pqcache("rollback", self.cache, "nothing").code == 1
         self.runs.append(("rollback", "failed", 1))
 
@@ -229,14 +250,14 @@ class Nights:
     def _check_status(self) -> None:
         ran = self.pqcache("status", self.cache.parent, "--json", "--max-age", "30h", later=8 * 3600)
         found = json.loads(ran.stdout.splitlines()[0])
-        assert self.synced is not None
-        age = self.clock + 8 * 3600 - self.synced
+        assert self.age.listed is not None
+        age = time.time() + self.clock + 8 * 3600 - min(self.age.old.values(), default=self.age.listed)
         assert ran.code == (1 if age > 30 * 3600 else 0), f"{age}: {ran.stderr}"
         assert abs(found["age"] - max(0.0, age)) < 120
         last = [run for run in self.runs if run[0] == "sync"][-1]
         assert found["last_result"] == last[1]
         assert bool(found["last_error"]) is (last[2] is not None)
-        assert found["skipped"] == self.skipped
+        assert found["skipped"] == sorted(self.age.old)
         assert found["rows"] == sum(map(len, self.expected.values()))
         assert sorted(found["leased"]) == sorted({name for name, _ in self.readers})
 

@@ -14,11 +14,12 @@ import pytest
 import zstandard
 
 import pqcache
+from pqcache.events import Fetched, Published
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.history import append_history
+from pqcache.store.history import append_history, read_history
 from pqcache.store.layout import HISTORY
-from pqcache.store.status import next_due
-from pqcache.store.tables_of_root import find_caches
+from pqcache.store.status import CacheStatus, next_due
+from pqcache.store.tables_of_root import tables_below
 from tests.datasets import write_day, write_shop
 from tests.forked_commands import run_pqcache
 
@@ -43,8 +44,8 @@ def sync_at(hours: float, **values: Any) -> dict[str, Any]:
 
 
 def test_all_caches_below_a_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_caches(root) == [root / "a", root / "team" / "b"]
-    assert find_caches(root / "a") == [root / "a"]
+    assert list(tables_below(root)) == [root / "a", root / "team" / "b"]
+    assert list(tables_below(root / "a")) == [root / "a"]
     monkeypatch.setenv("PQCACHE_ROOT", str(root))
     found = pqcache.status()
     one = found.caches[0]
@@ -146,6 +147,170 @@ def test_the_age_without_a_history_is_that_of_the_snapshot(root: Path) -> None:
     assert one.synced.replace("-", "").replace(":", "").startswith(one.snapshot[:15])
 
 
+def age_by(cache: Path, hours: float) -> None:
+    """Let all runs of a cache have been earlier."""
+    records = read_history(cache)
+    (cache / HISTORY).unlink()
+    for record in records:
+        for name in {"time", "began", "listed"} & record.keys():
+            record[name] = (datetime.fromisoformat(record[name]) - timedelta(hours=hours)).isoformat()
+        append_history(cache, record)
+
+
+def hours_of(found: CacheStatus) -> tuple[int | None, int | None]:
+    """The age, and the time since the cache was equal to its source, in full hours."""
+    since = None if found.synced is None else time.time() - datetime.fromisoformat(found.synced).timestamp()
+    return None if found.age is None else round(found.age / 3600), None if since is None else round(since / 3600)
+
+
+def break_day(lake: Path, day: str) -> None:
+    (lake / f"dt={day}" / "part-00000.parquet").write_bytes(b"PAR1 damaged PAR1")
+
+
+def test_a_skipped_partition_ages_until_it_is_taken(root: Path, tmp_path: Path) -> None:
+    cache, lake = root / "a", root.parent / "lake"
+    age_by(cache, 50)
+    break_day(lake, "2026-11-01")
+    assert run_pqcache("sync", cache, "--skip-bad", "--metrics", tmp_path / "m.prom").returncode == 5
+    one = pqcache.status(cache).caches[0]
+    assert (hours_of(one), one.skipped) == ((50, 50), ("dt=2026-11-01",))
+    assert one.reasons == ("1 partition skipped: dt=2026-11-01",)
+    lines = [line for line in (tmp_path / "m.prom").read_text().splitlines() if line[0] != "#"]
+    metrics = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines}
+    assert one.synced == one.as_of
+    assert one.as_of is not None
+    for name in ("last_success", "data"):
+        assert metrics[f"pqcache_{name}_timestamp_seconds"] == datetime.fromisoformat(one.as_of).timestamp()
+    assert metrics["pqcache_skipped_partitions"] == 1
+    stale = run_pqcache("status", cache, "--max-age", "30h")
+    assert stale.returncode == 1
+    assert "a (2 d 2 h; 1 partition skipped: dt=2026-11-01): 1 of 1 older than 1 d 6 h" in stale.stderr
+
+    age_by(cache, 10)
+    write_day(lake, "2026-11-01", files=1, rows=21)
+    break_day(lake, "2026-11-02")  # one is good again; the other was equal to its source 10 hours ago
+    pqcache.sync(cache)
+    assert hours_of(pqcache.status(cache).caches[0]) == (10, 60)
+    age_by(cache, 10)
+    write_day(lake, "2026-11-02", files=1, rows=21, first=100_000)
+    pqcache.sync(cache)
+    one = pqcache.status(cache).caches[0]
+    assert (hours_of(one), one.reasons, one.skipped) == ((0, 0), (), ())
+    age_by(cache, 10)
+    write_day(lake, "2026-11-03", files=1, rows=20, first=200_000)
+    break_day(lake, "2026-11-03")
+    pqcache.sync(cache)
+    age_by(cache, 10)
+    pqcache.sync(cache)
+    assert hours_of(pqcache.status(cache).caches[0]) == (20, 20), "a new partition that is left out is missing"
+
+
+def test_a_cache_that_was_never_equal_to_its_source(root: Path) -> None:
+    break_day(root.parent / "lake", "2026-11-01")
+    pqcache.sync(root.parent / "lake", root / "c", skip_bad=True)
+    age_by(root / "c", 10)
+    pqcache.sync(root / "c")
+    assert hours_of(pqcache.status(root / "c").caches[0]) == (10, None)
+
+
+def test_after_a_rollback_the_age_is_that_of_what_is_served(root: Path) -> None:
+    cache, lake = root / "a", root.parent / "lake"
+    first = pqcache.snapshots(cache)[0].snapshot
+    age_by(cache, 50)
+    write_day(lake, "2026-11-03", files=1, rows=20, first=200_000)
+    second = pqcache.sync(cache, keep=5).snapshot
+    assert second is not None
+    pqcache.rollback(cache, first)
+    age_by(cache, 5)
+    one = pqcache.status(cache).caches[0]
+    assert hours_of(one) == (55, 55)
+    (reason,) = one.reasons
+    assert reason.startswith("rolled back from 2")
+    assert run_pqcache("status", cache, "--max-age", "50h").returncode == 1
+    lake.rename(root.parent / "away")
+    assert run_pqcache("sync", cache).returncode == 1
+    (root.parent / "away").rename(lake)
+    assert hours_of(pqcache.status(cache).caches[0]) == (55, 55)
+    pqcache.rollback(cache, second)
+    assert hours_of(pqcache.status(cache).caches[0]) == (5, 5)
+    pqcache.rollback(cache, first)
+    shutil.rmtree(lake / "dt=2026-11-03")
+    assert not pqcache.sync(cache).published, "the source went back too"
+    one = pqcache.status(cache).caches[0]
+    assert (hours_of(one), one.reasons) == ((0, 0), ())
+    age_by(cache, 5)
+    pqcache.repartition(cache)
+    assert hours_of(pqcache.status(cache).caches[0]) == (5, 5), "no other command makes data younger"
+
+
+def test_a_failing_source(root: Path) -> None:
+    cache, lake = root / "a", root.parent / "lake"
+    age_by(cache, 50)
+    lake.rename(root.parent / "away")
+    failed = []
+    for _ in range(2):
+        with pytest.raises(pqcache.SourceNotFound) as error:
+            pqcache.sync(cache)
+        failed.append(pqcache.log(cache)[-1]["time"])
+        age_by(cache, 1)
+    one = pqcache.status(cache).caches[0]
+    began = (datetime.fromisoformat(failed[0]) - timedelta(hours=2)).isoformat()
+    assert (hours_of(one), one.last_error, one.failing_since) == ((52, 52), str(error.value), began)
+    assert one.reasons == (f"failing since {began}: {error.value}",)
+    (root.parent / "away").rename(lake)
+    pqcache.sync(cache)
+    one = pqcache.status(cache).caches[0]
+    assert (hours_of(one), one.failing_since, one.reasons) == ((0, 0), None, ())
+
+
+def test_tables_that_have_no_cache_yet(root: Path) -> None:
+    shutil.rmtree(root / "team")
+    tables = '[tables.a]\nsource = "../lake"\n[tables.new]\nsource = "../lake"\n[tables.wrong]\nkeeps = 3\n'
+    (root / "pqcache.toml").write_text(tables)
+    a, new, wrong = pqcache.status(root).caches
+    assert (a.rows, a.reasons) == (40, ())
+    assert (new.cache, new.source, new.age) == (str(root / "new"), str(root.parent / "lake"), None)
+    assert new.reasons == (f"declared in {root}/pqcache.toml, and has no cache yet",)
+    assert "[tables.wrong]" in str(wrong.error)
+    stale = run_pqcache("status", root, "--max-age", "30h", "--json")
+    assert stale.returncode == 1
+    assert "new (declared in " in stale.stderr
+    assert [json.loads(line)["reasons"] for line in stale.stdout.splitlines()[1:2]] == [list(new.reasons)]
+    (root / "pqcache.toml").write_text(tables.partition("[tables.wrong]")[0])
+    shutil.rmtree(root / "a")
+    assert [bool(found.reasons) for found in pqcache.status(root).caches] == [True, True], "without any cache"
+    pqcache.add(root.parent / "lake", "added", root=root)
+    assert pqcache.status(root / "added").caches[0].reasons == ("never synced",)
+    assert run_pqcache("sync", "--all", root).returncode == 0
+    assert run_pqcache("status", root, "--max-age", "30h").returncode == 0
+
+
+def test_what_a_run_is_doing_now(root: Path) -> None:
+    """And when it has listed the source, which is before it fetches and ends."""
+    write_day(root.parent / "lake", "2026-11-03", files=1, rows=20, first=200_000)
+    seen: list[CacheStatus] = []
+    shown: list[str] = []
+
+    def look(event: pqcache.Event) -> None:
+        if isinstance(event, Fetched):
+            seen.append(pqcache.status(root / "a").caches[0])
+            shown.append(run_pqcache("status", root / "a").stdout)
+        if isinstance(event, Published):
+            time.sleep(1.1)
+
+    assert pqcache.status(root / "a").caches[0].running is None
+    pqcache.sync(root / "a", on_event=look)
+    (found,), (text,) = seen, shown
+    record = pqcache.log(root / "a")[-1]
+    assert found.running == {"command": "sync", "began": record["began"], "phase": "fetch"}
+    assert (found.last_result, found.reasons) == ("done", ())
+    assert "running: sync since " in text
+    assert ", fetch" in text
+    assert record["began"] <= record["listed"] < record["time"]
+    assert pqcache.status(root / "a").caches[0].synced == record["listed"]
+    assert pqcache.status(root / "a").caches[0].running is None
+
+
 def test_when_the_next_run_is_due() -> None:
     nights = [sync_at(24 * night) for night in range(5)]
     assert next_due(nights[:3]) is None, "too few"
@@ -172,7 +337,7 @@ def test_the_command_and_its_exit_code(root: Path) -> None:
     for record in pqcache.log(root / "a"):
         old = (datetime.fromtimestamp(time.time(), timezone.utc) - timedelta(days=2)).isoformat()
         (root / "a" / HISTORY).unlink()
-        append_history(root / "a", {**record, "time": old})
+        append_history(root / "a", {**record, "time": old, "listed": old})
     stale = run_pqcache("status", "--max-age", "30h", "--json", env={**os.environ, "PQCACHE_ROOT": str(root)})
     assert stale.returncode == 1
     assert stale.stderr == ("pqcache: error: a (2 d 0 h): 1 of 2 older than 1 d 6 h; 'pqcache log CACHE' shows why\n")

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pqcache.errors import CacheError, PqcacheError, first_line
+from pqcache.errors import PqcacheError, first_line
 from pqcache.events import OnEvent, ignore
 from pqcache.options import SyncRun, SyncRunArguments, Unpack, documented, parsed
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync.cache_run import SyncReport
 from pqcache.store.sync.command import sync
-from pqcache.store.tables_of_root import ListedTable, add, default_root, find_caches, read_tables
+from pqcache.store.tables_of_root import ListedTable, add, tables_below
 
 SKIPPED, LATER = 5, 75  # exit codes of tables that got a part of what is new, and of those that may be done later
 
@@ -60,26 +60,12 @@ def sync_all(
     """
     options: dict[str, Any] = {"on_event": on_event, **given}
     parsed(given, SyncRun)  # refused once, and not by each cache
-    tables = {
-        root / entry.name: entry
-        for root in (Path(name).expanduser().absolute() for name in roots or (default_root(),))
-        for entry in read_tables(root)
-    }
     results = []
-    for path in sorted({*_caches_below(roots, bool(tables)), *tables}):
+    for path, entry in tables_below(*roots).items():
         on_begin(path)
-        results.append(_sync_table(path, tables[path], options) if path in tables else sync_one(path, **options))
+        results.append(sync_one(path, **options) if entry is None else _sync_table(path, entry, options))
         on_result(results[-1])
     return results
-
-
-def _caches_below(roots: Sequence[str | os.PathLike[str]], may_be_none: bool) -> list[Path]:
-    try:
-        return find_caches(*roots)
-    except CacheError:
-        if may_be_none:
-            return []
-        raise
 
 
 def _sync_table(path: Path, entry: ListedTable, options: Mapping[str, Any]) -> TableResult:

@@ -15,7 +15,7 @@ from pqcache.store.drivers.retries import FEW_TRIES, Patience
 from pqcache.store.gc import remove_old_snapshots
 from pqcache.store.manifest import TableVersion, Totals
 from pqcache.store.newest import NewestPartitions
-from pqcache.store.run_record import RunRecord
+from pqcache.store.run_record import RunRecord, now_text
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import SkippedPartition
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
@@ -28,14 +28,23 @@ from pqcache.units import format_count
 
 
 class ByteCounter:
-    """Passes events on, counts downloaded bytes, and slows the threads that download to a limit."""
+    """Passes events on, counts downloaded bytes, and slows the threads that download to a limit.
+
+    It also knows when the source was last ``listed``, and tells ``record`` what the run is doing.
+    """
 
     def __init__(self, on_event: OnEvent, limit: BandwidthLimit | None = None) -> None:
-        self.bytes = 0
+        self.bytes, self.listed = 0, now_text()
+        self.record: RunRecord | None = None
         self._on_event, self._limit = on_event, limit
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, Started):
+            if event.phase == "list":
+                self.listed = now_text()
+            if self.record is not None:
+                self.record.enter(event.phase)
         if isinstance(event, Advanced) and event.phase == "fetch":
             with self._lock:
                 self.bytes += event.amount
@@ -89,6 +98,9 @@ class CacheRun:
     record: RunRecord | None = None
     previous_source: str | None = None
     changes_index: bool = False
+
+    def __post_init__(self) -> None:
+        self.options.on_event.record = self.record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +191,8 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     if run.record is None:
         return report
     done = {name: value for name, value in report.to_dict().items() if name != "touched"}
+    if run.command == "sync":
+        done["listed"] = run.options.on_event.listed
     try:
         removed = _clean(run)
     except OSError as error:

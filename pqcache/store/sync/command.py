@@ -37,7 +37,7 @@ from pqcache.store.manifest import SourceFile, TableVersion
 from pqcache.store.manifest_digest import Summary, digest_of_held, read_summary, table_digest
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.pins import rolled_back_from
-from pqcache.store.run_record import RunRecord, recorded_run
+from pqcache.store.run_record import RunRecord, now_text, recorded_run
 from pqcache.store.same_source import is_same_source
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import ByteCounter, CacheRun, RunOptions, RunResult, SyncReport, finish_run
@@ -277,6 +277,7 @@ def _first_contact(request: _Request, state: _CacheState) -> Patience:
 
 def _open(request: _Request, state: _CacheState) -> Source:
     config = state.config
+    request.run.on_event.listed = now_text()  # a table's log is read now
     source = open_table(
         request.url or config.source,
         OpenOptions(
