@@ -68,7 +68,8 @@ class ObjectStoreSource(RemoteSource):
         except (BaseError, ValueError, OSError) as error:
             advice = f"check the {self.place.credentials}"
             reason = re.sub(r"(Invalid Access Key).*", r"\1", first_line(error))  # the rest has a letter of it
-            raise censored(UsageError(self.url, reason, advice), self._secrets) from error
+            shown = censored(UsageError(self.url, reason, advice), self._secrets, error)
+            raise shown from shown.__cause__
 
     def _list(self) -> Iterator[SourceFile]:
         start = len(self._root) + 1 if self._root else 0

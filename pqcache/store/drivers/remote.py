@@ -143,7 +143,8 @@ class RemoteSource(Source):
         except BaseException as error:
             if not isinstance(error, self.raises) and type(error).__name__ != "PanicException":  # of a client in Rust
                 raise
-            raise censored(self._error(self.name_of(path), error), self._secrets) from error
+            shown = censored(self._error(self.name_of(path), error), self._secrets, error)
+            raise shown from shown.__cause__
 
     def _error(self, name: str, error: BaseException) -> PqcacheError:
         if (known := known_cause(name, error)) is not None:
@@ -153,15 +154,33 @@ class RemoteSource(Source):
         return self.explain(name, error)
 
 
-def censored(error: E, secrets: Iterable[str]) -> E:
-    """Remove ``secrets``, users in URLs, and queries from what a client or a server said."""
-    reason = error.reason
-    for secret in sorted((text for text in secrets if len(text) >= _SHORTEST_SECRET), key=len, reverse=True):
-        reason = reason.replace(secret, "***")
-    reason = _USER.sub("://***@", _QUERY.sub("?***", reason))
+def censored(error: E, secrets: Iterable[str], cause: BaseException) -> E:
+    """Remove ``secrets``, users in URLs, and queries from what a client or a server said.
+
+    The error keeps its ``cause`` for tracebacks, unless these would show any of that.
+    """
+    hidden = sorted((text for text in secrets if len(text) >= _SHORTEST_SECRET), key=len, reverse=True)
+    reason = _without(error.reason, hidden)
     if len(reason) > _LONGEST_REASON:  # cut only now, as a half of a secret would not be found
         reason = f"{reason[:_LONGEST_REASON]}..."
-    return type(error)(error.subject, reason, error.advice)
+    found = type(error)(error.subject, reason, error.advice)
+    said = "\n".join(f"{one} {one.args}" for one in _chain(cause))
+    found.__cause__ = cause if _without(said, hidden) == said else None
+    return found
+
+
+def _without(text: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return _USER.sub("://***@", _QUERY.sub("?***", text))
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and those that it came from."""
+    found = [error]
+    for one in found:
+        found += [e for e in (one.__cause__, one.__context__) if e is not None and e not in found]
+    return found
 
 
 def answer_error(name: str, status: int, said: str, denied: str, missing: str = "no such object") -> SourceError:

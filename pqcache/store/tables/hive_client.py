@@ -263,9 +263,9 @@ def ask(table: MetastoreTable, question: Callable[[Metastore], T]) -> T:
             with closing(Metastore(table, host, port)) as metastore:
                 return question(metastore)
         except SourceError as error:
-            shown = censored(error, [table.password])
+            shown = censored(error, [table.password], error)
             if not isinstance(shown, SourceUnavailable):
-                raise shown from error
+                raise shown from shown.__cause__
             failed.append(shown)
     if len(failed) == 1:
         raise failed[0]

@@ -727,8 +727,9 @@ def iceberg_errors(subject: str, secrets: Iterable[str] = ()) -> Iterator[None]:
         yield
     except PqcacheError:
         raise
-    except Exception as error:
-        raise censored(_error(subject, error), secrets) from error
+    except Exception as error:  # noqa: BLE001  of whatever it uses; it's the cause of the one that is raised
+        shown = censored(_error(subject, error), secrets, error)
+        raise shown from shown.__cause__
 
 
 def _error(subject: str, error: Exception) -> PqcacheError:
