@@ -15,7 +15,7 @@ from contextlib import suppress
 from traceback import walk_tb
 from typing import Any, TypeVar
 
-from pqcache.errors import UsageError
+from pqcache.errors import PqcacheError, UsageError
 
 T = TypeVar("T")
 _POLL = 0.02  # seconds
@@ -157,12 +157,12 @@ def check_alike(epoch: Mapping[str, tuple[Any, Any]], patience: float) -> None:
         time.sleep(_POLL)
 
 
-def agree(what: str, offer: Any, answer: Callable[[Any], str], patience: float) -> dict[int, str]:
+def agree(what: str, offer: Callable[[], Any], answer: Callable[[Any], None], patience: float) -> dict[int, str]:
     """Let all ranks of torch.distributed answer what rank 0 offers; return who objects and why, the same on all.
 
-    Other ranks' ``offer`` counts for nothing. ``answer`` is called with rank 0's, a JSON value, and returns an
-    objection, empty for none. Waits for ranks that have not come, with a warning every ``patience`` seconds.
-    UsageError if the process group has no store to meet at.
+    Rank 0 calls ``offer``, which returns a JSON value, and all ranks call ``answer`` with that. An objection is a
+    PqcacheError or OSError that one of them raises. Waits for ranks that have not come, with a warning every
+    ``patience`` seconds. UsageError if the process group has no store to meet at.
     """
     distributed: Any = sys.modules["torch.distributed"]
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
@@ -170,11 +170,15 @@ def agree(what: str, offer: Any, answer: Callable[[Any], str], patience: float) 
         store, place, begun = _meeting()
         begun.update([what])
         nth = f"{place}/{what}/{begun[what]}"
-        if rank == 0:
-            store.set(f"{nth}/offer", json.dumps(offer))
     except RuntimeError as error:
         reason = "ranks agree through the store of their process group, and it has none"
         raise UsageError(what, reason, "use gloo or nccl") from error
+
+    def attempt(act: Callable[..., Any], *given: Any) -> tuple[Any, str]:
+        try:
+            return act(*given), ""
+        except (PqcacheError, OSError) as error:
+            return None, str(error)
 
     def wait(name: str, of: int) -> Any:
         deadline = time.monotonic() + patience
@@ -186,7 +190,12 @@ def agree(what: str, offer: Any, answer: Callable[[Any], str], patience: float) 
             time.sleep(_POLL)
         return json.loads(store.get(f"{nth}/{name}"))
 
-    store.set(f"{nth}/{rank}", json.dumps(answer(wait("offer", 0))))
+    if rank == 0:
+        store.set(f"{nth}/offer", json.dumps(attempt(offer)))
+    offered, failure = wait("offer", 0)
+    if failure:
+        return {0: failure}
+    store.set(f"{nth}/{rank}", json.dumps(attempt(answer, offered)[1]))
     if rank == 0:
         answers = {number: wait(str(number), number) for number in range(ranks)}
         store.set(f"{nth}/all", json.dumps([[number, text] for number, text in answers.items() if text]))

@@ -65,16 +65,17 @@ def table_digest(table: TableVersion | None) -> str | None:
 
 
 def content_digest(manifest: Manifest) -> str:
-    """Digest of all files' paths and bytes, equal in the caches of two nodes, which name their snapshots differently.
+    """Digest of a table's schema, paths and bytes, equal in the caches of two nodes, which name snapshots differently.
 
-    Of files without a recorded checksum the sources count.
+    Files without a recorded checksum count by their size, recipe and sources.
     """
 
     def line(entry: FileEntry) -> str:
-        sources = (f"{file.path} {file.identity.size} {file.identity.tag}" for file in entry.sources)
-        return f"{entry.path}\0{entry.checksum or ' '.join((str(entry.size), *sources))}"
+        known = ((file.path, file.identity) for file in entry.sources)
+        sources = (f"{path} {i.size} {i.mtime_ns} {i.shared_tag}" for path, i in known)
+        return f"{entry.path}\0{entry.checksum or ' '.join((str(entry.size), entry.recipe, *sources))}"
 
-    return _digest(map(line, manifest.files))
+    return _digest([table_digest(manifest.table) or "", *map(line, manifest.files)])
 
 
 def write_summary(manifest: Manifest, path: Path) -> None:

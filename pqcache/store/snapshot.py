@@ -16,7 +16,7 @@ from pqcache.errors import MALFORMED, CacheError, CacheLocked, DamagedError, ope
 from pqcache.store.layout import CHECKSUMS, FILES, LEASE, ROW_GROUPS, SUMMARY
 from pqcache.system.checksum import checksum_matches, checksum_of
 from pqcache.system.disk import open_plain, read_regular
-from pqcache.system.locks import lock_holder, open_to_lock, try_lock
+from pqcache.system.locks import lock_holder, open_to_lock, try_lock, unlock
 
 if TYPE_CHECKING:
     from pqcache.store.manifest import Manifest
@@ -108,6 +108,7 @@ class Lease:
     """A shared lock on a snapshot; the kernel drops it when the process ends, however it ends."""
 
     def __init__(self, snapshot: Snapshot) -> None:
+        self._process = os.getpid()
         try:
             self._file = open(open_plain(snapshot.path / LEASE, os.O_RDONLY), "rb")  # noqa: SIM115
         except OSError as error:
@@ -134,6 +135,12 @@ class Lease:
 
     def close(self) -> None:
         self._file.close()
+
+    def release(self) -> None:
+        """Close the lease, in processes that were forked from this one too: they have the same lock."""
+        if self._process == os.getpid():
+            unlock(self._file.fileno())
+        self.close()
 
     def __enter__(self) -> Lease:
         return self

@@ -31,6 +31,12 @@ def try_lock(descriptor: int, exclusive: bool) -> bool | None:
     return True
 
 
+def unlock(descriptor: int) -> None:
+    """Release what `try_lock` has locked, also where a process that was forked meanwhile has the file open."""
+    with suppress(OSError):  # there are no locks
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 def lock_as_writer(descriptor: int) -> bool | None:
     """Lock a file that is open for writing, until it is closed or unlocked; return as `try_lock` does.
 
@@ -58,8 +64,7 @@ def unlock_as_writer(descriptor: int) -> None:
     with suppress(OSError):  # there are none of a kind, and nothing was locked
         if sys.platform == "linux":
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    unlock(descriptor)
 
 
 def has_writer(descriptor: int) -> bool:

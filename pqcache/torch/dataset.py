@@ -159,8 +159,8 @@ class ParquetDataset(ResumableDataset):
         before = self._reader.token
         try:
             self._reader.refresh(self._chosen_ranks is None and is_rank(), self.stall_timeout or STALL_TIMEOUT)
-        except PqcacheError as error:
-            message = f"epoch {record.epoch} is read from snapshot {self.snapshot} again, on all ranks: {error}"
+        except (PqcacheError, OSError) as error:
+            message = f"epoch {record.epoch} is read from snapshot {self.snapshot} again: {error}"
             warnings.warn(message, UserWarning, stacklevel=4)
             return
         if self._reader.token != before:

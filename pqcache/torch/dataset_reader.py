@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import pyarrow as pa
 
-from pqcache.errors import CacheError, PqcacheError, UsageError
+from pqcache.errors import CacheError, UsageError
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
 from pqcache.reader.epoch import Epoch, Epochs
 from pqcache.reader.load import release_unused
@@ -237,42 +237,37 @@ class DatasetReader:
         With several ranks rank 0's current snapshot counts, and all of them have to hold its files.
         """
         assert self.data.cache is not None
-        current = CacheDirectory(self.data.cache).current()
-        newer = None if current is None or current.id == self.data.snapshot else current
+        cache, before, by_listing = CacheDirectory(self.data.cache), self.data, self.nodes is not None
+
+        def offer() -> str | None:
+            current = cache.current()
+            if current is None or (current.id == before.snapshot and before.arrivals is not None):
+                return None  # a first copy, which other nodes may not have completely yet
+            return _content_of(current, by_listing)
+
         with ExitStack() as stack:
-            if with_ranks:
-                self._open_with_ranks(stack, newer, patience)
-            elif newer is not None:
-                stack.enter_context(self._reopened(newer.id))
+
+            def move_to(snapshot: Snapshot | None) -> None:
+                if snapshot is not None and snapshot.id != before.snapshot:
+                    stack.enter_context(self._reopened(snapshot.id))
+
+            def move_to_content(content: str | None) -> None:
+                if content is not None:
+                    move_to(self._snapshot_with(content, by_listing))
+
+            if not with_ranks:
+                move_to(cache.current())
+            elif objections := agree("refresh", offer, move_to_content, patience):
+                reasons = "; ".join(f"rank {rank}: {reason}" for rank, reason in objections.items())
+                raise UsageError("refresh", f"some ranks cannot read rank 0's current snapshot: {reasons}")
+            if self.data is not before:
                 self._gather_shares()
 
-    def _open_with_ranks(self, stack: ExitStack, newer: Snapshot | None, patience: float) -> None:
-        """Open what rank 0 takes for newer; the same UsageError on all ranks if one of them cannot."""
-
-        def answer(content: str | None) -> str:
-            try:
-                if content is not None:
-                    stack.enter_context(self._reopened(self._snapshot_with(content)))
-            except PqcacheError as error:
-                return str(error)
-            return ""
-
-        offer, before = None if newer is None else self._content_of(newer), self._lease
-        if objections := agree("refresh", offer, answer, patience):
-            reasons = (f"rank {rank}: {reason}" for rank, reason in objections.items())
-            raise UsageError("refresh", f"some ranks cannot read rank 0's current snapshot: {'; '.join(reasons)}")
-        if self._lease is not before:
-            self._gather_shares()
-
-    def _content_of(self, snapshot: Snapshot) -> str:
-        """Equal for the same table in the caches of different nodes, or for shares of the same."""
-        return content_digest(snapshot.manifest()) if self.nodes is None else listing_of(snapshot)
-
-    def _snapshot_with(self, content: str) -> str:
+    def _snapshot_with(self, content: str, by_listing: bool) -> Snapshot:
         assert self.data.cache is not None
         for snapshot in reversed(CacheDirectory(self.data.cache).snapshots()):
-            if self._content_of(snapshot) == content:
-                return snapshot.id
+            if _content_of(snapshot, by_listing) == content:
+                return snapshot
         reason = "has no snapshot with the files of rank 0's current one"
         raise CacheError(self.data.cache, reason, f"run 'pqcache sync {quoted(self.data.cache)}' there")
 
@@ -282,16 +277,17 @@ class DatasetReader:
         before = self.__dict__.copy()
         try:
             self._window = None
-            self._open(self.options.path, snapshot, self.options.columns, {})
+            self._open(self.data.cache or self.options.path, snapshot, self.options.columns, {})
             self.check_nulls()
             yield
             self.token = register(self)
         except BaseException:
-            if self._lease is not before["_lease"]:
-                self._lease()
+            if self._lease is not before["_lease"] and self._lease is not None:
+                self._lease.close()
             self.__dict__.update(before)
             raise
-        before["_lease"]()
+        if before["_lease"] is not None:
+            before["_lease"].release()
 
     def _snapshot_in(self, state: State) -> str:
         if self.data.cache is None:
@@ -363,7 +359,9 @@ class DatasetReader:
         self._set_epochs(columns, counts)
 
     def _hold(self, lease: Lease | None) -> None:
-        self._lease = weakref.finalize(self, nullcontext if lease is None else lease.close)
+        self._lease = lease
+        if lease is not None:
+            weakref.finalize(self, lease.close)
 
     def _set_epochs(self, columns: Sequence[str] | None, counts: Counts) -> None:
         options, conversion = self.options, self.options.conversion
@@ -401,6 +399,12 @@ class DatasetReader:
         else:
             self._hold(self.data.lease())
             self._set_epochs(columns, counts)
+
+
+@lru_cache(maxsize=16)
+def _content_of(snapshot: Snapshot, by_listing: bool) -> str:
+    """Equal for the same table in the caches of different nodes, or for shares of the same."""
+    return listing_of(snapshot) if by_listing else content_digest(snapshot.manifest())
 
 
 def _masked_columns(plan: ReadPlan, conversion: Conversion, ragged: tuple[str, ...]) -> frozenset[str]:

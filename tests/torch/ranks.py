@@ -115,14 +115,20 @@ def _read(
 
 
 def _read_nights(
-    cache: Path, workers: int, nights: Sequence[tuple[Path, Path, set[int]]], **options: Any
+    cache: Path,
+    workers: int,
+    nights: Sequence[tuple[Path, Path, set[int]]],
+    opened_before: bool = False,
+    damaged: int | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Read an epoch for each night, on the newest snapshot that all ranks have.
 
-    A night is a new file, its place at the source, and the ranks that sync then.
+    A night is a new file, its place at the source, and the ranks that sync then. In the one that is ``damaged`` this
+    rank cannot read the manifest of its current snapshot. The dataset is opened after the first one, or before.
     """
     rank, found = dist.get_rank(), dict[str, Any](ids=[], warnings=[])
-    loader = None
+    loader, ds = None, ParquetDataset(cache, columns=["id"], **options) if opened_before else None
     for number, (new, place, syncing) in enumerate(nights):
         if rank == 0:
             place.parent.mkdir(exist_ok=True, parents=True)
@@ -130,10 +136,13 @@ def _read_nights(
         dist.barrier()
         if rank in syncing:
             pqcache.sync(cache)
+        if number == damaged:
+            manifest = (cache / "current").resolve() / "_pqcache" / "files.arrow"
+            manifest.write_bytes(b"")
         dist.barrier()
         if loader is None:
             context = "fork" if workers else None
-            ds = ParquetDataset(cache, columns=["id"], **options)
+            ds = ds or ParquetDataset(cache, columns=["id"], **options)
             loader = Loader(ds, num_workers=workers, multiprocessing_context=context, refresh="epoch")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

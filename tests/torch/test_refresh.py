@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ import pytest
 
 import pqcache
 from pqcache.errors import CacheError, UsageError
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.manifest import Manifest
+from pqcache.store.manifest_digest import content_digest
 from pqcache.torch import Loader, Mix, ParquetDataset
 from tests.torch.conftest import ids_of
 from tests.torch.ranks import Ranks
@@ -168,10 +173,58 @@ def test_new_columns_come_and_lost_ones_are_a_warning(lake: Lake) -> None:
     pq.write_table(pa.table({"other": range(5)}), lake.source / "part-0.parquet")
     pqcache.sync(lake.cache, force=True)
     held = few.dataset.snapshot
-    with pytest.warns(UserWarning, match=f"epoch 1 is read from snapshot {held} again, on all ranks: .*'?id'?"):
+    with pytest.warns(UserWarning, match=f"epoch 1 is read from snapshot {held} again: .*'?id'?"):
         assert len(ids_of(few)) == ROWS
     assert few.dataset.snapshot == held
     assert few.state_dict()["snapshot"] == held
+
+
+def test_gc_removes_a_snapshot_once_the_next_one_is_read(lake: Lake) -> None:
+    """Workers that another Loader has forked meanwhile have the lease of the training's snapshot too."""
+    loader = Loader(lake.dataset(lanes=2), num_workers=2, multiprocessing_context="fork", refresh="epoch")
+    others = Loader(lake.dataset(lanes=2), num_workers=2, multiprocessing_context="fork", refresh="epoch")
+    for _ in range(2):
+        assert sorted(ids_of(loader)) == sorted(ids_of(others)) == lake.rows
+        lake.night(keep=1)
+        assert len(ids_of(others)) == len(lake.rows)
+        assert len(os.listdir(lake.cache / "snapshots")) == 2, "the training has read it and may read it again"
+        next(iter(loader))
+        pqcache.gc(lake.cache)
+        assert len(os.listdir(lake.cache / "snapshots")) == 1
+
+
+def test_by_a_relative_path(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(lake.cache.parent)
+    loader = Loader(ParquetDataset("cache", columns=["id"], batch_size=32, seed=3), refresh="epoch")
+    assert sorted(ids_of(loader)) == lake.rows
+    lake.night()
+    monkeypatch.chdir("/")
+    assert sorted(ids_of(loader)) == lake.rows
+
+
+def test_the_content_by_which_nodes_compare_snapshots(lake: Lake) -> None:
+    def manifest_of(node: str, **options: Any) -> Manifest:
+        cache = lake.cache.parent / node
+        pqcache.sync(lake.source, cache, **options)
+        return CacheDirectory(cache).snapshot().manifest()
+
+    def unchecked(manifest: Manifest) -> str:
+        return content_digest(replace(manifest, files=tuple(replace(file, checksum="") for file in manifest.files)))
+
+    first = manifest_of("node0")
+    assert content_digest(first) != content_digest(manifest_of("node1", partition_types={"dt": "text"}))
+    (path,) = lake.source.rglob("*.parquet")
+    content, times = path.read_bytes(), path.stat()
+    path.rename(lake.cache.parent / "old")
+    path.write_bytes(content)  # another inode, as another node may see it
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    second = manifest_of("node2")
+    assert content_digest(first) == content_digest(second)
+    assert unchecked(first) == unchecked(second)
+    os.utime(path, (1, 1))
+    third = manifest_of("node3")
+    assert content_digest(first) == content_digest(third)
+    assert unchecked(first) != unchecked(third)
 
 
 def test_refused(lake: Lake, table: Path) -> None:
@@ -236,6 +289,27 @@ def test_ranks_move_together(run_ranks: RunRanks, tmp_path: Path, workers: int) 
         assert sum(each.values()) - len(each) < 32 * len(found), "repeated rows are padding"
     assert [[len(texts) for texts in one["warnings"]] for one in found] == [[0, 1, 0, 0]] * 2
     assert f"rank 1: {caches[1]}: has no snapshot with the files" in found[0]["warnings"][1][0]
+
+
+def test_ranks_that_opened_other_snapshots(run_ranks: RunRanks, lake: Lake, tmp_path: Path) -> None:
+    nights = nights_of(lake.source, tmp_path, [{0}])
+    found = run_ranks([lake.cache] * 2, nights=nights, each=[{}, {"opened_before": True}])
+    assert read_by_all(found, 0) == list(range(2 * ROWS))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_read_its_manifest(run_ranks: RunRanks, tmp_path: Path, rank: int) -> None:
+    lake, caches = tmp_path / "lake", [tmp_path / "node0", tmp_path / "node1"]
+    write_night(lake / "dt=0" / "part-0.parquet", 0)
+    for cache in caches:
+        pqcache.sync(lake, cache)
+    nights = nights_of(lake, tmp_path, [{0, 1}] * 3)
+    each: list[dict[str, Any]] = [{}, {}]
+    each[rank]["damaged"] = 1
+    found = run_ranks(caches, nights=nights, each=each)
+    assert [read_by_all(found, epoch)[-1] + 1 for epoch in range(3)] == [2 * ROWS, 2 * ROWS, 4 * ROWS]
+    assert [[len(texts) for texts in one["warnings"]] for one in found] == [[0, 1, 0]] * 2
+    assert f"rank {rank}: {caches[rank]}" in found[0]["warnings"][1][0]
 
 
 def test_shares_move_together(run_ranks: RunRanks, tmp_path: Path) -> None:
