@@ -86,7 +86,7 @@ class Batch(dict[str, Any]):
         dataset is gone.
         """
         dataset = _known.get(self.position.dataset)
-        if dataset is None or dataset.token != self.position.dataset:
+        if dataset is None or has_moved(self.position):
             raise UsageError(
                 "batch.rows()",
                 "the dataset that it was read from is gone, or has loaded another snapshot since",
@@ -139,6 +139,12 @@ def register(dataset: RowsAt, token: int = 0) -> int:
         token = secrets.randbits(63)
     _known[token] = dataset
     return token
+
+
+def has_moved(position: Position) -> bool:
+    """Whether the dataset of a batch has opened another snapshot since."""
+    dataset = _known.get(position.dataset)
+    return dataset is not None and dataset.token != position.dataset
 
 
 def meter_of(position: Position) -> Meter:

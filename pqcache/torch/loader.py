@@ -183,7 +183,7 @@ class Loader(DataLoader[Any]):
     def __len__(self) -> int:
         """Return the number of batches of this iteration, or of the next if none is running."""
         if not self._dataset.epochs_differ:
-            return super().__len__()
+            return len(self.dataset)  # torch's own would remember it, and warn of an epoch with more batches
         iteration = self._iteration
         return self._dataset.batches_of(iteration.record.epoch if iteration and iteration.goes_on else self.epoch)
 

@@ -108,10 +108,10 @@ class Prefetch:
         state: dict[str, Any] = self.loader.state_dict()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the loader go on where ``state`` was taken."""
+    def load_state_dict(self, state: Mapping[str, Any], **options: Any) -> None:
+        """Let the loader go on where ``state`` was taken; ``options`` are the loader's, like ``snapshot="current"``."""
         self._state = None
-        self.loader.load_state_dict(state)
+        self.loader.load_state_dict(state, **options)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the loader's epoch."""

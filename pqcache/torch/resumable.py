@@ -20,7 +20,7 @@ from pqcache.reader.meter import Meter
 from pqcache.reader.order.epoch_share import Division, EpochShare, next_divisions
 from pqcache.reader.processes import MIXING, check_alike, check_launched, is_rank, of_this_process, of_torch
 from pqcache.reader.reading_stats import DatasetStats
-from pqcache.torch.batch import Batch
+from pqcache.torch.batch import Batch, has_moved
 from pqcache.torch.batch_groups import GroupSizes, grouped, sizes_in_worker
 from pqcache.torch.checkpoint import Place, SavedPlace
 from pqcache.torch.dataset_reader import DatasetReader
@@ -292,6 +292,12 @@ class ResumableDataset(IterableDataset[Batch]):
             return Place(iteration.record.epoch, iteration.following, share.lanes, share.divisions)
         if not isinstance(after, Mapping):
             epoch, index = iteration.record.epoch if iteration and iteration.goes_on else record.epoch, int(after)
+        elif isinstance(after, Batch) and has_moved(after.position):
+            raise UsageError(
+                "state_dict(after=batch)",
+                "the batch is of another snapshot than the dataset reads by now",
+                "take the state before the next epoch begins, or use pqcache.torch.Loader and its state_dict()",
+            )
         elif isinstance(after, Batch) and after.index >= 0:
             epoch, index, lanes = after.epoch, after.index, after.position.lanes
         else:

@@ -15,13 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import pqcache
 from pqcache.errors import CacheError, UsageError
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_digest import content_digest
-from pqcache.torch import Loader, Mix, ParquetDataset
+from pqcache.torch import Loader, Mix, ParquetDataset, Prefetch
 from tests.torch.conftest import ids_of
 from tests.torch.ranks import Ranks
 
@@ -179,6 +180,18 @@ def test_new_columns_come_and_lost_ones_are_a_warning(lake: Lake) -> None:
     assert few.state_dict()["snapshot"] == held
 
 
+def test_a_batch_of_an_earlier_snapshot_is_no_place_in_this_one(lake: Lake) -> None:
+    loader = Loader(lake.dataset(), refresh="epoch")
+    *_, last = loader
+    assert loader.dataset.state_dict(after=last)["batch"] == 7
+    lake.night()
+    next(iter(loader))
+    with pytest.raises(UsageError, match="the batch is of another snapshot than the dataset reads by now"):
+        loader.dataset.state_dict(after=last)
+    with pytest.raises(UsageError, match="has loaded another snapshot since"):
+        last.rows()
+
+
 def test_gc_removes_a_snapshot_once_the_next_one_is_read(lake: Lake) -> None:
     """Workers that another Loader has forked meanwhile have the lease of the training's snapshot too."""
     loader = Loader(lake.dataset(lanes=2), num_workers=2, multiprocessing_context="fork", refresh="epoch")
@@ -200,6 +213,24 @@ def test_by_a_relative_path(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None
     lake.night()
     monkeypatch.chdir("/")
     assert sorted(ids_of(loader)) == lake.rows
+
+
+def test_with_a_profiler_nothing_warns_of_longer_epochs(lake: Lake) -> None:
+    loader = Loader(lake.dataset(), refresh="epoch")
+    assert len(loader) == 7
+    lake.night()
+    with warnings.catch_warnings(), torch.profiler.profile():
+        warnings.simplefilter("error")
+        assert len(ids_of(loader)) == len(lake.rows)
+
+
+def test_through_prefetch(lake: Lake) -> None:
+    loader = Prefetch(Loader(lake.dataset(), refresh="epoch"), "cpu")
+    ids_of(loader)
+    state = loader.state_dict()
+    lake.night()
+    loader.load_state_dict(state, snapshot="current")
+    assert ids_of(loader) == as_if_new(lake, 1)
 
 
 def test_the_content_by_which_nodes_compare_snapshots(lake: Lake) -> None:
