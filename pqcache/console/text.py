@@ -256,13 +256,18 @@ def print_snapshots(views: Sequence[SnapshotView]) -> None:
             (view.created or "-")[:16].replace("T", " "),
             "-" if view.rows is None else f"{view.rows:,}",
             "-" if view.bytes is None else format_size(view.bytes),
+            format_size(view.own_bytes),
             *(view.version or "-" for _ in versions),
             "?" if view.leases is None else str(view.leases),
             ", ".join(state),
         )
         rows.append((cells, [view.damage] if view.damage else []))
-    titles = ("snapshot", "made (UTC)", "rows", "bytes", *versions, "readers", "")
-    print_table(titles, rows, right=("rows", "bytes", "readers"))
+    titles = ("snapshot", "made (UTC)", "rows", "bytes", "alone", *versions, "readers", "")
+    print_table(titles, rows, right=("rows", "bytes", "alone", "readers"))
+    if replaced := [view.replaced_bytes for view in views if view.replaced_bytes is not None]:
+        each = format_size(sum(replaced) // len(replaced))
+        of = "the last one" if len(replaced) == 1 else f"each of the last {len(replaced):,}"
+        print_line(f"each further snapshot of --keep would take about {each}, which {of} has replaced")
 
 
 def print_pin(report: PinReport) -> None:
@@ -272,7 +277,8 @@ def print_pin(report: PinReport) -> None:
 
 
 def print_unpin(report: PinReport) -> None:
-    print_line(f"unpinned {report.snapshot}")
+    freed = f"; the next sync or gc frees {format_size(report.removable_bytes)}" if report.removable_bytes else ""
+    print_line(f"unpinned {report.snapshot}{freed}")
 
 
 def print_rollback(report: RollbackReport) -> None:
@@ -368,7 +374,10 @@ def _kept(report: RepartitionReport) -> str:
 
 def print_gc(report: GcReport) -> None:
     what = "would remove" if report.dry_run else "removed"
-    removed = format_count(len(report.removed), "snapshot") if report.removed else "nothing"
+    removed = "nothing"
+    if report.removed:
+        freed = f"{format_size(report.bytes)}{' would be' if report.dry_run else ''} freed"
+        removed = f"{format_count(len(report.removed), 'snapshot')} ({freed})"
     kept = f"{format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}" if report.kept else "nothing"
     print_line(f"{what} {removed}, kept {kept}")
 

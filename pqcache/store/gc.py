@@ -19,19 +19,23 @@ from pqcache.store.layout import LEASE
 from pqcache.store.pins import read_kept
 from pqcache.store.run_record import recorded_run
 from pqcache.store.snapshot import Snapshot
-from pqcache.system.disk import remove_tree
+from pqcache.system.disk import freed_bytes, remove_tree
 from pqcache.system.locks import open_to_lock, try_lock
 from pqcache.system.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
 class GcReport:
-    """The snapshots that were removed (with ``dry_run`` those that would be) and those that are kept."""
+    """The snapshots that were removed, those that are kept, and the bytes on disk that this freed.
+
+    With ``dry_run`` they are those that would be removed, and what that would free.
+    """
 
     cache: str
     dry_run: bool
     removed: tuple[str, ...]
     kept: tuple[str, ...]
+    bytes: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -63,14 +67,24 @@ def gc(cache: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given: Un
         else:
             record = stack.enter_context(recorded_run(target, "gc", options.wait, on_event))
         count = options.keep or read_config(target.path).keep
-        removed = removable_snapshots(target, count, age) if dry_run else remove_old_snapshots(target, count, age)
+        surplus = [snapshot for snapshot in removable_snapshots(target, count, age) if not snapshot.is_leased()]
+        if dry_run:
+            removed, freed = surplus, freed_bytes(*(snapshot.path for snapshot in surplus))
+        else:
+            removed, freed = [], 0
+            for snapshot in surplus:
+                alone = freed_bytes(snapshot.path)  # those before it are gone
+                if remove_snapshot(target, snapshot, without_lock=age > 0):
+                    removed.append(snapshot)
+                    freed += alone
+            remove_empty(target)
         for snapshot in target.snapshots() if age else ():
             if _age(snapshot) < 0:
                 reason = "its time is in the future, so how old it is is not known"
                 on_event(Warned(f"{snapshot.path}: kept: {reason}; without --older-than it counts as any other"))
         gone = {snapshot.id for snapshot in removed}
         kept = tuple(snapshot.id for snapshot in target.snapshots() if snapshot.id not in gone)
-        report = GcReport(str(Path(target.path)), dry_run, tuple(sorted(gone)), kept)
+        report = GcReport(str(Path(target.path)), dry_run, tuple(sorted(gone)), kept, freed)
         if not dry_run:
             for snapshot in removed:
                 on_event(Collected(snapshot.id))

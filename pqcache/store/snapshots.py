@@ -11,6 +11,8 @@ from typing import Any
 from pqcache.errors import CacheError, DamagedError, UsageError, disk_errors
 from pqcache.events import OnEvent, Published, ignore
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.config import read_config
+from pqcache.store.gc import removable_snapshots
 from pqcache.store.history import ROLLBACK
 from pqcache.store.layout import LEASE
 from pqcache.store.pins import Rollback, check_name, read_kept, write_kept
@@ -18,7 +20,7 @@ from pqcache.store.run_record import recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.held import find_damaged
 from pqcache.store.urls import quoted
-from pqcache.system.disk import replace_symlink
+from pqcache.system.disk import allocated, freed_bytes, replace_symlink
 from pqcache.system.locks import readers_of
 from pqcache.units import format_count, parse_duration
 
@@ -37,6 +39,8 @@ class SnapshotView:
         files, rows, bytes: what it holds; None where its manifest is damaged.
         version: the version of the Delta or Iceberg table that it was made from, or None.
         damage: why nothing is known of it, or None.
+        own_bytes: on disk that it shares with nothing else: what its removal frees.
+        replaced_bytes: on disk that the next snapshot has no more; None for the last, or if the next one is gone.
     """
 
     snapshot: str
@@ -50,6 +54,8 @@ class SnapshotView:
     bytes: int | None
     version: str | None
     damage: str | None = None
+    own_bytes: int = 0
+    replaced_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values by name."""
@@ -58,15 +64,19 @@ class SnapshotView:
 
 @dataclass(frozen=True)
 class PinReport:
-    """What is pinned in a cache: the names of pins by the IDs of their snapshots, empty for none, and which changed."""
+    """What is pinned in a cache: the names of pins by the IDs of their snapshots, empty for none, and which changed.
+
+    ``removable_bytes`` are those on disk that the next sync or gc frees by removing old snapshots.
+    """
 
     cache: str
     snapshot: str
     pins: Mapping[str, str]
+    removable_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
-        return {"cache": self.cache, "snapshot": self.snapshot, "pins": dict(self.pins)}
+        return asdict(self)
 
 
 def snapshots(cache: str | os.PathLike[str]) -> list[SnapshotView]:
@@ -79,7 +89,17 @@ def snapshots(cache: str | os.PathLike[str]) -> list[SnapshotView]:
     """
     target = CacheDirectory.open(os.fspath(cache))
     pins, current = read_kept(target.path).pins, target.current()
-    return [_view(snapshot, current, pins) for snapshot in target.snapshots()]
+    kept = target.snapshots()
+    found, newer = [], None
+    for snapshot in reversed(kept):
+        files = allocated(snapshot.path)
+        own = sum(size for size, is_alone in files.values() if is_alone)
+        replaced = None
+        if newer is not None and newer[0] == snapshot.number + 1:
+            replaced = sum(size for key, (size, _) in files.items() if key not in newer[1])
+        found.append(replace(_view(snapshot, current, pins), own_bytes=own, replaced_bytes=replaced))
+        newer = snapshot.number, files
+    return found[::-1]
 
 
 def pin(
@@ -113,7 +133,8 @@ def pin(
         kept = replace(kept, pins={**kept.pins, found.id: name or kept.pins.get(found.id, "")})
         write_kept(target.path, kept)
         record.end({"snapshot": found.id, "pinned": kept.pins[found.id]})
-    return PinReport(str(target.path), found.id, kept.pins)
+        removable = _removable_bytes(target)
+    return PinReport(str(target.path), found.id, kept.pins, removable)
 
 
 def unpin(
@@ -135,7 +156,13 @@ def unpin(
         kept = replace(kept, pins={known: name for known, name in kept.pins.items() if known != found})
         write_kept(target.path, kept)
         record.end({"snapshot": found})
-    return PinReport(str(target.path), found, kept.pins)
+        removable = _removable_bytes(target)
+    return PinReport(str(target.path), found, kept.pins, removable)
+
+
+def _removable_bytes(cache: CacheDirectory) -> int:
+    surplus = removable_snapshots(cache, read_config(cache.path).keep)
+    return freed_bytes(*(snapshot.path for snapshot in surplus if not snapshot.is_leased()))
 
 
 def _view(snapshot: Snapshot, current: Snapshot | None, pins: Mapping[str, str]) -> SnapshotView:

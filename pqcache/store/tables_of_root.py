@@ -7,7 +7,6 @@ cache's own file. The cache is ``NAME``, in the same directory.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -23,7 +22,7 @@ from pqcache.store.layout import CONFIG
 from pqcache.store.ownership import is_own
 from pqcache.store.pins import read_kept
 from pqcache.store.urls import check_url, is_secret, local_path, printable, quoted, remembered_url, url_scheme
-from pqcache.system.disk import fsync_path, remove_tree
+from pqcache.system.disk import freed_bytes, fsync_path, remove_tree
 from pqcache.units import parse_duration
 
 ROOT = "PQCACHE_ROOT"
@@ -204,7 +203,7 @@ def remove(
     with disk_errors(cache.path), cache.lock(parse_duration(wait)):
         if not force:
             _check_removable(cache)
-        report = RemoveReport(str(cache.path), dry_run, tuple(s.id for s in cache.snapshots()), _freed(cache.path))
+        report = RemoveReport(str(cache.path), dry_run, tuple(s.id for s in cache.snapshots()), freed_bytes(cache.path))
         if not dry_run:
             trash = cache.path.with_name(f".removed-{cache.path.name}-{os.urandom(4).hex()}")
             cache.path.rename(trash)
@@ -227,20 +226,6 @@ def _check_removable(cache: CacheDirectory) -> None:
     leased = [snapshot.id for snapshot in (*cache.snapshots(), *arriving_snapshots(cache)) if snapshot.is_leased()]
     if leased:
         raise CacheLocked(cache.path, f"readers have {', '.join(leased)} open", "end them, or give --force")
-
-
-def _freed(directory: Path) -> int:
-    """Files that are also linked from elsewhere free nothing."""
-    links: dict[tuple[int, int], int] = {}
-    freed = 0
-    for place, names, files in os.walk(directory):
-        for name in (*names, *files):
-            found = os.lstat(os.path.join(place, name))
-            key = found.st_dev, found.st_ino
-            links[key] = links.get(key, 0) + 1
-            if stat.S_ISDIR(found.st_mode) or links[key] == found.st_nlink:
-                freed += found.st_blocks * 512
-    return freed
 
 
 _TABLES = "tables"

@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -192,6 +193,28 @@ def _remove_writable(root: Path, path: Path, is_directory: bool) -> None:
         (os.rmdir if is_directory else os.unlink)(path.name, dir_fd=directory)
     finally:
         os.close(directory)
+
+
+def allocated(*roots: Path) -> dict[tuple[int, int], tuple[int, bool]]:
+    """Bytes on disk of ``roots`` and all below them, by device and inode, and whether no link to it is elsewhere."""
+    found: dict[tuple[int, int], os.stat_result] = {}
+    links = Counter[tuple[int, int]]()
+    for root in roots:
+        for place, directories, files in os.walk(root):
+            for name in (".", *directories, *files):
+                with suppress(FileNotFoundError):  # a run is at work
+                    status = os.lstat(os.path.join(place, name))
+                    found[status.st_dev, status.st_ino] = status
+                    links[status.st_dev, status.st_ino] += 1
+    return {
+        key: (status.st_blocks * 512, stat.S_ISDIR(status.st_mode) or links[key] == status.st_nlink)
+        for key, status in found.items()
+    }
+
+
+def freed_bytes(*roots: Path) -> int:
+    """What removing ``roots`` frees: files that are also linked from elsewhere free nothing."""
+    return sum(size for size, is_alone in allocated(*roots).values() if is_alone)
 
 
 def tree_size(root: Path) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from pqcache.events import Event, Warned
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.history import append_history, read_history
 from pqcache.torch import ParquetDataset
+from pqcache.units import format_size
 from tests import ROOT
 from tests.datasets import write_day
 from tests.forked_commands import run_pqcache
@@ -69,7 +72,7 @@ def test_a_list_says_what_there_is(cache: Path) -> None:
     ]  # fmt: skip
     assert [line["snapshot"] for line in lines] == ids(cache)
     header, *rows = text.splitlines()
-    assert header.split() == ["snapshot", "made", "(UTC)", "rows", "bytes", "readers"]
+    assert header.split() == ["snapshot", "made", "(UTC)", "rows", "bytes", "alone", "readers"]
     assert rows[1].rstrip().endswith("1  pinned as paper")
     assert rows[2].rstrip().endswith("current")
 
@@ -87,7 +90,8 @@ def test_a_damaged_snapshot_is_listed_with_its_damage(cache: Path) -> None:
 def test_pinned_snapshots_outlive_keep_and_gc(lake: Path, cache: Path) -> None:
     first = ids(cache)[0]
     report = pqcache.pin(cache, first, name="paper")
-    assert report.to_dict() == {"cache": str(cache), "snapshot": first, "pins": {first: "paper"}}
+    expected = {"cache": str(cache), "snapshot": first, "pins": {first: "paper"}, "removable_bytes": 0}
+    assert report.to_dict() == expected
     for day in (4, 5, 6):
         add_day(lake, day)
         pqcache.sync(cache, keep=2)
@@ -272,3 +276,48 @@ def test_a_rollback_after_a_killed_run_comes_after_it(cache: Path, lake: Path) -
     assert [(record["command"], record["result"]) for record in pqcache.log(cache)][3:] == [
         ("sync", "interrupted"), ("rollback", "done"),
     ]  # fmt: skip
+
+
+def on_disk(*places: Path) -> int:
+    return int(subprocess.run(["du", "-sc", "-B1", *places], capture_output=True, text=True).stdout.split()[-2])
+
+
+def test_what_removing_snapshots_frees(lake: Path, cache: Path, tmp_path: Path) -> None:
+    write_day(lake, "2026-11-01", files=1, rows=5000, first=9000)
+    pqcache.sync(cache, keep=4)
+    write_day(lake, "2026-11-01", files=1, rows=20, first=0)
+    pqcache.sync(cache, keep=5, force=True)
+    views = pqcache.snapshots(cache)
+    snapshots = cache / "snapshots"
+    for older, newer in itertools.pairwise(views):
+        both, later = (
+            on_disk(snapshots / older.snapshot, snapshots / newer.snapshot),
+            on_disk(snapshots / newer.snapshot),
+        )
+        assert older.replaced_bytes == both - later
+    assert views[-1].replaced_bytes is None
+    large = views[3]
+    assert (
+        large.own_bytes
+        == on_disk(snapshots) - on_disk(*(p for p in snapshots.iterdir() if p.name != large.snapshot)) - 4096
+    )
+    shown = run_pqcache("snapshots", cache).stdout.splitlines()
+    mean = sum(view.replaced_bytes or 0 for view in views) // 4
+    assert f"would take about {format_size(mean)}, which each of the last 4 has replaced" in shown[-1]
+
+    pqcache.pin(cache, "4")
+    planned = pqcache.gc(cache, keep=1, dry_run=True)
+    before = on_disk(snapshots)
+    done = pqcache.gc(cache, keep=1)
+    assert planned.bytes == done.bytes == before - on_disk(snapshots) > 0
+    pqcache.sync(cache, keep=1)
+    (file,) = (snapshots / large.snapshot / "dt=2026-11-01").glob("*.parquet")
+    os.link(file, tmp_path / "linked")
+    with_link = run_pqcache("unpin", cache, "4", "--json")
+    freed = json.loads(with_link.stdout)["removable_bytes"]
+    with CacheDirectory(cache).snapshot("4").lease():
+        assert pqcache.gc(cache, dry_run=True) == replace(planned, removed=(), kept=tuple(ids(cache)), bytes=0)
+    before = on_disk(snapshots)
+    said = run_pqcache("gc", cache).stdout
+    assert f"removed 1 snapshot ({format_size(freed)} freed), kept 1 snapshot" in said
+    assert freed == before - on_disk(snapshots) - on_disk(tmp_path / "linked")
