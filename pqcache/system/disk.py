@@ -7,7 +7,6 @@ import fcntl
 import os
 import shutil
 import stat
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -197,19 +196,17 @@ def _remove_writable(root: Path, path: Path, is_directory: bool) -> None:
 
 def allocated(*roots: Path) -> dict[tuple[int, int], tuple[int, bool]]:
     """Bytes on disk of ``roots`` and all below them, by device and inode, and whether no link to it is elsewhere."""
-    found: dict[tuple[int, int], os.stat_result] = {}
-    links = Counter[tuple[int, int]]()
+    sizes: dict[tuple[int, int], int] = {}
+    links: dict[tuple[int, int], int] = {}  # that are elsewhere
     for root in roots:
         for place, directories, files in os.walk(root):
             for name in (".", *directories, *files):
                 with suppress(FileNotFoundError):  # a run is at work
                     status = os.lstat(os.path.join(place, name))
-                    found[status.st_dev, status.st_ino] = status
-                    links[status.st_dev, status.st_ino] += 1
-    return {
-        key: (status.st_blocks * 512, stat.S_ISDIR(status.st_mode) or links[key] == status.st_nlink)
-        for key, status in found.items()
-    }
+                    key = status.st_dev, status.st_ino
+                    sizes[key] = status.st_blocks * 512
+                    links[key] = links.get(key, 0 if stat.S_ISDIR(status.st_mode) else status.st_nlink) - 1
+    return {key: (size, links[key] <= 0) for key, size in sizes.items()}
 
 
 def freed_bytes(*roots: Path) -> int:
