@@ -234,42 +234,42 @@ class DatasetReader:
     def refresh(self, with_ranks: bool, patience: float) -> None:
         """Read the cache's current snapshot from now on; an error leaves the one that is read.
 
-        With several ranks rank 0's current snapshot counts, and all of them have to hold its files.
+        With several ranks rank 0's current snapshot counts: if it is new there, all ranks open theirs with its files.
         """
         assert self.data.cache is not None
         cache, before, by_listing = CacheDirectory(self.data.cache), self.data, self.nodes is not None
 
-        def offer() -> str | None:
+        def offer() -> tuple[str, bool] | None:
             current = cache.current()
-            if current is None or (current.id == before.snapshot and before.arrivals is not None):
+            is_new = current is not None and current.id != before.snapshot
+            if current is None or (not is_new and before.arrivals is not None):
                 return None  # a first copy, which other nodes may not have completely yet
-            return _content_of(current, by_listing)
+            return _content_of(current, by_listing), is_new
 
         with ExitStack() as stack:
 
-            def move_to(snapshot: Snapshot | None) -> None:
-                if snapshot is not None and snapshot.id != before.snapshot:
-                    stack.enter_context(self._reopened(snapshot.id))
+            def follow(offered: tuple[str, bool] | None) -> None:
+                if offered is None:
+                    return
+                content, is_new = offered
+                kept = cache.snapshots()[::-1]
+                if not is_new:
+                    kept.sort(key=lambda snapshot: snapshot.id != before.snapshot)  # the one that is read comes first
+                found = next((s.id for s in kept if _content_of(s, by_listing) == content), None)
+                if found is None:
+                    reason = "has no snapshot with the files of rank 0's current one"
+                    raise CacheError(cache.path, reason, f"run 'pqcache sync {quoted(cache.path)}' there")
+                if is_new or found != before.snapshot:
+                    stack.enter_context(self._reopened(found))
 
-            def move_to_content(content: str | None) -> None:
-                if content is not None:
-                    move_to(self._snapshot_with(content, by_listing))
-
-            if not with_ranks:
-                move_to(cache.current())
-            elif objections := agree("refresh", offer, move_to_content, patience):
-                reasons = "; ".join(f"rank {rank}: {reason}" for rank, reason in objections.items())
-                raise UsageError("refresh", f"some ranks cannot read rank 0's current snapshot: {reasons}")
-            if self.data is not before:
+            if with_ranks:
+                if objections := agree("refresh", offer, follow, patience):
+                    reasons = "; ".join(f"rank {rank}: {reason}" for rank, reason in objections.items())
+                    raise UsageError("refresh", f"some ranks cannot read rank 0's current snapshot: {reasons}")
+            elif (current := cache.current()) is not None and current.id != before.snapshot:
+                stack.enter_context(self._reopened(current.id))
+            if self.data is not before:  # on all ranks of nodes with shares, or on none
                 self._gather_shares()
-
-    def _snapshot_with(self, content: str, by_listing: bool) -> Snapshot:
-        assert self.data.cache is not None
-        for snapshot in reversed(CacheDirectory(self.data.cache).snapshots()):
-            if _content_of(snapshot, by_listing) == content:
-                return snapshot
-        reason = "has no snapshot with the files of rank 0's current one"
-        raise CacheError(self.data.cache, reason, f"run 'pqcache sync {quoted(self.data.cache)}' there")
 
     @contextmanager
     def _reopened(self, snapshot: str) -> Iterator[None]:

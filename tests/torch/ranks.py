@@ -120,12 +120,14 @@ def _read_nights(
     nights: Sequence[tuple[Path, Path, set[int]]],
     opened_before: bool = False,
     damaged: int | None = None,
+    rewritten: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Read an epoch for each night, on the newest snapshot that all ranks have.
 
     A night is a new file, its place at the source, and the ranks that sync then. In the one that is ``damaged`` this
-    rank cannot read the manifest of its current snapshot. The dataset is opened after the first one, or before.
+    rank cannot read the manifest of its current snapshot; in the one that is ``rewritten`` it rewrites its copy. The
+    dataset is opened after the first one, or before.
     """
     rank, found = dist.get_rank(), dict[str, Any](ids=[], warnings=[])
     loader, ds = None, ParquetDataset(cache, columns=["id"], **options) if opened_before else None
@@ -136,6 +138,8 @@ def _read_nights(
         dist.barrier()
         if rank in syncing:
             pqcache.sync(cache)
+        if number == rewritten:
+            pqcache.sync(cache, row_group_size="4KB")
         if number == damaged:
             manifest = (cache / "current").resolve() / "_pqcache" / "files.arrow"
             manifest.write_bytes(b"")

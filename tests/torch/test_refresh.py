@@ -354,3 +354,17 @@ def test_shares_move_together(run_ranks: RunRanks, tmp_path: Path) -> None:
     for epoch, count in enumerate([3, 3, 5]):
         assert read_by_all(found, epoch) == list(range(count * ROWS))
     assert [[len(texts) for texts in one["warnings"]] for one in found] == [[0, 1, 0]] * 4
+
+
+def test_a_node_that_rewrites_its_share(run_ranks: RunRanks, tmp_path: Path) -> None:
+    """Its new snapshot is of the same listing as the one that the other node goes on with."""
+    lake, caches = tmp_path / "lake", [tmp_path / "node0", tmp_path / "node1"]
+    for night in range(2):
+        write_night(lake / f"dt={night}" / "part-0.parquet", night)
+    for node, cache in enumerate(caches):
+        pqcache.sync(lake, cache, shard=f"{node}/2")
+    (night,) = nights_of(lake, tmp_path, [{0, 1}], first=2)
+    nights = [night, (night[0], tmp_path / "not in the lake.parquet", set())]
+    found = run_ranks(caches, nights=nights, each=[{"rewritten": 1}, {}])
+    assert [read_by_all(found, epoch) for epoch in range(2)] == [list(range(3 * ROWS))] * 2
+    assert [one["warnings"] for one in found] == [[[], []]] * 2
