@@ -84,9 +84,9 @@ class Loader(DataLoader[Any]):
         prefetch_factor: the most batches that each worker prepares in advance. Default: 4, or 32 MB of small ones.
         device: moves each batch there, with all tensors in containers, before you get it. Default: batches stay on the
             CPU. `Prefetch` copies them to a GPU in advance.
-        refresh: "epoch" begins each epoch on the cache's current snapshot, as a dataset that was made anew: ``len``
-            changes with it. Ranks go on with rank 0's, if all hold its files, else all stay on theirs with a warning. A
-            state from the middle of an epoch finishes that one first. Default: all epochs read the same snapshot.
+        refresh: "epoch" begins each epoch on the cache's current snapshot, as a new dataset would; ``len`` changes with
+            it. All ranks move to rank 0's if each can open a copy of it; else all stay, with a warning. A state from
+            the middle of an epoch finishes that one first. Default: all epochs read the same snapshot.
         pin_memory: puts batches into pinned memory first, so that you don't wait for the copy to a GPU.
         persistent_workers: False starts new workers in each epoch. Default: they live as long as the loader.
         timeout: as for DataLoader, and so are worker_init_fn and multiprocessing_context.

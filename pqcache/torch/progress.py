@@ -139,8 +139,9 @@ class Progress:
         if int(numbers[_HEADER, _LATEST]) != record.generation and self.record.loaded > record.generation:
             raise UsageError(
                 "load_state_dict()",
-                "a state was loaded while this iteration was going on, which ends here",
-                "begin a new one, which goes on where the state was taken",
+                "a state was loaded while this iteration was going on, or another Loader began on a new snapshot: it "
+                "ends here",
+                "begin a new one, which goes on from there",
             )
 
     def finish(self, record: Record) -> None:
