@@ -215,9 +215,9 @@ def print_difference(found: Difference) -> None:
         f"  rows {found.rows[1]:,} ({rows:+,}), {format_size(found.bytes[1])} ({sign}{format_size(abs(size))})"
     )
     if found.partitions:
-        table = _table("  partition", numbers=["rows"])
-        for directory, change in found.partitions.items():
-            table.add_row(f"  {escape(directory or '(no partition)')}", f"{change:+,}")
+        table = _table("  partition", numbers=["rows added", "removed"])
+        for directory, (added, removed) in found.partitions.items():
+            table.add_row(f"  {escape(directory or '(no partition)')}", f"+{added:,}", f"-{removed:,}")
         console.print(table)
     for sign, paths, style in (
         ("+", found.added, "green"),

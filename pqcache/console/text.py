@@ -53,7 +53,8 @@ def print_sync(report: SyncReport, verbose: bool = False) -> None:
     print_sentence(summary_line(report))
     shown = len(report.touched) if verbose else _NAMED if report.dry_run else 0
     for change in report.touched[:shown]:
-        print_line(f"  {change.directory or 'the top directory'}: {change.text}")
+        why = f": {change.reason}" if change.reason else ""
+        print_line(f"  {change.directory or 'the top directory'}: {change.text}{why}")
     if 0 < shown < len(report.touched):
         print_line(f"  and {len(report.touched) - shown:,} more; --verbose shows all")
 
@@ -226,7 +227,10 @@ def did(record: Mapping[str, Any]) -> str:
 
 def _run_notes(record: Mapping[str, Any]) -> list[str]:
     notes = [str(record["error"])] if record.get("error") else []
-    changes = record.get("changes") or {}
+    changes, touched = record.get("changes") or {}, record.get("touched") or []
+    notes += [f"{item['directory'] or 'the top directory'}: {item.get('reason', '')}" for item in touched[:3]]
+    if len(touched) > 3:
+        notes.append(f"and {record.get('touched_partitions', len(touched)) - 3:,} more partitions")
     return [
         *notes,
         *(f"{name}: {_value_text(before)} -> {_value_text(after)}" for name, (before, after) in changes.items()),

@@ -31,12 +31,15 @@ _LOCK_WAIT = 5.0  # seconds; an append takes a moment
 ROLLBACK = "rollback"
 
 
-_NUMBERS = ("seconds", "fetched_bytes", "added", "changed", "removed", "fetched_again", "exit_code", "process")
+_NUMBERS = (
+    "seconds", "fetched_bytes", "added", "changed", "removed", "fetched_again",
+    "touched_partitions", "exit_code", "process",
+)  # fmt: skip
 _TEXTS = (
     "command", "run", "phase", "result", "error", "snapshot", "previous",
     "source", "pinned", "version", "started", "host",
 )  # fmt: skip
-_LISTS = ("skipped", "collected", "built", "dropped")
+_LISTS = ("skipped", "touched", "collected", "built", "dropped")
 _MAPPINGS = ("options", "changes")
 
 
@@ -62,14 +65,15 @@ def _fits(name: str, value: Any) -> bool:
     if name in _NUMBERS:
         return isinstance(value, int | float) and abs(value) < 1e18
     if name in _LISTS:
-        return isinstance(value, list) and (name != "skipped" or all(_names_partition(item) for item in value))
+        key = {"skipped": "partition", "touched": "directory"}.get(name)
+        return isinstance(value, list) and (key is None or all(_has_text(item, key) for item in value))
     if name in _MAPPINGS:
         return isinstance(value, dict) and (name != "changes" or all(map(_is_pair, value.values())))
     return name not in _TEXTS or isinstance(value, str)
 
 
-def _names_partition(item: Any) -> bool:
-    return isinstance(item, dict) and isinstance(item.get("partition"), str)
+def _has_text(item: Any, key: str) -> bool:
+    return isinstance(item, dict) and isinstance(item.get(key), str)
 
 
 def _is_pair(value: Any) -> bool:

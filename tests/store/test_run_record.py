@@ -257,8 +257,11 @@ def test_the_table_says_why_and_what_changed(
     print_history(pqcache.log(cache))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["time", "(UTC)", "command", "files", "fetched", "took", "snapshot"]
-    assert lines[2].split()[2:4] == ["sync", "-1"]
-    assert lines[3] == "    where: default -> dt >= '2026-11-02'"
-    assert lines[4].split()[2:4] == ["sync", "failed"]
-    assert lines[5] == f"    {tmp_path}/nowhere: no such file or directory; check the path"
-    assert max(map(len, lines[:5])) <= 80
+    assert lines[2] == "    dt=2026-11-01: part-00000.parquet is new at the source"
+    moved, why, changed, failed, error = lines[-5:]
+    assert moved.split()[2:4] == ["sync", "-1"]
+    assert why == "    dt=2026-11-01: part-00000.parquet is left out by the options"
+    assert changed == "    where: default -> dt >= '2026-11-02'"
+    assert failed.split()[2:4] == ["sync", "failed"]
+    assert error == f"    {tmp_path}/nowhere: no such file or directory; check the path"
+    assert max(map(len, lines[:-1])) <= 80

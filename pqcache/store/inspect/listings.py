@@ -67,7 +67,11 @@ class RowGroupView:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """What differs between two snapshots, ``old`` and ``new`` by ID: files by path, and rows and bytes of either."""
+    """What differs between two snapshots, ``old`` and ``new`` by ID: files by path, and rows and bytes of either.
+
+    ``partitions`` has the numbers of added and removed rows. Where a partition has both new source files and other ones
+    no longer, all rows of files that were written anew count.
+    """
 
     old: str
     new: str
@@ -77,7 +81,7 @@ class Difference:
     unchanged: int
     rows: tuple[int, int]
     bytes: tuple[int, int]
-    partitions: Mapping[str, int]
+    partitions: Mapping[str, tuple[int, int]]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -257,11 +261,10 @@ def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference
     snapshots = cache.snapshot(old), cache.snapshot(new)
     before, after = ({entry.path: entry for entry in snapshot.manifest().files} for snapshot in snapshots)
     changed = [path for path in before.keys() & after.keys() if _made_from(before[path]) != _made_from(after[path])]
-    rows: dict[str, int] = {}
-    for sign, entries in ((-1, before), (1, after)):
-        for path, entry in entries.items():
-            rows[parent(path)] = rows.get(parent(path), 0) + sign * entry.rows
-    touched = {parent(path) for path in (before.keys() ^ after.keys()) | set(changed)}
+    moved: dict[str, tuple[list[FileEntry], list[FileEntry]]] = {}
+    for path in sorted((before.keys() ^ after.keys()) | set(changed), key=parent):
+        for entries, found in zip((before, after), moved.setdefault(parent(path), ([], [])), strict=True):
+            found += [entries[path]] if path in entries else []
     return Difference(
         old=snapshots[0].id,
         new=snapshots[1].id,
@@ -271,8 +274,17 @@ def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference
         unchanged=len(before.keys() & after.keys()) - len(changed),
         rows=(sum(e.rows for e in before.values()), sum(e.rows for e in after.values())),
         bytes=(sum(e.size for e in before.values()), sum(e.size for e in after.values())),
-        partitions={directory: rows[directory] for directory in sorted(touched)},
+        partitions={directory: _rows_moved(*entries) for directory, entries in moved.items()},
     )
+
+
+def _rows_moved(before: Sequence[FileEntry], after: Sequence[FileEntry]) -> tuple[int, int]:
+    """Added and removed rows of one partition, by the entries that are no longer there and those that are new."""
+    removed, added = (sum(entry.rows for entry in entries) for entries in (before, after))
+    was, now = ({file for entry in entries for file in entry.sources} for entries in (before, after))
+    if was <= now or now <= was:  # what both have was only written in another way
+        return max(0, added - removed), max(0, removed - added)
+    return added, removed
 
 
 def _made_from(entry: FileEntry) -> tuple[object, ...]:

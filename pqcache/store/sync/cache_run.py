@@ -107,14 +107,15 @@ class CacheRun:
 class RunResult:
     """What a run did, or would do: its plan, the new snapshot if there is one, and how much the current one holds.
 
-    ``table`` is the version of the table that the source is, ``newest`` what was taken of its partitions with
-    ``--newest``. ``skipped`` are the partitions that could not be taken. ``passed_over`` counts what was not taken of
-    the listing, None where nothing was listed.
+    ``touched`` are the partitions that changed, or would. ``table`` is the version of the table that the source is,
+    ``newest`` what was taken of its partitions with ``--newest``. ``skipped`` are the partitions that could not be
+    taken. ``passed_over`` counts what was not taken of the listing, None where nothing was listed.
     """
 
     plan: Plan
     published: Snapshot | None
     totals: Totals
+    touched: tuple[PartitionChange, ...] = ()
     table: TableVersion | None = None
     newest: NewestPartitions | None = None
     passed_over: PassedOver | None = None
@@ -182,6 +183,9 @@ class SyncReport:
             raise error
 
 
+_RECORDED = 100  # partitions that a record in the history names
+
+
 def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     """Remove old snapshots and leftovers, and record the run in the history.
 
@@ -190,7 +194,9 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     report = _report(run, result)
     if run.record is None:
         return report
-    done = {name: value for name, value in report.to_dict().items() if name != "touched"}
+    done = report.to_dict()
+    if touched := done.pop("touched"):
+        done |= {"touched": touched[:_RECORDED], "touched_partitions": len(touched)}
     if run.command == "sync":
         done["listed"] = run.options.on_event.listed
     try:
@@ -242,6 +248,6 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         newest_of=result.newest.listed if result.newest is not None else None,
         previous_source=run.previous_source,
         skipped=result.skipped,
-        touched=partition_changes(plan),
+        touched=result.touched or partition_changes(plan),
         passed_over=result.passed_over,
     )

@@ -58,7 +58,7 @@ from pqcache.store.sync.download.remote_footer import read_remote_footer
 from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.held import Comparison, compare_content, find_unusable
 from pqcache.store.sync.listing import Listing, ListSource, check_one_table
-from pqcache.store.sync.plan import planned_files
+from pqcache.store.sync.plan import partition_changes, planned_files
 from pqcache.store.sync.safety_checks import check_case, check_space, wait_rules
 from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.tables.base import Table
@@ -209,7 +209,7 @@ class _Publisher:
 
     def _finished(self, result: RunResult, decision: Decision) -> RunResult:
         """Add what was left out of the source to the result, and warn of it."""
-        listing, held = decision.listing, self.held.manifest.files if self.held.manifest else ()
+        listing, plan, held = decision.listing, decision.plan, self.held.manifest.files if self.held.manifest else ()
         skipped = (*skipped_partitions(listing.misfits, ()), *skipped_partitions(decision.left_out, held))
         for item in skipped:
             self._warn_of_skipped(item)
@@ -222,6 +222,7 @@ class _Publisher:
             self._warn(f"{self.source.url}: {what}")
         return replace(
             result,
+            touched=() if plan.nothing_to_do else partition_changes(plan, decision.manifest, listing.paths),
             newest=listing.newest,
             table=self.source.table_version,
             passed_over=replace(listing.passed_over, waiting=len(waiting)),

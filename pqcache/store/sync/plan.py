@@ -259,7 +259,10 @@ def _single_source(entries: Sequence[FileEntry], damaged: frozenset[str]) -> dic
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionChange:
-    """What a run did to one partition directory, or would do: numbers of source files, and bytes to fetch."""
+    """What a run did to one partition directory, or would do: numbers of source files, and bytes to fetch.
+
+    ``reason`` says why, of the first of its files that are not left as they are.
+    """
 
     directory: str
     added: int
@@ -267,6 +270,7 @@ class PartitionChange:
     removed: int
     rewritten: bool
     fetched_bytes: int
+    reason: str
 
     @property
     def text(self) -> str:
@@ -277,8 +281,16 @@ class PartitionChange:
         return ", ".join([*parts, *(["rewritten"] if self.rewritten else [])])
 
 
-def partition_changes(plan: Plan) -> tuple[PartitionChange, ...]:
-    """Sorted by directory."""
+def partition_changes(
+    plan: Plan, manifest: Manifest | None = None, listed: Collection[str] = ()
+) -> tuple[PartitionChange, ...]:
+    """Sorted by directory; for the arguments see `planned_files`."""
+    reasons: dict[str, str] = {}
+    for file in planned_files(plan, manifest, listed):
+        if file.action == "rewrite":
+            reasons.setdefault(file.path, file.reason)
+        else:
+            reasons.setdefault(parent(file.path), f"{file.path.rpartition('/')[2]} {file.reason}")
     counts: dict[str, list[int]] = {}
     for at, paths in enumerate((plan.added, plan.changed, plan.removed)):
         for path in paths:
@@ -296,6 +308,7 @@ def partition_changes(plan: Plan) -> tuple[PartitionChange, ...]:
                 removed=removed,
                 rewritten=item is not None and bool(item.rewrite),
                 fetched_bytes=sum(file.identity.size for file in item.downloads) if item is not None else 0,
+                reason=reasons.get(directory, ""),
             )
         )
     return tuple(found)

@@ -98,7 +98,7 @@ def test_what_differs_between_snapshots(shop: Path, tmp_path: Path, capfd: pytes
         ["dt=2026-11-03/part-00002.parquet"],
     )
     assert found["unchanged"] == 7
-    assert found["partitions"] == {"dt=2026-11-02": -50, "dt=2026-11-03": -100, "dt=2026-11-09": 10}
+    assert found["partitions"] == {"dt=2026-11-02": [50, 100], "dt=2026-11-03": [0, 100], "dt=2026-11-09": [10, 0]}
     assert found["rows"] == [900, 760]
     assert (found["old"], found["new"]) == (old, new)
     pqcache.pin(cache, old, name="before")
@@ -108,6 +108,18 @@ def test_what_differs_between_snapshots(shop: Path, tmp_path: Path, capfd: pytes
     back = json.loads(*lines(capfd, str(cache), "--diff", new, old, "--json"))
     assert (back["old"], back["new"], back["added"]) == (new, old, found["removed"])
     assert "  + dt=2026-11-09/part-00000.parquet" in shown
+    assert [line.split() for line in shown if line.startswith("  dt=2026-11-02")] == [["dt=2026-11-02", "+50", "-100"]]
+    pqcache.repartition(cache, row_group_size="1MB")
+    write_day(shop, "2026-11-10", files=1, rows=10)
+    write_day(shop, "2026-11-10", files=2, rows=10)
+    pqcache.sync(cache)
+    last = json.loads(*lines(capfd, str(cache), "--diff", "3", "4", "--json"))["partitions"]
+    assert last == {"dt=2026-11-10": [20, 0]}
+    write_day(shop, "2026-11-10", files=3, rows=10)
+    (shop / "dt=2026-11-02" / "part-00002.parquet").unlink()
+    pqcache.sync(cache)
+    last = json.loads(*lines(capfd, str(cache), "--diff", "4", "5", "--json"))["partitions"]
+    assert last["dt=2026-11-02"] == [0, 100], "the rows of the other files were only written again"
     assert cli.run(["inspect", str(cache), "--diff", old, "nosuch"]) == 1
     assert "there is no snapshot nosuch" in capfd.readouterr().err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -80,7 +81,48 @@ def test_json_has_the_plan_and_the_partitions(lake: Path, tmp_path: Path) -> Non
     assert set(planned[0]) == {"event", "path", "action", "reason", "bytes"}
     assert [change["added"] for change in events[-1]["touched"]] == [2, 2, 2]
     pqcache.sync(lake, tmp_path / "cache")
-    assert "touched" not in pqcache.log(tmp_path / "cache")[0]
+    (first,) = pqcache.log(tmp_path / "cache")
+    assert {change["reason"] for change in first["touched"]} == {"part-00000.parquet is new at the source"}
+
+
+def test_the_log_has_what_changed_and_why(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(lake, cache)
+    size = (lake / "dt=2026-11-01" / "part-00000.parquet").stat().st_size
+    write_day(lake, "2026-11-01", files=1, rows=60)
+    (lake / "dt=2026-11-02" / "part-00001.parquet").unlink()
+    write_day(lake, "2026-11-09", files=1, rows=6)
+    now = (lake / "dt=2026-11-01" / "part-00000.parquet").stat().st_size
+    report = pqcache.sync(cache)
+    reasons = {
+        "dt=2026-11-01": f"part-00000.parquet has {now:,} bytes, not {size:,}",
+        "dt=2026-11-02": "part-00001.parquet is gone at the source",
+        "dt=2026-11-09": "part-00000.parquet is new at the source",
+    }
+    assert {change.directory: change.reason for change in report.touched} == reasons
+    record = json.loads(run_pqcache("log", cache, "--json", "--last", "1").stdout)
+    assert record["touched"] == [asdict(change) for change in report.touched]
+    assert record["touched_partitions"] == 3
+    shown = run_pqcache("log", cache, "--last", "1").stdout.splitlines()
+    assert [line.strip() for line in shown[-3:]] == [f"{name}: {reason}" for name, reason in reasons.items()]
+    for day in range(10, 20):
+        write_day(lake, f"2026-12-{day}", files=1, rows=6)
+    pqcache.sync(cache)
+    assert run_pqcache("log", cache, "--last", "1").stdout.splitlines()[-1].strip() == "and 7 more partitions"
+    pqcache.sync(cache)
+    assert "touched" not in pqcache.log(cache)[-1]
+    pqcache.repartition(cache, row_group_size="1MB")
+    reason = "its files, their row groups or options are other ones"
+    assert {change["reason"] for change in pqcache.log(cache)[-1]["touched"]} == {reason}
+
+
+def test_a_record_names_a_hundred_partitions(tmp_path: Path) -> None:
+    for part in range(103):
+        write_day(tmp_path / "lake", f"{part:03}", files=1, rows=2)
+    pqcache.sync(tmp_path / "lake", tmp_path / "cache")
+    (record,) = pqcache.log(tmp_path / "cache")
+    assert (len(record["touched"]), record["touched_partitions"]) == (100, 103)
+    assert run_pqcache("log", tmp_path / "cache").stdout.splitlines()[-1].strip() == "and 100 more partitions"
 
 
 @pytest.mark.parametrize("how", [{}, {"fill": True}, {"row_group_size": "1MB"}])
