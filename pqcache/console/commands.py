@@ -389,9 +389,9 @@ def _run_each(given: Given, did: str, run: Callable[[Any], object]) -> None:
     for cache in map(str, caches):
         try:
             run(cache)
-        except BrokenPipeError:
-            raise
-        except Exception as error:  # noqa: BLE001  see known_error
+        except Exception as error:  # see known_error
+            if isinstance(error, OSError) and error.filename is None:  # the report cannot be written
+                raise
             failed[cache] = known_error(error).exit_code
             print_failure(cache, known_error(error), given.json)
     if did and not (given.json or given.quiet):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,12 @@ def test_all_caches_are_verified_collected_and_listed(tmp_path: Path) -> None:
         ("bad", "gc", "failed"), ("good", "gc", "done"),
     ]  # fmt: skip
     text = named(tmp_path, "log", "--all", "-n", "1").stdout.splitlines()
+    (tmp_path / "root" / "bad" / "history.jsonl.zst").unlink()
+    (tmp_path / "root" / "bad" / "history.jsonl.zst").mkdir()
+    unread = named(tmp_path, "log", "--all", "--json")
+    assert (unread.returncode, '/good", ' in unread.stdout, "report this bug" in unread.stderr) == (1, True, False), (
+        unread
+    )
     assert [line for line in text if line.endswith(":")] == [f"{tmp_path}/root/bad:", f"{tmp_path}/root/good:"]
 
 
@@ -140,3 +147,13 @@ def test_what_all_needs(place: Path, tmp_path: Path) -> None:
         refused = named(place, *words)
         assert (refused.returncode, said in refused.stderr) == (2, True), refused
     assert named(tmp_path, "log", "--all").returncode == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_report_of_all_that_cannot_be_written_is_one_line(place: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "pqcache", "log", "--all", place / "root"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "No space left on device" in done.stderr
+    assert "report this bug" not in done.stderr

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pqcache.errors import PqcacheError, first_line
+from pqcache.errors import PqcacheError, error_below, first_line
 from pqcache.events import OnEvent, ignore
 from pqcache.options import SyncRun, SyncRunArguments, Unpack, documented, parsed
 from pqcache.store.cache_directory import CacheDirectory
@@ -93,6 +93,8 @@ def known_error(error: Exception) -> PqcacheError:
     """A bug as an error: it must not keep the other caches from their runs."""
     if isinstance(error, PqcacheError):
         return error
+    if isinstance(error, OSError) and error.filename:
+        return error_below(Path(error.filename), error)
     advice = "please report this bug, with the output of 'pqcache --version -v'"
     return PqcacheError(type(error).__name__, first_line(error), advice)
 
