@@ -221,6 +221,8 @@ def _training(
 ) -> Iterator[tuple[ReadPlan, Order, dict[str, Any]]]:
     """What a training reads in an epoch, by default its state's, and the order; and the state."""
     known, chosen = _checked_state(state), RowOptions(**parsed(given, RowOptions))
+    if chosen.since is None:
+        chosen = replace(chosen, since=known.get("since"))
     chosen.check_pack(known["columns"])
     data, lease = open_local_dataset(target, known["snapshot"])
     with lease or nullcontext():

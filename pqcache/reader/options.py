@@ -44,6 +44,12 @@ class RowOptions:
         "Only these rows, as Cache.lookup returns them, in the snapshot in which they were looked up. filters choose "
         "among them.",
     )
+    since: Any = python(
+        None,
+        ANY,
+        "Only the files that are new since an older snapshot of the cache, named by ID, number, pin or a state: those "
+        "made from a source file that it lacks, whole. See docs/new-data.md.",
+    )
     split: Split | None = python(
         None,
         ANY,
@@ -283,6 +289,7 @@ class OrderArguments(TypedDict, total=False):
 class RowArguments(TypedDict, total=False):
     filters: Any
     rows: SelectedRows | None
+    since: Any
     split: Split | None
     sample: float | None
     limit: int | str | None

@@ -29,6 +29,7 @@ from pqcache.reader.selection.row_filter import filter_rows
 from pqcache.reader.selection.selection import Bools, Chosen, Counts, Selection, digest_of, found_once
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.sequences import sequences_of
+from pqcache.reader.selection.since import base_of, rows_since
 from pqcache.reader.selection.split import split_rows
 from pqcache.reader.selection.weights import RowWeights
 from pqcache.store.selected_rows import SelectedRows, ranges_of
@@ -385,6 +386,8 @@ def _choose_rows(data: LocalDataset, chosen: RowOptions, seed: int, known: Count
     ``known`` are counts of rows; new counts are added to it. Invalid options raise UsageError.
     """
     found, rows, filters = Selection.of_all(data), chosen.rows, chosen.filters
+    if chosen.since is not None:
+        found = _some(rows_since(found, base_of(data, chosen.since), known), "since")
     if rows is not None:
         found = _among(found, rows)
     if filters is not None:

@@ -78,7 +78,9 @@ class SourceFile:
 class FileEntry:
     """A file of a snapshot; ``recipe`` says how it was rewritten and is empty for a plain copy.
 
-    ``checksum`` is that of its bytes as they were downloaded or written, empty if not recorded.
+    ``checksum`` is that of its bytes as they were downloaded or written, empty if not recorded. ``since`` is the number
+    of the snapshot with which the newest of its sources came, and of all snapshots since then; 0 where it isn't known
+    yet.
     """
 
     path: str
@@ -88,6 +90,7 @@ class FileEntry:
     sources: tuple[SourceFile, ...] = ()
     recipe: str = ""
     checksum: str = ""
+    since: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pqcache.store.ownership import is_own, is_trusted_cache
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import open_directory, read_regular
 
-FORMAT = 2  # as the manifest's, so that a summary never stands for a manifest that cannot be read
+FORMAT = 3  # as the manifest's, so that a summary never stands for a manifest that cannot be read
 _OURS = "_pqcache"
 
 

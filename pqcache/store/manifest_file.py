@@ -14,7 +14,7 @@ from pqcache.errors import MALFORMED, CacheError, DamagedError
 from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile, TableVersion
 from pqcache.system.disk import check_regular
 
-FORMAT = 2  # 1 had recipes that were not JSON
+FORMAT = 3  # 2 had no since
 _SOURCE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("mtime_ns", pa.int64()), ("tag", pa.string())])
 _SCHEMA = pa.schema(
     [
@@ -25,6 +25,7 @@ _SCHEMA = pa.schema(
         ("recipe", pa.string()),
         ("sources", pa.list_(_SOURCE)),
         ("checksum", pa.string()),
+        ("since", pa.int64()),
     ]
 )
 
@@ -160,6 +161,7 @@ def _batch(entries: Sequence[FileEntry], schema: pa.Schema) -> pa.RecordBatch:
             pa.array([entry.recipe for entry in entries], pa.string()),
             pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), sources),
             pa.array([entry.checksum for entry in entries], pa.string()),
+            pa.array([entry.since for entry in entries], pa.int64()),
         ],
         schema=schema,
     )
@@ -171,14 +173,21 @@ def _entries(batch: pa.RecordBatch) -> Iterable[FileEntry]:
     names = ("path", "size", "mtime_ns", "tag")
     columns: list[list[Any]] = [column.values.field(name).to_pylist() for name in names]
     flat = [SourceFile(p, Identity(s, m, t)) for p, s, m, t in zip(*columns, strict=True)]
-    plain = [batch[name].to_pylist() for name in ("path", "size", "rows", "row_groups", "recipe", "checksum")]
+    plain = [batch[name].to_pylist() for name in ("path", "size", "rows", "row_groups", "since", "recipe", "checksum")]
     if any(None in values for values in (*columns, *plain)):
         raise ValueError("it has nulls")
-    if any(min(values) < 0 for values in (columns[1], *plain[1:4]) if values):
+    if any(min(values) < 0 for values in (columns[1], *plain[1:5]) if values):
         raise ValueError("it has negative numbers")
-    for i, (path, size, rows, row_groups, recipe, checksum) in enumerate(zip(*plain, strict=True)):
+    for i, (path, size, rows, row_groups, since, recipe, checksum) in enumerate(zip(*plain, strict=True)):
         sources = tuple(flat[offsets[i] : offsets[i + 1]])
         name = sources[0].path if len(sources) == 1 and sources[0].path == path else path  # one string, not two
         yield FileEntry(
-            path=name, size=size, rows=rows, row_groups=row_groups, sources=sources, recipe=recipe, checksum=checksum
+            path=name,
+            size=size,
+            rows=rows,
+            row_groups=row_groups,
+            sources=sources,
+            recipe=recipe,
+            checksum=checksum,
+            since=since,
         )

@@ -41,8 +41,12 @@ def publish(cache: CacheDirectory, built: Path, previous: Snapshot | None) -> Sn
 def new_snapshot_id(cache: CacheDirectory, now: datetime | None = None) -> str:
     """The time, and a number that always grows."""
     moment = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
+    return f"{moment}-{next_number(cache):04d}"
+
+
+def next_number(cache: CacheDirectory) -> int:
     numbers = [snapshot.number for snapshot in (*cache.snapshots(), *arriving_snapshots(cache))]
-    return f"{moment}-{max([*numbers, read_kept(cache.path).last_number]) + 1:04d}"
+    return max([*numbers, read_kept(cache.path).last_number]) + 1
 
 
 def _remove_orphans(cache: CacheDirectory, previous: Snapshot) -> None:

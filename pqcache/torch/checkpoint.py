@@ -14,7 +14,7 @@ from pqcache.reader.order.epoch_order import FORMAT, check_format
 from pqcache.reader.order.epoch_share import Divisions, divisions_of
 
 _S = TypeVar("_S", bound="SavedPlace")
-_OPTIONAL = ("worker", "periods", "within_batch", "divisions", "batches")
+_OPTIONAL = ("worker", "periods", "within_batch", "divisions", "batches", "since")
 
 
 class Place(NamedTuple):
@@ -111,6 +111,7 @@ class State(SavedPlace):
     window: int
     piece: int
     batches: int | None = None
+    since: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from pqcache.reader.processes import agree
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.selection.selection import Counts
+from pqcache.reader.selection.since import base_of
 from pqcache.reader.window import Group
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.manifest_digest import content_digest
@@ -61,6 +62,8 @@ class DatasetReader:
         self._share_alone = options.num_replicas is not None  # one node's share without the other nodes
         self._window: Window | None = None  # of a loaded state
         self._open(options.path, options.snapshot_read, options.columns, {})
+        if options.since is not None:  # a pin may move
+            self.options = replace(options, since=base_of(self.data, options.since))
         self.check_nulls()
         self._gather_shares()
         self.token = register(self)
@@ -191,6 +194,7 @@ class DatasetReader:
             batch_size=self.options.size_in_order,
             window=window,
             piece=piece_rows,
+            since=self.options.since,
             **place.in_state(worker),
         )
 
@@ -220,7 +224,9 @@ class DatasetReader:
 
     def check_order_of(self, state: State) -> None:
         options = self.options
-        state.check_options(seed=options.seed, shuffle=options.shuffle, batch_size=options.size_in_order)
+        state.check_options(
+            seed=options.seed, shuffle=options.shuffle, batch_size=options.size_in_order, since=options.since
+        )
 
     def check_refreshes(self) -> None:
         """Raise UsageError unless this follows the current snapshot of a cache."""

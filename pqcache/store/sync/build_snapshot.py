@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from pqcache.errors import DamagedError, ParquetError, disk_errors
+from pqcache.errors import CacheError, DamagedError, ParquetError, disk_errors
 from pqcache.events import Advanced, Published, Rewrote, Started, Warned
 from pqcache.parquet.rewrite.options import differ_in_size_only, shuffle_of
 from pqcache.parquet.row_group_stats import read_footer
 from pqcache.parquet.time_units import changed_units
 from pqcache.store.hive import parent
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
-from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, assign_sources
+from pqcache.store.manifest import FileEntry, Identity, Manifest, SnapshotMetadata, SourceFile, assign_sources
 from pqcache.store.manifest_digest import write_summary
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.ownership import make_directories
-from pqcache.store.publish import publish
+from pqcache.store.publish import next_number, publish
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index, index_columns
 from pqcache.store.snapshot import Snapshot, write_checksums
 from pqcache.store.sync.bad_partitions import BadPartitionsSoFar, place_of
@@ -257,7 +257,7 @@ def _kept(plan: Plan) -> Iterator[FileEntry]:
 
 def write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> Manifest:
     """Write manifest, summary, checksums and key indexes; the index must be there."""
-    manifest = manifest_of(job, entries)
+    manifest = manifest_of(job, entries, Snapshot(target).number)
     readable = readable_by(target, entries)
     new = target / f"{FILES}.new"
     write_manifest(manifest, new)
@@ -277,9 +277,10 @@ def write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> 
     return manifest
 
 
-def manifest_of(job: SnapshotJob, entries: Iterable[FileEntry]) -> Manifest:
+def manifest_of(job: SnapshotJob, entries: Iterable[FileEntry], number: int = 0) -> Manifest:
+    """The manifest of a snapshot with this ``number``; 0: the next one."""
     return Manifest(
-        files=tuple(entries),
+        files=tuple(_dated(job, list(entries), number or next_number(job.run.cache))),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         source=job.metadata.source,
         where=job.metadata.where,
@@ -287,6 +288,27 @@ def manifest_of(job: SnapshotJob, entries: Iterable[FileEntry]) -> Manifest:
         listing=job.metadata.listing,
         table=job.metadata.table,
     )
+
+
+def _dated(job: SnapshotJob, entries: list[FileEntry], number: int) -> list[FileEntry]:
+    """Say of new files since which snapshot the cache has what they are made from."""
+    wanted = {file.path for entry in entries if not entry.since for file in entry.sources}
+    known: dict[str, list[tuple[Identity, int]]] = {}
+    try:
+        before = job.previous.manifest().files if job.previous is not None and wanted else ()
+    except CacheError as error:
+        log.debug("all files count as new: %s", error)
+        before = ()
+    for entry in before:
+        for file in entry.sources:
+            if file.path in wanted:
+                known.setdefault(file.path, []).append((file.identity, entry.since))
+
+    def first(file: SourceFile) -> int:
+        found = (since for identity, since in known.get(file.path, ()) if identity.is_still(file.identity))
+        return min(found, default=number)
+
+    return [e if e.since else replace(e, since=max(map(first, e.sources), default=number)) for e in entries]
 
 
 def readable_by(target: Path, entries: Iterable[FileEntry]) -> int:

@@ -1,0 +1,91 @@
+"""since=: the files of a snapshot whose sources an older snapshot lacks, whole."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pqcache.errors import CacheError, UsageError
+from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.selection.selection import Counts, Selection, found_once
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.history import read_history
+from pqcache.store.layout import FILES
+from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.manifest_file import read_manifest
+from pqcache.store.snapshot import Snapshot
+from pqcache.units import format_count
+
+_ID = re.compile(r"\d{8}T\d{6}Z-\d+")
+log = logging.getLogger("pqcache.reader")
+
+
+def base_of(data: LocalDataset, since: Any) -> str:
+    """The ID of the snapshot that ``since`` names by ID, number, pin or state; UsageError if none was here."""
+    if data.cache is None:
+        reason = "only a cache knows what was there before, and this is a directory, a file or one snapshot"
+        raise UsageError("since", f"{data.root}: {reason}", "open the cache that 'pqcache sync' made")
+    name = str(since.get("snapshot") if isinstance(since, Mapping) else since)
+    published = sorted({str(r["snapshot"]) for r in read_history(data.cache) if r.get("snapshot")}, key=_number)
+    if name.isdigit():
+        name = next((found for found in published if _number(found) == int(name)), name)
+    try:
+        base = CacheDirectory(data.cache).snapshot(name).id
+    except CacheError:
+        base = name
+    if base not in published:
+        last = ", ".join(published[-5:])
+        raise UsageError(f"since={name!r}", f"{data.cache} never had this snapshot", f"its last ones are {last}")
+    if _number(base) > _number(data.snapshot):
+        raise UsageError(f"since={base!r}", f"it is newer than {data.snapshot}, which is read", "name an older one")
+    return base
+
+
+def rows_since(found: Selection, base: str, known: Counts | None) -> Selection:
+    """The row groups of files that are made from a source file which the snapshot ``base`` lacks."""
+    data, name = found.data, f"since-{base}"
+
+    def find() -> pa.Table:
+        new = data.while_moving(lambda: _new_files(data, base))
+        return pa.table({"group": found.row_groups, "new": new[data.index.numbers("file")[found.row_groups]]})
+
+    new = np.asarray(found_once(data, name, found.row_groups, known, find)["new"])
+    return found.with_counts(np.where(new, found.counts, 0), name)
+
+
+def _new_files(data: LocalDataset, base: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether each file of the index is new."""
+    assert data.cache is not None
+    entries = {entry.path: entry for entry in read_manifest(data.root / FILES).files}
+    held: dict[str, list[Identity]] = {}  # the source files of the base
+    try:
+        for entry in CacheDirectory(data.cache).snapshot(base).manifest().files:
+            for file in entry.sources:
+                held.setdefault(file.path, []).append(file.identity)
+    except CacheError as error:  # it is not kept any more
+        log.debug("new files are those that came after %s: %s", base, error)
+        new = {path for path, entry in entries.items() if entry.since > _number(base)}
+        most = "some"
+    else:
+
+        def is_held(file: SourceFile) -> bool:
+            return any(identity.is_still(file.identity) for identity in held.get(file.path, ()))
+
+        new = {path for path, entry in entries.items() if not all(map(is_held, entry.sources))}
+        written = (
+            entry for path, entry in entries.items() if path in new and {f.path for f in entry.sources} & held.keys()
+        )
+        most = f"up to {sum(entry.rows for entry in written):,}"
+    rows, files = sum(entries[path].rows for path in new), format_count(len(new), "file")
+    log.info("since %s: %s rows in %s, of which %s were in it", base, f"{rows:,}", files, most)
+    return np.array([path in new for path in data.index.paths], np.bool_)
+
+
+def _number(snapshot: str) -> int:
+    return Snapshot(Path(snapshot)).number if _ID.fullmatch(snapshot) else 0
