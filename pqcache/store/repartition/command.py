@@ -195,7 +195,7 @@ def _repartition_snapshot(run: CacheRun, current: Snapshot, before: Manifest) ->
         check_space(run, plan, tree_size(run.cache.tmp_dir))
     if run.options.dry_run or plan.nothing_to_do:
         return RunResult(plan=plan, published=None, totals=before.totals)
-    return build_snapshot(run, plan, before, table=table)
+    return build_snapshot(run, plan, before, held=before.files, table=table)
 
 
 def _report(run: CacheRun, result: RunResult, before: Manifest) -> RepartitionReport:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from pqcache.errors import CacheError, DamagedError, ParquetError, disk_errors
+from pqcache.errors import DamagedError, ParquetError, disk_errors
 from pqcache.events import Advanced, Published, Rewrote, Started, Warned
 from pqcache.parquet.rewrite.options import differ_in_size_only, shuffle_of
 from pqcache.parquet.row_group_stats import read_footer
@@ -49,6 +49,7 @@ def build_snapshot(
     plan: Plan,
     metadata: SnapshotMetadata,
     *,
+    held: Sequence[FileEntry],
     origin: Origin | None = None,
     table: TableSchema | None = None,
     reindex: bool = False,
@@ -60,6 +61,7 @@ def build_snapshot(
         plan: what to keep, download and rewrite. The result has another one where the new files' schema differs from
             the others': then more is rewritten than was planned.
         metadata: what the manifest says of the snapshot beside its files.
+        held: the files of the current snapshot, none if its manifest is damaged.
         origin: where to download from; None when nothing is downloaded.
         table: the schema to rewrite files with, where it is known.
         reindex: read all footers again, and take nothing from the current index.
@@ -72,6 +74,7 @@ def build_snapshot(
             plan=plan,
             metadata=metadata,
             previous=run.current,
+            held=held,
             origin=origin,
             table=table,
             reindex=reindex,
@@ -294,12 +297,7 @@ def _dated(job: SnapshotJob, entries: list[FileEntry], number: int) -> list[File
     """Say of new files since which snapshot the cache has what they are made from."""
     wanted = {file.path for entry in entries if not entry.since for file in entry.sources}
     known: dict[str, list[tuple[Identity, int]]] = {}
-    try:
-        before = job.previous.manifest().files if job.previous is not None and wanted else ()
-    except CacheError as error:
-        log.debug("all files count as new: %s", error)
-        before = ()
-    for entry in before:
+    for entry in job.held if wanted else ():
         for file in entry.sources:
             if file.path in wanted:
                 known.setdefault(file.path, []).append((file.identity, entry.since))

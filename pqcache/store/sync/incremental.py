@@ -205,7 +205,8 @@ class _Publisher:
 
             return fill_snapshot(run, plan, decision.metadata, origin)
         reindex = bool(self.held.comparison.differing)
-        return build_snapshot(run, plan, decision.metadata, origin=origin, reindex=reindex)
+        held = self.held.manifest.files if self.held.manifest else ()
+        return build_snapshot(run, plan, decision.metadata, held=held, origin=origin, reindex=reindex)
 
     def _finished(self, result: RunResult, decision: Decision) -> RunResult:
         """Add what was left out of the source to the result, and warn of it."""

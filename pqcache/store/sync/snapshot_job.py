@@ -63,6 +63,7 @@ class SnapshotJob:
         plan: what is kept, downloaded and rewritten.
         metadata: what the manifest says of the snapshot beside its files.
         previous: the snapshot that ``plan`` was made against.
+        held: its files.
         origin: where files are downloaded from; None when none is.
         table: the schema that files are rewritten with; None where each directory has its own.
         reindex: take nothing from the index of ``previous``.
@@ -73,6 +74,7 @@ class SnapshotJob:
     plan: Plan
     metadata: SnapshotMetadata
     previous: Snapshot | None
+    held: Sequence[FileEntry] = ()
     origin: Origin | None
     table: TableSchema | None
     reindex: bool

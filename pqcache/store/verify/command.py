@@ -351,7 +351,7 @@ def _repair(
             table=manifest.table,
         )
         origin = Origin(source=source, subset=subset, confirm=partial(_check_unchanged, cache, manifest))
-        result = build_snapshot(run, plan, metadata, origin=origin, reindex=True)
+        result = build_snapshot(run, plan, metadata, held=manifest.files, origin=origin, reindex=True)
         finish_run(run, result)
     assert result.published is not None
     return result.published
