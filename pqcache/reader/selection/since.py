@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from pqcache.errors import CacheError, UsageError
 from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.selection.selection import Counts, Selection, found_once
+from pqcache.reader.selection.selection import Bools, Counts, Selection, found_once
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.history import read_history
 from pqcache.store.layout import FILES
-from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.manifest import FileEntry, Identity, SourceFile
 from pqcache.store.manifest_file import read_manifest
 from pqcache.store.snapshot import Snapshot
 from pqcache.units import format_count
@@ -48,19 +48,31 @@ def base_of(data: LocalDataset, since: Any) -> str:
 
 
 def rows_since(found: Selection, base: str, known: Counts | None) -> Selection:
-    """The row groups of files that are made from a source file which the snapshot ``base`` lacks."""
+    """The row groups of files that are made from a source file which the snapshot ``base`` lacks.
+
+    Logs how many rows these are when a dataset is opened, not in each of its workers, which know it.
+    """
     data, name = found.data, f"since-{base}"
+    is_opened = not any(key.startswith(name) for key in known or ())
 
     def find() -> pa.Table:
-        new = data.while_moving(lambda: _new_files(data, base))
-        return pa.table({"group": found.row_groups, "new": new[data.index.numbers("file")[found.row_groups]]})
+        new, again = data.while_moving(lambda: _new_files(data, base))
+        files = data.index.numbers("file")[found.row_groups]
+        again = pa.nulls(len(files), pa.bool_()) if again is None else again[files]
+        return pa.table({"group": found.row_groups, "new": new[files], "again": again})
 
-    new = np.asarray(found_once(data, name, found.row_groups, known, find)["new"])
-    return found.with_counts(np.where(new, found.counts, 0), name)
+    table = found_once(data, name, found.row_groups, known, find)
+    counts = np.where(np.asarray(table["new"]), found.counts, 0)
+    if is_opened:
+        files = format_count(len(np.unique(data.index.numbers("file")[found.row_groups[counts > 0]])), "file")
+        again = table["again"]
+        most = "some" if again.null_count else f"up to {int(counts[np.asarray(again)].sum()):,}"
+        log.info("since %s: %s rows in %s, of which %s were in it", base, f"{counts.sum():,}", files, most)
+    return found.with_counts(counts, name)
 
 
-def _new_files(data: LocalDataset, base: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether each file of the index is new."""
+def _new_files(data: LocalDataset, base: str) -> tuple[Bools, Bools | None]:
+    """Which files of the index are new, and which have a source whose path the base has too; None: not known."""
     assert data.cache is not None
     entries = {entry.path: entry for entry in read_manifest(data.root / FILES).files}
     held: dict[str, list[Identity]] = {}  # the source files of the base
@@ -70,21 +82,17 @@ def _new_files(data: LocalDataset, base: str) -> np.ndarray[tuple[int], np.dtype
                 held.setdefault(file.path, []).append(file.identity)
     except CacheError as error:  # it is not kept any more
         log.debug("new files are those that came after %s: %s", base, error)
-        new = {path for path, entry in entries.items() if entry.since > _number(base)}
-        most = "some"
-    else:
+        return _of_each(data, entries, lambda entry: entry.since > _number(base)), None
 
-        def is_held(file: SourceFile) -> bool:
-            return any(identity.is_still(file.identity) for identity in held.get(file.path, ()))
+    def is_held(file: SourceFile) -> bool:
+        return any(identity.is_still(file.identity) for identity in held.get(file.path, ()))
 
-        new = {path for path, entry in entries.items() if not all(map(is_held, entry.sources))}
-        written = (
-            entry for path, entry in entries.items() if path in new and {f.path for f in entry.sources} & held.keys()
-        )
-        most = f"up to {sum(entry.rows for entry in written):,}"
-    rows, files = sum(entries[path].rows for path in new), format_count(len(new), "file")
-    log.info("since %s: %s rows in %s, of which %s were in it", base, f"{rows:,}", files, most)
-    return np.array([path in new for path in data.index.paths], np.bool_)
+    new = _of_each(data, entries, lambda entry: not all(map(is_held, entry.sources)))
+    return new, _of_each(data, entries, lambda entry: any(file.path in held for file in entry.sources))
+
+
+def _of_each(data: LocalDataset, entries: Mapping[str, FileEntry], test: Callable[[FileEntry], bool]) -> Bools:
+    return np.array([test(entries[path]) for path in data.index.paths], np.bool_)
 
 
 def _number(snapshot: str) -> int:
