@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.few_values import few_values_are_many
+from tests.torch.ranks import Ranks
 
 __all__ = ["few_values_are_many"]
 
@@ -33,3 +36,20 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ids_of(batches: Any) -> list[int]:
     """Return the ids of all batches."""
     return [i for batch in batches for i in batch["id"].tolist()]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(6)
+    yield pool
+    pool.close()
+
+
+RunRanks = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def run_ranks(ranks: Ranks, tmp_path: Path) -> RunRanks:
+    """Return a function that runs one rank for each cache that it is given, all with the same options."""
+    stores = (tmp_path / f"store{number}" for number in itertools.count())
+    return lambda caches, **options: ranks.run(next(stores), caches, **options)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from pqcache.errors import UsageError
 from pqcache.store.shard import Shard
 from pqcache.torch import Loader, ParquetDataset
 from pqcache.torch.distributed import NodeShares, RankShare, combine_shares
-from tests.torch.ranks import Ranks
+from tests.torch.conftest import RunRanks
 
 NODES = 3
 
@@ -51,23 +49,6 @@ def ids_in(cache: Path) -> list[int]:
     return [
         int(i) for path in sorted((cache / "current").rglob("*.parquet")) for i in pq.read_table(path)["id"].to_pylist()
     ]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(2 * NODES)
-    yield pool
-    pool.close()
-
-
-RunRanks = Callable[..., list[dict[str, Any]]]
-
-
-@pytest.fixture
-def run_ranks(ranks: Ranks, tmp_path: Path) -> RunRanks:
-    """Return a function that runs one rank for each cache that it is given, all with the same options."""
-    stores = (tmp_path / f"store{number}" for number in itertools.count())
-    return lambda caches, **options: ranks.run(next(stores), caches, **options)
 
 
 @pytest.mark.parametrize(("order", "workers"), [((0, 1, 2), 0), ((2, 0, 1, 1, 2, 0), 2)])

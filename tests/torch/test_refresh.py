@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_digest import content_digest
 from pqcache.torch import Loader, Mix, ParquetDataset, Prefetch
-from tests.torch.conftest import ids_of
-from tests.torch.ranks import Ranks
+from tests.torch.conftest import RunRanks, ids_of
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 ROWS = 200  # of a night
@@ -276,20 +274,19 @@ def test_refused(lake: Lake, table: Path) -> None:
         Loader(lake.dataset()).load_state_dict({}, snapshot="newest")
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks(4)
-    yield pool
-    pool.close()
-
-
-RunRanks = Callable[..., list[dict[str, Any]]]
-
-
 @pytest.fixture
-def run_ranks(ranks: Ranks, tmp_path: Path) -> RunRanks:
-    stores = (tmp_path / f"store{number}" for number in itertools.count())
-    return lambda caches, **options: ranks.run(next(stores), caches, loader="nights", batch_size=32, **options)
+def read_nights(run_ranks: RunRanks) -> RunRanks:
+    """Return a function that reads an epoch a night on one rank for each cache that it is given."""
+    return partial(run_ranks, loader="nights", batch_size=32)
+
+
+def two_nodes(root: Path) -> tuple[Path, list[Path]]:
+    """A source, and the caches of two nodes."""
+    lake, caches = root / "lake", [root / "node0", root / "node1"]
+    write_night(lake / "dt=0" / "part-0.parquet", 0)
+    for cache in caches:
+        pqcache.sync(lake, cache)
+    return lake, caches
 
 
 def nights_of(lake: Path, root: Path, syncing: list[set[int]], first: int = 1) -> list[tuple[Path, Path, set[int]]]:
@@ -305,14 +302,11 @@ def read_by_all(found: list[dict[str, Any]], night: int) -> list[int]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_ranks_move_together(run_ranks: RunRanks, tmp_path: Path, workers: int) -> None:
+def test_ranks_move_together(read_nights: RunRanks, tmp_path: Path, workers: int) -> None:
     """Two nodes with a cache each; the second one misses a sync, and then has other IDs."""
-    lake, caches = tmp_path / "lake", [tmp_path / "node0", tmp_path / "node1"]
-    write_night(lake / "dt=0" / "part-0.parquet", 0)
-    for cache in caches:
-        pqcache.sync(lake, cache)
+    lake, caches = two_nodes(tmp_path)
     nights = nights_of(lake, tmp_path, [{0, 1}, {0}, {0, 1}, {1}])
-    found = run_ranks(caches, nights=nights, workers=workers)
+    found = read_nights(caches, nights=nights, workers=workers)
     rows = [2, 2, 4, 4]  # nights that are read: the second is not at node 1, the fourth not at node 0
     for epoch, count in enumerate(rows):
         assert read_by_all(found, epoch) == list(range(count * ROWS))
@@ -322,41 +316,38 @@ def test_ranks_move_together(run_ranks: RunRanks, tmp_path: Path, workers: int) 
     assert f"rank 1: {caches[1]}: has no snapshot with the files" in found[0]["warnings"][1][0]
 
 
-def test_ranks_that_opened_other_snapshots(run_ranks: RunRanks, lake: Lake, tmp_path: Path) -> None:
+def test_ranks_that_opened_other_snapshots(read_nights: RunRanks, lake: Lake, tmp_path: Path) -> None:
     nights = nights_of(lake.source, tmp_path, [{0}])
-    found = run_ranks([lake.cache] * 2, nights=nights, each=[{}, {"opened_before": True}])
+    found = read_nights([lake.cache] * 2, nights=nights, each=[{}, {"opened_before": True}])
     assert read_by_all(found, 0) == list(range(2 * ROWS))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_cannot_read_its_manifest(run_ranks: RunRanks, tmp_path: Path, rank: int) -> None:
-    lake, caches = tmp_path / "lake", [tmp_path / "node0", tmp_path / "node1"]
-    write_night(lake / "dt=0" / "part-0.parquet", 0)
-    for cache in caches:
-        pqcache.sync(lake, cache)
+def test_a_rank_that_cannot_read_its_manifest(read_nights: RunRanks, tmp_path: Path, rank: int) -> None:
+    lake, caches = two_nodes(tmp_path)
     nights = nights_of(lake, tmp_path, [{0, 1}] * 3)
     each: list[dict[str, Any]] = [{}, {}]
     each[rank]["damaged"] = 1
-    found = run_ranks(caches, nights=nights, each=each)
+    found = read_nights(caches, nights=nights, each=each)
     assert [read_by_all(found, epoch)[-1] + 1 for epoch in range(3)] == [2 * ROWS, 2 * ROWS, 4 * ROWS]
     assert [[len(texts) for texts in one["warnings"]] for one in found] == [[0, 1, 0]] * 2
     assert f"rank {rank}: {caches[rank]}" in found[0]["warnings"][1][0]
 
 
-def test_shares_move_together(run_ranks: RunRanks, tmp_path: Path) -> None:
+def test_shares_move_together(read_nights: RunRanks, tmp_path: Path) -> None:
     lake, caches = tmp_path / "lake", [tmp_path / "node0", tmp_path / "node1"]
     write_night(lake / "dt=0" / "part-0.parquet", 0)
     write_night(lake / "dt=1" / "part-0.parquet", 1)
     for node, cache in enumerate(caches):
         pqcache.sync(lake, cache, shard=f"{node}/2")
     nights = nights_of(lake, tmp_path, [{0, 1}, {0}, {0, 1}], first=2)
-    found = run_ranks([*caches, *caches], nights=nights)
+    found = read_nights([*caches, *caches], nights=nights)
     for epoch, count in enumerate([3, 3, 5]):
         assert read_by_all(found, epoch) == list(range(count * ROWS))
     assert [[len(texts) for texts in one["warnings"]] for one in found] == [[0, 1, 0]] * 4
 
 
-def test_a_node_that_rewrites_its_share(run_ranks: RunRanks, tmp_path: Path) -> None:
+def test_a_node_that_rewrites_its_share(read_nights: RunRanks, tmp_path: Path) -> None:
     """Its new snapshot is of the same listing as the one that the other node goes on with."""
     lake, caches = tmp_path / "lake", [tmp_path / "node0", tmp_path / "node1"]
     for night in range(2):
@@ -365,6 +356,6 @@ def test_a_node_that_rewrites_its_share(run_ranks: RunRanks, tmp_path: Path) -> 
         pqcache.sync(lake, cache, shard=f"{node}/2")
     (night,) = nights_of(lake, tmp_path, [{0, 1}], first=2)
     nights = [night, (night[0], tmp_path / "not in the lake.parquet", set())]
-    found = run_ranks(caches, nights=nights, each=[{"rewritten": 1}, {}])
+    found = read_nights(caches, nights=nights, each=[{"rewritten": 1}, {}])
     assert [read_by_all(found, epoch) for epoch in range(2)] == [list(range(3 * ROWS))] * 2
     assert [one["warnings"] for one in found] == [[[], []]] * 2
