@@ -268,7 +268,7 @@ def rollback(given: Given) -> None:
 def status(given: Given) -> None:
     """Show all caches below a directory: rows, bytes on disk, age, last run, when the next is due.
 
-    The age is that of the data: it counts from the last listing of the source that had what the cache serves.
+    The age is that of the data: the time since a listing of the source last matched what the cache serves.
     """
     import pqcache
     from pqcache.console import terminal

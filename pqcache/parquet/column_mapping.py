@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class ColumnKind(Enum):
-    """Whether a column has no fields, those of a struct, the element of a list, or key and value of a map."""
+    """Whether a column has no columns inside: fields of a struct, list elements, or keys and values of a map."""
 
     LEAF = "leaf"
     STRUCT = "struct"

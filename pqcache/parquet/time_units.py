@@ -16,7 +16,7 @@ UNITS = ("s", "ms", "us", "ns")
 
 @dataclass(frozen=True, kw_only=True)
 class TimeUnits:
-    """Fixed units: those ``chosen`` by column, and for other columns those of the schema ``before``."""
+    """Units that do not change: ``chosen`` for the columns it names, the schema ``before`` for the others."""
 
     before: pa.Schema = field(default_factory=lambda: pa.schema([]))
     chosen: Mapping[str, str] = field(default_factory=dict)

@@ -174,7 +174,7 @@ class OrderOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOptions(OrderOptions, ReadOptions):
-    """The epochs of a dataset: what is read in which order, within how much memory, and of which snapshot."""
+    """How the epochs of a dataset are read: rows, order, memory, and the snapshot."""
 
     memory: int | None = python(
         2 << 30, SIZE, "Bytes for the decoded row groups of this rank, all its workers together."

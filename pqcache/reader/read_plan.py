@@ -38,7 +38,7 @@ from pqcache.units import parse_names
 log = logging.getLogger("pqcache.reader")
 
 _FEWEST = 16  # row groups of a sample, if there are as many: rows of fewer say little of the dataset
-_SAMPLE = 5  # what a random stream is for, after those of the order, of mixes and of weights
+_SAMPLE = 5  # the random stream of samples; lower numbers are those of the order, of mixes and of weights
 _TELLING = 8  # row groups with the same integral average length: so many are no chance
 
 Bounds = tuple[Any, Any]  # the least and the greatest value

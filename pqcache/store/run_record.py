@@ -246,7 +246,7 @@ def now_text() -> str:
 
 
 def log(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return a record of each run on a cache, in the order of their ends; raises CacheError where there is no cache.
+    """List the records of all runs on a cache in the order in which they ended; raises CacheError without a cache.
 
     ``result`` is what the run came to: ``done``, ``failed``, ``refused``, ``interrupted`` or, of one that is at work,
     ``running``. A run that was killed has a record made of what it wrote when it began, and of its snapshot if it

@@ -210,7 +210,7 @@ def rollback(
     holds then, as always: correct the source first, or pin the snapshot and open it by its name.
 
     >>> report = rollback("cache/shop", "1")
-    >>> report.snapshot == report.previous  # there is no other one yet
+    >>> report.snapshot == report.previous  # it is the only one so far
     True
 
     Raises CacheError for a snapshot that is not kept, DamagedError for one that is damaged, or CacheLocked when another

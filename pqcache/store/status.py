@@ -217,7 +217,7 @@ class _Age:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> _Age:
-        """The age of a snapshot of which the history has nothing: its name has a time."""
+        """The age of a snapshot that is missing from the history, by the time in its name."""
         made = snapshot.made.timestamp()
         return cls(made, made, {})
 

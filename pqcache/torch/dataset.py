@@ -18,12 +18,11 @@ from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.options import check_rank
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.packing.pack import TokenBatches
-from pqcache.reader.processes import is_rank
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.torch.batch_groups import sizes_in_worker
 from pqcache.torch.checkpoint import Place, State
 from pqcache.torch.dataset_reader import DatasetReader
-from pqcache.torch.options import STALL_TIMEOUT, DatasetArguments, DatasetOptions
+from pqcache.torch.options import DatasetArguments, DatasetOptions
 from pqcache.torch.resumable import ResumableDataset
 from pqcache.torch.transforms import FailedRow
 from pqcache.units import format_count
@@ -158,7 +157,7 @@ class ParquetDataset(ResumableDataset):
             return  # in the middle of a state's epoch
         before = self._reader.token
         try:
-            self._reader.refresh(self._chosen_ranks is None and is_rank(), self.stall_timeout or STALL_TIMEOUT)
+            self._reader.refresh(self._meets_ranks, self._patience)
         except (PqcacheError, OSError) as error:
             message = f"epoch {record.epoch} is read from snapshot {self.snapshot} again: {error}"
             warnings.warn(message, UserWarning, stacklevel=4)
@@ -173,7 +172,7 @@ class ParquetDataset(ResumableDataset):
         loaded.check_worker()
         self.check_refreshes()
         self._reader.check_order_of(loaded)
-        self._reader.refresh(self._chosen_ranks is None and is_rank(), self.stall_timeout or STALL_TIMEOUT)
+        self._reader.refresh(self._meets_ranks, self._patience)
         left = max(0, (loaded.batches or 0) - loaded.batch) if loaded.batch else 0
         if left >= (self._ranks()[0] if self.drop_last else 1):
             message = (

@@ -372,14 +372,24 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def check_ranks(self, share: EpochShare, epoch: int) -> None:
         """Raise the same UsageError on all ranks unless each begins this epoch in the same way."""
-        if self._chosen_ranks is not None or not is_rank():
+        if not self._meets_ranks:
             return
         state = self.state_dict(after=Place(epoch, share.start, share.lanes, share.divisions))
         contents = {reader.snapshot: reader.content for reader in self.readers}
         begun = _compared({**state, "drop_last": self.drop_last, "pad": self.pad}, contents)
         if not self.is_shuffled:  # these only decide the order
             begun = {name: value for name, value in begun.items() if name not in MIXING}
-        check_alike(begun, self.stall_timeout or STALL_TIMEOUT)
+        check_alike(begun, self._patience)
+
+    @property
+    def _meets_ranks(self) -> bool:
+        """Whether this is one of the ranks of torch.distributed that read this together."""
+        return self._chosen_ranks is None and is_rank()
+
+    @property
+    def _patience(self) -> float:
+        """How long to wait for other ranks before a warning, in seconds."""
+        return self.stall_timeout or STALL_TIMEOUT
 
     def rows_of(self, epoch: int, index: int) -> RowPlaces:
         """Return where each row of a batch lies: its file, row group, and position in both.

@@ -222,7 +222,7 @@ class _Writer:
             and not anew
             and encoded_size(sample, encodings) > _WORTH_A_CHANGE * encoded_size(sample, encoder.encodings)
         ):
-            return  # learned estimates are better than those of a sample
+            return  # what was learned from slices beats a sample
         encoder.encodings = encodings
         rows, leaves = estimate_from_sample(sample, encodings, self.limit)
         weights = weigh(sample, self.queue.ratios())

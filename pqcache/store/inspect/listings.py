@@ -279,7 +279,7 @@ def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference
 
 
 def _rows_moved(before: Sequence[FileEntry], after: Sequence[FileEntry]) -> tuple[int, int]:
-    """Added and removed rows of one partition, by the entries that are no longer there and those that are new."""
+    """Rows added to and removed from a partition, from its old entries that are gone and those that are new."""
     removed, added = (sum(entry.rows for entry in entries) for entries in (before, after))
     was, now = ({file for entry in entries for file in entry.sources} for entries in (before, after))
     if was <= now or now <= was:  # what both have was only written in another way

@@ -241,7 +241,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
 
 
 def _forget_options(cache: CacheDirectory, state: _CacheState) -> None:
-    """Take the options of a first run that was refused out of ``pqcache.toml``, where it writes them at once."""
+    """Remove a refused first run's options from ``pqcache.toml``, which it has written already."""
     if state.remembered is None:
         (cache.path / CONFIG).unlink(missing_ok=True)
     else:
