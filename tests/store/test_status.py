@@ -89,7 +89,7 @@ def test_runs_readers_and_caches_that_cannot_be_read(root: Path) -> None:
         one, other = pqcache.status(root).caches
     assert one.leased == (snapshot.id,)
     assert (one.last_result, "nowhere" in str(one.last_error)) == ("failed", True)
-    assert one.synced == pqcache.log(root / "a")[0]["time"], "a run that failed makes no data fresh"
+    assert one.synced == pqcache.log(root / "a")[0]["listed"], "a run that failed makes no data fresh"
     assert "pqcache.toml: cannot be read" in str(other.error)
     assert pqcache.status(root / "a").caches[0].leased == ()
 
