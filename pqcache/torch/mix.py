@@ -40,6 +40,8 @@ class Mix(ResumableDataset):
     random: after any number of batches each dataset has given its share, to within one or two batches. The sequence
     of batches is the same for all numbers of ranks and workers whose product divides ``lanes``.
 
+    Without new rows for a dataset's ``since`` there are no batches at all.
+
     A dataset is read pass after pass. If an epoch does not exhaust it, the next epoch continues where this one stopped;
     if it runs out within an epoch, its next pass begins, in another order. So every row comes exactly once in each
     pass, and any epoch can be read without those before it. ``seed`` selects the order of draws among ranks and
@@ -116,7 +118,7 @@ class Mix(ResumableDataset):
         done = np.arange(min(place.batch, total))
         if place.divisions:
             done = batches_at(total, place.lanes, place.divisions)[: len(done)]
-        return {name: history.drawn(name, place.epoch, done) / size for name, size in self._sizes.items()}
+        return {name: history.drawn(name, place.epoch, done) / max(size, 1) for name, size in self._sizes.items()}
 
     def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
@@ -285,7 +287,9 @@ class Mix(ResumableDataset):
     def _count(self) -> None:
         """Count the batches of a pass over each dataset, and how many of them an epoch takes."""
         self._sizes = {name: reader.batches_at(0, of_mix=True) for name, reader in self._readers.items()}
-        if self.within_batch:
+        if any(not size and self.datasets[name].options.since is not None for name, size in self._sizes.items()):
+            counts = dict.fromkeys(self._sizes, 0)  # nothing is new, of which a warning was given
+        elif self.within_batch:
             counts = dict.fromkeys(self._sizes, batches_of_all(self._sizes, self.epoch_length))
         else:
             found = batches_per_epoch(self._sizes, self.weights, self.epoch_length)

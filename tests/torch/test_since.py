@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 import pqcache
 from pqcache.errors import UsageError
+from pqcache.events import Event, Warned
 from pqcache.torch import Loader, Mix, ParquetDataset
+from tests.store.tables.iceberg.lakes import Lake as IcebergLake
+from tests.store.tables.iceberg.lakes import data_file, local
 from tests.torch.conftest import ids_of
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
@@ -87,6 +92,16 @@ def test_no_new_rows(lake: Lake) -> None:
         dataset = ParquetDataset(lake.cache, since=lake.nights[-1], batch_size=32)
     assert len(dataset) == 0
     assert ids_of(Loader(dataset)) == []
+    old = ParquetDataset(lake.cache, batch_size=32)
+    for how in ({"weights": {"new": 1, "old": 1}}, {"epoch_length": 10}, {"within_batch": True}):
+        for workers in (0, 2):
+            mix = Mix({"new": dataset, "old": old}, **how)
+            assert mix.drawn() == {"new": 0, "old": 0}
+            loader = Loader(mix, num_workers=workers)
+            assert (list(loader), list(loader), len(loader)) == ([], [], 0)
+            again = Loader(Mix({"new": dataset, "old": old}, **how))
+            again.load_state_dict(loader.state_dict())
+            assert list(again) == []
 
 
 def test_a_share_of_old_rows_beside_them(lake: Lake) -> None:
@@ -135,3 +150,116 @@ def test_refused(lake: Lake, table: Path) -> None:
         ParquetDataset(lake.cache, since="2", snapshot="1")
     with pytest.raises(UsageError, match="only a cache knows"):
         ParquetDataset(table, since="1")
+
+
+def days(first: int, *names: str) -> pa.Table:
+    """ROWS rows of each day."""
+    ids = pa.array(range(first, first + ROWS * len(names)), pa.int64())
+    return pa.table({"id": ids, "dt": [name for name in names for _ in range(ROWS)]})
+
+
+@pytest.mark.filterwarnings("ignore:.*no row is left by since")
+def test_compaction_of_a_delta_table_makes_nothing_new(tmp_path: Path) -> None:
+    """OPTIMIZE after appends: of rows from before, of old and new ones, and of some that it compacts again."""
+    lake = Lake(tmp_path)
+
+    def append(first: int, *names: str) -> None:
+        write_deltalake(str(lake.source), days(first, *names), mode="append", partition_by=["dt"])
+
+    def optimize() -> None:
+        DeltaTable(str(lake.source)).optimize.compact()
+
+    append(0, "a", "b")  # hundreds 0 and 1
+    append(200, "a", "b")
+    base = lake.sync(keep=10)
+    optimize()
+    assert lake.new(lake.sync()) == lake.new(base) == set()
+    append(400, "a")
+    append(500, "a")
+    second = lake.sync()
+    assert (lake.new(base), lake.new(second)) == ({4, 5}, set())
+    optimize()  # hundreds 4 and 5 came with the second night, and are now in one file with 0 and 2
+    lake.sync()
+    assert (lake.new(base), lake.new(second)) == ({0, 2, 4, 5}, set())
+    append(600, "c")
+    append(700, "c")
+    optimize()
+    DeltaTable(str(lake.source)).update(updates={"id": "id"}, predicate="dt = 'b' AND id = 100")
+    lake.sync()
+    assert lake.new(second) == {6, 7, 1, 3}, "an update's file is new, whole"
+    for snapshot in lake.nights[:-1]:
+        before = lake.new(snapshot)
+        pqcache.gc(lake.cache, keep=1)
+        assert lake.new(snapshot) == before, "also when it is gone"
+
+
+def test_a_delta_log_that_does_not_reach_back(tmp_path: Path) -> None:
+    lake, events = Lake(tmp_path), list[Event]()
+    for first in (0, 100):
+        write_deltalake(str(lake.source), days(first, "a"), mode="append")
+    base = lake.sync(keep=10)
+    table = DeltaTable(str(lake.source))
+    table.optimize.compact()
+    table.create_checkpoint()
+    (lake.source / "_delta_log" / f"{2:020}.json").unlink()
+    with pytest.warns(UserWarning, match="no row is left"):
+        assert lake.new(base) == set()
+    lake.sync(on_event=events.append)
+    assert lake.new(base) == {0, 1}
+    [warned] = [event.message for event in events if isinstance(event, Warned)]
+    assert "does not reach back to the last sync, so since= counts all files of tonight as new" in warned
+
+
+@pytest.mark.filterwarnings("ignore:.*no row is left by since")
+def test_a_replace_of_an_iceberg_table_makes_nothing_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    iceberg, lake = IcebergLake(tmp_path / "warehouse"), Lake(tmp_path)
+    iceberg.configure(monkeypatch)
+    table = iceberg.create("orders", days(0, "a").schema, by=["dt"])
+
+    def sync() -> str:
+        lake.nights.append(pqcache.sync("iceberg://lake/shop.orders", lake.cache, keep=10).snapshot)
+        return lake.nights[-1]
+
+    def compact(day: str) -> None:
+        """As an engine's rewrite_data_files does, which pyiceberg cannot."""
+        table.refresh()
+        tasks = [task.file for task in table.scan(row_filter=f"dt = '{day}'").plan_files()]
+        rows = table.scan(row_filter=f"dt = '{day}'").to_arrow()
+        with table.transaction() as transaction, transaction.update_snapshot().overwrite() as update:
+            for file in tasks:
+                update.delete_data_file(file)
+            update.append_data_file(data_file(table, rows, [day]))
+        path = local(table.metadata_location)
+        metadata = json.loads(path.read_text())
+        metadata["snapshots"][-1]["summary"]["operation"] = "replace"
+        path.write_text(json.dumps(metadata))
+
+    table.append(days(0, "a", "b"))
+    table.append(days(200, "a", "b"))
+    base = sync()
+    compact("a")
+    assert lake.new(sync()) == lake.new(base) == set()
+    table.append(days(400, "b"))
+    second = sync()
+    compact("b")
+    table.append(days(500, "a"))
+    sync()
+    assert lake.new(base) == {1, 3, 4, 5}
+    assert lake.new(second) == {5}
+    table.overwrite(days(600, "a"), overwrite_filter="dt = 'a'")
+    sync()
+    assert lake.new(second) == {6}
+    iceberg.catalog.close()
+
+
+def test_a_base_that_a_rollback_has_left(lake: Lake) -> None:
+    pqcache.rollback(lake.cache, "2")
+    lake.write(5, 800)
+    lake.sync(max_delete="100%")
+    assert lake.new(lake.nights[3]) == {8}
+    assert lake.new(lake.nights[1]) == {5, 3, 8}
+    pqcache.gc(lake.cache, keep=1)
+    assert lake.new(lake.nights[1]) == {5, 3, 8}
+    assert lake.new(lake.nights[3]) == {8}, "as it was found before"
+    with pytest.raises(UsageError, match=r"since='.*-0003': a rollback has left it and it is not kept any more"):
+        ParquetDataset(lake.cache, since=lake.nights[2])

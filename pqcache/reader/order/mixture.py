@@ -126,6 +126,8 @@ def interleave(counts: Sequence[int]) -> Ints:
         if parts is None:
             found[places] = k
             continue
+        if not count:
+            continue
         left, right = parts
         ahead = (2 * np.arange(count + 1, dtype=np.int64) * left[0] + count) // (2 * count)
         to_left = np.diff(ahead) > 0

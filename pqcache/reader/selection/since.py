@@ -15,7 +15,7 @@ from pqcache.errors import CacheError, UsageError
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.selection.selection import Bools, Counts, Selection, found_once
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.history import read_history
+from pqcache.store.history import ROLLBACK, read_history
 from pqcache.store.layout import FILES
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
 from pqcache.store.manifest_file import read_manifest
@@ -75,20 +75,36 @@ def _new_files(data: LocalDataset, base: str) -> tuple[Bools, Bools | None]:
     """Which files of the index are new, and which have a source whose path the base has too; None: not known."""
     assert data.cache is not None
     entries = {entry.path: entry for entry in read_manifest(data.root / FILES).files}
+    is_left, number = _is_left(data.cache, base), _number(base)
     held: dict[str, list[Identity]] = {}  # the source files of the base
     try:
         for entry in CacheDirectory(data.cache).snapshot(base).manifest().files:
             for file in entry.sources:
                 held.setdefault(file.path, []).append(file.identity)
     except CacheError as error:  # it is not kept any more
-        log.debug("new files are those that came after %s: %s", base, error)
-        return _of_each(data, entries, lambda entry: entry.since > _number(base)), None
+        if is_left:
+            reason = "a rollback has left it and it is not kept any more, so its files are not known"
+            raise UsageError(f"since={base!r}", reason, "name the snapshot that was rolled back to") from error
+        return _of_each(data, entries, lambda entry: entry.since > number), None
 
     def is_held(file: SourceFile) -> bool:
         return any(identity.is_still(file.identity) for identity in held.get(file.path, ()))
 
-    new = _of_each(data, entries, lambda entry: not all(map(is_held, entry.sources)))
+    def is_new(entry: FileEntry) -> bool:  # not if a table's own compaction has written it
+        return (entry.since > number or is_left) and not all(map(is_held, entry.sources))
+
+    new = _of_each(data, entries, is_new)
     return new, _of_each(data, entries, lambda entry: any(file.path in held for file in entry.sources))
+
+
+def _is_left(cache: Path, base: str) -> bool:
+    """Whether a rollback has left it for an older snapshot: later ones are not made from it."""
+    is_left = False
+    for record in read_history(cache):
+        if record.get("command") == ROLLBACK:
+            to, of = _number(str(record.get("snapshot"))), _number(str(record.get("previous")))
+            is_left = to < _number(base) <= of or (is_left and to != _number(base))
+    return is_left
 
 
 def _of_each(data: LocalDataset, entries: Mapping[str, FileEntry], test: Callable[[FileEntry], bool]) -> Bools:

@@ -36,6 +36,7 @@ from pqcache.store.sync.plan import DirectoryPlan, Plan, plan_repartition, recip
 from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.snapshot_job import BuiltFile, Origin, RewrittenFile, SnapshotJob, keys_of, sources_of
 from pqcache.store.sync.table_schema import SchemaSet, TableSchema, local_table_schema, uniform_table_schema
+from pqcache.store.tables.base import Table
 from pqcache.store.tmp_directory import make_workdir, take_over_or_remove
 from pqcache.system.checksum import checksum_of
 from pqcache.system.disk import fsync_path, limit_mode, limit_modes, link_or_copy, remove_tree, tree_size
@@ -295,18 +296,45 @@ def manifest_of(job: SnapshotJob, entries: Iterable[FileEntry], number: int = 0)
 
 def _dated(job: SnapshotJob, entries: list[FileEntry], number: int) -> list[FileEntry]:
     """Say of new files since which snapshot the cache has what they are made from."""
-    wanted = {file.path for entry in entries if not entry.since for file in entry.sources}
-    known: dict[str, list[tuple[Identity, int]]] = {}
-    for entry in job.held if wanted else ():
+    new = [file for entry in entries if not entry.since for file in entry.sources]
+    known = _ages(job.held, {file.path for file in new})
+    dates = {}
+    for file in new:
+        found = [since for identity, since in known.get(file.path, ()) if identity.is_still(file.identity)]
+        dates[file] = min(found, default=number)
+    unknown = {file.path for file in new if dates[file] == number}
+    if unknown and job.held:
+        rewritten = {path: names for path, names in _rewritten(job).items() if path in unknown}
+        known = _ages(job.held, {name for names in rewritten.values() for name in names})
+        for file in new:
+            if file.path in rewritten:  # it is as old as the newest file that had its rows
+                found = [min((s for _, s in known.get(name, ())), default=number) for name in rewritten[file.path]]
+                dates[file] = max(found)
+    return [
+        e if e.since else replace(e, since=max((dates[file] for file in e.sources), default=number)) for e in entries
+    ]
+
+
+def _ages(held: Iterable[FileEntry], paths: Collection[str]) -> dict[str, list[tuple[Identity, int]]]:
+    """The identities that source files have in the cache, and since which snapshot."""
+    found: dict[str, list[tuple[Identity, int]]] = {}
+    for entry in held if paths else ():
         for file in entry.sources:
-            if file.path in wanted:
-                known.setdefault(file.path, []).append((file.identity, entry.since))
+            if file.path in paths:
+                found.setdefault(file.path, []).append((file.identity, entry.since))
+    return found
 
-    def first(file: SourceFile) -> int:
-        found = (since for identity, since in known.get(file.path, ()) if identity.is_still(file.identity))
-        return min(found, default=number)
 
-    return [e if e.since else replace(e, since=max(map(first, e.sources), default=number)) for e in entries]
+def _rewritten(job: SnapshotJob) -> Mapping[str, Sequence[str]]:
+    """The files of the table that were there before, or have only rows of such files, which are named."""
+    source = None if job.origin is None else job.origin.source
+    if not isinstance(source, Table) or job.origin is None:
+        return {}
+    found = source.made_from(job.origin.before)
+    if found is None:
+        reason = "its log does not reach back to the last sync, so since= counts all files of tonight as new"
+        job.on_event(Warned(f"{source.url}: {reason}"))
+    return found or {}
 
 
 def readable_by(target: Path, entries: Iterable[FileEntry]) -> int:

@@ -199,7 +199,8 @@ class _Publisher:
         if subset.ignore_case:
             subset = spelled(subset, run.current, decision.files, self._schemas_of(plan.downloads))
         skips = run.config.skip_bad and not decision.fills
-        origin = Origin(source=source, subset=subset, confirm=confirm, skip_bad=skips)
+        before = self.held.manifest.table if self.held.manifest else None
+        origin = Origin(source=source, subset=subset, confirm=confirm, skip_bad=skips, before=before)
         if decision.fills:
             from pqcache.store.sync.fill import fill_snapshot  # and pyarrow.compute, which few syncs need
 

@@ -16,7 +16,7 @@ from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.time_units import TimeUnits
 from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent, partition_values
-from pqcache.store.manifest import DIRECTORY, FileEntry, SnapshotMetadata, SourceFile
+from pqcache.store.manifest import DIRECTORY, FileEntry, SnapshotMetadata, SourceFile, TableVersion
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA
 from pqcache.store.snapshot import Snapshot
@@ -44,13 +44,14 @@ class Origin:
 
     ``confirm`` is called with the entries of the new snapshot when all of them are downloaded and rewritten; what it
     raises keeps the snapshot from being published. With ``skip_bad``, BadPartitions is raised for files that cannot be
-    taken.
+    taken. ``before`` is the version of the table that the cache has.
     """
 
     source: Source
     subset: Subset
     confirm: Callable[[Sequence[FileEntry]], None]
     skip_bad: bool = False
+    before: TableVersion | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ have a `Table` of their own. Nothing else in pqcache knows what kind of table it
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from abc import abstractmethod
@@ -29,12 +30,13 @@ from pqcache.store.drivers.base import (
 )
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.retries import FEW_TRIES, Patience, with_retries
-from pqcache.store.hive import NULL, is_hidden
+from pqcache.store.hive import NULL, is_hidden, parent
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
 from pqcache.store.manifest_digest import digest_of_sources
 from pqcache.store.urls import local_path, printable, url_scheme, with_usual_scheme
 
 T = TypeVar("T")
+log = logging.getLogger("pqcache.sync")
 
 _UNSAFE = "".join(map(chr, range(0x20))) + "\"#%'*/:=?\\\x7f{[]^"  # what Hive encodes in a partition's path
 PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
@@ -87,15 +89,30 @@ class TableFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Commit:
+    """What a commit did to data files, each by its URL, with what is the same of all files in a partition.
+
+    ``rewritten`` are files that have rows of the ``removed`` ones alone, as compaction writes them, and ``added`` are
+    those with rows of their own.
+    """
+
+    added: Collection[str]
+    rewritten: Mapping[str, str]
+    removed: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TableListing:
     """The files of a table by path, and its version.
 
     Of a table without versions the files are all that lie in its directories, as in a listing of them, and the version
-    has the types of the partition columns alone; None if it has no such columns.
+    has the types of the partition columns alone; None if it has no such columns. ``commits_since`` reads the commits
+    after an older version, oldest first; None if the log does not have them all.
     """
 
     files: Mapping[str, TableFile]
     version: TableVersion | None = None
+    commits_since: Callable[[str], Iterable[Commit] | None] | None = None
 
 
 def partition_path(values: Mapping[str, str | None]) -> str:
@@ -129,6 +146,20 @@ def iso_time(time_ns: int) -> str:
 
 def digest(*parts: object) -> str:
     return blake2b("\0".join(map(str, parts)).encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def _sources_of(commits: Iterable[Commit]) -> dict[str, Collection[str]]:
+    """For each file that one of the commits wrote, the files before them that had its rows; none if it is not known."""
+    found: dict[str, Collection[str]] = {}
+    for commit in commits:
+        merged: dict[str, list[Collection[str]]] = {}
+        for url, partition in commit.removed.items():
+            merged.setdefault(partition, []).append(found.get(url, [url]))
+        for url, partition in commit.rewritten.items():
+            parts = merged.get(partition, [])
+            found[url] = {name for part in parts for name in part} if all(parts) else ()
+        found.update(dict.fromkeys(commit.added, ()))
+    return found
 
 
 def _name(url: str) -> str:
@@ -355,6 +386,29 @@ class Table(Source, LocalModes):
     def list(self) -> Iterator[SourceFile]:
         for file in self._known(again=not self.capabilities.lists_one_version).files.values():
             yield SourceFile(file.path, file.identity)
+
+    def made_from(self, before: TableVersion | None) -> Mapping[str, Sequence[str]] | None:
+        """Which files of the version ``before`` had the rows of the files of this one, by their paths in a cache.
+
+        Files with other rows, too, are left out. None if the log does not reach back.
+        """
+        listing = self._known()
+        now = listing.version
+        if before is None or now is None or now.format != before.format or listing.commits_since is None:
+            return {}
+        try:
+            commits = listing.commits_since(before.version)
+            sources = None if commits is None else _sources_of(commits)
+        except SourceError as error:
+            log.debug("commits since version %s: %s", before.version, error)
+            sources = None
+        if sources is None:
+            return None
+        return {
+            path: [f"{parent(path)}/{_name(url)}".lstrip("/") for url in sources.get(file.url, [file.url])]
+            for path, file in listing.files.items()
+            if sources.get(file.url, [file.url])
+        }
 
     def stat(self, path: str) -> Identity:
         file = self._file(path)

@@ -38,6 +38,7 @@ from pqcache.parquet.column_mapping import ColumnKind, TableColumn
 from pqcache.store.drivers.base import FileShape, Source
 from pqcache.store.manifest import Identity, SourceFile, TableVersion, committed_tag
 from pqcache.store.tables.base import (
+    Commit,
     TableFile,
     TableListing,
     TableLog,
@@ -137,7 +138,31 @@ class _DeltaReader:
                 schema_digest=digest(json.dumps(schema.fields, sort_keys=True)),  # the library's order is random
                 load_schema=partial(_arrow_schema, columns),
             ),
+            commits_since=partial(self._commits, version),
         )
+
+    def _commits(self, version: int, before: str) -> list[Commit] | None:
+        """The commits after the version ``before``, up to ``version``."""
+        numbers = range(int(before) + 1, version + 1)
+        if int(before) > version or not self.log.commits.keys() >= set(numbers):
+            return None
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="pqcache-log") as threads:
+            return list(threads.map(self._commit, numbers))
+
+    def _commit(self, version: int) -> Commit:
+        added: list[str] = []
+        rewritten: dict[str, str] = {}
+        removed: dict[str, str] = {}
+        with self._commit_errors(version):
+            for line in self.table.read(self.log.commits[version]).splitlines():
+                for kind, action in json.loads(line or b"{}").items():
+                    if kind == "add" and action["dataChange"]:
+                        added.append(file_url_of(self.table.url, action["path"]))
+                    elif kind in ("add", "remove") and not action["dataChange"]:
+                        files = rewritten if kind == "add" else removed
+                        values = json.dumps(action.get("partitionValues"), sort_keys=True)
+                        files[file_url_of(self.table.url, action["path"])] = values
+        return Commit(added=added, rewritten=rewritten, removed=removed)
 
     @contextmanager
     def _library(self) -> Iterator[None]:
@@ -222,15 +247,19 @@ class _DeltaReader:
 
     def _in_commit(self, version: int) -> int | None:
         """The time in a commit, in nanoseconds; None if it has none."""
-        file = self.log.commits[version]
-        data = self.table.read(file)
-        try:
+        data = self.table.read(self.log.commits[version])
+        with self._commit_errors(version):
             info = json.loads(data.partition(b"\n")[0]).get("commitInfo") or {}
             time = info.get("inCommitTimestamp")
             return None if time is None else int(time) * 1_000_000
+
+    @contextmanager
+    def _commit_errors(self, version: int) -> Iterator[None]:
+        try:
+            yield
         except MALFORMED as error:
-            reason = f"is no commit ({first_line(error)})"
-            raise SourceError(self.table.source.url_of(file.path), reason, CHECK_TABLE) from error
+            name = self.table.source.url_of(self.log.commits[version].path)
+            raise SourceError(name, f"is no commit ({first_line(error)})", CHECK_TABLE) from error
 
     def _bytes_of(self, path: str, offset: int, length: int) -> bytes:
         return self.table.files.read(file_url_of(self.table.url, path), offset, length)

@@ -23,14 +23,14 @@ from pyiceberg.avro.decoder import StreamingBinaryDecoder
 from pyiceberg.avro.file import AvroFile
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.io import FileIO, InputFile, OutputFile
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestFile
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestEntryStatus, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, index_by_id, index_name_by_id
 from pyiceberg.table import FileScanTask
 from pyiceberg.table import Table as ScannedTable
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.name_mapping import MappedField, parse_mapping_from_json
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 
@@ -51,6 +51,7 @@ from pqcache.store.drivers.remote import censored, known_cause
 from pqcache.store.hive import NULL
 from pqcache.store.manifest import Identity, TableVersion, committed_tag
 from pqcache.store.tables.base import (
+    Commit,
     StoreFiles,
     TableFile,
     TableListing,
@@ -112,7 +113,41 @@ def listing_of(metadata: TableMetadata, access: TableAccess, rule: VersionRule, 
             schema=arrow_schema(schema).serialize().to_pybytes(),
         )
         planned = planned_files(metadata, snapshot, access, url)
-        return TableListing(files=_files(metadata, access, schema, planned, url), version=version)
+        files = _files(metadata, access, schema, planned, url)
+        return TableListing(
+            files=files, version=version, commits_since=partial(_commits, metadata, access, snapshot, url)
+        )
+
+
+def _commits(
+    metadata: TableMetadata, access: TableAccess, snapshot: Snapshot, url: str, before: str
+) -> list[Commit] | None:
+    """The commits after the snapshot ``before`` that led to ``snapshot``."""
+    found, at = [], snapshot
+    with iceberg_errors(url):
+        while str(at.snapshot_id) != before:
+            found.append(_commit(at, access))
+            parent = None if at.parent_snapshot_id is None else metadata.snapshot_by_id(at.parent_snapshot_id)
+            if parent is None:
+                return None
+            at = parent
+    return found[::-1]
+
+
+def _commit(snapshot: Snapshot, access: TableAccess) -> Commit:
+    file_io = StoreFileIO({ACCESS: access})
+    written: dict[str, str] = {}
+    removed: dict[str, str] = {}
+    for manifest in snapshot.manifests(file_io):
+        if manifest.content == ManifestContent.DATA and manifest.added_snapshot_id == snapshot.snapshot_id:
+            for entry in manifest.fetch_manifest_entry(file_io, discard_deleted=False):
+                if entry.snapshot_id == snapshot.snapshot_id and entry.status != ManifestEntryStatus.EXISTING:
+                    file = entry.data_file
+                    files = written if entry.status == ManifestEntryStatus.ADDED else removed
+                    files[access.url_of(file.file_path)] = f"{file.spec_id} {file.partition}"
+    if snapshot.summary is not None and snapshot.summary.operation == Operation.REPLACE:
+        return Commit(added=(), rewritten=written, removed=removed)
+    return Commit(added=tuple(written), rewritten={}, removed=removed)
 
 
 def _files(
