@@ -6,7 +6,6 @@ have a `Table` of their own. Nothing else in pqcache knows what kind of table it
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from abc import abstractmethod
@@ -36,7 +35,6 @@ from pqcache.store.manifest_digest import digest_of_sources
 from pqcache.store.urls import local_path, printable, url_scheme, with_usual_scheme
 
 T = TypeVar("T")
-log = logging.getLogger("pqcache.sync")
 
 _UNSAFE = "".join(map(chr, range(0x20))) + "\"#%'*/:=?\\\x7f{[]^"  # what Hive encodes in a partition's path
 PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
@@ -400,7 +398,9 @@ class Table(Source, LocalModes):
             commits = listing.commits_since(before.version)
             sources = None if commits is None else _sources_of(commits)
         except SourceError as error:
-            log.debug("commits since version %s: %s", before.version, error)
+            import logging  # a sync with nothing to do does not need it
+
+            logging.getLogger("pqcache.sync").debug("commits since version %s: %s", before.version, error)
             sources = None
         if sources is None:
             return None
