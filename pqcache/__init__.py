@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.errors import AccessExpired as AccessExpired
     from pqcache.errors import CacheError as CacheError
     from pqcache.errors import CacheLocked as CacheLocked
+    from pqcache.errors import ContractNotMet as ContractNotMet
     from pqcache.errors import DamagedError as DamagedError
     from pqcache.errors import Interrupted as Interrupted
     from pqcache.errors import ParquetError as ParquetError

@@ -12,6 +12,7 @@ PqcacheError                1   something failed; the message says which file an
 ├── ParquetError            1   not Parquet, truncated, or something we cannot represent
 │   └── TypeClash           1   a column has types in two files that do not fit together
 ├── PartitionsSkipped       5   a sync has kept old versions of partitions, or left some out
+├── ContractNotMet          6   new data do not meet a rule of [expect]: nothing was published
 ├── CacheError              1   no cache here, another version of one, or a damaged one
 │   ├── DamagedError        4   a part of the cache is not as it was written
 │   └── CacheLocked        75   another run holds the lock (EX_TEMPFAIL)
@@ -158,6 +159,12 @@ class PartitionsSkipped(PqcacheError):
     """A sync could not take all partitions as they are now: they are bad, or were replaced by far fewer rows."""
 
     exit_code = 5
+
+
+class ContractNotMet(PqcacheError):
+    """New data do not meet a rule of ``[expect]`` in ``pqcache.toml``; nothing was published."""
+
+    exit_code = 6
 
 
 class CacheError(PqcacheError):

@@ -319,6 +319,18 @@ def _names(given: Any) -> tuple[str, ...]:
     return () if given == "" else parse_names("", given)
 
 
+def _rules(given: Any) -> tuple[str, ...]:
+    """``[expect]`` of ``pqcache.toml``, or the rules alone."""
+    rules = given
+    if isinstance(given, Mapping):
+        if others := given.keys() - {"rules"}:
+            raise UsageError("", f"{min(others)!r} is not known", "write rules = [...] below [expect]")
+        rules = given.get("rules", ())
+    if isinstance(rules, list | tuple) and all(isinstance(rule, str) for rule in rules):
+        return tuple(map(str, rules))
+    raise UsageError("", "not a list of rules", 'write it like rules = ["nulls.price < 1%"]')
+
+
 def _between_commas(words: str) -> list[str]:
     return [name.strip() for name in words.split(",") if name.strip()]
 
@@ -379,6 +391,14 @@ LIST = Kind(_unnamed(lambda names: parse_names("", names)))
 COLUMNS = Kind(_unnamed(_names), list, "COLUMN", list, is_list=True)
 PAIRS = Kind(_pairs, _pairs_between_commas, "NAME=VALUE,...", dict, config="A table of names and values.")
 SETTINGS = Kind(_pairs, _settings, "KEY=VALUE", dict, is_list=True, config="A table of names and values.")
+RULES = Kind(
+    _rules,
+    lambda words: [word for word in words if word],
+    "RULE",
+    lambda rules: {"rules": list(rules)},
+    is_list=True,
+    config="A table with rules, a list of texts.",
+)
 COUNTS = Kind(list, _counts, "N,N,...")
 PATH = Kind(Path, Path, "FILE")
 PATHS = Kind(list, lambda words: [Path(word) for word in words], is_list=True)
@@ -522,6 +542,14 @@ class Safety:
         SAFETY,
         "Take columns, fields of structs and partition keys whose names differ only in case in different files as one, "
         "under the first spelling. Default: they clash.",
+    )
+    expect: tuple[str, ...] = remembered(
+        (),
+        RULES,
+        SAFETY,
+        "A rule that new data have to meet, such as 'nulls.price < 1%' or 'rows per dt within 30% of the last 7'. If "
+        "one is not met, nothing is published, with exit code 6; ': warn' at its end only warns.",
+        empty="'' removes all.",
     )
 
 
@@ -1023,6 +1051,7 @@ class SyncArguments(SyncRunArguments, total=False):
     skip_bad: bool | None
     time_units: Mapping[str, str] | None
     ignore_case: bool | None
+    expect: Sequence[str] | None
     options: Mapping[str, str] | None
     hdfs_driver: str | None
 

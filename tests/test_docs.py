@@ -136,7 +136,7 @@ NOT_RUN = {
     "sh of hdfs3": "hdfs3", "sh of hive": "hive://", "sh of rclone": "rclone ",
     "python of petastorm": "petastorm", "python of webdataset": "webdataset", "python of streaming": "streaming",
     "python of prometheus_client": "prometheus_client", "python of opentelemetry": "opentelemetry",
-    "python of tensorflow": "tensorflow", "json of yarn": "dask worker", "text": "", "": "",
+    "python of tensorflow": "tensorflow", "json of yarn": "dask worker", "toml": "", "text": "", "": "",
 }  # fmt: skip
 
 

@@ -35,8 +35,8 @@ html_permalinks_icon = "#"
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 
 CONTENTS = {
-    "Start": ["docs/quick-start", "docs/nightly", "docs/operating", "docs/snapshots", "docs/caches", "docs/newest",
-              "docs/shards", "docs/serve", "docs/filling", "docs/repartition", "docs/cluster"],
+    "Start": ["docs/quick-start", "docs/nightly", "docs/operating", "docs/contracts", "docs/snapshots", "docs/caches",
+              "docs/newest", "docs/shards", "docs/serve", "docs/filling", "docs/repartition", "docs/cluster"],
     "Sources": ["docs/sources", "docs/hdfs", "docs/s3", "docs/stores", "docs/tables", "docs/iceberg", "docs/hive"],
     "Training": ["docs/training", "docs/gpus", "docs/loading", "docs/splits", "docs/weights", "docs/packing",
                  "docs/new-data", "docs/transforms", "docs/keys", "docs/monitoring", "docs/frameworks/README",

@@ -152,7 +152,7 @@ def variables(result: TableResult) -> dict[str, str]:
     """What a command learns of a sync, as environment variables."""
     report, error = result.report, result.error
     came_to = DONE if error is None else FAILED
-    came_to = {3: REFUSED, 75: REFUSED, 5: "skipped"}.get(result.exit_code, came_to)
+    came_to = {3: REFUSED, 6: REFUSED, 75: REFUSED, 5: "skipped"}.get(result.exit_code, came_to)
     known: dict[str, object] = {"CACHE": result.cache, "NAME": Path(result.cache).name}
     known |= {"RESULT": came_to, "EXIT_CODE": result.exit_code, "ERROR": "" if error is None else str(error)}
     if report is not None:

@@ -13,6 +13,7 @@ from pqcache.options import Remembered, options_of
 from pqcache.options import parsed as parsed_options
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
 from pqcache.store.cache_directory import config_text, parsed
+from pqcache.store.expect import Rule, parse_rules
 from pqcache.store.hive import parse_types
 from pqcache.store.layout import CONFIG
 from pqcache.store.newest import FREE, parse_newest
@@ -47,6 +48,7 @@ class Config(Remembered):
             if unit not in ("s", "ms", "us", "ns"):
                 raise UsageError(f"--time-units {name}={unit}", "not a unit of time", "choose s, ms, us or ns")
         self.rewrite()
+        _ = self.rules
 
     @property
     def file_rules(self) -> FileRules:
@@ -56,6 +58,10 @@ class Config(Remembered):
     @property
     def version_rule(self) -> VersionRule:
         return VersionRule(version=self.version, as_of=self.as_of)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        return parse_rules(self.expect)
 
     def rewrite(self) -> RewriteOptions | None:
         """None if files are taken as they come."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,23 @@ def read_manifest(path: Path) -> Manifest:
 def read_heading(path: Path) -> Manifest:
     """Read a manifest without its files; raises as ``read_manifest``."""
     return _read(path, lambda: _opened(path), with_files=False)
+
+
+def newest_time(path: Path) -> float | None:
+    """When the newest source file was written, in seconds since 1970; of a table without such times, its commit.
+
+    None if neither is known. Raises as ``read_manifest``.
+    """
+    table = read_heading(path).table
+    try:
+        with _opened(path) as file, pa.ipc.open_file(file) as reader:
+            batches = map(reader.get_batch, range(reader.num_record_batches))
+            found = [batch["sources"].values.field("mtime_ns").to_numpy() for batch in batches]
+    except (pa.ArrowException, OSError, *MALFORMED) as error:
+        raise DamagedError(path, f"the manifest cannot be read ({error})", "the next sync builds it again") from error
+    if newest := max((int(times.max()) for times in found if len(times)), default=0):
+        return newest / 1e9
+    return datetime.fromisoformat(table.time).timestamp() if table is not None and table.time else None
 
 
 def parse_manifest(data: bytes, name: str) -> Manifest:

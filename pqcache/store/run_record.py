@@ -43,7 +43,7 @@ from pqcache.system.locks import try_lock
 from pqcache.system.process_identity import ProcessIdentity
 from pqcache.system.stopwatch import Stopwatch
 
-_REFUSALS = (3, 75)  # exit codes of runs that were kept from doing anything
+_REFUSALS = (3, 6, 75)  # exit codes of runs that were kept from doing anything
 
 
 class RunRecord:

@@ -33,7 +33,7 @@ from pqcache.store.sync.download.download_file import Downloaded, DownloadOption
 from pqcache.store.sync.download.download_pool import Downloader, download_all, stoppable_threads
 from pqcache.store.sync.download.subset import EVERYTHING
 from pqcache.store.sync.plan import DirectoryPlan, Plan, plan_repartition, recipe_of
-from pqcache.store.sync.safety_checks import check_space
+from pqcache.store.sync.safety_checks import check_rules, check_space
 from pqcache.store.sync.snapshot_job import BuiltFile, Origin, RewrittenFile, SnapshotJob, keys_of, sources_of
 from pqcache.store.sync.table_schema import SchemaSet, TableSchema, local_table_schema, uniform_table_schema
 from pqcache.store.tables.base import Table
@@ -99,9 +99,10 @@ def build_snapshot(
         for change in changed_units(job.schema_before() or schema, schema):
             job.on_event(Warned(f"{metadata.source}: {change}"))
         manifest = write_metadata(job, target, entries)
+        findings = () if origin is None else check_rules(run, target, manifest.files)
         snapshot = publish(cache, target, job.previous)
     job.on_event(Published(snapshot.id))
-    return RunResult(plan=plan, published=snapshot, totals=manifest.totals)
+    return RunResult(plan=plan, published=snapshot, totals=manifest.totals, findings=findings)
 
 
 def _unify(

@@ -12,6 +12,7 @@ from pqcache.options import SyncRun
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.drivers.retries import FEW_TRIES, Patience
+from pqcache.store.expect import Finding
 from pqcache.store.gc import remove_old_snapshots
 from pqcache.store.manifest import TableVersion, Totals
 from pqcache.store.newest import NewestPartitions
@@ -109,7 +110,8 @@ class RunResult:
 
     ``touched`` are the partitions that changed, or would. ``table`` is the version of the table that the source is,
     ``newest`` what was taken of its partitions with ``--newest``. ``skipped`` are the partitions that could not be
-    taken. ``passed_over`` counts what was not taken of the listing, None where nothing was listed.
+    taken. ``passed_over`` counts what was not taken of the listing, None where nothing was listed. ``findings`` are
+    those of the rules of ``[expect]``.
     """
 
     plan: Plan
@@ -120,6 +122,7 @@ class RunResult:
     newest: NewestPartitions | None = None
     passed_over: PassedOver | None = None
     skipped: tuple[SkippedPartition, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +138,8 @@ class SyncReport:
     the source. With ``--newest``, the ``newest`` partitions of ``newest_of`` at the source are taken, else both are
     None. ``touched`` are the partitions that have changed, or would. ``passed_over`` counts the files of the source
     that are not taken: ``hidden`` ones, ``other`` than Parquet, those that ``where`` leaves out, and ``links`` to
-    others; None where the source was not listed.
+    others; None where the source was not listed. ``expect`` are findings of the rules of ``[expect]`` that did not keep
+    the snapshot from being published: those that only warn, and partitions without enough history.
     """
 
     cache: str
@@ -163,6 +167,7 @@ class SyncReport:
     skipped: tuple[SkippedPartition, ...] = ()
     touched: tuple[PartitionChange, ...] = ()
     passed_over: PassedOver | None = None
+    expect: tuple[Finding, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -197,6 +202,7 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     done = report.to_dict()
     if touched := done.pop("touched"):
         done |= {"touched": touched[:_RECORDED], "touched_partitions": len(touched)}
+    done["expect"] = done["expect"][:_RECORDED]
     if run.command == "sync":
         done["listed"] = run.options.on_event.listed
     try:
@@ -250,4 +256,5 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         skipped=result.skipped,
         touched=result.touched or partition_changes(plan),
         passed_over=result.passed_over,
+        expect=result.findings,
     )

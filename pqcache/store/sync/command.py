@@ -30,6 +30,7 @@ from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, patience_of_run
+from pqcache.store.expect import check_columns
 from pqcache.store.history import copied_source
 from pqcache.store.hive import parent, parse_types
 from pqcache.store.layout import CONFIG, LEASE
@@ -87,8 +88,8 @@ def sync(
     >>> sync("cache/shop").published  # nothing has changed
     False
 
-    Raises UsageError, SourceError, SourceIncomplete (nothing was published), ParquetError, CacheError or
-    CacheLocked; then the current snapshot is unchanged. An error with ``exit_code`` 75 may be gone later.
+    Raises UsageError, SourceError, SourceIncomplete or ContractNotMet (nothing was published), ParquetError, CacheError
+    or CacheLocked; then the current snapshot is unchanged. An error with ``exit_code`` 75 may be gone later.
     """
     run = parsed(given, SyncRun, Remembered)
     changes = {name: run.pop(name) for name in options_of(Remembered) if name in run}
@@ -351,6 +352,7 @@ def _known_result(run: CacheRun, state: _CacheState, source: Source, memo: Memo)
 
 def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> RunResult:
     """Publish a new snapshot if anything has changed."""
+    check_columns(run.config.rules, (parent(file.path) for file in listing.files), redact(run.config.source))
     recipe = recipe_for(run.config, listing.subset.recipe)
     if run.options.compare == IDENTITY and source.capabilities.may_give_only_sizes:
         check_identities(listing.files, source.url)

@@ -49,6 +49,7 @@ from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, arriving_
 from pqcache.store.arriving.wanted import Wanted, WantedLists
 from pqcache.store.drivers.base import Source, read_range
 from pqcache.store.drivers.retries import with_retries
+from pqcache.store.expect import Finding
 from pqcache.store.gc import remove_snapshot
 from pqcache.store.hive import parent
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, ROW_GROUPS, RUN, WANTED
@@ -74,7 +75,7 @@ from pqcache.store.sync.download.download_file import Downloaded, Vanished, copy
 from pqcache.store.sync.download.download_pool import stoppable_threads
 from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.plan import Plan, plan_sync
-from pqcache.store.sync.safety_checks import check_space
+from pqcache.store.sync.safety_checks import check_rules, check_space
 from pqcache.store.sync.snapshot_job import Origin, SnapshotJob, keys_of
 from pqcache.store.tmp_directory import make_workdir, take_over_or_remove
 from pqcache.system.boot import boot_id
@@ -121,8 +122,9 @@ def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Or
         for part in (job.workdir / "fetch").glob(f"*{RANGES}"):  # which ranges of it are there is not known
             part.unlink()
         left, reused_id = _find_left(job)
+        findings: tuple[Finding, ...] = ()
         if left is None:
-            snapshot, entries = _begin(job, origin, reused_id, stack)
+            snapshot, entries, findings = _begin(job, origin, reused_id, stack)
         else:
             job, snapshot, entries = _continue(job, left, stack)
         checksums = checked_files(snapshot, entries)
@@ -140,17 +142,18 @@ def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Or
         manifest = write_metadata(job, snapshot.path, done)
         published = publish_arriving(cache, snapshot)
     job.on_event(Published(published.id))
-    return RunResult(plan=job.plan, published=published, totals=manifest.totals)
+    return RunResult(plan=job.plan, published=published, totals=manifest.totals, findings=findings)
 
 
 def _begin(
     job: SnapshotJob, origin: Origin, reused_id: str, stack: ExitStack
-) -> tuple[ArrivingSnapshot, list[FileEntry]]:
-    """Start a new snapshot; ``stack`` holds its lock."""
+) -> tuple[ArrivingSnapshot, list[FileEntry], tuple[Finding, ...]]:
+    """Start a new snapshot, unless the rules of ``[expect]`` refuse it; ``stack`` holds its lock."""
     cache = job.run.cache
     _check_space(job, job.plan, tree_size(job.workdir))
     target, entries = prepare(job, origin.source)
     origin.confirm(entries)
+    findings = check_rules(job.run, target, entries)
     _announce_rewriting(job, job.plan)
     hold_run(target, job.workdir, stack)
     make_directories(cache.path / ARRIVING)
@@ -161,7 +164,7 @@ def _begin(
     fsync_path(final.parent)
     snapshot = ArrivingSnapshot(final)
     _retire_others(job, snapshot)
-    return snapshot, entries
+    return snapshot, entries, findings
 
 
 def _continue(

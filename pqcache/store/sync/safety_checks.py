@@ -8,19 +8,27 @@ import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pqcache.errors import PqcacheError, SourceError, SourceIncomplete
+from pqcache.errors import ContractNotMet, DamagedError, PqcacheError, SourceError, SourceIncomplete
+from pqcache.events import Warned
 from pqcache.store.config import Config, parse_max_delete
+from pqcache.store.expect import Finding, Judged, judge, lines_of, unmet
 from pqcache.store.hive import parent, partition_values
+from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest import FileEntry, SourceFile
 from pqcache.store.newest import FREE, parse_newest
 from pqcache.store.sync.cache_run import CacheRun
 from pqcache.store.sync.plan import Plan
 from pqcache.store.urls import printable
 from pqcache.units import format_count, format_seconds, format_size
+
+if TYPE_CHECKING:
+    from pqcache.store.row_group_index import Index
 
 SETTLE = 600.0  # seconds that a partition which was replaced waits for, if no --settle says how many
 _MAY_LOSE = 1  # percent of the table's rows, in such a partition
@@ -360,6 +368,41 @@ def _check_shrinkage(
             f"({format_count(before[name], unit)}, now {now.get(name, 0):,})",
             "nothing was published, wait until its writers have finished, or say --force if they are meant to go",
         )
+
+
+def judged(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Finding, ...]:
+    """What the rules of ``[expect]`` find in a snapshot that is not published yet, with a warning for each rule.
+
+    The current snapshot is the one that readers have. What of it is damaged is taken as unknown.
+    """
+    rules, current = run.config.rules, None
+    if not rules:
+        return ()
+    from pqcache.store.manifest_file import newest_time  # and pyarrow, which is slow
+    from pqcache.store.row_group_index import read_index
+
+    if run.current is not None:
+        index: Index | None = None
+        held: Sequence[FileEntry] = ()
+        with suppress(DamagedError):
+            index = run.current.checked_index()
+        with suppress(DamagedError):
+            held = run.current.checked_manifest().files
+        current = Judged(index=index, files=held, number=run.current.number)
+    new = Judged(index=read_index(built / ROW_GROUPS), files=files, newest=newest_time(built / FILES))
+    findings = judge(rules, new, current, time.time())
+    for line in lines_of(findings):
+        run.options.on_event(Warned(line))
+    return findings
+
+
+def check_rules(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Finding, ...]:
+    """Return what the rules of ``[expect]`` find in a snapshot; ContractNotMet if it must not be published."""
+    findings = judged(run, built, files)
+    if lines := unmet(findings):
+        advice = "nothing was published, correct the source, or the rule in pqcache.toml"
+        raise ContractNotMet(run.cache.path, "; ".join(lines), advice)
+    return findings
 
 
 def check_space(run: CacheRun, plan: Plan, already: int = 0) -> None:

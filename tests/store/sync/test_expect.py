@@ -1,0 +1,286 @@
+"""Rules in ``[expect]``: what they find agrees with a plain computation on the source's rows, and what follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache import CacheError, ContractNotMet, UsageError
+from tests.forked_commands import run_pqcache
+
+
+def write(
+    lake: Path, directory: str, rows: int, *, first: int = 0, nulls: int = 0, name: str = "part-0", **how: Any
+) -> None:
+    """Write a file with ``nulls`` at the beginning of ``price``, in row groups of seven rows."""
+    price = [None if row < nulls else row / 4 for row in range(rows)]
+    table = pa.table({"id": pa.array(range(first, first + rows), pa.int64()), "price": pa.array(price, pa.float64())})
+    (lake / directory).mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, lake / directory / f"{name}.parquet", **{"row_group_size": 7, **how})
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """Eight days with ten rows each, and rising ids."""
+    for day in range(1, 9):
+        write(tmp_path / "lake", f"dt=2026-11-0{day}", 10, first=100 * day)
+    return tmp_path / "lake"
+
+
+def found_in(cache: Path, source: Path | None = None, **how: Any) -> list[tuple[str, str, str]]:
+    """The findings of a sync: level, place and reason."""
+    report = pqcache.sync(source or cache, cache if source else None, **how)
+    return [(item.level, item.place, item.reason) for item in report.expect]
+
+
+def refusal(cache: Path, **how: Any) -> str:
+    """The error of a sync that publishes nothing."""
+    before = pqcache.snapshots(cache)
+    with pytest.raises(ContractNotMet) as caught:
+        pqcache.sync(cache, **how)
+    assert caught.value.exit_code == 6
+    assert [view.snapshot for view in pqcache.snapshots(cache)] == [view.snapshot for view in before]
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_compared_with_the_median_of_the_days_before(tmp_path: Path, seed: int) -> None:
+    numbers, lake = random.Random(seed), tmp_path / "lake"
+    rows = {f"2026-11-{day:02}": numbers.choice((5, 8, 10, 11, 13, 20)) for day in range(1, 16)}
+    for day, count in rows.items():
+        for region in ("kr", "us"):
+            write(lake, f"dt={day}/region={region}", count)
+    wanted = {}
+    for position, (day, count) in enumerate(rows.items()):
+        before = [2 * other for other in list(rows.values())[max(0, position - 5) : position]]
+        if len(before) < 3:
+            wanted[f"dt={day}"] = "passed", f"not enough history ({len(before)} of 5)"
+        elif not 0.8 * statistics.median(before) <= 2 * count <= 1.2 * statistics.median(before):
+            wanted[f"dt={day}"] = "warned", f"{2 * count} rows, "
+    report = pqcache.sync(lake, tmp_path / "cache", expect=["rows per dt within 20% of the last 5: warn"])
+    found = {item.place: (item.level, item.reason) for item in report.expect}
+    assert found.keys() == wanted.keys()
+    assert all(found[day][0] == level and found[day][1].startswith(reason) for day, (level, reason) in wanted.items())
+    assert {level for level, _ in wanted.values()} == {"passed", "warned"}
+
+
+def test_new_and_changed_partitions_are_judged_and_no_others(lake: Path, tmp_path: Path) -> None:
+    cache, rule = tmp_path / "cache", "rows per dt within 30% of the last 7"
+    write(lake, "dt=2026-11-08", 30)
+    pqcache.sync(lake, cache)
+    write(lake, "dt=2026-11-09", 13)
+    assert found_in(cache, expect=[rule]) == []  # the old day that is too large stays as it is
+    write(lake, "dt=2026-11-10", 14)
+    assert f"{rule}: dt=2026-11-10: 14 rows, 40.0% above 10, the median of the 7 before; nothing was" in refusal(cache)
+    write(lake, "dt=2026-11-10", 7)
+    write(lake, "dt=2026-11-05", 2)
+    assert "dt=2026-11-05: 2 rows, 80.0% below 10, the median of the 4 before; nothing" in refusal(cache, force=True)
+    write(lake, "dt=2026-11-05", 10, name="other")
+    (lake / "dt=2026-11-05" / "part-0.parquet").unlink()
+    write(lake, "dt=2026-11-01", 500)
+    assert found_in(cache) == [("passed", "dt=2026-11-01", "not enough history (0 of 7)")]
+    (lake / "dt=2026-11-10" / "part-0.parquet").unlink()
+    assert found_in(cache) == []  # one that is gone is not judged
+
+
+def test_rows_per_several_columns_are_in_their_order(tmp_path: Path) -> None:
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    for number, (year, month) in enumerate([(2025, 10), (2025, 11), (2025, 12), (2026, 1), (2026, 2)]):
+        write(lake, f"year={year}/month={month}", 10 + 10 * (number == 3))
+    write(lake, "year=2026/month=__HIVE_DEFAULT_PARTITION__", 90)
+    rule = "rows per year, month within 10% of the last 4: warn"
+    assert found_in(cache, lake, expect=[rule]) == [
+        ("passed", "year=2026/month=null", "not enough history (0 of 4)"),
+        ("passed", "year=2025/month=10", "not enough history (0 of 4)"),
+        ("passed", "year=2025/month=11", "not enough history (1 of 4)"),
+        ("passed", "year=2025/month=12", "not enough history (2 of 4)"),
+        ("warned", "year=2026/month=1", "20 rows, 100.0% above 10, the median of the 3 before"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "fails"),
+    [("< 10%", {2, 3}), ("<= 10%", {3}), ("< 2", {2, 3}), ("<= 2", {3}), ("= 0", {1, 2, 3}), ("<10.5 %", {3})],
+)
+def test_nulls_in_each_partition(tmp_path: Path, rule: str, fails: set[int]) -> None:
+    for nulls in range(4):
+        write(tmp_path / "lake", f"n={nulls}", 13, nulls=nulls)
+        write(tmp_path / "lake", f"n={nulls}", 7, name="other")
+    found = found_in(tmp_path / "cache", tmp_path / "lake", expect=[f"nulls.price {rule} : warn"])
+    assert found == [("warned", f"n={n}", f"{n} of 20 rows ({5 * n}%)") for n in sorted(fails)]
+
+
+def test_a_file_without_the_column_has_nulls_only(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(lake, cache, expect=["nulls.price < 30%", "nulls.dt = 0"])
+    pq.write_table(pa.table({"id": pa.array([1, 2, 3, 4, 5])}), lake / "dt=2026-11-08" / "old.parquet")
+    assert "nulls.price < 30%: dt=2026-11-08: 5 of 15 rows (33.3%); nothing was published" in refusal(cache)
+    write(lake, "dt=__HIVE_DEFAULT_PARTITION__", 3)
+    error = refusal(cache, expect=["nulls.dt = 0"])
+    assert "nulls.dt = 0: dt=__HIVE_DEFAULT_PARTITION__: 3 of 3 rows (100%); nothing" in error
+
+
+def test_a_maximum_rises_over_the_current_snapshot(lake: Path, tmp_path: Path) -> None:
+    cache, rules = tmp_path / "cache", ["max(id) rises", "max(dt) rises: warn"]
+    assert found_in(cache, lake, expect=rules) == []  # the first sync passes
+    write(lake, "dt=2026-11-09", 10, first=800)
+    assert "max(id) rises: 809 in what is new, 809 before; nothing was published" in refusal(cache)
+    write(lake, "dt=2026-11-09", 11, first=800)
+    assert found_in(cache) == []
+    write(lake, "dt=2026-11-02", 11, first=801)
+    write(lake, "dt=2026-11-03", 11, first=30)
+    assert found_in(cache) == [("warned", "", "2026-11-03 in what is new, 2026-11-09 before")]
+
+
+def test_new_values_of_a_partition_column(tmp_path: Path) -> None:
+    lake, cache, rule = tmp_path / "lake", tmp_path / "cache", "new values of category"
+    write(lake, "category=books/dt=1", 10)
+    write(lake, "category=toys/dt=1", 10)
+    assert found_in(cache, lake, expect=[rule]) == []
+    write(lake, "category=books/dt=2", 10)
+    assert found_in(cache) == []
+    for number in range(5):
+        write(lake, f"category=new%20{number}/dt=2", 10)
+    assert "new values of category: new 0, new 1, new 2 and 2 more; nothing was published" in refusal(cache)
+    assert [level for level, _, _ in found_in(cache, expect=[f"{rule}: warn"])] == ["warned"]
+
+
+def test_row_groups_without_statistics_are_counted(lake: Path, tmp_path: Path) -> None:
+    cache, rules = tmp_path / "cache", ["nulls.price < 50%", "max(id) rises"]
+    pqcache.sync(lake, cache)
+    write(lake, "dt=2026-11-09", 10, first=10_000, write_statistics=False)
+    write(lake, "dt=2026-11-09", 7, first=10_000, name="other")
+    error = refusal(cache, expect=rules)
+    assert "nulls.price < 50%: dt=2026-11-09: no sound null count in 2 of 3 row groups; max(id) " in error
+    assert "max(id) rises: no sound maximum in 2 of 3 row groups; nothing was published" in error
+    assert {level for level, _, _ in found_in(cache, expect=[*rules, "unknown: warn"])} == {"warned"}
+    write(lake, "dt=2026-11-10", 7, first=20_000)
+    assert "max(id) rises: no sound maximum before in 2 of 19 row groups" in refusal(cache, expect=rules)
+    write(lake, "dt=2026-11-10", 7, nulls=7)
+    error = refusal(cache, expect=["nulls.price < 50%", "unknown: warn"])
+    assert "nulls.price < 50%: dt=2026-11-10: 7 of 7 rows (100%)" in error
+
+
+def test_old_files_are_not_fresh(lake: Path, tmp_path: Path) -> None:
+    cache, now = tmp_path / "cache", time.time()
+    for path in lake.rglob("*.parquet"):
+        os.utime(path, (now, now - 31 * 3600))
+    with pytest.raises(ContractNotMet, match=r"freshness 30h: the newest file is 1 d 7 h old, 1 h \d+ min too old; n"):
+        pqcache.sync(lake, cache, expect=["freshness 30h"])
+    assert found_in(cache, lake, expect=["freshness 32h"]) == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        (
+            '["nulls.price < 1 percent"]',
+            r"'nulls.price < 1 percent': not a rule; did you mean 'nulls.COLUMN < 1%'",
+        ),
+        ('["row per dt within 3% of the last 7"]', r"did you mean 'rows per COLUMN within 30% of the last 7'\?"),
+        ('["max(id) rise"]', r"rule 'max\(id\) rise': not a rule; did you mean 'max\(COLUMN\) rises'\?"),
+        ('["new value of a: warn"]', r"did you mean 'new values of COLUMN'\?"),
+        ('["freshness tomorrow"]', r"rule 'freshness tomorrow': 'tomorrow' is not a duration; write it like"),
+        ('["unknown"]', r"rule 'unknown': not a rule; did you mean 'unknown: warn'\?"),
+        ('["rows per dt within 3% of the last 2"]', r"fewer than 3 partitions are not enough to compare with"),
+        ('"nulls.price < 1%"', r"expect=.*: not a list of rules; write it like rules = \[\"nulls.price < 1%\"\]"),
+        ("[]\nrule = []", r"'rule' is not known; write rules = \[...\] below \[expect\]"),
+    ],
+)
+def test_what_is_no_rule_is_refused_with_the_nearest_form(lake: Path, tmp_path: Path, rules: str, reason: str) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(lake, cache)
+    with (cache / "pqcache.toml").open("a") as file:
+        file.write(f"[expect]\nrules = {rules}\n")
+    with pytest.raises(CacheError, match=rf"pqcache\.toml: .*{reason}") as caught:
+        pqcache.sync(cache)
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_that_are_not_there(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for column, rule in (("day", "rows per day within 30% of the last 7"), ("price", "new values of price: warn")):
+        with pytest.raises(UsageError, match=f"rule .*: '{column}' is not a partition column of .*; write one of dt"):
+            pqcache.sync(lake, cache, expect=[rule])
+    rules = ["nulls.prise < 1%", "max(ids) rises: warn", "nulls.id = 0"]
+    with pytest.raises(ContractNotMet, match=r"nulls.prise < 1%: there is no column 'prise'; did you mean 'price'"):
+        pqcache.sync(lake, cache, expect=rules)
+    assert [item[0] for item in found_in(cache, lake, expect=rules[1:])] == ["warned"]
+
+
+def test_the_file_of_a_cache_has_the_rules(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(lake, cache)
+    rules = '[expect]\n# every night\nrules = [\n  "rows per dt within 30% of the last 7",  # as it was\n]\n'
+    with (cache / "pqcache.toml").open("a") as file:
+        file.write(rules)
+    write(lake, "dt=2026-11-09", 2)
+    done = run_pqcache("sync", cache, "--keep", "5")
+    assert done.returncode == 6
+    error = f"pqcache: error: {cache}: rows per dt within 30% of the last 7: dt=2026-11-09: 2 rows, 80.0% below 10, "
+    assert error in done.stderr.splitlines()[-1]
+    assert [view.rows for view in pqcache.snapshots(cache)] == [80]
+    assert (pqcache.log(cache)[-1]["result"], pqcache.log(cache)[-1]["exit_code"]) == ("refused", 6)
+    (status,) = pqcache.status(cache).caches
+    assert status.failing_since is not None
+    assert "2 rows, 80.0% below 10" in status.reasons[-1]
+    event = json.loads(run_pqcache("sync", cache, "--json").stdout.splitlines()[-1])
+    assert (event["kind"], event["exit_code"]) == ("ContractNotMet", 6)
+    write(lake, "dt=2026-11-09", 9)
+    assert run_pqcache("sync", cache, "--keep", "5").returncode == 0
+    text = (cache / "pqcache.toml").read_text()
+    assert rules in text
+    assert "keep = 5" in text
+
+
+def test_rules_of_the_command_are_remembered(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    done = run_pqcache("sync", lake, cache, "--expect", "nulls.price < 1 percent")
+    assert done.returncode == 2
+    assert "rule 'nulls.price < 1 percent': not a rule; did you mean 'nulls.COLUMN < 1%'?" in done.stderr
+    assert run_pqcache("sync", lake, cache, "--expect", "nulls.price < 1%", "--expect", "max(id) rises").returncode == 0
+    write(lake, "dt=2026-11-08", 10, nulls=1)
+    done = run_pqcache("sync", cache)
+    assert done.returncode == 6
+    assert "nulls.price < 1%: dt=2026-11-08: 1 of 10 rows (10%); max(id) rises: 9 in what is new, 809 be" in done.stderr
+    assert run_pqcache("sync", cache, "--expect", "").returncode == 0
+    assert "[expect]" not in (cache / "pqcache.toml").read_text()
+
+
+def test_other_tables_go_on(lake: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    write(tmp_path / "bad", "dt=1", 10, nulls=10)
+    file = root / "pqcache.toml"
+    file.write_text(
+        f'[tables.a]\nsource = "{tmp_path}/bad"\nexpect.rules = ["nulls.price < 1%"]\n'
+        f'[tables.b]\nsource = "{lake}"\n[tables.b.expect]\nrules = ["nulls.price < 1%"]\n'
+    )
+    done = run_pqcache("sync", "--all", root)
+    assert done.returncode == 6
+    assert "nulls.price < 1%: dt=1: 10 of 10 rows (100%)" in done.stderr
+    assert [found.rows for found in pqcache.status(root).caches] == [None, 80]
+
+
+def test_nobody_may_open_what_is_refused_while_it_arrives(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    write(lake, "dt=2026-11-09", 2)
+    rules = ["rows per dt within 30% of the last 7", "nulls.price < 1%"]
+    with pytest.raises(ContractNotMet, match=r"dt=2026-11-09: 2 rows, 80\.0% below 10, the median of the 7 "):
+        pqcache.sync(lake, cache, fill=True, expect=rules)
+    assert not list((cache / "arriving").glob("*"))
+    with pytest.raises(CacheError):
+        next(iter(pqcache.Cache.open(cache).batches()))
+    write(lake, "dt=2026-11-09", 10)
+    report = pqcache.sync(cache, fill=True)
+    assert (report.rows, {item.level for item in report.expect}) == (90, {"passed"})
