@@ -144,6 +144,7 @@ _GAUGES = {
     "pqcache_rows": "Rows of the current snapshot.",
     "pqcache_files": "Files of the current snapshot.",
     "pqcache_bytes": "Bytes of the files of the current snapshot.",
+    "pqcache_stale": "1 if the newest file is older than a rule of freshness allows, else 0.",
     "pqcache_skipped_partitions": "Partitions that are old or left out in the current snapshot.",
 }
 
@@ -189,6 +190,7 @@ def _values(result: TableResult) -> Iterator[tuple[str, float]]:
     for name, text in (("last_success", known.synced), ("data", known.as_of)):
         if text is not None:
             yield f"pqcache_{name}_timestamp_seconds", datetime.fromisoformat(text).timestamp()
+    yield "pqcache_stale", int(known.stale)
     yield "pqcache_skipped_partitions", len(known.skipped)
     for name, value in (("rows", known.rows), ("files", known.files), ("bytes", known.bytes)):
         if value is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import UsageError
 from pqcache.store.hive import parent, partition_values
+from pqcache.store.layout import FILES
 from pqcache.store.manifest import FileEntry
 from pqcache.units import format_count, format_seconds, parse_duration
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pqcache.store.row_group_index import Index
+    from pqcache.store.snapshot import Snapshot
 
 FAILED, WARNED, PASSED = "failed", "warned", "passed"  # levels of findings
 
@@ -198,6 +200,17 @@ def _rows_of(files: Iterable[FileEntry]) -> Counter[str]:
     return rows
 
 
+def stale(rules: Iterable[Rule], snapshot: Snapshot, now: float) -> tuple[Finding, ...]:
+    """What rules of freshness find in a published snapshot; raises CacheError if its manifest cannot be read."""
+    rules = [rule for rule in rules if rule.kind == "freshness"]
+    if not rules:
+        return ()
+    from pqcache.store.manifest_file import newest_time  # and pyarrow, which a sync with nothing to do does not need
+
+    newest = newest_time(snapshot.path / FILES)
+    return tuple(finding for rule in rules for finding in judge_freshness(rule, newest, now))
+
+
 def judge_freshness(rule: Rule, newest: float | None, now: float) -> list[Finding]:
     if newest is None:
         return [Finding(rule.text, "", "the source does not say when its files were written", rule.level_of_unknown)]
@@ -218,7 +231,9 @@ def _judge_rows(rule: Rule, new: Judged, current: Judged | None, changed: Collec
         yield Finding(rule.text, "", "there is no such partition column", rule.level)
         return
     rows, judged = Counter[tuple[Any, ...]](), set[tuple[Any, ...]]()
-    for entry, values in zip(new.files, zip(*columns, strict=True), strict=True):
+    values_of = dict(zip(index.paths, zip(*columns, strict=True), strict=True))
+    for entry in new.files:
+        values = values_of[entry.path]
         rows[values] += entry.rows
         if parent(entry.path) in changed:
             judged.add(values)

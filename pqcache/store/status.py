@@ -20,6 +20,7 @@ from typing import Any
 from pqcache.errors import PqcacheError, first_line
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
+from pqcache.store.expect import FAILED, Finding, lines_of, stale
 from pqcache.store.history import DONE, INTERRUPTED, ROLLBACK, RUNNING_NOW
 from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Totals
@@ -60,6 +61,7 @@ class CacheStatus:
         running: the run that is at work: its ``command``, when it ``began``, and the ``phase`` it has come to.
         leased: the snapshots that readers hold.
         next_due: when the next sync is due, by the usual interval between those before.
+        stale: whether the newest file is older than a rule ``freshness`` allows.
         error: why the cache, or its section in ``pqcache.toml``, cannot be read, else None.
     """
 
@@ -82,6 +84,7 @@ class CacheStatus:
     running: Mapping[str, str | None] | None = None
     leased: tuple[str, ...] = ()
     next_due: str | None = None
+    stale: bool = False
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,11 +103,14 @@ class StatusReport:
     disk_bytes: int
 
     def raise_if_older(self, max_age: str | float) -> None:
-        """Raise PqcacheError if the data of a cache is older than ``max_age``, is not there, or cannot be read."""
+        """Raise PqcacheError if the data of a cache is older than ``max_age``, is not there, or cannot be read.
+
+        So it does if a rule ``freshness`` is not met.
+        """
         limit, stale = parse_duration(max_age), []
         for found in self.caches:
             name = found.cache.rpartition("/")[2]
-            if found.error is not None or found.age is None or found.age > limit:
+            if found.error is not None or found.age is None or found.age > limit or found.stale:
                 age = () if found.age is None else (format_seconds(found.age),)
                 stale.append(f"{name} ({'; '.join((*age, *found.reasons))})")
         if stale:
@@ -142,13 +148,19 @@ def _status(path: Path, seen: dict[tuple[int, int], int], now: float, table: Lis
         if table is not None and not cache.exists():
             reason = f"declared in {path.parent / CONFIG}, and has no cache yet"
             return CacheStatus(cache=str(path), source=redact(table.source), reasons=(reason,))
-        values: dict[str, Any] = {"disk_bytes": _disk_bytes(path, seen), "source": redact(read_config(path).source)}
+        config = read_config(path)
+        values: dict[str, Any] = {"disk_bytes": _disk_bytes(path, seen), "source": redact(config.source)}
+        unmet: tuple[Finding, ...] = ()
         current = cache.current()
         if current is not None:
             totals = _totals(current)
             values |= {"snapshot": current.id, "rows": totals.rows, "files": totals.files, "bytes": totals.size}
+            unmet = stale(config.rules, current, now)
+            values["stale"] = any(finding.level == FAILED for finding in unmet)
         leased = tuple(snapshot.id for snapshot in cache.snapshots() if _is_leased(snapshot))
-        return CacheStatus(cache=str(path), leased=leased, **values, **_runs(cache, current, now))
+        values |= _runs(cache, current, now)
+        values["reasons"] += tuple(lines_of(unmet))
+        return CacheStatus(cache=str(path), leased=leased, **values)
     except PqcacheError as error:
         return _unreadable(path, f"{error.subject}: {error.reason}")
     except OSError as error:

@@ -99,7 +99,7 @@ def build_snapshot(
         for change in changed_units(job.schema_before() or schema, schema):
             job.on_event(Warned(f"{metadata.source}: {change}"))
         manifest = write_metadata(job, target, entries)
-        findings = () if origin is None else check_rules(run, target, manifest.files)
+        findings = check_rules(run, target, manifest.files)
         snapshot = publish(cache, target, job.previous)
     job.on_event(Published(snapshot.id))
     return RunResult(plan=plan, published=snapshot, totals=manifest.totals, findings=findings)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass, field
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pqcache.errors import PartitionsSkipped, PqcacheError, error_below
-from pqcache.events import Advanced, Collected, Event, OnEvent, Reused, Started, ignore
+from pqcache.errors import CacheError, PartitionsSkipped, PqcacheError, error_below
+from pqcache.events import Advanced, Collected, Event, OnEvent, Reused, Started, Warned, ignore
 from pqcache.options import SyncRun
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.drivers.retries import FEW_TRIES, Patience
-from pqcache.store.expect import Finding
+from pqcache.store.expect import Finding, lines_of, stale
 from pqcache.store.gc import remove_old_snapshots
 from pqcache.store.manifest import TableVersion, Totals
 from pqcache.store.newest import NewestPartitions
@@ -194,8 +196,11 @@ _RECORDED = 100  # partitions that a record in the history names
 def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     """Remove old snapshots and leftovers, and record the run in the history.
 
-    A dry run changes nothing. What cannot be removed raises PqcacheError; the history has what the run did.
+    A sync that published nothing warns if the data are older than ``[expect]`` allows. A dry run changes nothing. What
+    cannot be removed raises PqcacheError; the history has what the run did.
     """
+    if run.command == "sync" and result.published is None and run.current is not None:
+        result = replace(result, findings=_stale(run, run.current))
     report = _report(run, result)
     if run.record is None:
         return report
@@ -215,6 +220,15 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
         raise left from error
     run.record.end({**done, **({"collected": removed} if removed else {})}, run.config)
     return report
+
+
+def _stale(run: CacheRun, current: Snapshot) -> tuple[Finding, ...]:
+    found: tuple[Finding, ...] = ()
+    with suppress(CacheError):  # a damaged manifest is the concern of the next sync that publishes
+        found = stale(run.config.rules, current, time.time())
+    for line in lines_of(found):
+        run.options.on_event(Warned(line))
+    return found
 
 
 def _clean(run: CacheRun) -> list[str]:

@@ -376,7 +376,7 @@ def judged(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Find
     The current snapshot is the one that readers have. What of it is damaged is taken as unknown.
     """
     rules, current = run.config.rules, None
-    if not rules:
+    if not rules or run.command != "sync":
         return ()
     from pqcache.store.manifest_file import newest_time  # and pyarrow, which is slow
     from pqcache.store.row_group_index import read_index

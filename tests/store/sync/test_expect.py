@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import statistics
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 import pqcache
 from pqcache import CacheError, ContractNotMet, UsageError
+from pqcache.events import Event, Warned
 from tests.forked_commands import run_pqcache
 
 
@@ -178,6 +180,24 @@ def test_old_files_are_not_fresh(lake: Path, tmp_path: Path) -> None:
     with pytest.raises(ContractNotMet, match=r"freshness 30h: the newest file is 1 d 7 h old, 1 h \d+ min too old; n"):
         pqcache.sync(lake, cache, expect=["freshness 30h"])
     assert found_in(cache, lake, expect=["freshness 32h"]) == []
+    assert pqcache.status(cache).caches[0].reasons == ()
+    events: list[Event] = []
+    report = pqcache.sync(cache, expect=["freshness 30h"], on_event=events.append)
+    assert (report.published, [item.rule for item in report.expect]) == (False, ["freshness 30h"])
+    assert any(isinstance(event, Warned) and event.message.startswith("freshness 30h: the ") for event in events)
+    status = pqcache.status(cache)
+    assert (status.caches[0].stale, len(status.caches[0].reasons)) == (True, 1)
+    with pytest.raises(pqcache.PqcacheError, match=r"cache \(.*; freshness 30h: the newest file is 1 d 7 h old"):
+        status.raise_if_older("1h")
+    run_pqcache("sync", cache, "--metrics", tmp_path / "m.prom")
+    assert re.search(r"^pqcache_stale\{.*\} 1$", (tmp_path / "m.prom").read_text(), re.MULTILINE)
+    damaged = next((cache / "current").rglob("*.parquet"))
+    damaged.chmod(0o644)
+    damaged.write_bytes(b"")
+    pqcache.verify(cache, repair=True)  # no new data, and not judged
+    write(lake, "dt=2026-11-09", 10)
+    assert found_in(cache) == []
+    assert pqcache.status(cache).caches[0].stale is False
 
 
 @pytest.mark.parametrize(
