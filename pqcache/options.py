@@ -802,6 +802,7 @@ class Inspect:
     diff = option(
         None, TWO, VIEW, "Show the difference between two snapshots of a cache.", metavar="OLD NEW", scope=SHELL
     )
+    candidate = option(False, FLAG, VIEW, "Show the snapshot that waits to be published.")
     html = option(None, PATH, OUTPUT, "Write a self-contained HTML page with charts.", scope=SHELL)
     jobs = option(16, COUNT, EXECUTION, "Footers read in parallel.", short="-j", low=1)
     json = option(False, FLAG, OUTPUT, "Write JSON.", scope=SHELL)
@@ -962,6 +963,20 @@ class Pin:
     name = option(None, TEXT, SAFETY, "The name by which it can be opened.", metavar="NAME")
 
 
+class Rollback:
+    snapshot = argument(
+        "SNAPSHOT", "Its ID, its number, like 7, or the name of its pin.", default=None, completes="snapshot"
+    )
+    hold = option(
+        False,
+        FLAG,
+        SAFETY,
+        "Publish nothing until --release; syncs make a candidate. Without SNAPSHOT, stay at the current one.",
+    )
+    release = option(False, FLAG, SAFETY, "Publish the candidate, if there is one, and end --hold.")
+    accept = option(False, FLAG, SAFETY, "As --release, also if the candidate is not what was expected.")
+
+
 class Snapshots:
     json = option(False, FLAG, OUTPUT, "Write one JSON object per snapshot.", scope=SHELL)
 
@@ -1008,7 +1023,7 @@ COMMANDS: Mapping[str, tuple[type | str, ...]] = MappingProxyType(
         "snapshots": ("cache", Snapshots),
         "pin": ("cache", "snapshot", Pin, "wait", *PLAIN),
         "unpin": ("cache", "snapshot", "wait", *PLAIN),
-        "rollback": ("cache", "snapshot", "wait", *PLAIN),
+        "rollback": ("cache", Rollback, "wait", *PLAIN),
         "demo": (Demo,),
         "help": (Help,),
     }
@@ -1093,6 +1108,13 @@ class GcArguments(TypedDict, total=False):
     dry_run: bool
 
 
+class RollbackArguments(TypedDict, total=False):
+    hold: bool
+    release: bool
+    accept: bool
+    wait: str | float
+
+
 class ServeArguments(TypedDict, total=False):
     bind: str
     port: str | int
@@ -1102,6 +1124,7 @@ class ServeArguments(TypedDict, total=False):
 
 class InspectArguments(TypedDict, total=False):
     block_size: str | int | None
+    candidate: bool
     jobs: str | int
     as_files: bool
     all_files: bool

@@ -95,6 +95,7 @@ def test_json_is_one_object_per_event_and_a_summary(shop: Path, tmp_path: Path) 
         "event", "cache", "source", "snapshot", "published", "dry_run", "added", "changed", "removed",
         "unchanged", "fetched_again", "rewritten", "fetched_bytes", "files", "row_groups", "rows", "bytes", "seconds",
         "shard", "version", "newest", "newest_of", "previous_source", "skipped", "touched", "passed_over", "expect",
+        "candidate",
     }  # fmt: skip
     assert (summary["added"], summary["rows"], summary["published"]) == (9, 3600, True)
     failed = run("sync", tmp_path / "nowhere", tmp_path / "d", "--json")

@@ -60,14 +60,18 @@ class Forecast:
 
 
 def forecast(
-    target: str | os.PathLike[str], memory: int = MEMORY, lanes: int = LANES, rules: FileRules | None = None
+    target: str | os.PathLike[str],
+    memory: int = MEMORY,
+    lanes: int = LANES,
+    rules: FileRules | None = None,
+    snapshot: str | None = None,
 ) -> Forecast | None:
     """Return what a training run will get, or None of a remote, arriving, empty or unreadable dataset."""
     text = os.fspath(target)
     if url_scheme(text) not in ("", "file"):
         return None
     try:
-        data, lease = open_local_dataset(local_path(text), rules=rules)
+        data, lease = open_local_dataset(local_path(text), snapshot, rules=rules)
         with lease or nullcontext():
             plan = make_read_plan(data, None)
             sizes = sizes_of(plan)

@@ -102,10 +102,12 @@ def inspect(given: Given) -> None:
     rules = FileRules(as_files=given.as_files, all_files=given.all_files)
     with progress.reporter(json_lines=False, quiet=json) as on_event:
         if view is not None:
-            looked = listings.open_inspected_dataset(target, given.options, given.jobs, on_event, rules)
+            looked = listings.open_inspected_dataset(
+                target, given.options, given.jobs, on_event, rules, given.candidate
+            )
         else:
             found = pqcache.inspect(target, **given.of(RUN), on_event=on_event)
-            training = forecast(target, rules=rules)
+            training = forecast(target, rules=rules, snapshot="candidate" if given.candidate else None)
     if view is not None:
         items = listings.items_of(view, looked, given.sample or 0, target)
         return inspect_text.print_items(view, items, limit, json)
@@ -256,7 +258,8 @@ def unpin(given: Given) -> None:
 def rollback(given: Given) -> None:
     """Make an older snapshot the current one again, in one step.
 
-    Readers that have another one open keep it. The next sync publishes what the source holds then.
+    Readers that have another one open keep it. The next sync publishes what the source holds then, unless the cache is
+    held.
     """
     import pqcache
     from pqcache.console.text import print_rollback

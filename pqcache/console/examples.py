@@ -128,8 +128,10 @@ pqcache unpin cache/shop paper
 # Go back to an older snapshot
 pqcache snapshots cache/shop
 pqcache rollback cache/shop 20261120T040003Z-0007
-# By its number
-pqcache rollback cache/shop 7
+# By its number, and stay there: syncs publish nothing
+pqcache rollback cache/shop 7 --hold
+# Publish what they have made, and end that
+pqcache rollback cache/shop --release
 """,
     "demo": """\
 # Run it, and look at what it has made

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from pqcache.console.terminal import print_line, print_sentence
-from pqcache.store.history import DONE, result_of
+from pqcache.store.history import DONE, ROLLBACK, result_of
 from pqcache.store.urls import quoted
 from pqcache.units import format_count, format_seconds, format_size
 
@@ -86,6 +86,11 @@ def summary_line(report: SyncReport) -> str:
             rewritten = f"rewrote {directories(report.rewritten)}{_named(report)}"
             text = rewritten if report.rewritten else "made the snapshot again from the same files"
         return f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}"
+    if report.candidate is not None:
+        did = f"{changes or 'nothing new'}{_named(report)}, {format_size(report.fetched_bytes)} fetched"
+        how = f"'pqcache rollback {quoted(report.cache)} --release' publishes it"
+        waits = f"{report.candidate} waits and holds {held}; {how}"
+        return f"held, so nothing is published: {did} in {format_seconds(report.seconds)}; {waits}"
     return f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}"
 
 
@@ -195,7 +200,7 @@ def _run_cells(record: Mapping[str, Any]) -> tuple[str, ...]:
         did(record),
         format_size(record["fetched_bytes"]) if "fetched_bytes" in record else "-",
         format_seconds(record["seconds"]) if "seconds" in record else "-",
-        str(record.get("snapshot") or "-"),
+        str(record.get("candidate") or record.get("snapshot") or "-"),
         str(record.get("version") or "-"),
     )
 
@@ -213,13 +218,15 @@ def did(record: Mapping[str, Any]) -> str:
         made = "repaired" if record.get("command") == "repair" else "rewritten"
         moved = moved or [made if record.get("published") else "unchanged"]
         moved += ["(new source)"] if record.get("previous_source") else []
+        moved += ["(not published)"] if record.get("candidate") else []
         return " ".join([*moved, *([f"({len(record['skipped'])} skipped)"] if record.get("skipped") else [])])
     if "built" in record:
         names = [f"+{name}" for name in record["built"] or ()] + [f"-{name}" for name in record.get("dropped") or ()]
         return " ".join(names) or "unchanged"
-    if record.get("previous"):  # of a rollback
-        moved = record["previous"] != record.get("snapshot")
-        return f"from {str(record['previous']).rpartition('-')[2]}" if moved else "unchanged"
+    if record["command"] == ROLLBACK:
+        if record.get("previous") == record.get("snapshot"):
+            return "unchanged"
+        return f"from {str(record.get('previous') or 'nothing').rpartition('-')[2]}"
     if record["command"] in ("pin", "unpin"):
         return f"as {record['pinned']}" if record.get("pinned") else "done"
     return f"{len(record.get('collected', ())):,} removed"
@@ -253,7 +260,7 @@ def print_snapshots(views: Sequence[SnapshotView]) -> None:
     versions = ("version",) if any(view.version for view in views) else ()
     rows = []
     for view in views:
-        state = ["current"] if view.current else []
+        state = ["current"] if view.current else ["candidate"] if view.candidate else []
         state += [f"pinned as {view.name}" if view.name else "pinned"] if view.pinned else []
         cells = (
             view.snapshot,
@@ -286,11 +293,17 @@ def print_unpin(report: PinReport) -> None:
 
 
 def print_rollback(report: RollbackReport) -> None:
-    if report.snapshot == report.previous:
-        print_line(f"nothing to do: {report.snapshot} is current")
-        return
     after = "the next sync publishes what the source holds then"
-    print_line(f"rolled back from {report.previous}; {report.snapshot} is current; {after}")
+    if report.hold:
+        until = f"'pqcache rollback {quoted(report.cache)} --release'"
+        after = f"held since {report.hold}: syncs publish nothing until {until}"
+    if report.published:
+        before = f"in place of {report.previous}" if report.previous else "as the first snapshot"
+        print_line(f"published {report.snapshot} {before}; {after}")
+    elif report.snapshot == report.previous:
+        print_line(f"{report.snapshot} is current as before; {after}")
+    else:
+        print_line(f"rolled back from {report.previous}; {report.snapshot} is current; {after}")
 
 
 def held_text(report: RemoveReport) -> str:

@@ -7,6 +7,7 @@
         dt=2026-11-19/part-00000.parquet
         _pqcache/files.arrow  row_groups.arrow  summary.json  checksums.json  lease
       arriving/     a snapshot whose files are fetched while it is read, see pqcache.store.arriving
+      candidate/    a complete snapshot that waits to be published, see pqcache.store.publish
       tmp/
 
 A snapshot is built in ``tmp/``, renamed into ``snapshots/``, and then ``current`` is swapped, so that readers see
@@ -30,6 +31,7 @@ from pqcache.events import OnEvent, Warned, ignore
 from pqcache.store.layout import (
     ARRIVED,
     ARRIVING,
+    CANDIDATE,
     CONFIG,
     FILES,
     HISTORY,
@@ -38,12 +40,13 @@ from pqcache.store.layout import (
     ROW_GROUPS,
     RUNNING,
     SNAPSHOTS,
+    UNMET,
 )
 from pqcache.store.ownership import GROUPS, check_ownership, directory_mode, file_mode, make_private, private_mode
 from pqcache.store.pins import read_kept
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path, quoted, url_scheme
-from pqcache.system.disk import make_directory, open_plain, read_regular, write_durably
+from pqcache.system.disk import fsync_path, make_directory, open_plain, read_regular, replace_symlink, write_durably
 from pqcache.system.locks import lock_holder, open_to_lock, try_lock
 from pqcache.units import format_seconds
 
@@ -59,7 +62,7 @@ _NAMED = 5  # of the caches in a directory
 _LOOK = 0.1  # seconds: more than a reader holds the lock to see whether a run is at work
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A pqcache: a copy of a source.\n"
 _MADE_FIRST = frozenset(("CACHEDIR.TAG", LOCK, "tmp", "snapshots", ARRIVING, HISTORY, RUNNING))
-_ENTRIES = _MADE_FIRST | {CONFIG, MEMO, SNAPSHOTS, "current"}
+_ENTRIES = _MADE_FIRST | {CANDIDATE, CONFIG, MEMO, SNAPSHOTS, "current"}
 _SNAPSHOT_ID = re.compile(r"\d{8}T\d{6}Z-\d+")
 
 
@@ -120,7 +123,7 @@ class CacheDirectory:
         """Files that pqcache did not put there, except in ``tmp``, which each sync empties."""
         found = [path for path in self.path.iterdir() if path.name not in _ENTRIES]
         found += [p for p in self.snapshots_dir.iterdir() if p.is_symlink() or not _SNAPSHOT_ID.fullmatch(p.name)]
-        for snapshot in self.snapshots():
+        for snapshot in (*self.snapshots(), *self.candidates()):
             try:
                 ours = {entry.path for entry in snapshot.manifest().files}
             except DamagedError:  # nobody knows
@@ -177,14 +180,32 @@ class CacheDirectory:
             os.close(descriptor)
 
     def snapshots(self) -> list[Snapshot]:
-        if not self.snapshots_dir.is_dir():
-            return []
-        names = (p for p in self.snapshots_dir.iterdir() if not p.is_symlink())
-        found = (Snapshot(p) for p in names if _SNAPSHOT_ID.fullmatch(p.name) and (p / FILES).is_file())
-        return sorted(found, key=lambda snapshot: (snapshot.number, snapshot.id))
+        return _snapshots_in(self.snapshots_dir)
+
+    def candidates(self) -> list[Snapshot]:
+        """The candidate, and those that it or a published snapshot has replaced; oldest first."""
+        return _snapshots_in(self.path / CANDIDATE)
+
+    def candidate(self) -> Snapshot | None:
+        """The snapshot that a sync has made and that waits to be published: newer than all that were."""
+        if not (found := self.candidates()):
+            return None
+        newest = max([read_kept(self.path).last_number, *(snapshot.number for snapshot in self.snapshots())])
+        return found[-1] if found[-1].number > newest else None
+
+    def publish_candidate(self, name: str) -> None:
+        """Make the candidate of this ID the current snapshot; goes on where a run was killed that had begun to."""
+        waiting, final = self.path / CANDIDATE / name, self.snapshots_dir / name
+        if waiting.is_dir():
+            (waiting / UNMET).unlink(missing_ok=True)
+            waiting.rename(final)
+            fsync_path(self.snapshots_dir)
+            fsync_path(waiting.parent)
+        if final.is_dir():
+            replace_symlink(self.path / "current", f"snapshots/{name}", self.tmp_dir)
 
     def snapshot(self, name: str | None = None) -> Snapshot:
-        """Find a snapshot by ID, number or name of a pin, by default the current one.
+        """Find a snapshot by ID, number or name of a pin, by default the current one; ``candidate`` if one waits.
 
         A missing one raises CacheError.
         """
@@ -196,10 +217,16 @@ class CacheDirectory:
                 advice = "wait for its end" if holder else f"run 'pqcache sync {quoted(self.path)}'"
                 raise CacheError(self.path, reason, advice)
             return current
-        kept = self.snapshots()
+        kept, candidate = self.snapshots(), self.candidate()
+        if candidate is not None:
+            kept.append(candidate)
         for snapshot in kept:
             if snapshot.id == name or (name.isdigit() and snapshot.number == int(name)):
                 return snapshot
+        if name == CANDIDATE:
+            if candidate is None:
+                raise CacheError(self.path, "no snapshot waits to be published")
+            return candidate
         pins = read_kept(self.path).pins
         for snapshot in kept:
             if name and pins.get(snapshot.id) == name:
@@ -272,7 +299,7 @@ class CacheDirectory:
         make_private(self.tmp_dir)
 
     def _check_links(self) -> None:
-        for name in ("snapshots", "tmp", ARRIVING, LOCK, CONFIG, MEMO, HISTORY, RUNNING, SNAPSHOTS):
+        for name in ("snapshots", "tmp", ARRIVING, CANDIDATE, LOCK, CONFIG, MEMO, HISTORY, RUNNING, SNAPSHOTS):
             if (self.path / name).is_symlink():
                 raise CacheError(f"{self.path / name}", "is a symbolic link", "a cache lives in one directory")
 
@@ -305,6 +332,14 @@ class CacheDirectory:
         descriptor = open_plain(self.path / LOCK, os.O_RDWR | os.O_CREAT, private_mode() & 0o666)
         make_private(descriptor)
         return descriptor
+
+
+def _snapshots_in(directory: Path) -> list[Snapshot]:
+    if not directory.is_dir():
+        return []
+    names = (p for p in directory.iterdir() if not p.is_symlink())
+    found = (Snapshot(p) for p in names if _SNAPSHOT_ID.fullmatch(p.name) and (p / FILES).is_file())
+    return sorted(found, key=lambda snapshot: (snapshot.number, snapshot.id))
 
 
 def named_caches(names: list[str], place: str) -> tuple[str, str]:

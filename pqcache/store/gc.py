@@ -109,10 +109,12 @@ def remove_old_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0
 def removable_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:
     """Return the snapshots that ``remove_old_snapshots`` would remove if nobody reads them.
 
-    One that was arriving is among them if no run will continue it: a snapshot was published, or it was abandoned.
+    One that was arriving is among them if no run will continue it: a snapshot was published, or it was abandoned. So
+    are candidates that were replaced.
     """
-    current = cache.current()
+    current, candidate = cache.current(), cache.candidate()
     dead: list[Snapshot] = [s for s in arriving_snapshots(cache) if current is not None or s.is_abandoned()]
+    dead += [snapshot for snapshot in cache.candidates() if snapshot != candidate]
     if current is None:
         return dead
     others = old_snapshots(cache, current)

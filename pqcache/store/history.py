@@ -36,7 +36,7 @@ _NUMBERS = (
     "touched_partitions", "exit_code", "process",
 )  # fmt: skip
 _TEXTS = (
-    "command", "run", "phase", "result", "error", "snapshot", "previous",
+    "command", "run", "phase", "result", "error", "snapshot", "previous", "candidate",
     "source", "pinned", "version", "started", "host",
 )  # fmt: skip
 _LISTS = ("skipped", "touched", "collected", "built", "dropped")
@@ -134,16 +134,22 @@ def _number(record: Mapping[str, Any]) -> int:
 
 
 def finish_rollback(cache: CacheDirectory) -> None:
-    """Record a rollback that was killed after it had made its snapshot the current one; the cache is locked."""
+    """Record a rollback that was killed after it had made its snapshot the current one; the cache is locked.
+
+    If it was publishing the candidate, that is done now.
+    """
     kept, current = read_kept(cache.path), cache.current()
     begun = kept.rollback
     if begun is None:
         return
+    if begun.publishes:
+        cache.publish_candidate(begun.snapshot)
+        current = cache.current()
     known = any(record.get("run") == begun.run for record in read_history(cache.path))
     if current is not None and current.id == begun.snapshot and not known:
         record = {"time": begun.time, "command": ROLLBACK, "run": begun.run, "result": DONE}
         append_history(cache.path, {**record, "snapshot": begun.snapshot, "previous": begun.previous})
-    write_kept(cache.path, replace(kept, rollback=None))
+    write_kept(cache.path, replace(kept, rollback=None, hold=None if begun.publishes else kept.hold))
 
 
 def skipped_in(cache: Path, snapshot: str) -> tuple[Mapping[str, Any], ...]:
@@ -166,6 +172,7 @@ def copied_source(cache: CacheDirectory, current: Snapshot | None) -> str | None
 
 def _has_source(record: Mapping[str, Any]) -> bool:
     done = record.get("command") == "sync" and "published" in record and record.get("result", "done") == "done"
+    done = done and not record.get("candidate")  # which is a copy of it, and not the current snapshot
     return bool(record.get("source")) and (done or record.get("interrupted") is True)
 
 

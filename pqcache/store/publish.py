@@ -1,8 +1,14 @@
-"""Publishing: a snapshot that was built in ``tmp/`` becomes the current one, in one step."""
+"""Publishing: a snapshot that was built in ``tmp/`` becomes the current one, in one step, or the candidate.
+
+The candidate waits in ``candidate/ID``: the cache is held, or the snapshot is not what was expected of it. The next
+sync starts from it and replaces it. `CacheDirectory.publish_candidate` makes exactly it the current snapshot.
+"""
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -10,11 +16,11 @@ from pqcache.errors import CacheLocked
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.gc import remove_snapshot
-from pqcache.store.layout import LEASE
-from pqcache.store.ownership import file_mode
+from pqcache.store.layout import CANDIDATE, LEASE, UNMET
+from pqcache.store.ownership import directory_mode, file_mode
 from pqcache.store.pins import read_kept
 from pqcache.store.snapshot import Snapshot
-from pqcache.system.disk import fsync_path, fsync_tree, replace_symlink
+from pqcache.system.disk import fsync_path, fsync_tree, make_directory, read_regular, replace_symlink
 
 _PUBLISHING = 60.0  # seconds: more than a run takes between a snapshot's rename and the swap of current
 
@@ -38,6 +44,31 @@ def publish(cache: CacheDirectory, built: Path, previous: Snapshot | None) -> Sn
     return Snapshot(final)
 
 
+def stage(cache: CacheDirectory, built: Path, unmet: Sequence[str] = ()) -> Snapshot:
+    """Make the snapshot built in ``tmp/`` the candidate; ``unmet`` says what it lacks to be published.
+
+    One that was there before is the candidate until then; the end of the run removes it.
+    """
+    (built / LEASE).touch(file_mode())
+    if unmet:
+        (built / UNMET).write_text(json.dumps(list(unmet)) + "\n")
+    fsync_tree(built)
+    place = cache.path / CANDIDATE
+    make_directory(place, directory_mode())
+    final = place / new_snapshot_id(cache)
+    built.rename(final)
+    fsync_path(place)
+    return Snapshot(final)
+
+
+def unmet_of(candidate: Snapshot) -> tuple[str, ...]:
+    """What the candidate lacks to be published; empty if it only waits for the end of a hold."""
+    try:
+        return tuple(map(str, json.loads(read_regular(candidate.path / UNMET))))
+    except FileNotFoundError:
+        return ()
+
+
 def new_snapshot_id(cache: CacheDirectory, now: datetime | None = None) -> str:
     """The time, and a number that always grows."""
     moment = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
@@ -45,7 +76,7 @@ def new_snapshot_id(cache: CacheDirectory, now: datetime | None = None) -> str:
 
 
 def next_number(cache: CacheDirectory) -> int:
-    numbers = [snapshot.number for snapshot in (*cache.snapshots(), *arriving_snapshots(cache))]
+    numbers = [snapshot.number for snapshot in (*cache.snapshots(), *cache.candidates(), *arriving_snapshots(cache))]
     return max([*numbers, read_kept(cache.path).last_number]) + 1
 
 

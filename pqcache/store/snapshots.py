@@ -5,23 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from typing import Any
 
 from pqcache.errors import CacheError, DamagedError, UsageError, disk_errors
 from pqcache.events import OnEvent, Published, ignore
+from pqcache.options import COMMANDS, RollbackArguments, Unpack, all_values, documented
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.gc import removable_snapshots
 from pqcache.store.history import ROLLBACK
 from pqcache.store.layout import LEASE
-from pqcache.store.pins import Rollback, check_name, read_kept, write_kept
-from pqcache.store.run_record import recorded_run
+from pqcache.store.pins import Hold, Rollback, check_name, read_kept, write_kept
+from pqcache.store.publish import unmet_of
+from pqcache.store.run_record import now_text, recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.held import find_damaged
 from pqcache.store.urls import quoted
 from pqcache.system.disk import allocated, freed_bytes, replace_symlink
-from pqcache.system.locks import readers_of
+from pqcache.system.locks import readers_of, user_name
 from pqcache.units import format_count, parse_duration
 
 
@@ -33,6 +34,7 @@ class SnapshotView:
         snapshot: its ID.
         created: when it was made, in ISO 8601.
         current: whether readers open it when they ask for none.
+        candidate: whether it waits to be published.
         pinned: whether it is kept until it is unpinned.
         name: the name of the pin, or None.
         leases: how many readers hold it, as far as this machine knows; None where the file system has no locks.
@@ -46,6 +48,7 @@ class SnapshotView:
     snapshot: str
     created: str | None
     current: bool
+    candidate: bool
     pinned: bool
     name: str | None
     leases: int | None
@@ -89,7 +92,9 @@ def snapshots(cache: str | os.PathLike[str]) -> list[SnapshotView]:
     """
     target = CacheDirectory.open(os.fspath(cache))
     pins, current = read_kept(target.path).pins, target.current()
-    kept = target.snapshots()
+    kept, candidate = target.snapshots(), target.candidate()
+    if candidate is not None:
+        kept.append(candidate)
     found, newer = [], None
     for snapshot in reversed(kept):
         files = allocated(snapshot.path)
@@ -97,7 +102,8 @@ def snapshots(cache: str | os.PathLike[str]) -> list[SnapshotView]:
         replaced = None
         if newer is not None and newer[0] == snapshot.number + 1:
             replaced = sum(size for key, (size, _) in files.items() if key not in newer[1])
-        found.append(replace(_view(snapshot, current, pins), own_bytes=own, replaced_bytes=replaced))
+        view = replace(_view(snapshot, current, pins), candidate=snapshot == candidate)
+        found.append(replace(view, own_bytes=own, replaced_bytes=replaced))
         newer = snapshot.number, files
     return found[::-1]
 
@@ -124,7 +130,7 @@ def pin(
     if name is not None:
         check_name(name)
     with disk_errors(target.path), recorded_run(target, "pin", parse_duration(wait), on_event) as record:
-        kept, found = read_kept(target.path), target.snapshot(snapshot)
+        kept, found = read_kept(target.path), _published(target, snapshot)
         other = kept.id_of(name or "")
         if other not in (None, found.id):
             raise UsageError(
@@ -170,6 +176,7 @@ def _view(snapshot: Snapshot, current: Snapshot | None, pins: Mapping[str, str])
         snapshot=snapshot.id,
         created=None,
         current=snapshot == current,
+        candidate=False,
         pinned=snapshot.id in pins,
         name=pins.get(snapshot.id) or None,
         leases=readers_of(snapshot.path / LEASE),
@@ -190,60 +197,125 @@ def _view(snapshot: Snapshot, current: Snapshot | None, pins: Mapping[str, str])
 
 @dataclass(frozen=True)
 class RollbackReport:
-    """The snapshot that is current now, and the one that was before; the same where there was nothing to do."""
+    """The snapshot that is current now, and the one that was before; the same if that has not changed.
+
+    ``hold`` is since when the cache is held (ISO 8601), and ``candidate`` the snapshot that waits to be published; None
+    without. ``published`` says whether the current one was the candidate before.
+    """
 
     cache: str
-    snapshot: str
-    previous: str
+    snapshot: str | None
+    previous: str | None
+    hold: str | None = None
+    candidate: str | None = None
+    published: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
         return asdict(self)
 
 
+@documented(RollbackArguments, *COMMANDS["rollback"])
 def rollback(
-    cache: str | os.PathLike[str], snapshot: str, *, wait: str | float = 0.0, on_event: OnEvent = ignore
+    cache: str | os.PathLike[str],
+    snapshot: str | None = None,
+    *,
+    on_event: OnEvent = ignore,
+    **given: Unpack[RollbackArguments],
 ) -> RollbackReport:
     """Make a snapshot of a cache, by its ID, number or name, the current one, in one step.
 
     The history records it. Readers that have another snapshot open keep it. The next sync publishes what the source
-    holds then, as always: correct the source first, or pin the snapshot and open it by its name.
+    holds then, as always, unless the cache is held: then syncs make a candidate and do not publish it.
+
+    Args:
+        cache: the cache's directory.
+        snapshot: the one to go back to; not needed with one of the options below.
+        on_event: called with what happens.
+        given: the options, as the table in pqcache.options has them.
 
     >>> report = rollback("cache/shop", "1")
     >>> report.snapshot == report.previous  # it is the only one so far
     True
 
-    Raises CacheError for a snapshot that is not kept, DamagedError for one that is damaged, or CacheLocked when another
-    run is at work; then the current snapshot is as it was.
+    Raises UsageError, CacheError for a snapshot that is not kept, DamagedError for one that is damaged, or CacheLocked
+    when another run is at work; then the current snapshot is as it was.
     """
+    options = all_values(given, *COMMANDS["rollback"])
+    publishes = options.release or options.accept
+    asked = [f"--{name}" for name in ("hold", "release", "accept") if getattr(options, name)]
+    if len(asked) > 1 or (publishes and snapshot is not None):
+        raise UsageError(" and ".join([*asked, *([] if len(asked) > 1 else ["SNAPSHOT"])]), "exclude each other")
     target = CacheDirectory.open(os.fspath(cache))
-    with disk_errors(target.path), recorded_run(target, ROLLBACK, parse_duration(wait), on_event) as record:
-        current, found = target.snapshot(), target.snapshot(snapshot)
-        values = {"snapshot": found.id, "previous": current.id}
-        if found != current:
+    if snapshot is None and not asked:
+        raise UsageError("rollback", "names no snapshot", f"'pqcache snapshots {quoted(cache)}' lists them")
+    with disk_errors(target.path), recorded_run(target, ROLLBACK, options.wait, on_event) as record:
+        before, current = read_kept(target.path), target.current() if publishes else target.snapshot()
+        found = (_candidate(target, options.accept) if publishes else _published(target, snapshot)) or current
+        if found is not None and found != current:
             _check(found)
-            _switch(target, current, found, record.run)
+        if options.hold and before.hold is None:
+            write_kept(target.path, replace(before, hold=Hold(now_text(), user_name(os.geteuid()))))
+        if found is not None and found != current:
+            _switch(target, current, found, record.run, publishes)
+        values = {"snapshot": _id(found), "previous": _id(current)}
         record.end(values)
         kept = read_kept(target.path)
-        if kept.rollback is not None:
-            write_kept(target.path, replace(kept, rollback=None))
-    on_event(Published(found.id))
-    return RollbackReport(str(target.path), found.id, current.id)
+        after = replace(kept, rollback=None, hold=None if publishes else kept.hold)
+        if after != kept:
+            write_kept(target.path, after)
+        waiting = target.candidate()
+    if found is not None:
+        on_event(Published(found.id))
+    return RollbackReport(
+        cache=str(target.path),
+        **values,
+        hold=None if after.hold is None else after.hold.time,
+        candidate=_id(waiting),
+        published=publishes and found != current,
+    )
 
 
-def _switch(cache: CacheDirectory, current: Snapshot, found: Snapshot, run: str) -> None:
+def _id(snapshot: Snapshot | None) -> str | None:
+    return None if snapshot is None else snapshot.id
+
+
+def _published(cache: CacheDirectory, name: str | None) -> Snapshot:
+    found = cache.snapshot(name)
+    if found.path.parent != cache.snapshots_dir:
+        advice = f"'pqcache rollback {quoted(cache.path)} --release' publishes it"
+        raise UsageError(found.id, "is the candidate, which is not published", advice)
+    return found
+
+
+def _candidate(cache: CacheDirectory, accepts: bool) -> Snapshot | None:
+    """The candidate to publish; UsageError if it isn't what was expected, unless that is accepted."""
+    found = cache.candidate()
+    if found is None and accepts:
+        raise UsageError("--accept", "no snapshot waits to be published", f"run 'pqcache sync {quoted(cache.path)}'")
+    if found is not None and not accepts and (unmet := unmet_of(found)):
+        advice = f"look at it with 'pqcache inspect {quoted(cache.path)} --candidate', and publish it with --accept"
+        raise UsageError(found.id, f"is not what was expected: {'; '.join(unmet)}", advice)
+    return found
+
+
+def _switch(cache: CacheDirectory, current: Snapshot | None, found: Snapshot, run: str, publishes: bool) -> None:
     """Note the switch on disk first, for a run that is killed."""
     kept, snapshots = read_kept(cache.path), cache.snapshots()
-    left = {s.id for s in snapshots if found.number < s.number <= current.number}
-    begun = Rollback(datetime.now(timezone.utc).isoformat(timespec="seconds"), found.id, current.id, run)
+    left = {s.id for s in snapshots if current is not None and found.number < s.number <= current.number}
+    begun = Rollback(now_text(), found.id, "" if current is None else current.id, run, publishes)
+    last = kept.last_number if publishes else max(kept.last_number, *(s.number for s in snapshots))
     kept = replace(
         kept,
         rolled_back=tuple(sorted({*kept.rolled_back, *left} - {found.id})),
         rollback=begun,
-        last_number=max(kept.last_number, *(s.number for s in snapshots)),
+        last_number=last,
     )
     write_kept(cache.path, kept)
-    replace_symlink(cache.path / "current", f"snapshots/{found.id}", cache.tmp_dir)
+    if publishes:
+        cache.publish_candidate(found.id)
+    else:
+        replace_symlink(cache.path / "current", f"snapshots/{found.id}", cache.tmp_dir)
 
 
 def _check(snapshot: Snapshot) -> None:

@@ -25,7 +25,8 @@ from pqcache.store.history import DONE, INTERRUPTED, ROLLBACK, RUNNING_NOW
 from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Totals
 from pqcache.store.manifest_digest import read_summary
-from pqcache.store.pins import rolled_back_from
+from pqcache.store.pins import read_kept, rolled_back_from
+from pqcache.store.publish import unmet_of
 from pqcache.store.run_record import log
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.tables_of_root import ListedTable, tables_below
@@ -58,6 +59,8 @@ class CacheStatus:
         last_error: why it was not done.
         failing_since: when the first of the last syncs ended that all were not done.
         skipped: the partitions that ``skip_bad`` has left old or out in the current snapshot.
+        held: since when nothing is published, and ``by`` whom; else None.
+        candidate: the snapshot that waits to be published.
         running: the run that is at work: its ``command``, when it ``began``, and the ``phase`` it has come to.
         leased: the snapshots that readers hold.
         next_due: when the next sync is due, by the usual interval between those before.
@@ -81,6 +84,8 @@ class CacheStatus:
     last_error: str | None = None
     failing_since: str | None = None
     skipped: tuple[str, ...] = ()
+    held: Mapping[str, str] | None = None
+    candidate: str | None = None
     running: Mapping[str, str | None] | None = None
     leased: tuple[str, ...] = ()
     next_due: str | None = None
@@ -204,9 +209,17 @@ def _runs(cache: CacheDirectory, current: Snapshot | None, now: float) -> dict[s
         values["synced"] = None if known.equal is None else _text(known.equal)
         if is_rolled_back and (was := rolled_back_from(cache.path, current)):
             reasons.append(f"rolled back from {was}")
+        if hold := read_kept(cache.path).hold:
+            values["held"] = {"since": hold.time, "by": hold.by}
+            reasons.append(f"held since {hold.time} by {hold.by}")
         if names := values["skipped"]:
             more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
             reasons.append(f"{format_count(len(names), 'partition')} skipped: {', '.join(names[:3])}{more}")
+    if (candidate := cache.candidate()) is not None:
+        values["candidate"] = candidate.id
+        rows = format_count(_totals(candidate).rows, "row")
+        why = "".join(f"; {text}" for text in unmet_of(candidate))
+        reasons.append(f"{candidate.id} with {rows} is not published{why}")
     failed = list(itertools.takewhile(lambda record: record["result"] != DONE, reversed(ended)))
     if failed:
         values["failing_since"] = failed[-1]["time"]
@@ -245,18 +258,19 @@ def _ages(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Age], bool]:
     for record in records:
         if record["command"] == ROLLBACK and record["result"] in (DONE, INTERRUPTED):
             current, is_rolled_back = record.get("snapshot", current), True
-        if not record.get("snapshot") or "published" not in record:
+        if not (record.get("candidate") or record.get("snapshot")) or "published" not in record:
             continue
-        snapshot = Snapshot(Path(record["snapshot"]))
-        before = ages.get(current if record["published"] else snapshot.id)
-        current = snapshot.id
-        if record["command"] == "sync" and record["result"] == DONE:
+        staged = record.get("candidate")
+        snapshot = Snapshot(Path(staged or record["snapshot"]))
+        before = ages.get(current if record["published"] or (staged and staged not in ages) else snapshot.id)
+        current = current if staged else snapshot.id
+        if record["command"] == "sync" and (record["result"] == DONE or staged):
             listed = _seconds(record.get("listed") or record["time"])
             before = before or _Age(min(listed, snapshot.made.timestamp()), None, {})
             skipped = [item["partition"] for item in record.get("skipped") or ()]
             behind = {name: before.behind.get(name, before.listed) for name in skipped}
-            ages[current] = _Age(listed, before.equal if behind else listed, behind)
-            is_rolled_back = False
+            ages[snapshot.id] = _Age(listed, before.equal if behind else listed, behind)
+            is_rolled_back = is_rolled_back and bool(staged)
         else:
             ages[current] = before or _Age.of(snapshot)
     return ages, is_rolled_back

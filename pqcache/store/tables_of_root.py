@@ -223,7 +223,11 @@ def _check_removable(cache: CacheDirectory) -> None:
     if pins := read_kept(cache.path).pins:
         named = ", ".join(f"{snapshot} ({name})" if name else snapshot for snapshot, name in pins.items())
         raise CacheError(cache.path, f"has pinned snapshots: {named}", "unpin them, or give --force")
-    leased = [snapshot.id for snapshot in (*cache.snapshots(), *arriving_snapshots(cache)) if snapshot.is_leased()]
+    leased = [
+        snapshot.id
+        for snapshot in (*cache.snapshots(), *cache.candidates(), *arriving_snapshots(cache))
+        if snapshot.is_leased()
+    ]
     if leased:
         raise CacheLocked(cache.path, f"readers have {', '.join(leased)} open", "end them, or give --force")
 

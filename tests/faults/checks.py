@@ -29,6 +29,7 @@ _ROOT = {
     "memo.json",
     "current",
     "snapshots",
+    "candidate",
     "tmp",
 }
 

@@ -243,6 +243,24 @@ def test_after_a_rollback_the_age_is_that_of_what_is_served(root: Path) -> None:
     assert hours_of(pqcache.status(cache).caches[0]) == (5, 5), "no other command makes data younger"
 
 
+def test_while_a_cache_is_held_its_age_is_that_of_what_is_served(root: Path) -> None:
+    cache, lake = root / "a", root.parent / "lake"
+    age_by(cache, 50)
+    pqcache.rollback(cache, hold=True)
+    write_day(lake, "2026-11-03", files=1, rows=20, first=200_000)
+    pqcache.sync(cache)
+    assert hours_of(pqcache.status(cache).caches[0]) == (50, 50)
+    assert run_pqcache("status", cache, "--max-age", "40h").returncode == 1
+    age_by(cache, 7)
+    assert hours_of(pqcache.status(cache).caches[0]) == (57, 57)
+    pqcache.rollback(cache, release=True)
+    one = pqcache.status(cache).caches[0]
+    assert (hours_of(one), one.reasons) == ((7, 7), ()), "since the listing that the candidate was made of"
+    pqcache.rollback(cache, hold=True)
+    pqcache.sync(cache)
+    assert hours_of(pqcache.status(cache).caches[0]) == (0, 0), "nothing is new"
+
+
 def test_a_failing_source(root: Path) -> None:
     cache, lake = root / "a", root.parent / "lake"
     age_by(cache, 50)

@@ -106,6 +106,7 @@ def open_inspected_dataset(
     jobs: int = 16,
     on_event: OnEvent = ignore,
     rules: FileRules | None = None,
+    candidate: bool = False,
 ) -> InspectedDataset:
     """Open a cache, a directory, a file or a URL; of anything but a cache the footers are read.
 
@@ -114,10 +115,12 @@ def open_inspected_dataset(
     text = os.fspath(target)
     cache = CacheDirectory(Path(text).absolute())
     if url_scheme(text) == "" and cache.exists():
-        with leased_snapshot(cache) as (snapshot, progress):
+        with leased_snapshot(cache, candidate) as (snapshot, progress):
             entries = snapshot.manifest().files
             sizes = [entry.size for entry in entries]
             return InspectedDataset(snapshot.index(), sizes, snapshot.path, arriving=progress is not None)
+    if candidate:
+        raise UsageError("--candidate", f"{redact(text)} is not a pqcache", "name a cache")
     source = open_table(text, OpenOptions(store=options or {}, as_files=rules is not None and rules.as_files))
     try:
         listing = list_source(source, on_event, ListingRules(files=rules or FileRules()))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pqcache.errors import CacheError, DamagedError, first_line
+from pqcache.errors import CacheError, DamagedError, UsageError, first_line
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.options import COMMANDS, InspectArguments, Unpack, all_values, documented
 from pqcache.parquet.dense_columns import as_list, dense_of
@@ -28,7 +28,7 @@ from pqcache.store.config import read_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent
 from pqcache.store.keys.lookup import columns_indexed
-from pqcache.store.layout import FILES, ROW_GROUPS
+from pqcache.store.layout import CANDIDATE, FILES, ROW_GROUPS
 from pqcache.store.manifest import SourceFile, TableVersion
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA, Index, IndexBuilder
@@ -38,7 +38,7 @@ from pqcache.store.sync.listing import ListingRules, list_source
 from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.urls import url_scheme
+from pqcache.store.urls import redact, url_scheme
 from pqcache.units import BLOCK_SIZE
 
 
@@ -147,7 +147,9 @@ def inspect(
     options = all_values(given, *COMMANDS["inspect"])
     text, size, as_files = os.fspath(target), options.block_size, options.as_files
     if (cache := cache_at(text)) is not None:
-        return _inspect_cache(cache, size)
+        return _inspect_cache(cache, size, options.candidate)
+    if options.candidate:
+        raise UsageError("--candidate", f"{redact(text)} is not a pqcache", "name a cache")
     source = open_table(text, OpenOptions(store=options.options, as_files=as_files))
     rules = FileRules(as_files=as_files, all_files=options.all_files)
     try:
@@ -190,8 +192,8 @@ class _SummaryInput:
     encodings: Mapping[str, tuple[str, ...]]
 
 
-def _inspect_cache(cache: CacheDirectory, block_size: int | None) -> Inspection:
-    with leased_snapshot(cache) as (snapshot, progress):
+def _inspect_cache(cache: CacheDirectory, block_size: int | None, candidate: bool) -> Inspection:
+    with leased_snapshot(cache, candidate) as (snapshot, progress):
         manifest, index = snapshot.manifest(), snapshot.index()
         if index.paths != tuple(entry.path for entry in manifest.files):
             reason = "names other files than the row-group index"
@@ -404,8 +406,15 @@ class ArrivalProgress:
 
 
 @contextmanager
-def leased_snapshot(cache: CacheDirectory) -> Iterator[tuple[Snapshot, ArrivalProgress | None]]:
-    """The current snapshot, else the arriving one with its progress."""
+def leased_snapshot(
+    cache: CacheDirectory, candidate: bool = False
+) -> Iterator[tuple[Snapshot, ArrivalProgress | None]]:
+    """The current snapshot, else the arriving one with its progress; or the candidate."""
+    if candidate:
+        waiting = cache.snapshot(CANDIDATE)
+        with waiting.lease():
+            yield waiting, None
+        return
     until = time.monotonic() + _MOVING
     while True:
         arriving = find_arriving(cache) if cache.current() is None else None

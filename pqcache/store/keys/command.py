@@ -18,6 +18,7 @@ from pqcache.store.keys.build import build_key_index
 from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of, field_of
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.ownership import make_directories
+from pqcache.store.pins import check_not_held
 from pqcache.store.run_record import recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.tmp_directory import discard
@@ -79,6 +80,7 @@ def index(cache: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given:
         with lease:
             return _report(target, snapshot, watch)
     with disk_errors(target.path), recorded_run(target, "index", options.wait, on_event) as record:
+        check_not_held(target.path)  # the candidate would not have them
         _remove_left(target.tmp_dir)
         snapshot, config = target.snapshot(), read_config(target.path)
         row_groups = snapshot.checked_index()

@@ -19,6 +19,7 @@ from pqcache.store.config import read_config, updated, write_config
 from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_file import schema_of_table
+from pqcache.store.pins import check_not_held
 from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
 from pqcache.store.repartition.endpoints import check_apart, make_endpoints
 from pqcache.store.repartition.to_target import RepartitionReport, repartition_to
@@ -159,6 +160,7 @@ def _repartition_cache(
             stack.enter_context(cache.lock(options.wait, options.on_event))
         else:
             record = stack.enter_context(recorded_run(cache, "repartition", options.wait, options.on_event))
+        check_not_held(cache.path)
         remembered = read_config(cache.path)
         config = updated(remembered, changes)
         if config.shuffle is None and remembered.shuffle is not None:

@@ -24,7 +24,7 @@ from pqcache.store.manifest import FileEntry, Identity, Manifest, SnapshotMetada
 from pqcache.store.manifest_digest import write_summary
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.ownership import make_directories
-from pqcache.store.publish import next_number, publish
+from pqcache.store.publish import next_number, publish, stage
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index, index_columns
 from pqcache.store.snapshot import Snapshot, write_checksums
 from pqcache.store.sync.bad_partitions import BadPartitionsSoFar, place_of
@@ -55,10 +55,10 @@ def build_snapshot(
     table: TableSchema | None = None,
     reindex: bool = False,
 ) -> RunResult:
-    """Apply ``plan`` and publish the result; whatever fails leaves the current snapshot as it is.
+    """Apply ``plan`` and publish the result, or make it the candidate; a failure leaves the current snapshot as it is.
 
     Args:
-        run: the run; its cache is locked, and ``run.current`` is the snapshot that ``plan`` was made against.
+        run: the run; its cache is locked, and ``run.base`` is the snapshot that ``plan`` was made against.
         plan: what to keep, download and rewrite. The result has another one where the new files' schema differs from
             the others': then more is rewritten than was planned.
         metadata: what the manifest says of the snapshot beside its files.
@@ -74,7 +74,7 @@ def build_snapshot(
             workdir=make_workdir(cache),
             plan=plan,
             metadata=metadata,
-            previous=run.current,
+            previous=run.base,
             held=held,
             origin=origin,
             table=table,
@@ -100,7 +100,10 @@ def build_snapshot(
             job.on_event(Warned(f"{metadata.source}: {change}"))
         manifest = write_metadata(job, target, entries)
         findings = check_rules(run, target, manifest.files)
-        snapshot = publish(cache, target, job.previous)
+        if run.is_held:
+            waiting = stage(cache, target)
+            return RunResult(plan=plan, published=None, totals=manifest.totals, candidate=waiting, findings=findings)
+        snapshot = publish(cache, target, run.current)
     job.on_event(Published(snapshot.id))
     return RunResult(plan=plan, published=snapshot, totals=manifest.totals, findings=findings)
 

@@ -15,9 +15,10 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.drivers.retries import FEW_TRIES, Patience
 from pqcache.store.expect import Finding, lines_of, stale
-from pqcache.store.gc import remove_old_snapshots
+from pqcache.store.gc import remove_old_snapshots, remove_snapshot
 from pqcache.store.manifest import TableVersion, Totals
 from pqcache.store.newest import NewestPartitions
+from pqcache.store.publish import unmet_of
 from pqcache.store.run_record import RunRecord, now_text
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import SkippedPartition
@@ -87,10 +88,11 @@ class RunOptions(SyncRun):
 class CacheRun:
     """A run of ``command`` on ``cache``, which it has locked unless it is a dry run.
 
-    ``config`` is what the cache remembers from now on, ``current`` the snapshot that the run began with. ``record`` is
-    what the history will have of it; a run that changes nothing has none. ``previous_source`` is the source that the
-    cache was a copy of, where this run takes another one. With ``changes_index`` a new snapshot is published even if
-    no file has changed.
+    ``config`` is what the cache remembers from now on, ``current`` the snapshot that the run began with. A sync starts
+    from the ``candidate`` if there is one, and publishes nothing if the cache ``is_held``. ``record`` is what the
+    history will have of it; a run that changes nothing has none. ``previous_source`` is the source that the cache was
+    a copy of, where this run takes another one. With ``changes_index`` a new snapshot is published even if no file has
+    changed.
     """
 
     command: str
@@ -98,9 +100,21 @@ class CacheRun:
     config: Config
     current: Snapshot | None
     options: RunOptions
+    candidate: Snapshot | None = None
+    is_held: bool = False
     record: RunRecord | None = None
     previous_source: str | None = None
     changes_index: bool = False
+
+    @property
+    def base(self) -> Snapshot | None:
+        """The snapshot whose files a new one takes."""
+        return self.candidate or self.current
+
+    @property
+    def candidate_is_due(self) -> bool:
+        """Whether a sync that finds nothing new has to look again at whether the candidate can be published."""
+        return self.candidate is not None and (not self.is_held or bool(unmet_of(self.candidate)))
 
     def __post_init__(self) -> None:
         self.options.on_event.record = self.record
@@ -110,6 +124,8 @@ class CacheRun:
 class RunResult:
     """What a run did, or would do: its plan, the new snapshot if there is one, and how much the current one holds.
 
+    ``candidate`` is the one that the run has made, or found as it would make it, in place of publishing one; then
+    ``totals`` are those of it.
     ``touched`` are the partitions that changed, or would. ``table`` is the version of the table that the source is,
     ``newest`` what was taken of its partitions with ``--newest``. ``skipped`` are the partitions that could not be
     taken. ``passed_over`` counts what was not taken of the listing, None where nothing was listed. ``findings`` are
@@ -119,6 +135,7 @@ class RunResult:
     plan: Plan
     published: Snapshot | None
     totals: Totals
+    candidate: Snapshot | None = None
     touched: tuple[PartitionChange, ...] = ()
     table: TableVersion | None = None
     newest: NewestPartitions | None = None
@@ -133,7 +150,8 @@ class SyncReport:
 
     File counts are of source files; ``fetched_again`` counts those that have not changed but were damaged in the cache,
     or held with other columns or options. ``fetched_bytes`` is what was downloaded, ``bytes``, ``rows``, ``files`` and
-    ``row_groups`` are of the snapshot that is current now (0 before the first one). ``shard`` is the node whose share
+    ``row_groups`` are of the ``candidate``, the snapshot that was made and waits to be published, else of the one that
+    is current now (0 before the first one). ``shard`` is the node whose share
     is kept, like ``0/3``, or None; files that now belong to another node count as removed. ``version`` is that of the
     Delta or Iceberg table that the source is, or None. ``previous_source`` is the source of the run before, where the
     cache was a copy of another one, else None. ``skipped`` are the partitions that could not be taken as they are at
@@ -170,6 +188,7 @@ class SyncReport:
     touched: tuple[PartitionChange, ...] = ()
     passed_over: PassedOver | None = None
     expect: tuple[Finding, ...] = ()
+    candidate: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -200,7 +219,7 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     cannot be removed raises PqcacheError; the history has what the run did.
     """
     if run.command == "sync" and result.published is None and run.current is not None:
-        result = replace(result, findings=_stale(run, run.current))
+        result = replace(result, findings=(*result.findings, *_stale(run, run.current)))
     report = _report(run, result)
     if run.record is None:
         return report
@@ -211,6 +230,8 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     if run.command == "sync":
         done["listed"] = run.options.on_event.listed
     try:
+        if run.candidate is not None and not (result.published or result.candidate):  # the source is as what is current
+            remove_snapshot(run.cache, run.candidate, without_lock=True)
         removed = _clean(run)
     except OSError as error:
         left = error_below(run.cache.path, error)
@@ -271,4 +292,5 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         touched=result.touched or partition_changes(plan),
         passed_over=result.passed_over,
         expect=result.findings,
+        candidate=None if result.candidate is None else result.candidate.id,
     )

@@ -36,8 +36,7 @@ from pqcache.store.hive import parent, parse_types
 from pqcache.store.layout import CONFIG, LEASE
 from pqcache.store.manifest import SourceFile, TableVersion
 from pqcache.store.manifest_digest import Summary, digest_of_held, read_summary, table_digest
-from pqcache.store.newest import NewestPartitions
-from pqcache.store.pins import rolled_back_from
+from pqcache.store.pins import read_kept, rolled_back_from
 from pqcache.store.run_record import RunRecord, now_text, recorded_run
 from pqcache.store.same_source import is_same_source
 from pqcache.store.snapshot import Snapshot
@@ -142,22 +141,36 @@ class _Request:
 class _CacheState:
     """What a cache has: its snapshot, what it remembers, and what it will remember after this run.
 
-    ``previous_source`` is the source that it is a copy of, where that is another one than this run's.
+    ``previous_source`` is the source that it is a copy of, where that is another one than this run's. ``base`` is the
+    candidate, if there is one, else the current snapshot.
     """
 
     current: Snapshot | None
+    candidate: Snapshot | None
+    is_held: bool
     remembered: Config | None
     config: Config
     previous_source: str | None
+
+    @property
+    def base(self) -> Snapshot | None:
+        return self.candidate or self.current
 
 
 def _read_state(request: _Request) -> _CacheState:
     cache = request.cache
     remembered = read_config(cache.path) if cache.exists() else None
     config = updated(merged_config(remembered, request.url, request.store_options), request.changes)
-    current = cache.current() if cache.exists() else None
-    previous = changed_source(cache, current, remembered, config, request.run.new_source)
-    return _CacheState(current=current, remembered=remembered, config=config, previous_source=previous)
+    current, candidate = (cache.current(), cache.candidate()) if cache.exists() else (None, None)
+    previous = changed_source(cache, candidate or current, remembered, config, request.run.new_source)
+    return _CacheState(
+        current=current,
+        candidate=candidate,
+        is_held=read_kept(cache.path).hold is not None,
+        remembered=remembered,
+        config=config,
+        previous_source=previous,
+    )
 
 
 def _run_of(request: _Request, state: _CacheState) -> CacheRun:
@@ -166,6 +179,8 @@ def _run_of(request: _Request, state: _CacheState) -> CacheRun:
         cache=request.cache,
         config=state.config,
         current=state.current,
+        candidate=state.candidate,
+        is_held=state.is_held,
         options=request.run,
         previous_source=state.previous_source,
         changes_index=state.remembered is not None and state.config.time_units != state.remembered.time_units,
@@ -174,7 +189,7 @@ def _run_of(request: _Request, state: _CacheState) -> CacheRun:
 
 def _replaced_source(state: _CacheState) -> str | None:
     """The source that this run replaces, also if none of its files was ever here."""
-    if state.current is None and state.remembered is not None and state.remembered.source != state.config.source:
+    if state.base is None and state.remembered is not None and state.remembered.source != state.config.source:
         return redact(state.remembered.source)
     return state.previous_source
 
@@ -213,7 +228,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
             list_it = _lister(request, state, source, memo)
             listing = list_it(options.on_event)
         run = replace(_run_of(request, state), record=record)
-    if state.current is None and arriving_snapshots(cache):  # what a killed run has left is continued in its way
+    if state.base is None and arriving_snapshots(cache):  # what a killed run has left is continued in its way
         run = replace(run, options=replace(options, fill=True))
     key = listing_key(source, state.config)  # of what was listed: the run may read a newer version later
     if listing.odd or listing.misfits:  # each run has to say so
@@ -227,7 +242,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     if not options.dry_run:
         if state.config != state.remembered:  # at once: the snapshot has these options already
             write_config(cache.path, state.config)
-        held = result.published or state.current
+        held = result.published or result.candidate or state.current
         if held is not None and (warning := limit_to_source(held.path, source, listing.files)):
             options.on_event(Warned(warning))
         if memo.listing(key) is None:
@@ -273,7 +288,7 @@ def _rewrite_arrived(run: CacheRun, arrived: SyncReport, source: Source, list_it
 
 def _first_contact(request: _Request, state: _CacheState) -> Patience:
     """How long to ask a source that has not answered yet in this run: a mistyped one should fail soon."""
-    return request.run.patience if request.is_patient or state.current is not None else FIRST_CONTACT
+    return request.run.patience if request.is_patient or state.base is not None else FIRST_CONTACT
 
 
 def _open(request: _Request, state: _CacheState) -> Source:
@@ -289,7 +304,7 @@ def _open(request: _Request, state: _CacheState) -> Source:
             rule=config.version_rule,
             patience=_first_contact(request, state),
             on_event=request.run.on_event,
-            keys=known_keys(state.current) if config.ignore_case else None,
+            keys=known_keys(state.base) if config.ignore_case else None,
         ),
     )
     if isinstance(source, Table) and source.capabilities.lists_one_version and (config.marker or config.settle):
@@ -306,9 +321,9 @@ def _open(request: _Request, state: _CacheState) -> Source:
 
 def _lister(request: _Request, state: _CacheState, source: Source, memo: Memo) -> ListSource:
     """The listing function of this run, always for the same partitions."""
-    held = state.current if state.previous_source is None else None
+    held = state.base if state.previous_source is None else None
     rules, patience = listing_rules(state.config, held), _first_contact(request, state)
-    rule = newest_rule(state.config, request.cache, state.current)
+    rule = newest_rule(state.config, request.cache, state.base)
     last: Listing | None = None
 
     def list_it(on_event: OnEvent) -> Listing:
@@ -336,18 +351,18 @@ def _is_typed(held: Snapshot | None, listing: Listing, table: TableVersion | Non
 
 def _known_result(run: CacheRun, state: _CacheState, source: Source, memo: Memo) -> RunResult | None:
     """The result if a table's log and the cache prove that there is nothing to do."""
-    current, config = state.current, state.config
-    if current is None or run.options.compare != IDENTITY or config != state.remembered:
+    config = state.config
+    if state.base is None or run.options.compare != IDENTITY or config != state.remembered:
         return None
     known = memo.listing(listing_key(source, config))
     if known is None:
         return None
     recipe = recipe_for(config, known.subset)
-    summary = _unchanged(current, known.sources, recipe, config.shard, known.schema)
-    if summary is None or not known.is_public():
+    result = _nothing_to_do(run, known.sources, recipe, known.schema)
+    if result is None or not known.is_public():
         return None
     run.options.on_event(Listed(known.files, known.size))
-    return _nothing_to_do(summary, recipe, known.table, known.newest_partitions)
+    return replace(result, table=known.table, newest=known.newest_partitions)
 
 
 def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> RunResult:
@@ -356,23 +371,28 @@ def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: Lis
     recipe = recipe_for(run.config, listing.subset.recipe)
     if run.options.compare == IDENTITY and source.capabilities.may_give_only_sizes:
         check_identities(listing.files, source.url)
-    summary = None
-    if run.current is not None and run.options.compare == IDENTITY and not run.changes_index:
+    if run.base is not None and run.options.compare == IDENTITY and not (listing.odd or listing.misfits):
         table = table_digest(listing.typed(source.table_version, run.config))
-        summary = _unchanged(run.current, listing.sources, recipe, run.config.shard, table)
-    if summary is not None and not (listing.odd or listing.misfits):
-        result = _nothing_to_do(summary, recipe, source.table_version, listing.newest)
-        return replace(result, passed_over=listing.passed_over)
+        if (result := _nothing_to_do(run, listing.sources, recipe, table)) is not None:
+            found = replace(result, table=source.table_version, newest=listing.newest)
+            return replace(found, passed_over=listing.passed_over)
     from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above
 
     return sync_changes(run, source, listing, list_again)
 
 
-def _nothing_to_do(
-    summary: Summary, recipe: Recipe, table: TableVersion | None, newest: NewestPartitions | None
-) -> RunResult:
-    plan = Plan(directories=(), recipe=recipe, added=(), changed=(), removed=(), unchanged=summary.source_files)
-    return RunResult(plan=plan, published=None, totals=summary.totals, table=table, newest=newest)
+def _nothing_to_do(run: CacheRun, sources: str, recipe: Recipe, table: str | None) -> RunResult | None:
+    """The result if the current snapshot or the candidate proves that there is nothing to do; see `_unchanged`."""
+    if run.changes_index:
+        return None
+    for snapshot in (run.current, None if run.candidate_is_due else run.candidate):
+        summary = None if snapshot is None else _unchanged(snapshot, sources, recipe, run.config.shard, table)
+        if summary is not None:
+            same = summary.source_files
+            plan = Plan(directories=(), recipe=recipe, added=(), changed=(), removed=(), unchanged=same)
+            waiting = None if snapshot == run.current else snapshot
+            return RunResult(plan=plan, published=None, totals=summary.totals, candidate=waiting)
+    return None
 
 
 def _unchanged(current: Snapshot, sources: str, recipe: Recipe, shard: str | None, table: str | None) -> Summary | None:

@@ -91,8 +91,8 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
         config=run.config,
         waits=wait_rules(run.config),
         force=run.options.force,
-        fill=run.options.fill and run.current is None,
-        republish=run.changes_index,
+        fill=run.options.fill and run.base is None,
+        republish=run.changes_index or run.candidate_is_due,
         is_version=source.capabilities.lists_one_version,
     )
     held = replace(held, comparison=_compare(run, source, listing, held.manifest))
@@ -188,7 +188,7 @@ class _Publisher:
         if run.current is None:  # so that a first run that fails can be repeated by the cache's name
             write_config(run.cache.path, run.config)
         if not decision.publishes:
-            return RunResult(plan=plan, published=None, totals=decision.totals)
+            return RunResult(plan=plan, published=None, totals=decision.totals, candidate=run.candidate)
 
         def confirm(entries: Sequence[FileEntry]) -> None:
             if not self.asked.is_version:
@@ -197,7 +197,7 @@ class _Publisher:
             decision.check_rows(entries, self.asked)
 
         if subset.ignore_case:
-            subset = spelled(subset, run.current, decision.files, self._schemas_of(plan.downloads))
+            subset = spelled(subset, run.base, decision.files, self._schemas_of(plan.downloads))
         skips = run.config.skip_bad and not decision.fills
         before = self.held.manifest.table if self.held.manifest else None
         origin = Origin(source=source, subset=subset, confirm=confirm, skip_bad=skips, before=before)
@@ -300,27 +300,27 @@ def spelled(
 
 
 def read_held(run: CacheRun) -> Held:
-    """What the current snapshot holds, and what of it can be used.
+    """What the snapshot that a run starts from holds, and what of it can be used.
 
     Without a manifest nothing is known of what is held, so all is downloaded again; a damaged index or summary is
     written again.
     """
-    current, is_of_source = run.current, run.previous_source is None
-    if current is None:
+    base, is_of_source = run.base, run.previous_source is None
+    if base is None:
         return Held(is_of_source=is_of_source)
     try:
-        manifest = current.checked_manifest()
+        manifest = base.checked_manifest()
     except DamagedError as error:
         run.options.on_event(Warned(f"{error}; everything is fetched again"))
         return Held(is_intact=False, is_of_source=is_of_source)
     is_intact = True
     try:
-        current.checked_index()
-        current.check(SUMMARY)
+        base.checked_index()
+        base.check(SUMMARY)
     except DamagedError as error:
         run.options.on_event(Warned(f"{error}; it is built again"))
         is_intact = False
-    damaged, foreign = find_unusable(current, manifest.files)
+    damaged, foreign = find_unusable(base, manifest.files)
     if damaged:
         log.debug("%s files of the current snapshot are not as recorded and are not kept", len(damaged))
     if foreign:
@@ -345,12 +345,12 @@ def _check_still_table(run: CacheRun, source: Source, manifest: Manifest | None)
 
 
 def _compare(run: CacheRun, source: Source, listing: Listing, manifest: Manifest | None) -> Comparison:
-    if run.options.compare == IDENTITY or run.current is None or manifest is None:
+    if run.options.compare == IDENTITY or run.base is None or manifest is None:
         return Comparison()
     if not run.options.dry_run:
         for left in run.cache.tmp_dir.iterdir():  # downloads of dead runs are found by identity, which is not trusted
             discard(left)
-    found = compare_content(source, listing.files, run.current, manifest.files, run.options)
+    found = compare_content(source, listing.files, run.base, manifest.files, run.options)
     if found.differing:
         number = format_count(len(found.differing), "file")
         run.options.on_event(Warned(f"{number} of equal size and time have other content, like {min(found.differing)}"))

@@ -32,6 +32,7 @@ from pqcache.store.keys.lookup import KEYS, check_key_index, columns_indexed, co
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, TableVersion
 from pqcache.store.ownership import check_ownership
+from pqcache.store.pins import check_not_held
 from pqcache.store.run_record import recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.build_snapshot import build_snapshot
@@ -315,6 +316,7 @@ def _repair(
     file itself has changed at the source, SourceIncomplete is raised. Without a ``manifest`` it is not known what is
     held, so all is synced.
     """
+    check_not_held(cache.path)
     if manifest is None:
         report = sync(cache.path, options=store_options, wait=options.wait, on_event=options.on_event)
         if not report.published or report.snapshot is None:

@@ -160,7 +160,7 @@ def test_a_rollback_is_one_step_and_recorded(cache: Path) -> None:
     record = pqcache.log(cache)[-1]
     assert (record["command"], record["snapshot"], record["previous"]) == ("rollback", first, third)
     assert "from 0003" in run_pqcache("log", cache).stdout.splitlines()[-1]
-    assert "nothing to do" in run_pqcache("rollback", cache, first).stdout
+    assert f"{first} is current as before" in run_pqcache("rollback", cache, first).stdout
     assert len(pqcache.log(cache)) == 5, "also a run that has nothing to do is one"
     assert run_pqcache("log", cache).stdout.splitlines()[-1].split()[2:5] == ["rollback", "unchanged", "-"]
     assert pqcache.verify(cache, deep=True).ok

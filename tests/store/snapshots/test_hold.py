@@ -1,0 +1,234 @@
+"""A held cache: syncs make a candidate, readers stay where they are, and a release publishes exactly the candidate."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pqcache
+from pqcache.events import Advanced, Event
+from pqcache.store.cache_directory import CacheDirectory
+from tests.datasets import write_day
+from tests.faults.checks import Rows, check_clean, rows_at, same_rows
+from tests.forked_commands import run_pqcache
+
+
+def add_day(lake: Path, day: int) -> None:
+    write_day(lake, f"2026-11-0{day}", files=1, rows=20, first=day * 1000)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    add_day(tmp_path / "lake", 1)
+    return tmp_path / "lake"
+
+
+@pytest.fixture
+def cache(lake: Path, tmp_path: Path) -> Path:
+    """A cache of three nights, held at the second."""
+    place = tmp_path / "cache"
+    pqcache.sync(lake, place, keep=3)
+    for day in (2, 3):
+        add_day(lake, day)
+        pqcache.sync(place)
+    pqcache.rollback(place, "2", hold=True)
+    return place
+
+
+def fetched(cache: Path) -> int:
+    """The bytes that a sync fetches."""
+    events: list[Event] = []
+    pqcache.sync(cache, on_event=events.append)
+    return sum(event.amount for event in events if isinstance(event, Advanced) and event.phase == "fetch")
+
+
+def waiting(cache: Path) -> Rows | None:
+    found = CacheDirectory(cache).candidate()
+    return None if found is None else rows_at(found.path)
+
+
+def is_current(cache: Path, rows: Rows) -> bool:
+    return same_rows(rows_at(cache / "current"), rows)
+
+
+def test_nights_make_one_candidate_and_readers_stay(lake: Path, cache: Path) -> None:
+    served = rows_at(cache / "current")
+    with pqcache.Cache.open(cache).snapshot().lease():
+        for day in (4, 5):
+            add_day(lake, day)
+            report = pqcache.sync(cache)
+            assert not report.published
+            assert report.snapshot == (cache / "current").resolve().name
+            assert [report.candidate] == [path.name for path in (cache / "candidate").iterdir()], (
+                "the last is the only one"
+            )
+            assert report.rows == 20 * day
+            held = waiting(cache)
+            assert held is not None
+            assert same_rows(held, rows_at(lake))
+            assert is_current(cache, served)
+        again = pqcache.sync(cache)
+        assert (again.candidate, again.fetched_bytes) == (report.candidate, 0), "nothing new: it stays the candidate"
+        check_clean(cache)
+    assert [view.snapshot for view in pqcache.snapshots(cache) if view.candidate] == [report.candidate]
+    assert pqcache.Cache.open(cache).snapshot().id == report.snapshot
+    assert sum(batch.num_rows for batch in pqcache.Cache.open(cache).batches(["id"])) == 40
+
+
+def test_a_night_fetches_only_what_the_candidate_lacks(lake: Path, cache: Path) -> None:
+    add_day(lake, 4)
+    pqcache.sync(cache)
+    add_day(lake, 5)
+    assert fetched(cache) == sum(path.stat().st_size for path in (lake / "dt=2026-11-05").glob("part-*"))
+    assert fetched(cache) == 0
+
+
+def test_release_publishes_the_candidate_without_the_source(lake: Path, cache: Path) -> None:
+    add_day(lake, 4)
+    candidate = pqcache.sync(cache).candidate
+    wanted = rows_at(lake)
+    shutil.rmtree(lake)
+    before = (cache / "current").resolve().name
+    result = run_pqcache("rollback", cache, "--release")
+    assert result.returncode == 0, result.stderr
+    assert f"published {candidate} in place of {before}; the next sync publishes" in result.stdout
+    assert (cache / "current").resolve().name == candidate
+    assert is_current(cache, wanted)
+    assert waiting(cache) is None
+    *_, record = pqcache.log(cache)
+    assert (record["command"], record["snapshot"], record["previous"]) == ("rollback", candidate, before)
+    add_day(lake, 1)
+    assert pqcache.sync(cache, force=True).published, "nothing is held any more"
+    assert pqcache.verify(cache).ok
+
+
+def test_a_release_without_a_candidate_ends_the_hold(lake: Path, cache: Path) -> None:
+    report = pqcache.rollback(cache, release=True)
+    assert (report.snapshot, report.published, report.hold) == (report.previous, False, None)
+    assert pqcache.sync(cache).published
+    assert is_current(cache, rows_at(lake))
+    with pytest.raises(pqcache.UsageError, match="no snapshot waits to be published"):
+        pqcache.rollback(cache, accept=True)
+
+
+def test_a_hold_of_the_current_snapshot_survives_a_rollback(lake: Path, cache: Path) -> None:
+    pqcache.rollback(cache, release=True)
+    pqcache.sync(cache)
+    first = pqcache.rollback(cache, hold=True)
+    assert first.snapshot == first.previous
+    add_day(lake, 4)
+    candidate = pqcache.sync(cache).candidate
+    report = pqcache.rollback(cache, "2")
+    assert (report.hold, report.candidate) == (first.hold, candidate), "the hold and the candidate stay"
+    assert pqcache.rollback(cache, hold=True).hold == first.hold, "since when it is held"
+    assert pqcache.sync(cache).candidate == candidate
+    assert pqcache.rollback(cache, release=True).snapshot == candidate
+    assert is_current(cache, rows_at(lake))
+
+
+def test_a_source_that_is_again_as_what_is_served_leaves_no_candidate(lake: Path, cache: Path) -> None:
+    assert pqcache.sync(cache).candidate is not None
+    shutil.rmtree(lake / "dt=2026-11-03")
+    report = pqcache.sync(cache)
+    assert (report.candidate, report.published, report.rows) == (None, False, 40)
+    assert waiting(cache) is None
+    (status,) = pqcache.status(cache).caches
+    assert status.candidate is None
+    assert status.age is not None
+    assert status.age < 60
+
+
+@pytest.mark.parametrize(
+    "words", [["repartition"], ["verify", "--repair"], ["index", "--key", "id"]], ids=lambda words: words[0]
+)
+def test_all_else_that_publishes_is_refused(words: list[str], cache: Path) -> None:
+    (cache / "current" / "dt=2026-11-01" / "part-00000.parquet").unlink()
+    before = {view.snapshot for view in pqcache.snapshots(cache)}
+    result = run_pqcache(words[0], cache, *words[1:])
+    assert result.returncode == 1
+    assert "held since 20" in result.stderr
+    assert f"end that with 'pqcache rollback {cache} --release' first" in result.stderr
+    assert {view.snapshot for view in pqcache.snapshots(cache)} == before
+
+
+def test_status_says_since_when_and_what_waits(lake: Path, cache: Path) -> None:
+    candidate = pqcache.sync(cache).candidate
+    (status,) = [json.loads(line) for line in run_pqcache("status", cache, "--json").stdout.splitlines()]
+    assert status["held"].keys() == {"since", "by"}
+    assert status["candidate"] == candidate
+    held, waits = status["reasons"][1:]
+    assert held == f"held since {status['held']['since']} by {status['held']['by']}"
+    assert waits == f"{candidate} with 60 rows is not published"
+    assert f"    {waits}" in run_pqcache("status", cache).stdout.splitlines()
+    line = run_pqcache("log", cache).stdout.splitlines()[-2]
+    assert line.split()[2:5] == ["sync", "+1", "(not"]
+    assert line.endswith(str(candidate))
+
+
+def test_gc_keeps_the_candidate_and_removes_what_it_replaced(lake: Path, cache: Path) -> None:
+    first = pqcache.sync(cache).candidate
+    assert first is not None
+    with CacheDirectory(cache).snapshot("candidate").lease():  # somebody looks at it
+        add_day(lake, 4)
+        second = pqcache.sync(cache).candidate
+        assert {path.name for path in (cache / "candidate").iterdir()} == {first, second}
+        assert CacheDirectory(cache).snapshot("candidate").id == second
+    assert first in pqcache.gc(cache, keep=1).removed
+    assert [path.name for path in (cache / "candidate").iterdir()] == [second]
+    pqcache.rollback(cache, release=True)
+    assert is_current(cache, rows_at(lake))
+
+
+def test_a_damaged_candidate_is_not_published_and_made_again(lake: Path, cache: Path) -> None:
+    candidate = pqcache.sync(cache).candidate
+    (cache / "candidate" / str(candidate) / "dt=2026-11-03" / "part-00000.parquet").unlink()
+    with pytest.raises(pqcache.DamagedError, match="1 file of it are missing"):
+        pqcache.rollback(cache, release=True)
+    (status,) = pqcache.status(cache).caches
+    assert status.held is not None
+    pqcache.sync(cache)
+    pqcache.rollback(cache, release=True)
+    assert is_current(cache, rows_at(lake))
+
+
+def test_the_candidate_is_looked_at_but_neither_pinned_nor_read_as_current(cache: Path) -> None:
+    candidate = pqcache.sync(cache).candidate
+    found = json.loads(run_pqcache("inspect", cache, "--candidate", "--json").stdout)
+    assert (found["snapshot"], found["rows"]) == (candidate, 60)
+    assert len(run_pqcache("inspect", cache, "--candidate", "--files").stdout.splitlines()) == 4
+    assert sum(batch.num_rows for batch in pqcache.Cache.open(cache).batches(["id"], snapshot="candidate")) == 60
+    for words in (["pin", cache, "candidate"], ["rollback", cache, candidate]):
+        result = run_pqcache(*words)
+        assert result.returncode == 2
+        assert "is the candidate, which is not published" in result.stderr
+    pqcache.rollback(cache, release=True)
+    result = run_pqcache("inspect", cache, "--candidate")
+    assert (result.returncode, "no snapshot waits to be published" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "names no snapshot"),
+        (["1", "--release"], "--release and SNAPSHOT: exclude each other"),
+        (["--hold", "--accept"], "--hold and --accept: exclude each other"),
+    ],
+)
+def test_words_that_make_no_sense_change_nothing(words: list[Any], said: str, cache: Path) -> None:
+    before = (cache / "snapshots.json").read_text()
+    result = run_pqcache("rollback", cache, *words)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert (cache / "snapshots.json").read_text() == before
+
+
+def test_options_given_while_it_is_held_are_those_of_the_candidate(lake: Path, cache: Path) -> None:
+    pqcache.sync(cache, columns=["id"])
+    assert pqcache.sync(cache).fetched_bytes == 0, "remembered"
+    pqcache.rollback(cache, release=True)
+    assert {name for table in rows_at(cache / "current").values() for name in table.column_names} == {"id"}
+    assert not pqcache.sync(cache).published
