@@ -25,6 +25,8 @@ from pqcache.reader.order.epoch_order import Ints, Order, check_format
 from pqcache.reader.order.epoch_share import batches_at, divisions_of
 from pqcache.reader.read_plan import ReadPlan, document_lengths, make_read_plan
 from pqcache.reader.record_batches import read_rows
+from pqcache.reader.selection.exclude import divided, exclusions_of, left_out_in
+from pqcache.reader.selection.selection import Bools
 from pqcache.reader.selection.split import first_rows_of
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.units import is_whole
@@ -102,6 +104,9 @@ def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
     groups = plan.row_groups[numbers]
     if not plan.selection.is_all:
         rows = _chosen(plan, numbers, rows)
+    if plan.left_out:
+        kept = ~_are_left_out(plan, groups, rows)
+        groups, rows = groups[kept], rows[kept]
     index_table = plan.data.index
     first = first_rows_of(plan.data)[groups]
     return RowPlaces(
@@ -115,6 +120,15 @@ def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
         rows_in_file=rows + (first if rows.ndim == 1 else first[:, None]),
         groups=groups,
     )
+
+
+def _are_left_out(plan: ReadPlan, groups: Ints, rows: Ints) -> Bools:
+    files, found = Files(plan.data), np.zeros(len(rows), np.bool_)
+    for group in np.unique(groups).tolist():
+        where = groups == group
+        of_group = plan.data.while_moving(partial(left_out_in, files, group, plan.left_out))[rows[where]]
+        found[where] = of_group if rows.ndim == 1 else of_group.any(axis=1)
+    return found
 
 
 def documents_of(plan: ReadPlan, order: Order, numbers: Ints, items: Ints) -> tuple[Ints, Ints]:
@@ -226,7 +240,13 @@ def _training(
     chosen.check_pack(known["columns"])
     data, lease = open_local_dataset(target, known["snapshot"])
     with lease or nullcontext():
-        plan = make_read_plan(data, known["columns"], chosen, seed=known["seed"])
+
+        def plan_at(epoch: int) -> ReadPlan:
+            left_out, later = divided(known["exclude"], epoch)
+            some = replace(chosen, exclude=left_out) if left_out else chosen
+            return replace(make_read_plan(data, known["columns"], some, seed=known["seed"]), left_out=later)
+
+        plan = plan_at(known["epoch"])
         if plan.fingerprint_at(known["epoch"]) != known["row_groups"]:
             raise UsageError(
                 "state",
@@ -234,7 +254,7 @@ def _training(
                 "give those of the training",
             )
         number = known["epoch"] if epoch is None else epoch
-        plan = plan.at_epoch(number, known["seed"]).split(known["piece"])
+        plan = plan_at(number).at_epoch(number, known["seed"]).split(known["piece"])
         order = Order(
             counts=plan.counts,
             batch_size=known["batch_size"] or 1,
@@ -274,4 +294,7 @@ def _checked_state(state: str | os.PathLike[str] | Mapping[str, Any]) -> dict[st
             raise UsageError(name, f"it has no sound {field!r}", "give what state_dict() of a dataset returned")
     if state["snapshot"].startswith("listing-"):
         raise UsageError(name, "it is of nodes that each hold a share", "call rows_of(epoch, batch) of the dataset")
-    return dict(state)
+    try:
+        return {**state, "exclude": exclusions_of(state.get("exclude"))}
+    except (TypeError, ValueError) as error:
+        raise UsageError(name, "it has no sound 'exclude'", "give what state_dict() of a dataset returned") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeVar
 
 from pqcache.reader.kinds import Kind
@@ -17,6 +18,7 @@ from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.rows import Fill
+from pqcache.reader.selection.exclude import Exclusions, divided
 from pqcache.reader.selection.selection import Counts
 from pqcache.reader.window import Group, read_groups
 from pqcache.system.process_stats import cpu_count
@@ -62,13 +64,23 @@ class Epochs:
         counts: Counts | None = None,
         ragged: Collection[str] | None = None,
         fills: Callable[[Mapping[str, Kind]], Mapping[str, Fill]] | None = None,
+        exclusions: Exclusions | None = None,
     ) -> None:
         """Plan what is read of an open dataset; see `make_read_plan`.
 
-        ``path`` names the dataset in messages. ``fills`` gives what is put in place of nulls.
+        ``path`` names the dataset in messages. ``fills`` gives what is put in place of nulls. ``exclusions`` say from
+        which epoch on rows are left out of it, in place of those of the options; before, they are dropped when they
+        were gathered.
         """
-        plan = make_read_plan(data, columns, options, seed=options.seed, counts=counts, ragged=ragged)
-        plan = plan if fills is None else replace(plan, fill=fills(plan.kinds))
+
+        def plan_from(epoch: int) -> ReadPlan:
+            left_out, later = divided(exclusions or (), epoch)
+            chosen = options if exclusions is None else replace(options, exclude=left_out or None)
+            plan = make_read_plan(data, columns, chosen, seed=options.seed, counts=counts, ragged=ragged)
+            return replace(plan, fill={} if fills is None else fills(plan.kinds), left_out=later)
+
+        self._begins, self._plan_from = [0, *(begin for begin, _ in exclusions or ())], cache(plan_from)
+        plan = self._plan_from(0)
         self.plan, self.set_window = plan, None if options.window is None else Window(options.window)
         self.sizes: RowGroupSizes | None = None
         self.first = RowGroups(plan.at_epoch(0, options.seed), meter)
@@ -80,12 +92,17 @@ class Epochs:
 
     def at(self, epoch: int, of_mix: bool = False) -> RowGroups:
         """The row groups of an epoch, or of a pass of a mix, whose passes all have equally many rows."""
-        if self.plan.weights is None:
+        plan = self.plan_from(epoch)
+        if plan.weights is None and plan is self.plan:
             return self.first
         if self._latest is None or self._latest[0] != (epoch, of_mix):
-            groups = self.first.with_plan(self.plan.at_epoch(epoch, self._seed, constant=of_mix))
+            groups = self.first.with_plan(plan.at_epoch(epoch, self._seed, constant=of_mix))
             self._latest = (epoch, of_mix), groups
         return self._latest[1]
+
+    def plan_from(self, epoch: int) -> ReadPlan:
+        """The plan of all epochs that exclude the rows that this one does."""
+        return self._plan_from(max(begin for begin in self._begins if begin <= epoch))
 
     def window(self, lanes: int, ranks: int) -> Window:
         """The window of each of ``lanes`` lanes, which ``ranks`` ranks share.

@@ -24,6 +24,7 @@ from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.packed_rows import HeldSequences, tokens_of
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.rows import Column, IrregularError, filled, hold
+from pqcache.reader.selection.exclude import LEFT_OUT, left_out_in
 from pqcache.reader.selection.selection import Positions
 from pqcache.store.cache_directory import advice_for_file
 
@@ -130,7 +131,8 @@ class RowGroups:
     @cached_property
     def columns(self) -> list[str]:
         """The names of the columns that `Held.slices` returns."""
-        return [*self.kinds, *(() if self.plan.pack is None else self.plan.pack.id_columns)]
+        ids = () if self.plan.pack is None else self.plan.pack.id_columns
+        return [*self.kinds, *ids, *[LEFT_OUT] * bool(self.plan.left_out)]
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -146,6 +148,9 @@ class RowGroups:
             # a required column of a type that is not read here is null; reading it is refused
             shown = field.with_nullable(field.nullable or pa.types.is_null(field.type))
             fields.append(shown.with_type(kind if axis is None else pa.list_(kind, axis)))
+        if plan.left_out:
+            axis = None if plan.sequence is None else plan.sequence.length
+            fields.append(pa.field(LEFT_OUT, pa.bool_() if axis is None else pa.list_(pa.bool_(), axis)))
         return pa.schema(fields)
 
     def load(
@@ -183,7 +188,7 @@ class RowGroups:
         assert packs is not None
         group, columns, wanted = self._read(number, 0, int(plan.selection.counts[number]))
         documents = columns if wanted is None else [column.take(wanted.rows) for column in columns]
-        lengths, items = tokens_of(packs.spec, dict(zip(self.kinds, documents, strict=True)), group.path)
+        lengths, items = tokens_of(packs.spec, dict(zip(self.kinds, documents, strict=False)), group.path)
         sequences = np.arange(low, high) if order is None else low + order[first:]
         if plan.pack is not None:
             pieces = packs.pieces(number, lengths, group.number, group.path)
@@ -201,7 +206,7 @@ class RowGroups:
         if wanted is None:
             return Held(group.file, [[column.packed() for column in columns] if plan.piece_rows else columns], [rows])
         if len(wanted) > rows or plan.sequence is not None:
-            steps = [] if plan.sequence is None else [plan.sequence.steps(name) for name in self.kinds]
+            steps = [] if plan.sequence is None else [plan.sequence.steps(name) for name in self.columns]
             return HeldPlaces(group.file, columns, wanted, first, steps)
         ends = [*(cut - first for cut in cuts if cut > first), len(wanted)]
         # else views keep what they do not need in memory
@@ -258,6 +263,9 @@ class RowGroups:
             column = self._column(group, name, kind, array, high - low)
             fill = self.plan.fill.get(name)
             found.append(column if fill is None else filled(column, fill))
+        if self.plan.left_out:
+            bits = left_out_in(self.files, group.number, self.plan.left_out)[low:high]
+            found.append(Column(kind_of(pa.field(LEFT_OUT, pa.bool_())), bits.astype(np.uint8)))
         return found
 
     def _column(self, group: RowGroup, name: str, kind: Kind, array: pa.Array | None, rows: int) -> Column:

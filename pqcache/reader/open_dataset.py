@@ -32,8 +32,8 @@ from pqcache.store.drivers.local import LocalSource
 from pqcache.store.hive import parent, partition_schema
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, PUBLISHING, ROW_GROUPS
 from pqcache.store.manifest import Manifest
-from pqcache.store.manifest_digest import rows_in_summary
-from pqcache.store.manifest_file import read_heading
+from pqcache.store.manifest_digest import content_of, rows_in_summary
+from pqcache.store.manifest_file import read_heading, read_manifest
 from pqcache.store.row_group_index import NO_SCHEMA, Index, build_index, local_files, with_dictionaries
 from pqcache.store.snapshot import Lease, Snapshot, closed_on_error
 from pqcache.store.sync.listing import check_one_table, dataset_files, without_links
@@ -97,6 +97,15 @@ class LocalDataset:
         """Equal for equal files, even in the caches of two nodes, which name their snapshots differently."""
         numbers = (self.index.numbers(name).tobytes() for name in ("file", "rows", "uncompressed"))
         return hashlib.blake2b("\0".join(self.index.paths).encode() + b"".join(numbers), digest_size=8).hexdigest()
+
+    @cached_property
+    def contents(self) -> list[str]:
+        """Each file's path and checksum, equal in the caches of two nodes; of plain files path, size and time."""
+        paths = self.index.paths
+        if self.identities is not None:
+            return [f"{path}\0{i.size} {i.mtime_ns}" for path, i in zip(paths, self.identities, strict=True)]
+        known = {entry.path: content_of(entry) for entry in read_manifest(self.root / FILES).files}
+        return [known[path] for path in paths]
 
     @property
     def arriving(self) -> str | None:

@@ -50,6 +50,12 @@ class RowOptions:
         "Only the files that are new since an older snapshot of the cache, named by ID, number, pin or a state: those "
         "made from a source file that it lacks, whole. See docs/new-data.md.",
     )
+    exclude: Any = python(
+        None,
+        ANY,
+        "Rows that are left out, from a state that is loaded on: what pqcache.rows or Cache.lookup return, values by "
+        'column like {"user_id": [17]}, the path of a file, or a list of these. See docs/loading.md.',
+    )
     split: Split | None = python(
         None,
         ANY,
@@ -290,6 +296,7 @@ class RowArguments(TypedDict, total=False):
     filters: Any
     rows: SelectedRows | None
     since: Any
+    exclude: Any
     split: Split | None
     sample: float | None
     limit: int | str | None

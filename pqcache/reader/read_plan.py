@@ -25,6 +25,7 @@ from pqcache.reader.order.epoch_order import Ints, permutation
 from pqcache.reader.packing.pack import Pack, TokenBatches
 from pqcache.reader.packing.packed_rows import Packs, check_columns, count_packs, items_of
 from pqcache.reader.rows import Fill, hold
+from pqcache.reader.selection.exclude import Excluded, excluded, without
 from pqcache.reader.selection.row_filter import filter_rows
 from pqcache.reader.selection.selection import Bools, Chosen, Counts, Selection, digest_of, found_once
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
@@ -56,6 +57,7 @@ class ReadPlan:
     ``packs``        the packed sequences, or batches, that the chosen rows make, which then count in place of rows
     ``weights``      how often each of these rows comes, which differs from epoch to epoch: see `at_epoch`
     ``fill``         what is put in place of the nulls of columns as soon as they are decoded, by column
+    ``left_out``     rows that are dropped when they were gathered, so that batches are shorter
     """
 
     data: LocalDataset
@@ -68,6 +70,7 @@ class ReadPlan:
     packs: Packs | None = None
     weights: RowWeights | None = None
     fill: Mapping[str, Fill] = field(default_factory=dict)
+    left_out: tuple[Excluded, ...] = ()
 
     @property
     def row_groups(self) -> Ints:
@@ -298,6 +301,8 @@ def make_read_plan(
             if name not in columns:
                 raise UsageError("sequence", f"columns_at names {name!r}, which is not among the columns")
         found = sequences_of(found, sequence, counts)
+        if chosen.exclude is not None:
+            found = _some(without(found, excluded(data, chosen.exclude), counts), "exclude")
     plan = ReadPlan(data=data, columns=tuple(columns), selection=found, sequence=sequence, weights=weights)
     if ragged is not None and not isinstance(pack, Pack):
         plan = plan.with_dense_lists([*ragged, *(pack.columns if pack else ())])
@@ -395,6 +400,8 @@ def _choose_rows(data: LocalDataset, chosen: RowOptions, seed: int, known: Count
     if rows is not None or filters is not None:
         what = "filters" if rows is None else "rows" if filters is None else "filters and rows"
         found = _some(found, what)
+    if chosen.exclude is not None and chosen.sequence is None:
+        found = _some(without(found, excluded(data, chosen.exclude), known), "exclude")
     if chosen.split is not None:
         found = _some(split_rows(found, chosen.split, known), "split")
     if chosen.sample is not None:

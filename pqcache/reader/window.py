@@ -33,6 +33,7 @@ from pqcache.reader.meter import ARRIVAL_WAIT, GATHER, READ_WAIT
 from pqcache.reader.order.epoch_order import Ints, Lane, Order
 from pqcache.reader.order.epoch_share import batches_by_lane
 from pqcache.reader.rows import Column, join, to_arrow
+from pqcache.reader.selection.exclude import LEFT_OUT
 from pqcache.store.selected_rows import ranges_of
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
@@ -56,6 +57,15 @@ class Group(NamedTuple):
             return [self.rows]
         slices = [self.rows.slice(low, high - low) for low, high in pairwise(self.ends)]
         return [pa.RecordBatch.from_arrays(list(map(_copied, part.columns)), schema=part.schema) for part in slices]
+
+    def without_left_out(self) -> Group:
+        """The rows, or sequences, that are not left out."""
+        gone = self.rows.column(LEFT_OUT)
+        if pa.types.is_fixed_size_list(gone.type):
+            gone = pa.array(gone.flatten().to_numpy(zero_copy_only=False).reshape(len(gone), -1).any(axis=1))
+        kept, rows = pc.invert(gone), self.rows.drop_columns([LEFT_OUT])
+        before = np.concatenate([[0], np.cumsum(kept.to_numpy(zero_copy_only=False))])
+        return Group(rows.filter(kept), before[self.ends].tolist())
 
 
 def _copied(array: pa.Array) -> pa.Array:
@@ -306,7 +316,8 @@ class _EpochReader(Generic[T]):
         held = [(span, future.result()) for span, future in spans if span.high > span.low]
         with self._groups.meter.timed(GATHER):
             rows, ends = _gathered(self._groups, order, held)
-        return self._make(Group(rows, ends or np.cumsum([0, *(high - low for low, high in ranges)]).tolist()))
+        group = Group(rows, ends or np.cumsum([0, *(high - low for low, high in ranges)]).tolist())
+        return self._make(group.without_left_out() if self._groups.plan.left_out else group)
 
     def result(self, run: _Run[T], number: int) -> tuple[T, int]:
         """Wait for a batch of a run: the group that has it, and which of its batches it is."""

@@ -69,13 +69,14 @@ def content_digest(manifest: Manifest) -> str:
 
     Files without a recorded checksum count by their size, recipe and sources.
     """
+    return _digest([table_digest(manifest.table) or "", *map(content_of, manifest.files)])
 
-    def line(entry: FileEntry) -> str:
-        known = ((file.path, file.identity) for file in entry.sources)
-        sources = (f"{path} {i.size} {i.mtime_ns} {i.shared_tag}" for path, i in known)
-        return f"{entry.path}\0{entry.checksum or ' '.join((str(entry.size), entry.recipe, *sources))}"
 
-    return _digest([table_digest(manifest.table) or "", *map(line, manifest.files)])
+def content_of(entry: FileEntry) -> str:
+    """A file's path and what is known of its bytes."""
+    known = ((file.path, file.identity) for file in entry.sources)
+    sources = (f"{path} {i.size} {i.mtime_ns} {i.shared_tag}" for path, i in known)
+    return f"{entry.path}\0{entry.checksum or ' '.join((str(entry.size), entry.recipe, *sources))}"
 
 
 def write_summary(manifest: Manifest, path: Path) -> None:

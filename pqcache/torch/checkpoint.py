@@ -12,9 +12,10 @@ from torch.utils.data import get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_order import FORMAT, check_format
 from pqcache.reader.order.epoch_share import Divisions, divisions_of
+from pqcache.reader.selection.exclude import Exclusions, exclusions_of
 
 _S = TypeVar("_S", bound="SavedPlace")
-_OPTIONAL = ("worker", "periods", "within_batch", "divisions", "batches", "since")
+_OPTIONAL = ("worker", "periods", "within_batch", "divisions", "batches", "since", "exclude")
 
 
 class Place(NamedTuple):
@@ -61,7 +62,7 @@ class SavedPlace:
         try:
             found = cls(**{key: value for key, value in state.items() if key != "format"})
             found._check()
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise UsageError("state", f"it is not a state of {cls.owner} ({error})") from error
         return found
 
@@ -99,7 +100,10 @@ class SavedPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class State(SavedPlace):
-    """Where a training is in a dataset; its epoch has ``batches`` on all ranks of this node."""
+    """Where a training is in a dataset; its epoch has ``batches`` on all ranks of this node.
+
+    ``exclude`` has rows that are left out, and the first epoch that does not have them.
+    """
 
     owner = "ParquetDataset"
 
@@ -112,6 +116,15 @@ class State(SavedPlace):
     piece: int
     batches: int | None = None
     since: str | None = None
+    exclude: list[Any] | None = None
+
+    def _check(self) -> None:
+        super()._check()
+        _ = self.exclusions
+
+    @property
+    def exclusions(self) -> Exclusions:
+        return exclusions_of(self.exclude)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -172,6 +172,7 @@ class ParquetDataset(ResumableDataset):
         loaded.check_worker()
         self.check_refreshes()
         self._reader.check_order_of(loaded)
+        self._reader.exclude_after(loaded)
         self._reader.refresh(self._meets_ranks, self._patience)
         left = max(0, (loaded.batches or 0) - loaded.batch) if loaded.batch else 0
         if left >= (self._ranks()[0] if self.drop_last else 1):
@@ -205,6 +206,7 @@ class ParquetDataset(ResumableDataset):
     def rows_of_batches(self) -> tuple[int, int] | None:
         size, rows = self.options.batch_size, self._reader.rows
         differ = isinstance(self.options.pack, TokenBatches) or self._reader.nodes is not None
+        differ = differ or any(begin > 0 for begin, _ in self._reader.exclusions)
         if size is None or rows is None or differ:
             return None
         return size, size if self.drop_last else (rows - 1) % size + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Generator, Iterator, Sequence
@@ -21,9 +22,11 @@ from pqcache.reader.meter import TENSORS
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture import DatasetPass
+from pqcache.reader.packing.pack import Pack
 from pqcache.reader.processes import agree
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
+from pqcache.reader.selection.exclude import Excluded, Exclusions, excluded, files_gone
 from pqcache.reader.selection.selection import Counts
 from pqcache.reader.selection.since import base_of
 from pqcache.reader.window import Group
@@ -40,6 +43,9 @@ from pqcache.torch.options import DatasetOptions
 from pqcache.torch.ragged import item
 from pqcache.torch.tensors import Conversion, check_type, fills_when_decoded, null_error, paths_in
 from pqcache.torch.transforms import BatchOrigin, FailureLog, Item, TransformRunner
+from pqcache.units import format_count
+
+log = logging.getLogger("pqcache.reader")
 
 _GONE = (
     'begin the next epoch on the current one with load_state_dict(state, snapshot="current"); to keep a snapshot for a '
@@ -61,6 +67,8 @@ class DatasetReader:
         self.failures = FailureLog() if options.calling.skips else None
         self._share_alone = options.num_replicas is not None  # one node's share without the other nodes
         self._window: Window | None = None  # of a loaded state
+        self._excluded: list[Excluded] | None = None  # of the options
+        self.exclusions: Exclusions = []
         self._open(options.path, options.snapshot_read, options.columns, {})
         if options.since is not None:  # a pin may move
             self.options = replace(options, since=base_of(self.data, options.since))
@@ -195,11 +203,12 @@ class DatasetReader:
             window=window,
             piece=piece_rows,
             since=self.options.since,
+            exclude=[[begin, one.to_json()] for begin, one in self.exclusions] or None,
             **place.in_state(worker),
         )
 
-    def load_state(self, state: State) -> None:
-        """Restore a state's snapshot and window; the caller restores lanes and place.
+    def load_state(self, state: State, of_mix: bool = False) -> None:
+        """Restore a state's snapshot, window and excluded rows; the caller restores lanes and place.
 
         Raises UsageError if options differ, CacheError if the snapshot is no longer kept.
         """
@@ -208,10 +217,11 @@ class DatasetReader:
         snapshot = self._snapshot_in(state) if is_other else None
         self.check_order_of(state)
         state.check_options(window=state.window if chosen is None else chosen.row_groups)
+        exclusions = self._exclusions_after(state, of_mix)
         with ExitStack() as stack:
-            if snapshot is not None:
+            if snapshot is not None or exclusions != self.exclusions:
                 try:
-                    stack.enter_context(self._reopened(snapshot))
+                    stack.enter_context(self._reopened(snapshot, exclusions))
                 except CacheError as error:
                     raise type(error)(error.subject, error.reason, error.advice or _GONE) from error
             state.check_options(columns=list(self._plan.columns))
@@ -221,6 +231,25 @@ class DatasetReader:
                 reason = "it was taken with other filters or rows, or another split, sequence, pack or weights"
                 raise UsageError("state", reason, "construct the dataset with the same ones")
         self._window = self._epochs.set_window = Window(state.window, state.piece)
+
+    def _exclusions_after(self, state: State, of_mix: bool = False) -> Exclusions:
+        """Those of a state, and those of the options from its next epoch on."""
+        before = state.exclusions
+        known = [one for _, one in before]
+        new = [one for one in self._excluded or () if one not in known]
+        if new and (of_mix or self.nodes is not None):
+            reason = "of a mix, and of nodes that each hold a share, epochs keep their rows"
+            raise UsageError("exclude", reason, "give it when the training begins, without a state")
+        if new and state.batch and (self.options.batch_size is None or isinstance(self.options.pack, Pack)):
+            reason = "within an epoch, batches without them would not be batches: rows are single, or packed"
+            raise UsageError("exclude", reason, "give it with a state from the beginning of an epoch")
+        return [*before, *((state.epoch + (state.batch > 0), one) for one in new)]
+
+    def exclude_after(self, state: State) -> None:
+        """Leave out what the state does, and what the options do."""
+        if (found := self._exclusions_after(state)) != self.exclusions:
+            with self._reopened(None, found):
+                pass
 
     def check_order_of(self, state: State) -> None:
         options = self.options
@@ -266,25 +295,32 @@ class DatasetReader:
                     reason = "has no snapshot with the files of rank 0's current one"
                     raise CacheError(cache.path, reason, f"run 'pqcache sync {quoted(cache.path)}' there")
                 if is_new or found != before.snapshot:
-                    stack.enter_context(self._reopened(found))
+                    stack.enter_context(self._reopened(found, self.exclusions))
 
             if with_ranks:
                 if objections := agree("refresh", offer, follow, patience):
                     reasons = "; ".join(f"rank {rank}: {reason}" for rank, reason in objections.items())
                     raise UsageError("refresh", f"some ranks cannot read rank 0's current snapshot: {reasons}")
             elif (current := cache.current()) is not None and current.id != before.snapshot:
-                stack.enter_context(self._reopened(current.id))
+                stack.enter_context(self._reopened(current.id, self.exclusions))
             if self.data is not before:  # on all ranks of nodes with shares, or on none
                 self._gather_shares()
 
     @contextmanager
-    def _reopened(self, snapshot: str) -> Iterator[None]:
-        """Read another snapshot from now on, unless the block raises an error."""
+    def _reopened(self, snapshot: str | None, exclusions: Exclusions) -> Iterator[None]:
+        """Read another snapshot, or other rows, from now on, unless the block raises an error."""
         before = self.__dict__.copy()
+        self.exclusions = exclusions
         try:
-            self._window = None
-            self._open(self.data.cache or self.options.path, snapshot, self.options.columns, {})
-            self.check_nulls()
+            if snapshot is None:
+                self._set_epochs(self.options.columns, {})
+            else:
+                self._window = None
+                self._open(self.data.cache or self.options.path, snapshot, self.options.columns, {})
+                self.check_nulls()
+            if gone := files_gone(self.data, [one for _, one in exclusions]):
+                number = format_count(len(gone), "file")
+                log.warning("%s lacks %s with rows that exclude names: %s", self.snapshot, number, ", ".join(gone[:3]))
             yield
             self.token = register(self)
         except BaseException:
@@ -292,7 +328,7 @@ class DatasetReader:
                 self._lease.close()
             self.__dict__.update(before)
             raise
-        if before["_lease"] is not None:
+        if before["_lease"] is not self._lease and before["_lease"] is not None:
             before["_lease"].release()
 
     def _snapshot_in(self, state: State) -> str:
@@ -334,6 +370,8 @@ class DatasetReader:
                     self.meter.made(0, 1, round(group.row_bytes))
                     yield at, {name: item(value, number) for name, value in group.columns.items()}
                     continue
+                if not group.rows(number):
+                    log.warning("batch %d of epoch %d has no rows: all are excluded", index, order.epoch)
                 unmade = UnmadeBatch(group, number, at)
                 self.meter.made(1, group.rows(number), bytes_of(unmade))
                 yield at, unmade if are_sent else Batch(group.batches[number], at)
@@ -347,7 +385,7 @@ class DatasetReader:
 
     def _row_groups_at(self, epoch: int) -> str:
         """A hash of the rows that all nodes read in an epoch."""
-        return self._plan.fingerprint_at(epoch) if self.nodes is None else self.nodes.row_groups
+        return self._epochs.plan_from(epoch).fingerprint_at(epoch) if self.nodes is None else self.nodes.row_groups
 
     def _gather_shares(self) -> None:
         if self.nodes is not None or not self._share_alone:
@@ -372,6 +410,9 @@ class DatasetReader:
     def _set_epochs(self, columns: Sequence[str] | None, counts: Counts) -> None:
         options, conversion = self.options, self.options.conversion
         filled = [n for n in self.data.index.schema.names if conversion.fills_inside(n)]  # not possible in dense lists
+        if self._excluded is None:
+            self._excluded = excluded(self.data, options.exclude)
+            self.exclusions = [(0, one) for one in self._excluded]
         self._counts = counts
         self._epochs = Epochs(
             self.data,
@@ -382,6 +423,7 @@ class DatasetReader:
             counts=counts,
             ragged=(*options.ragged, *filled),
             fills=partial(fills_when_decoded, conversion),
+            exclusions=self.exclusions,
         )
         self._plan = self._epochs.plan
         self._masked = _masked_columns(self._plan, conversion, options.ragged)

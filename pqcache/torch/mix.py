@@ -145,7 +145,7 @@ class Mix(ResumableDataset):
             if name not in loaded.datasets:
                 continue
             try:
-                reader.load_state(State.from_dict({**loaded.datasets[name], **_NO_PLACE}))
+                reader.load_state(State.from_dict({**loaded.datasets[name], **_NO_PLACE}), of_mix=True)
             except UsageError as error:
                 raise error.within(f"dataset {name!r}") from error
         if [reader.token for reader in self._readers.values()] != before:  # of other snapshots

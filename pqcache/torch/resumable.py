@@ -20,6 +20,7 @@ from pqcache.reader.meter import Meter
 from pqcache.reader.order.epoch_share import Division, EpochShare, next_divisions
 from pqcache.reader.processes import MIXING, check_alike, check_launched, is_rank, of_this_process, of_torch
 from pqcache.reader.reading_stats import DatasetStats
+from pqcache.reader.selection.selection import digest_of
 from pqcache.torch.batch import Batch, has_moved
 from pqcache.torch.batch_groups import GroupSizes, grouped, sizes_in_worker
 from pqcache.torch.checkpoint import Place, SavedPlace
@@ -317,7 +318,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def _layout_values(self, lanes: int) -> Any:
         ranks, _ = self._ranks()
-        return lanes, [(reader.snapshot, reader.window(lanes, ranks) if lanes else None) for reader in self.readers]
+        return lanes, [(r.snapshot, r.exclusions, r.window(lanes, ranks) if lanes else None) for r in self.readers]
 
     def _resume(self, state: SavedPlace) -> None:
         """Set the epoch and the first batch from a checked ``state``."""
@@ -376,7 +377,7 @@ class ResumableDataset(IterableDataset[Batch]):
             return
         state = self.state_dict(after=Place(epoch, share.start, share.lanes, share.divisions))
         contents = {reader.snapshot: reader.content for reader in self.readers}
-        begun = _compared({**state, "drop_last": self.drop_last, "pad": self.pad}, contents)
+        begun = _compared({"exclude": None, **state, "drop_last": self.drop_last, "pad": self.pad}, contents)
         if not self.is_shuffled:  # these only decide the order
             begun = {name: value for name, value in begun.items() if name not in MIXING}
         check_alike(begun, self._patience)
@@ -463,6 +464,8 @@ def _compared(state: Mapping[str, Any], contents: Mapping[str, str], within: str
             continue
         if isinstance(value, Mapping):
             found |= _compared(value, contents, f"{within}{name}.")
+        elif name == "exclude":
+            found[within + name] = (digest_of(value), "none" if value is None else f"rows {digest_of(value)}")
         else:
             found[within + name] = (contents.get(value, value) if name == "snapshot" else value, value)
     return found
