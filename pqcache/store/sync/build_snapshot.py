@@ -32,12 +32,13 @@ from pqcache.store.sync.cache_run import CacheRun, RunResult, report_fetching
 from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions
 from pqcache.store.sync.download.download_pool import Downloader, download_all, stoppable_threads
 from pqcache.store.sync.download.subset import EVERYTHING
-from pqcache.store.sync.plan import DirectoryPlan, Plan, plan_repartition, recipe_of
+from pqcache.store.sync.plan import BuiltFile, DirectoryPlan, Plan, plan_repartition, recipe_of
 from pqcache.store.sync.safety_checks import check_rules, check_space
-from pqcache.store.sync.snapshot_job import BuiltFile, Origin, RewrittenFile, SnapshotJob, keys_of, sources_of
+from pqcache.store.sync.snapshot_job import Origin, RewrittenFile, SnapshotJob, keys_of, sources_of
 from pqcache.store.sync.table_schema import SchemaSet, TableSchema, local_table_schema, uniform_table_schema
 from pqcache.store.tables.base import Table
 from pqcache.store.tmp_directory import make_workdir, take_over_or_remove
+from pqcache.store.urls import quoted
 from pqcache.system.checksum import checksum_of
 from pqcache.system.disk import fsync_path, limit_mode, limit_modes, link_or_copy, remove_tree, tree_size
 from pqcache.units import format_count
@@ -147,6 +148,15 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
     A directory is rewritten as soon as its last file is downloaded, while others are still downloaded.
     """
     plan, jobs, stop = job.plan, job.run.options.jobs, threading.Event()
+    for item in (item for d in plan.directories for item in d.found):
+        try:
+            metadata, schema = read_footer(Path(item.file))
+        except ParquetError as error:
+            advice = f"remove that snapshot with 'pqcache gc {quoted(job.run.cache.path)} --keep 1' and sync again"
+            raise DamagedError(item.file, error.reason, advice) from error
+        columns = index_columns(item.entry.path, metadata, schema, Path(item.file))
+        index.add(item.entry.path, metadata, schema, columns)
+        yield item
     finished = {d.directory for d in plan.directories if d.rewrite and is_rewritten(job, d)}
     _report_phases(job, finished)
     missing = {d.directory: 0 if d.directory in finished else len(d.downloads) for d in plan.directories}

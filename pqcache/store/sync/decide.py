@@ -23,7 +23,7 @@ from pqcache.store.sync.bad_partitions import BadPartitions, place_of, with_numb
 from pqcache.store.sync.download.subset import known_types
 from pqcache.store.sync.held import Comparison
 from pqcache.store.sync.listing import Listing, digest_of_shares, ready_paths
-from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
+from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of, take_from
 from pqcache.store.sync.safety_checks import (
     WaitRules,
     check_bytes,
@@ -45,6 +45,7 @@ class Held:
         unusable: the paths of files that are damaged, or that others can change.
         comparison: what a comparison by content has found.
         is_of_source: the snapshot is a copy of the source that is listed, and of no other one.
+        others: files of other snapshots that can be used too, by the directories of these.
     """
 
     manifest: Manifest | None = None
@@ -52,6 +53,7 @@ class Held:
     unusable: frozenset[str] = frozenset()
     comparison: Comparison = field(default_factory=Comparison)
     is_of_source: bool = True
+    others: Sequence[tuple[str, Sequence[FileEntry]]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +169,7 @@ def decide(
     recipe = Recipe(listing.subset.recipe) if fills else recipe_for(config, listing.subset.recipe)
     files = files_of(listing, asked.waits, manifest, findings.skipped)
     ready = ready_paths(listing, asked.waits) if shard is not None else set()
-    plan = plan_for(listing, files, manifest, recipe, held, shard, ready)
+    plan = take_from(plan_for(listing, files, manifest, recipe, held, shard, ready), held.others)
     digest = digest_of_shares(listing, shard, ready, asked.url, findings.skipped, files, manifest)
     if manifest is not None and not asked.force:
         _check_lost_files(plan, manifest, files, listing, asked)

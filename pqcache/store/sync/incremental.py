@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +30,7 @@ from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import parent, partition_keys
 from pqcache.store.layout import SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile
+from pqcache.store.pins import read_kept
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import (
     BadPartitions,
@@ -254,6 +255,7 @@ class _Publisher:
         plan = decision.plan
         found = [now for directory in plan.directories for _, now in directory.kept]
         found += [item.entry for directory in plan.directories for item in directory.rewrite if item.entry is not None]
+        found += [item.entry for directory in plan.directories for item in directory.found]
         lost = Counter[str]()
         for entry in decision.held:
             lost[parent(entry.path)] += entry.rows
@@ -327,7 +329,25 @@ def read_held(run: CacheRun) -> Held:
         number = format_count(len(foreign), "file")
         reason = "fetched again, because others own them or can write to them"
         run.options.on_event(Warned(f"{run.cache.path}: {number} of the snapshot {reason} ({min(foreign)})"))
-    return Held(manifest=manifest, is_intact=is_intact, unusable=damaged | foreign, is_of_source=is_of_source)
+    return Held(
+        manifest=manifest,
+        is_intact=is_intact,
+        unusable=damaged | foreign,
+        is_of_source=is_of_source,
+        others=list(_files_of_others(run)),
+    )
+
+
+def _files_of_others(run: CacheRun) -> Iterator[tuple[str, Sequence[FileEntry]]]:
+    """After a rollback, files of snapshots that this run does not start from, which has none of the newer ones."""
+    if run.options.compare != IDENTITY or not (run.candidate or read_kept(run.cache.path).rolled_back):
+        return
+    for snapshot in reversed(run.cache.snapshots()):
+        if snapshot != run.base:
+            with suppress(DamagedError):
+                entries = snapshot.checked_manifest().files
+                unusable = {parent(path) for paths in find_unusable(snapshot, entries) for path in paths}
+                yield str(snapshot.path), [entry for entry in entries if parent(entry.path) not in unusable]
 
 
 def _check_still_table(run: CacheRun, source: Source, manifest: Manifest | None) -> None:

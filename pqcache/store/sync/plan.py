@@ -80,19 +80,28 @@ class Input:
         return self.file.identity.size
 
 
+@dataclass(frozen=True)
+class BuiltFile:
+    """A file that the previous snapshot does not have: where it lies, and its entry."""
+
+    file: str
+    entry: FileEntry
+
+
 @dataclass(frozen=True, kw_only=True)
 class DirectoryPlan:
     """What happens to one partition directory.
 
     ``keep`` is linked from the current snapshot, ``copy`` is copied from the source as it is, and
-    ``rewrite`` is what the directory is rewritten from, in row order. ``renamed`` has the new path of each kept file
-    that gets another one.
+    ``rewrite`` is what the directory is rewritten from, in row order. ``found`` is linked from other snapshots.
+    ``renamed`` has the new path of each kept file that gets another one.
     """
 
     directory: str
     keep: tuple[FileEntry, ...] = ()
     copy: tuple[SourceFile, ...] = ()
     rewrite: tuple[Input, ...] = ()
+    found: tuple[BuiltFile, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
@@ -147,7 +156,7 @@ class Plan:
     @property
     def nothing_to_do(self) -> bool:
         """Whether the current snapshot is already what this plan would make."""
-        return not (self.removed or any(d.copy or d.rewrite for d in self.directories))
+        return not (self.removed or any(d.copy or d.rewrite or d.found for d in self.directories))
 
 
 def plan_sync(
@@ -247,6 +256,33 @@ def _plan_directory(
     return DirectoryPlan(directory=directory, rewrite=tuple(Input(file, usable.get(file)) for file in files))
 
 
+def take_from(plan: Plan, others: Iterable[tuple[str, Sequence[FileEntry]]]) -> Plan:
+    """Take from other snapshots, by their directories, what would be downloaded and is there as it is wanted."""
+    known = [(root, _by_directory(entries)) for root, entries in others]
+    directories = list(plan.directories)
+    for root, by_directory in known:
+        directories = [_with_found(d, root, by_directory.get(d.directory, []), plan) for d in directories]
+    return replace(plan, directories=tuple(directories))
+
+
+def _with_found(item: DirectoryPlan, root: str, entries: Sequence[FileEntry], plan: Plan) -> DirectoryPlan:
+    """All that a directory is rewritten to, or single copies."""
+    if item.copy:
+        usable = _single_source([entry for entry in entries if entry.recipe == plan.recipe.text], frozenset())
+        new = [(usable[file], plan.path_of(file)) for file in item.copy if file in usable]
+        copy = tuple(file for file in item.copy if file not in usable)
+    elif item.downloads and all(entry.recipe == plan.recipe.text for entry in entries):
+        sources = {file for known in item.rewrite for file in (known.entry.sources if known.entry else [known.file])}
+        new = [(entry, entry.path) for entry in entries] if sources == {f for e in entries for f in e.sources} else []
+        copy = ()
+    else:
+        return item
+    if not new:
+        return item
+    found = [BuiltFile(f"{root}/{entry.path}", replace(entry, path=path, since=0)) for entry, path in new]
+    return replace(item, copy=copy, rewrite=(), found=(*item.found, *found))
+
+
 def _single_source(entries: Sequence[FileEntry], damaged: frozenset[str]) -> dict[SourceFile, FileEntry]:
     """Entries that hold all of exactly one source file."""
     uses = Counter(file for entry in entries for file in entry.sources)
@@ -295,7 +331,7 @@ def partition_changes(
     for at, paths in enumerate((plan.added, plan.changed, plan.removed)):
         for path in paths:
             counts.setdefault(parent(path), [0, 0, 0])[at] += 1
-    planned = {item.directory: item for item in plan.directories if item.copy or item.rewrite}
+    planned = {item.directory: item for item in plan.directories if item.copy or item.rewrite or item.found}
     found = []
     for directory in sorted({*counts, *planned}):
         added, changed, removed = counts.get(directory, (0, 0, 0))
@@ -327,6 +363,10 @@ def planned_files(plan: Plan, manifest: Manifest | None, listed: Collection[str]
             if before is not None:
                 action, reason = "change", _difference(before, file.identity)
             yield Planned(file.path, action, reason, file.identity.size)
+        for file in (file for built in item.found for file in built.entry.sources):
+            before = held.get(file.path)
+            if before != file.identity:
+                yield Planned(file.path, "change" if before else "add", "is in an older snapshot", 0)
         if item.rewrite and not item.downloads:
             yield Planned(item.directory, "rewrite", "its files, their row groups or options are other ones", 0)
     there = frozenset(listed)

@@ -30,7 +30,7 @@ from pqcache.store.sync.bad_partitions import (
 )
 from pqcache.store.sync.cache_run import ByteCounter, CacheRun
 from pqcache.store.sync.download.subset import Subset
-from pqcache.store.sync.plan import DirectoryPlan, Plan
+from pqcache.store.sync.plan import BuiltFile, DirectoryPlan, Plan
 from pqcache.store.sync.table_schema import TableSchema
 from pqcache.store.tmp_directory import file_key, rewrite_key
 
@@ -151,14 +151,6 @@ class SnapshotJob:
 
     def rewrite_path(self, directory: str, files: Sequence[SourceFile]) -> Path:
         return self.workdir / "rewrite" / self.rewrite_key(directory, files)
-
-
-@dataclass(frozen=True)
-class BuiltFile:
-    """A file that the previous snapshot does not have: where it lies, and its entry."""
-
-    file: str
-    entry: FileEntry
 
 
 class RewrittenFile(NamedTuple):

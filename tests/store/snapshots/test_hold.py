@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import pqcache
@@ -232,3 +233,88 @@ def test_options_given_while_it_is_held_are_those_of_the_candidate(lake: Path, c
     pqcache.rollback(cache, release=True)
     assert {name for table in rows_at(cache / "current").values() for name in table.column_names} == {"id"}
     assert not pqcache.sync(cache).published
+
+
+@pytest.mark.parametrize("options", [{}, {"row_group_size": "8KB"}], ids=["copies", "rewritten"])
+@pytest.mark.parametrize("held", [False, True], ids=["published", "held"])
+def test_after_a_rollback_nothing_is_fetched_that_a_kept_snapshot_has(
+    held: bool, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """A partition came, one was replaced and got a file, and one is newer than all that is kept."""
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    for day in (1, 2):
+        add_day(lake, day)
+    pqcache.sync(lake, cache, keep=3, **options)
+    shutil.rmtree(lake / "dt=2026-11-02")
+    write_day(lake, "2026-11-02", files=2, rows=30, first=50_000)
+    add_day(lake, 3)
+    pqcache.sync(cache)
+    pqcache.rollback(cache, "1", hold=held)
+    add_day(lake, 4)
+    new = sum(path.stat().st_size for path in (lake / "dt=2026-11-04").glob("part-*"))
+    planned = pqcache.sync(cache, dry_run=True)
+    assert (planned.fetched_bytes, planned.added, planned.changed) == (new, 3, 1)
+    assert [change.directory for change in planned.touched] == [f"dt=2026-11-0{day}" for day in (2, 3, 4)]
+    assert fetched(cache) == new
+    if held:
+        pqcache.rollback(cache, release=True)
+    assert same_values(rows_at(cache / "current"), rows_at(lake))
+    assert pqcache.verify(cache, deep=True).ok
+    assert not pqcache.sync(cache).published
+    current = (cache / "current").resolve()
+    again = pqcache.sync(lake, tmp_path / "again", **options).snapshot
+    assert again is not None
+    for name in ("row_groups.arrow", "files.arrow"):
+        one, other = (
+            read_table(root / "_pqcache" / name) for root in (current, tmp_path / "again" / "snapshots" / again)
+        )
+        assert one == other, "as if all had been fetched"
+
+
+def same_values(one: Rows, other: Rows) -> bool:
+    """Row groups of another size may make other chunks."""
+    return {name: table.to_pylist() for name, table in one.items()} == {
+        name: table.to_pylist() for name, table in other.items()
+    }
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """The rows of a manifest or an index, without what is of the snapshot: since when it has a file."""
+    with pa.memory_map(str(path)) as file:
+        return (
+            pa.ipc.open_file(file).read_all().drop_columns(["since"] if path.name == "files.arrow" else []).to_pylist()
+        )
+
+
+@pytest.mark.parametrize("options", [{}, {"row_group_size": "8KB"}], ids=["copies", "rewritten"])
+def test_of_a_partition_that_is_damaged_in_a_kept_snapshot_all_is_fetched(
+    options: dict[str, Any], lake: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(lake, cache, keep=3, **options)
+    write_day(lake, "2026-11-02", files=2, rows=40, first=9000)
+    add_day(lake, 3)
+    pqcache.sync(cache)
+    sorted((cache / "current" / "dt=2026-11-02").iterdir())[-1].unlink()
+    pqcache.rollback(cache, "1")
+    assert fetched(cache) == sum(path.stat().st_size for path in (lake / "dt=2026-11-02").glob("part-*"))
+    assert same_values(rows_at(cache / "current"), rows_at(lake))
+
+
+def test_comparing_content_trusts_no_kept_snapshot(lake: Path, cache: Path) -> None:
+    pqcache.rollback(cache, release=True)
+    assert pqcache.sync(cache, compare="content").fetched_bytes > 0
+    assert is_current(cache, rows_at(lake))
+
+
+def test_a_kept_file_of_the_right_size_that_is_no_parquet_is_named(lake: Path, cache: Path) -> None:
+    third = CacheDirectory(cache).snapshot("3").path / "dt=2026-11-03" / "part-00000.parquet"
+    size = third.stat().st_size
+    third.unlink()
+    third.write_bytes(bytes(size))
+    with pytest.raises(pqcache.DamagedError, match=r"remove that snapshot with 'pqcache gc .*--keep 1'"):
+        pqcache.sync(cache)
+    pqcache.gc(cache, keep=1)
+    pqcache.sync(cache)
+    pqcache.rollback(cache, release=True)
+    assert is_current(cache, rows_at(lake))
