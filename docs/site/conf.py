@@ -42,7 +42,7 @@ CONTENTS = {
                  "docs/new-data", "docs/transforms", "docs/keys", "docs/monitoring", "docs/frameworks/README",
                  "docs/migrating"],
     "Reference": ["docs/commands/README", "docs/python", "docs/site/api", "docs/json", "docs/cache-format"],
-    "Background": ["docs/README", "docs/design", "benchmarks/README", "CHANGELOG", "CONTRIBUTING", "SECURITY"],
+    "Background": ["docs/README", "ARCHITECTURE", "benchmarks/README", "CHANGELOG", "CONTRIBUTING", "SECURITY"],
 }  # fmt: skip
 TITLES = {"docs/commands/README": "Commands", "docs/README": "All pages"}  # other than the pages' own
 BELOW = {  # the pages that a page leads to in the contents

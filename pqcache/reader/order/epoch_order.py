@@ -1,6 +1,6 @@
 """Which rows come when in an epoch: a pure function of row counts and a few numbers, without any reading.
 
-A shuffled epoch is made in four steps (docs/design.md, "The order"):
+A shuffled epoch is made in four steps (ARCHITECTURE.md has the reasons):
 
 1. The row groups are permuted by Philox(seed, epoch), which puts their N rows in line.
 2. The line is divided among C lanes: N // B full batches, as evenly as possible, and the short last batch after
