@@ -39,7 +39,8 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
     """Index columns of one file's row groups, without ``file``; ``schema`` is the file's."""
     names = [field.name for field in schema]
     top = names_of_chunks(metadata, schema)
-    flat = {f.name: f.type for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
+    plain = {f.name for f in schema if not pa.types.is_nested(f.type)}
+    flat = {f.name: f.type for f in schema if f.name in plain and _has_order(f.type)}
     fields = _struct_fields(metadata, schema) if metadata.num_row_groups else {}
     ordered = type_ordered(metadata) if (flat or fields) and metadata.num_row_groups else []
     lists = {f.name for f in schema if _is_flat_list(f.type)}
@@ -70,9 +71,10 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             paged = paged and chunk.has_offset_index
             first = first_page(chunk)
             start = first if start is None else min(start, first)
-            if name in flat and (statistics := chunk.statistics) is not None:
+            if name in plain and (statistics := chunk.statistics) is not None:
                 nulls[name] = null_count(chunk, dictionaries)
-                extremes[name] = _extremes(statistics, is_sound(chunk, flat[name], ordered[c]))
+                if name in flat:
+                    extremes[name] = _extremes(statistics, is_sound(chunk, flat[name], ordered[c]))
         columns["row_group"].append(g)
         columns["rows"].append(group.num_rows)
         columns["offset"].append(start or 0)

@@ -386,7 +386,9 @@ def _maximum(index: Index, column: str, groups: Sequence[int]) -> tuple[pa.Scala
         values = pa.nulls(len(groups))
     has_values = (_nulls(index, column) != index.rows)[groups] if len(groups) else []
     unknown = sum(1 for known, has in zip(values.is_valid().to_pylist(), has_values, strict=True) if has and not known)
-    found = pc.max(values)
+    found = pc.max(
+        values.cast(pa.float32()) if values.type == pa.float16() else values
+    )  # which pyarrow does not compare
     return (found if found.is_valid else None), unknown
 
 

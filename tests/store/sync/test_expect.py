@@ -132,6 +132,17 @@ def test_a_file_without_the_column_has_nulls_only(lake: Path, tmp_path: Path) ->
     assert "nulls.dt = 0: dt=__HIVE_DEFAULT_PARTITION__: 3 of 3 rows (100%); nothing" in error
 
 
+def test_nulls_of_binary_columns_are_known_and_those_of_lists_are_not(tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    images = pa.table({"image": [b"a", None, b"c"], "tokens": [[1], [2], [3]]})
+    pq.write_table(images, tmp_path / "lake" / "part.parquet")
+    rules = ["nulls.image < 33%", "nulls.tokens = 0"]
+    with pytest.raises(ContractNotMet) as caught:
+        pqcache.sync(tmp_path / "lake", tmp_path / "cache", expect=rules)
+    error = "nulls.image < 33%: 1 of 3 rows (33.3%); nulls.tokens = 0: no sound null count in 1 of 1 row group; nothing"
+    assert error in str(caught.value)
+
+
 def test_a_maximum_rises_over_the_current_snapshot(lake: Path, tmp_path: Path) -> None:
     cache, rules = tmp_path / "cache", ["max(id) rises", "max(dt) rises: warn"]
     assert found_in(cache, lake, expect=rules) == []  # the first sync passes
