@@ -154,7 +154,7 @@ class Judged:
     """A snapshot that is judged, or the current one.
 
     Attributes:
-        index: None if it is damaged.
+        index: None if it is damaged, or not made yet.
         files: none if its manifest is damaged.
         number: of the current snapshot.
         newest: when the newest source file was written, in seconds since 1970; None if that is not known.
@@ -164,6 +164,10 @@ class Judged:
     files: Sequence[FileEntry]
     number: int = 0
     newest: float | None = None
+
+    @property
+    def paths(self) -> Iterable[str]:
+        return self.index.paths if self.index is not None else (entry.path for entry in self.files)
 
 
 def judge(rules: Iterable[Rule], new: Judged, current: Judged | None, now: float) -> tuple[Finding, ...]:
@@ -175,7 +179,9 @@ def judge(rules: Iterable[Rule], new: Judged, current: Judged | None, now: float
     changed = changed_directories(new.files, current)
     found: list[Finding] = []
     for rule in rules:
-        if rule.kind == "freshness":
+        if new.index is None and (rule.kind in _BY_INDEX or (rule.kind == "freshness" and new.newest is None)):
+            found.append(Finding(rule.text, "", "judged when the files are here", PASSED))
+        elif rule.kind == "freshness":
             found += judge_freshness(rule, new.newest, now)
         elif changed and rule.kind in _WITH_CURRENT and current is not None and current.index is None:
             reason = "the current snapshot's index cannot be read"
@@ -303,14 +309,14 @@ def _judge_max(rule: Rule, new: Judged, current: Judged | None, changed: Collect
 
 
 def _judge_new_values(rule: Rule, new: Judged, current: Judged | None, changed: Collection[str]) -> Iterable[Finding]:
-    def values(index: Index) -> dict[str | None, None]:
-        directories = dict.fromkeys(map(parent, index.paths))
+    def values(snapshot: Judged) -> dict[str | None, None]:
+        directories = dict.fromkeys(map(parent, snapshot.paths))
         return dict.fromkeys(partition_values(directory).get(rule.columns[0]) for directory in directories)
 
-    if current is None or current.index is None:
+    if current is None:
         return
-    before = values(current.index)
-    if added := [_text(value) for value in values(_index_of(new)) if value not in before]:
+    before = values(current)
+    if added := [_text(value) for value in values(new) if value not in before]:
         more = f" and {len(added) - _SHOWN:,} more" if len(added) > _SHOWN else ""
         yield Finding(rule.text, "", f"{', '.join(added[:_SHOWN])}{more}", rule.level)
 
@@ -321,6 +327,7 @@ _JUDGES: Mapping[str, Callable[[Rule, Judged, Judged | None, Collection[str]], I
     "max": _judge_max,
     "new values": _judge_new_values,
 }
+_BY_INDEX = ("rows", "nulls", "max")  # kinds that need more than the paths of files
 _WITH_CURRENT = ("max", "new values")  # kinds that compare with the current snapshot
 
 

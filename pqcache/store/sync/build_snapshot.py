@@ -18,6 +18,7 @@ from pqcache.events import Advanced, Published, Rewrote, Started, Warned
 from pqcache.parquet.rewrite.options import differ_in_size_only, shuffle_of
 from pqcache.parquet.row_group_stats import read_footer
 from pqcache.parquet.time_units import changed_units
+from pqcache.store.expect import unmet
 from pqcache.store.hive import parent
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Identity, Manifest, SnapshotMetadata, SourceFile, assign_sources
@@ -33,7 +34,7 @@ from pqcache.store.sync.download.download_file import Downloaded, DownloadOption
 from pqcache.store.sync.download.download_pool import Downloader, download_all, stoppable_threads
 from pqcache.store.sync.download.subset import EVERYTHING
 from pqcache.store.sync.plan import BuiltFile, DirectoryPlan, Plan, plan_repartition, recipe_of
-from pqcache.store.sync.safety_checks import check_rules, check_space
+from pqcache.store.sync.safety_checks import check_space, judged
 from pqcache.store.sync.snapshot_job import Origin, RewrittenFile, SnapshotJob, keys_of, sources_of
 from pqcache.store.sync.table_schema import SchemaSet, TableSchema, local_table_schema, uniform_table_schema
 from pqcache.store.tables.base import Table
@@ -100,9 +101,9 @@ def build_snapshot(
         for change in changed_units(job.schema_before() or schema, schema):
             job.on_event(Warned(f"{metadata.source}: {change}"))
         manifest = write_metadata(job, target, entries)
-        findings = check_rules(run, target, manifest.files)
-        if run.is_held:
-            waiting = stage(cache, target)
+        findings = judged(run, target, manifest.files)
+        if (lines := unmet(findings)) or run.is_held:
+            waiting = stage(cache, target, lines)
             return RunResult(plan=plan, published=None, totals=manifest.totals, candidate=waiting, findings=findings)
         snapshot = publish(cache, target, run.current)
     job.on_event(Published(snapshot.id))

@@ -8,14 +8,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pqcache.errors import CacheError, PartitionsSkipped, PqcacheError, error_below
+from pqcache.errors import CacheError, ContractNotMet, PartitionsSkipped, PqcacheError, error_below
 from pqcache.events import Advanced, Collected, Event, OnEvent, Reused, Started, Warned, ignore
 from pqcache.options import SyncRun
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.drivers.retries import FEW_TRIES, Patience
-from pqcache.store.expect import Finding, lines_of, stale
+from pqcache.store.expect import Finding, lines_of, stale, unmet
 from pqcache.store.gc import remove_old_snapshots, remove_snapshot
+from pqcache.store.history import REFUSED
 from pqcache.store.manifest import TableVersion, Totals
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.publish import unmet_of
@@ -26,7 +27,7 @@ from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.plan import PartitionChange, Plan, partition_changes
 from pqcache.store.tables.data_files import PassedOver
 from pqcache.store.tmp_directory import discard
-from pqcache.store.urls import redact
+from pqcache.store.urls import quoted, redact
 from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import format_count
 
@@ -215,13 +216,17 @@ _RECORDED = 100  # partitions that a record in the history names
 def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     """Remove old snapshots and leftovers, and record the run in the history.
 
-    A sync that published nothing warns if the data are older than ``[expect]`` allows. A dry run changes nothing. What
-    cannot be removed raises PqcacheError; the history has what the run did.
+    A sync that published nothing warns if the data are older than ``[expect]`` allows; it raises ContractNotMet if the
+    candidate does not meet its rules. A dry run changes nothing. What cannot be removed raises PqcacheError; the
+    history has what the run did.
     """
-    if run.command == "sync" and result.published is None and run.current is not None:
-        result = replace(result, findings=(*result.findings, *_stale(run, run.current)))
+    refusal = _refusal(run, result)
+    if run.command == "sync" and result.plan.nothing_to_do and run.current and not (result.published or refusal):
+        result = replace(result, findings=_stale(run, run.current))
     report = _report(run, result)
     if run.record is None:
+        if refusal is not None:
+            raise refusal
         return report
     done = report.to_dict()
     if touched := done.pop("touched"):
@@ -239,8 +244,24 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
         left = PqcacheError(left.subject, reason, left.advice)
         run.record.end({**done, "error": str(left)}, run.config)
         raise left from error
+    if refusal is not None:
+        done |= {"result": REFUSED, "exit_code": refusal.exit_code, "error": str(refusal)}
     run.record.end({**done, **({"collected": removed} if removed else {})}, run.config)
+    if refusal is not None:
+        raise refusal
     return report
+
+
+def _refusal(run: CacheRun, result: RunResult) -> ContractNotMet | None:
+    """The error for a candidate that is not as expected, or in a dry run for a snapshot that would not be."""
+    lines, cache = unmet(result.findings), quoted(run.cache.path)
+    if not lines:
+        return None
+    advice = "it would not be published"
+    if not run.options.dry_run:
+        look, publish = f"'pqcache inspect {cache} --candidate'", f"'pqcache rollback {cache} --accept'"
+        advice = f"nothing was published, look at it with {look}, correct the source, or publish it with {publish}"
+    return ContractNotMet(run.cache.path, "; ".join(lines), advice)
 
 
 def _stale(run: CacheRun, current: Snapshot) -> tuple[Finding, ...]:

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import (
     CacheError,
+    ContractNotMet,
     ParquetError,
     PqcacheError,
     SourceChanged,
@@ -49,7 +50,7 @@ from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, arriving_
 from pqcache.store.arriving.wanted import Wanted, WantedLists
 from pqcache.store.drivers.base import Source, read_range
 from pqcache.store.drivers.retries import with_retries
-from pqcache.store.expect import Finding
+from pqcache.store.expect import Finding, unmet
 from pqcache.store.gc import remove_snapshot
 from pqcache.store.hive import parent
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, ROW_GROUPS, RUN, WANTED
@@ -75,7 +76,7 @@ from pqcache.store.sync.download.download_file import Downloaded, Vanished, copy
 from pqcache.store.sync.download.download_pool import stoppable_threads
 from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.plan import Plan, plan_sync
-from pqcache.store.sync.safety_checks import check_rules, check_space
+from pqcache.store.sync.safety_checks import check_space, judged
 from pqcache.store.sync.snapshot_job import Origin, SnapshotJob, keys_of
 from pqcache.store.tmp_directory import make_workdir, take_over_or_remove
 from pqcache.system.boot import boot_id
@@ -153,7 +154,10 @@ def _begin(
     _check_space(job, job.plan, tree_size(job.workdir))
     target, entries = prepare(job, origin.source)
     origin.confirm(entries)
-    findings = check_rules(job.run, target, entries)
+    findings = judged(job.run, target, entries)
+    if lines := unmet(findings):
+        advice = "nothing was published, correct the source, or sync without --fill to have a look at the snapshot"
+        raise ContractNotMet(cache.path, "; ".join(lines), advice)
     _announce_rewriting(job, job.plan)
     hold_run(target, job.workdir, stack)
     make_directories(cache.path / ARRIVING)

@@ -60,7 +60,7 @@ from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.held import Comparison, compare_content, find_unusable
 from pqcache.store.sync.listing import Listing, ListSource, check_one_table
 from pqcache.store.sync.plan import partition_changes, planned_files
-from pqcache.store.sync.safety_checks import check_case, check_space, wait_rules
+from pqcache.store.sync.safety_checks import check_case, check_space, foreseen, wait_rules
 from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.tables.base import Table
 from pqcache.store.tmp_directory import discard
@@ -248,7 +248,9 @@ class _Publisher:
             already = tree_size(run.cache.tmp_dir) + sum(tree_size(at.path) for at in arriving_snapshots(run.cache))
             rewritten = plan.download_bytes if decision.fills and run.config.rewrite() is not None else 0
             check_space(run, plan, already - rewritten)  # when all has arrived, beside the files as they are
-        return RunResult(plan=plan, published=None, totals=decision.totals)
+        newest = max(file.identity.mtime_ns for file in decision.files) / 1e9
+        findings = foreseen(run, map(plan.path_of, decision.files), newest or None) if decision.publishes else ()
+        return RunResult(plan=plan, published=None, totals=decision.totals, findings=findings)
 
     def _entries_foreseen(self, decision: Decision) -> list[FileEntry]:
         """Entries of the new snapshot; partitions that may lose rows have rows by their footers."""

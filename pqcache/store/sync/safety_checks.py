@@ -14,10 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pqcache.errors import ContractNotMet, DamagedError, PqcacheError, SourceError, SourceIncomplete
+from pqcache.errors import DamagedError, PqcacheError, SourceError, SourceIncomplete
 from pqcache.events import Warned
 from pqcache.store.config import Config, parse_max_delete
-from pqcache.store.expect import Finding, Judged, judge, lines_of, unmet
+from pqcache.store.expect import Finding, Judged, judge, lines_of
 from pqcache.store.hive import parent, partition_values
 from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest import FileEntry, SourceFile
@@ -371,16 +371,25 @@ def _check_shrinkage(
 
 
 def judged(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Finding, ...]:
-    """What the rules of ``[expect]`` find in a snapshot that is not published yet, with a warning for each rule.
-
-    The current snapshot is the one that readers have. What of it is damaged is taken as unknown.
-    """
-    rules, current = run.config.rules, None
-    if not rules or run.command != "sync":
+    """What the rules of ``[expect]`` find in a snapshot that is not published yet, with a warning for each rule."""
+    if not run.config.rules or run.command != "sync":
         return ()
-    from pqcache.store.manifest_file import newest_time  # and pyarrow, which is slow
+    from pqcache.store.manifest_file import newest_time  # and pyarrow, which a sync with nothing to do does not need
     from pqcache.store.row_group_index import read_index
 
+    new = Judged(index=read_index(built / ROW_GROUPS), files=files, newest=newest_time(built / FILES))
+    return _judged(run, new)
+
+
+def foreseen(run: CacheRun, paths: Iterable[str], newest: float | None) -> tuple[Finding, ...]:
+    """What the rules find before the files with these ``paths`` are here."""
+    files = [FileEntry(path=path, size=0, rows=0, row_groups=0) for path in paths] if run.config.rules else []
+    return _judged(run, Judged(index=None, files=files, newest=newest)) if files else ()
+
+
+def _judged(run: CacheRun, new: Judged) -> tuple[Finding, ...]:
+    """Judge against the snapshot that readers have; what of it is damaged is taken as unknown."""
+    current = None
     if run.current is not None:
         index: Index | None = None
         held: Sequence[FileEntry] = ()
@@ -389,19 +398,9 @@ def judged(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Find
         with suppress(DamagedError):
             held = run.current.checked_manifest().files
         current = Judged(index=index, files=held, number=run.current.number)
-    new = Judged(index=read_index(built / ROW_GROUPS), files=files, newest=newest_time(built / FILES))
-    findings = judge(rules, new, current, time.time())
+    findings = judge(run.config.rules, new, current, time.time())
     for line in lines_of(findings):
         run.options.on_event(Warned(line))
-    return findings
-
-
-def check_rules(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Finding, ...]:
-    """Return what the rules of ``[expect]`` find in a snapshot; ContractNotMet if it must not be published."""
-    findings = judged(run, built, files)
-    if lines := unmet(findings):
-        advice = "nothing was published, correct the source, or the rule in pqcache.toml"
-        raise ContractNotMet(run.cache.path, "; ".join(lines), advice)
     return findings
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import pqcache
 from pqcache import CacheError, ContractNotMet, UsageError
-from pqcache.events import Event, Warned
+from pqcache.events import Event, Fetched, Warned
 from tests.forked_commands import run_pqcache
 
 
@@ -45,13 +45,18 @@ def found_in(cache: Path, source: Path | None = None, **how: Any) -> list[tuple[
     return [(item.level, item.place, item.reason) for item in report.expect]
 
 
+def published(cache: Path) -> list[int | None]:
+    """The rows of all snapshots but the candidate."""
+    return [view.rows for view in pqcache.snapshots(cache) if not view.candidate]
+
+
 def refusal(cache: Path, **how: Any) -> str:
     """The error of a sync that publishes nothing."""
-    before = pqcache.snapshots(cache)
+    before = published(cache)
     with pytest.raises(ContractNotMet) as caught:
         pqcache.sync(cache, **how)
     assert caught.value.exit_code == 6
-    assert [view.snapshot for view in pqcache.snapshots(cache)] == [view.snapshot for view in before]
+    assert published(cache) == before
     return str(caught.value)
 
 
@@ -260,7 +265,7 @@ def test_the_file_of_a_cache_has_the_rules(lake: Path, tmp_path: Path) -> None:
     assert done.returncode == 6
     error = f"pqcache: error: {cache}: rows per dt within 30% of the last 7: dt=2026-11-09: 2 rows, 80.0% below 10, "
     assert error in done.stderr.splitlines()[-1]
-    assert [view.rows for view in pqcache.snapshots(cache)] == [80]
+    assert published(cache) == [80]
     assert (pqcache.log(cache)[-1]["result"], pqcache.log(cache)[-1]["exit_code"]) == ("refused", 6)
     (status,) = pqcache.status(cache).caches
     assert status.failing_since is not None
@@ -272,6 +277,83 @@ def test_the_file_of_a_cache_has_the_rules(lake: Path, tmp_path: Path) -> None:
     text = (cache / "pqcache.toml").read_text()
     assert rules in text
     assert "keep = 5" in text
+
+
+def test_what_is_refused_waits_as_the_candidate(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(lake, cache, expect=["nulls.price < 20%", "new values of dt: warn"])
+    write(lake, "dt=2026-11-09", 10, nulls=4)
+    assert "it would not be published" not in (error := refusal(cache))
+    assert f"'pqcache rollback {cache} --accept'" in error
+    shown = json.loads(run_pqcache("inspect", cache, "--candidate", "--json").stdout)
+    assert shown["rows"] == 90
+    (status,) = pqcache.status(cache).caches
+    assert (status.rows, status.candidate is not None) == (80, True)
+    assert any("nulls.price < 20%: dt=2026-11-09: 4 of 10 rows (40%)" in reason for reason in status.reasons)
+    record = pqcache.log(cache)[-1]
+    assert (record["result"], record["exit_code"], record["candidate"]) == ("refused", 6, status.candidate)
+    assert [item["level"] for item in record["expect"]] == ["failed", "warned"]
+    fetched: list[Event] = []
+    assert refusal(cache, on_event=fetched.append) == error  # nothing new, and judged again
+    assert not any(isinstance(event, Fetched) for event in fetched)
+    with pytest.raises(pqcache.PqcacheError, match=r"nulls\.price < 20%"):
+        pqcache.rollback(cache, release=True)
+    for path in lake.rglob("*.parquet"):
+        path.unlink()  # the source is not asked
+    assert pqcache.rollback(cache, accept=True).published
+    assert published(cache) == [80, 90]
+
+
+def test_the_next_sync_is_judged_against_what_is_published(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(lake, cache, expect=["max(id) rises", "rows per dt within 30% of the last 7"])
+    write(lake, "dt=2026-11-09", 2, first=900)
+    assert "dt=2026-11-09: 2 rows" in refusal(cache)
+    write(lake, "dt=2026-11-10", 10, first=700)
+    error = refusal(cache)
+    assert "max(id)" not in error  # 901 of the day before is new too
+    assert "dt=2026-11-09: 2 rows" in error
+    write(lake, "dt=2026-11-09", 10, first=500)
+    assert "max(id) rises: 709 in what is new, 809 before" in refusal(cache)
+    write(lake, "dt=2026-11-09", 10, first=900)
+    assert pqcache.sync(cache).published
+    assert published(cache) == [80, 100]
+
+
+def test_rules_and_a_hold(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(lake, cache, expect=["nulls.price < 20%"])
+    pqcache.rollback(cache, hold=True)
+    write(lake, "dt=2026-11-09", 10, nulls=4)
+    assert "nulls.price < 20%: dt=2026-11-09: 4 of 10 rows (40%)" in refusal(cache)
+    write(lake, "dt=2026-11-09", 10)
+    report = pqcache.sync(cache)
+    assert (report.published, report.candidate is not None, report.expect) == (False, True, ())
+    assert pqcache.rollback(cache, release=True).published
+
+
+def test_the_first_snapshot_can_be_accepted(tmp_path: Path) -> None:
+    write(tmp_path / "lake", "dt=1", 10, nulls=5)
+    cache = tmp_path / "cache"
+    with pytest.raises(ContractNotMet):
+        pqcache.sync(tmp_path / "lake", cache, expect=["nulls.price = 0"])
+    assert pqcache.status(cache).caches[0].snapshot is None
+    assert pqcache.rollback(cache, accept=True).published
+    assert pqcache.sync(cache).rows == 10
+
+
+def test_a_dry_run_judges_what_it_can(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    rules = ["max(id) rises", "new values of dt: warn", "freshness 30h"]
+    pqcache.sync(lake, cache, expect=rules)
+    write(lake, "dt=2026-11-09", 10)
+    assert found_in(cache, dry_run=True) == [
+        ("passed", "", "judged when the files are here"),
+        ("warned", "", "2026-11-09"),
+    ]
+    with pytest.raises(ContractNotMet, match=r"new values of dt: 2026-11-09; it would not be published"):
+        pqcache.sync(cache, dry_run=True, expect=[*rules, "new values of dt"])
+    assert "max(id) rises: 9 in what is new, 809 before" in refusal(cache)
 
 
 def test_rules_of_the_command_are_remembered(lake: Path, tmp_path: Path) -> None:
