@@ -1,4 +1,4 @@
-"""An inspection as one self-contained HTML page: inline SVG charts, no scripts."""
+"""An inspection as one self-contained HTML page, for screens of any width: no scripts, no pictures."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pqcache.store.inspect.summary import Inspection
 from pqcache.units import format_count, format_size
 
 _STYLE = """
-:root { color-scheme: light dark; --bar: #3b7dd8; --over: #d64545; --faint: #8888; }
+:root { color-scheme: light dark; --bar: #3b7dd8; --over: #d64545; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.3rem; overflow-wrap: anywhere; } h2 { font-size: 1.05rem; margin-top: 2rem; }
 table { border-collapse: collapse; width: 100%; } td, th { padding: .15rem .6rem .15rem 0; text-align: left; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } svg { width: 100%; height: auto; }
-svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
-.bar { fill: var(--bar); } .over { fill: var(--over); }
-.limit { stroke: var(--over); stroke-dasharray: 4 3; } code { background: #8882; padding: .1rem .3rem; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.wide { overflow-x: auto; } .chart td { padding-right: .5rem; } .chart td:first-child { white-space: nowrap; }
+.chart td:nth-child(2) { width: 70%; } .chart .over td { color: var(--over); }
+.bar { height: .9rem; background: var(--bar); } .over .bar { background: var(--over); }
+code { background: #8882; padding: .1rem .3rem; overflow-wrap: anywhere; }
 """
 
 
@@ -47,8 +48,8 @@ def inspection_page(
         f"<p>For training:{_command(commands[1])}</p>" if commands[1] else "",
         _histogram(found),
         "<h2>Bytes by column</h2>",
-        _bars([(item.name, item.bytes) for item in sorted(found.columns, key=lambda item: -item.bytes) if item.bytes]),
-        "<table><tr><th>column<th>type<th>codec<th>encodings<th class=n>on disk<th class=n>ratio</tr>",
+        _sizes([(item.name, item.bytes) for item in sorted(found.columns, key=lambda item: -item.bytes) if item.bytes]),
+        "<div class=wide><table><tr><th>column<th>type<th>codec<th>encodings<th class=n>on disk<th class=n>ratio</tr>",
         *(
             f"<tr><td>{escape(item.name)}</td><td>{escape(item.type)}</td><td>{escape(item.codec)}</td>"
             f"<td>{escape(', '.join(item.encodings))}</td><td class=n>{format_size(item.bytes)}</td>"
@@ -56,12 +57,13 @@ def inspection_page(
             for item in found.columns
             if not item.partition
         ),
-        "</table>",
+        "</table></div>",
         "<h2>Bytes by partition</h2>",
-        _bars([(item.path or "(no partition)", item.bytes) for item in found.partitions]),
+        _sizes([(item.path or "(no partition)", item.bytes) for item in found.partitions]),
     ]
     title = escape(found.target)
-    head = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+    head = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>'
+    head += f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
     return f"{head}\n<body>\n{chr(10).join(parts)}\n</body></html>\n"
 
 
@@ -70,37 +72,28 @@ def _command(command: str | None) -> str:
 
 
 def _histogram(found: Inspection) -> str:
-    """Return a column chart of the row-group sizes, the limit marked."""
-    bins, width, height = found.histogram, 900, 260
-    largest, step = max((item.count for item in bins), default=0) or 1, width / max(1, len(bins))
-    parts = []
-    for i, item in enumerate(bins):
-        tall, x, over = 190 * item.count / largest, i * step, item.low > found.block_size
-        label = (
-            f"over {format_size(2 * found.block_size)}" if i == len(bins) - 1 else f"to {format_size(item.high - 1)}"
-        )
-        parts.append(
-            f'<rect class="{"over" if over else "bar"}" x="{x + 4:.1f}" y="{220 - tall:.1f}" width="{step - 8:.1f}" '
-            f'height="{tall:.1f}"><title>{item.count:,}</title></rect>'
-            f'<text x="{x + step / 2:.1f}" y="{214 - tall:.1f}" text-anchor="middle">{item.count:,}</text>'
-            f'<text x="{x + step / 2:.1f}" y="240" text-anchor="middle">{label}</text>'
-        )
+    """A bar for each range of row-group sizes, in another colour above the block size."""
+    bars = []
+    for number, item in enumerate(found.histogram):
+        is_last = number == len(found.histogram) - 1
+        name = f"over {format_size(2 * found.block_size)}" if is_last else f"to {format_size(item.high - 1)}"
         if item.high - 1 == found.block_size:
-            end = x + step
-            parts.append(f'<line class="limit" x1="{end:.1f}" x2="{end:.1f}" y1="5" y2="225"/>')
-            parts.append(f'<text x="{end + 4:.1f}" y="16">limit {format_size(found.block_size)}</text>')
-    return f'<svg viewBox="0 0 {width} {height}" role="img">{"".join(parts)}</svg>'
+            name += ", the limit"
+        bars.append((name, item.count, f"{item.count:,}", item.count > 0 and item.low > found.block_size))
+    return _bars(bars)
 
 
-def _bars(items: Sequence[tuple[str, int]]) -> str:
-    """Return a chart of one horizontal bar per item."""
-    largest, parts = max((size for _, size in items), default=0) or 1, []
-    for i, (name, size) in enumerate(items):
-        y, wide = 20 * i, 520 * size / largest
+def _sizes(items: Sequence[tuple[str, int]]) -> str:
+    return _bars([(name, size, format_size(size), False) for name, size in items])
+
+
+def _bars(items: Sequence[tuple[str, int, str, bool]]) -> str:
+    """A chart of a horizontal bar for each name, value and text; some of them are over a limit."""
+    largest, parts = max((value for _, value, _, _ in items), default=0) or 1, []
+    for name, value, text, is_over in items:
         shown = name if len(name) <= 34 else name[:16] + "…" + name[-17:]
         parts.append(
-            f'<text x="240" y="{y + 14}" text-anchor="end">{escape(shown)}<title>{escape(name)}</title></text>'
-            f'<rect class="bar" x="250" y="{y + 3}" width="{wide:.1f}" height="14"/>'
-            f'<text x="{256 + wide:.1f}" y="{y + 14}">{format_size(size)}</text>'
+            f'<tr{" class=over" if is_over else ""}><td title="{escape(name)}">{escape(shown)}</td>'
+            f'<td><div class=bar style="width: {100 * value / largest:.1f}%"></div></td><td class=n>{text}</td></tr>'
         )
-    return f'<svg viewBox="0 0 900 {max(20, 20 * len(items))}" role="img">{"".join(parts)}</svg>'
+    return f"<table class=chart>{''.join(parts)}</table>"

@@ -290,7 +290,7 @@ def test_the_page_is_whole_by_itself(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "shop"}
     assert "@import" not in text
     assert "url(" not in text
-    bars = [attributes for tag, attributes in page.tags if tag == "rect"]
+    bars = [attributes for tag, attributes in page.tags if attributes.get("class") == "bar"]
     found = pqcache.inspect(shop)
     assert len(bars) == len(found.histogram) + len([c for c in found.columns if c.bytes]) + len(found.partitions)
     assert str(shop) in page.text
