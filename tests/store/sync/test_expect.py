@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -158,6 +159,37 @@ def test_a_maximum_rises_over_the_current_snapshot(lake: Path, tmp_path: Path) -
     write(lake, "dt=2026-11-02", 11, first=801)
     write(lake, "dt=2026-11-03", 11, first=30)
     assert found_in(cache) == [("warned", "", "2026-11-03 in what is new, 2026-11-09 before")]
+
+
+def test_row_groups_without_values_have_no_maximum(lake: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    ids = pa.table({"id": pa.array([None, None], pa.int64()), "price": [1.0, 2.0]})
+    pqcache.sync(lake, cache, expect=["max(id) rises", "nulls.id < 50%"])
+    directory = lake / "dt=2026-11-09"
+    write(lake, "dt=2026-11-09", 30, first=900)
+    pq.write_table(pa.table({"price": [1.0]}), directory / "without.parquet")
+    pq.write_table(ids, directory / "nulls.parquet")
+    pq.write_table(ids.slice(2), directory / "nothing.parquet", write_statistics=False)
+    assert found_in(cache) == []
+    write(lake, "dt=2026-11-10", 2, nulls=1)
+    pq.write_table(pa.table({"price": [1.0]}), lake / "dt=2026-11-10" / "part-0.parquet")
+    error = refusal(cache)
+    assert "max(id) rises: no value in what is new, 929 before; nulls.id < 50%: dt=2026-11-10: 1 of 1 row (10" in error
+
+
+def test_a_compaction_of_a_table_brings_nothing_new(tmp_path: Path) -> None:
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    for day in (1, 2):
+        for first in (0, 10):
+            ids = pa.table({"dt": [day] * 10, "id": pa.array(range(100 * day + first, 100 * day + first + 10))})
+            deltalake.write_deltalake(lake, ids, mode="append", partition_by=["dt"])
+    rules = ["max(id) rises", "nulls.id = 0", "rows per dt within 1% of the last 7", "freshness 1h"]
+    assert {item[0] for item in found_in(cache, lake, expect=rules)} == {"passed"}
+    deltalake.DeltaTable(lake).optimize.compact()
+    report = pqcache.sync(cache)
+    assert (report.published, report.expect) == (True, ())
+    deltalake.write_deltalake(lake, ids, mode="append")
+    assert "max(id) rises: 219 in what is new, 219 before; nothing" in refusal(cache)
 
 
 def test_new_values_of_a_partition_column(tmp_path: Path) -> None:
