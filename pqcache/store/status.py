@@ -254,16 +254,21 @@ def _ages(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Age], bool]:
     skipped, and all other commands take the data as it is.
     """
     ages: dict[str, _Age] = {}
-    current, is_rolled_back = "", False
+    current, waiting, is_rolled_back = "", "", False  # waiting: the candidate, from which a run starts
     for record in records:
         if record["command"] == ROLLBACK and record["result"] in (DONE, INTERRUPTED):
             current, is_rolled_back = record.get("snapshot", current), True
+            waiting = "" if waiting == current else waiting
         if not (record.get("candidate") or record.get("snapshot")) or "published" not in record:
             continue
         staged = record.get("candidate")
         snapshot = Snapshot(Path(staged or record["snapshot"]))
-        before = ages.get(current if record["published"] or (staged and staged not in ages) else snapshot.id)
-        current = current if staged else snapshot.id
+        is_new = record["published"] or (staged and staged != waiting)
+        before = ages.get(waiting or current if is_new else snapshot.id)
+        if staged:
+            waiting = staged
+        else:
+            current, waiting = snapshot.id, "" if record["published"] or record["command"] == "sync" else waiting
         if record["command"] == "sync" and (record["result"] == DONE or staged):
             listed = _seconds(record.get("listed") or record["time"])
             before = before or _Age(min(listed, snapshot.made.timestamp()), None, {})
@@ -272,7 +277,7 @@ def _ages(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Age], bool]:
             ages[snapshot.id] = _Age(listed, before.equal if behind else listed, behind)
             is_rolled_back = is_rolled_back and bool(staged)
         else:
-            ages[current] = before or _Age.of(snapshot)
+            ages[snapshot.id] = before or _Age.of(snapshot)
     return ages, is_rolled_back
 
 

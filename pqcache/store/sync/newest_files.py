@@ -96,6 +96,8 @@ def _free_space(cache: CacheDirectory, current: Snapshot | None, keep: int) -> i
         return free
     older = [snapshot.path for snapshot in old_snapshots(cache, current)][1 - keep :]
     pinned = [cache.snapshots_dir / snapshot for snapshot in read_kept(cache.path).pins]
+    if (served := cache.current()) is not None and served != current:  # of a run that starts from a candidate
+        pinned.append(served.path)
     kept = {status.st_ino: _bytes(status) for status in _files(older)}
     shared = {status.st_ino for status in _files([current.path, *pinned])}
     return free + sum(size for inode, size in kept.items() if inode not in shared)
