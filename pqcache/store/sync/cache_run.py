@@ -221,7 +221,12 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     history has what the run did.
     """
     refusal = _refusal(run, result)
-    if run.command == "sync" and result.plan.nothing_to_do and run.current and not (result.published or refusal):
+    if (
+        run.command == "sync"
+        and run.current
+        and result.plan.nothing_to_do
+        and not (result.published or result.findings)
+    ):
         result = replace(result, findings=_stale(run, run.current))
     report = _report(run, result)
     if run.record is None:

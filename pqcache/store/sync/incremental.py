@@ -27,6 +27,7 @@ from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.config import write_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import with_retries
+from pqcache.store.expect import Finding
 from pqcache.store.hive import parent, partition_keys
 from pqcache.store.layout import SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile
@@ -60,7 +61,7 @@ from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.held import Comparison, compare_content, find_unusable
 from pqcache.store.sync.listing import Listing, ListSource, check_one_table
 from pqcache.store.sync.plan import partition_changes, planned_files
-from pqcache.store.sync.safety_checks import check_case, check_space, foreseen, wait_rules
+from pqcache.store.sync.safety_checks import check_case, check_space, foreseen, judged, wait_rules
 from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.tables.base import Table
 from pqcache.store.tmp_directory import discard
@@ -248,9 +249,17 @@ class _Publisher:
             already = tree_size(run.cache.tmp_dir) + sum(tree_size(at.path) for at in arriving_snapshots(run.cache))
             rewritten = plan.download_bytes if decision.fills and run.config.rewrite() is not None else 0
             check_space(run, plan, already - rewritten)  # when all has arrived, beside the files as they are
+        return RunResult(plan=plan, published=None, totals=decision.totals, findings=self._findings_foreseen(decision))
+
+    def _findings_foreseen(self, decision: Decision) -> tuple[Finding, ...]:
+        """What the rules of ``[expect]`` find in the candidate, if it would be made again, else in the paths of files."""
+        run, plan = self.run, decision.plan
+        if not decision.publishes:
+            return ()
+        if plan.nothing_to_do and run.candidate is not None:
+            return judged(run, run.candidate.path, decision.held)
         newest = max(file.identity.mtime_ns for file in decision.files) / 1e9
-        findings = foreseen(run, map(plan.path_of, decision.files), newest or None) if decision.publishes else ()
-        return RunResult(plan=plan, published=None, totals=decision.totals, findings=findings)
+        return foreseen(run, map(plan.path_of, decision.files), newest or None)
 
     def _entries_foreseen(self, decision: Decision) -> list[FileEntry]:
         """Entries of the new snapshot; partitions that may lose rows have rows by their footers."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pqcache.errors import DamagedError, PqcacheError, SourceError, SourceIncomplete
 from pqcache.events import Warned
 from pqcache.store.config import Config, parse_max_delete
-from pqcache.store.expect import Finding, Judged, judge, lines_of
+from pqcache.store.expect import FAILED, Finding, Judged, judge, lines_of
 from pqcache.store.hive import parent, partition_values
 from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest import FileEntry, SourceFile
@@ -371,7 +371,7 @@ def _check_shrinkage(
 
 
 def judged(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Finding, ...]:
-    """What the rules of ``[expect]`` find in a snapshot that is not published yet, with a warning for each rule."""
+    """What the rules of ``[expect]`` find in a snapshot that is not published yet; those that only warn are reported."""
     if not run.config.rules or run.command != "sync":
         return ()
     from pqcache.store.manifest_file import newest_time  # and pyarrow, which a sync with nothing to do does not need
@@ -399,7 +399,7 @@ def _judged(run: CacheRun, new: Judged) -> tuple[Finding, ...]:
             held = run.current.checked_manifest().files
         current = Judged(index=index, files=held, number=run.current.number)
     findings = judge(run.config.rules, new, current, time.time())
-    for line in lines_of(findings):
+    for line in lines_of(finding for finding in findings if finding.level != FAILED):  # the others are the error
         run.options.on_event(Warned(line))
     return findings
 

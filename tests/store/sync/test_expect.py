@@ -385,7 +385,8 @@ def test_a_dry_run_judges_what_it_can(lake: Path, tmp_path: Path) -> None:
     ]
     with pytest.raises(ContractNotMet, match=r"new values of dt: 2026-11-09; it would not be published"):
         pqcache.sync(cache, dry_run=True, expect=[*rules, "new values of dt"])
-    assert "max(id) rises: 9 in what is new, 809 before" in refusal(cache)
+    assert "max(id) rises: 9 in what is new, 809 before; nothing was published" in refusal(cache)
+    assert "max(id) rises: 9 in what is new, 809 before; it would not be published" in refusal(cache, dry_run=True)
 
 
 def test_rules_of_the_command_are_remembered(lake: Path, tmp_path: Path) -> None:
