@@ -221,12 +221,8 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     history has what the run did.
     """
     refusal = _refusal(run, result)
-    if (
-        run.command == "sync"
-        and run.current
-        and result.plan.nothing_to_do
-        and not (result.published or result.findings)
-    ):
+    is_idle = result.plan.nothing_to_do and not (result.published or result.findings)
+    if run.command == "sync" and run.current is not None and is_idle:
         result = replace(result, findings=_stale(run, run.current))
     report = _report(run, result)
     if run.record is None:

@@ -252,7 +252,7 @@ class _Publisher:
         return RunResult(plan=plan, published=None, totals=decision.totals, findings=self._findings_foreseen(decision))
 
     def _findings_foreseen(self, decision: Decision) -> tuple[Finding, ...]:
-        """What the rules of ``[expect]`` find in the candidate, if it would be made again, else in the paths of files."""
+        """What the rules find in the candidate, if it would be made again, else in the paths of the files."""
         run, plan = self.run, decision.plan
         if not decision.publishes:
             return ()

@@ -371,7 +371,7 @@ def _check_shrinkage(
 
 
 def judged(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Finding, ...]:
-    """What the rules of ``[expect]`` find in a snapshot that is not published yet; those that only warn are reported."""
+    """What the rules of ``[expect]`` find in a snapshot that is not published yet; reports those that only warn."""
     if not run.config.rules or run.command != "sync":
         return ()
     from pqcache.store.manifest_file import newest_time  # and pyarrow, which a sync with nothing to do does not need
