@@ -46,6 +46,8 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.reader.order.shuffle_quality import mixing as mixing
     from pqcache.reader.packing.pack import Pack as Pack
     from pqcache.reader.packing.pack import TokenBatches as TokenBatches
+    from pqcache.reader.proof import EpochProof as EpochProof
+    from pqcache.reader.proof import prove as prove
     from pqcache.reader.reading_stats import DatasetStats as DatasetStats
     from pqcache.reader.selection.sequences import Sequence as Sequence
     from pqcache.reader.selection.split import Split as Split

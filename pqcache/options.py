@@ -810,12 +810,9 @@ class Inspect:
 
 class Rows:
     target = argument("TARGET", "A cache, a directory or a file.", completes="cache")
+    proofs = argument("FILE", "With --prove: JSON files of loader.proof() or its states, of all ranks.", PATHS, None)
     state = option(
-        None,
-        PATH,
-        SELECTION,
-        "A JSON file with a state that the training saved: json.dumps(loader.state_dict()).",
-        required=True,
+        None, PATH, SELECTION, "A JSON file with a state that the training saved: json.dumps(loader.state_dict())."
     )
     batch = option(
         None,
@@ -825,6 +822,13 @@ class Rows:
     )
     last = option(
         None, COUNT, SELECTION, "In place of --batch: the last N batches before the state, of all ranks.", low=1
+    )
+    prove = option(
+        False,
+        FLAG,
+        SELECTION,
+        "In place of --state: say whether the epoch of the proofs in the files had every row exactly once. Ends with "
+        "exit code 1 if not.",
     )
     epoch = option(None, COUNT, SELECTION, "The epoch of the batch. Default: that of the state.", low=0)
     split = option(
@@ -850,7 +854,7 @@ class Rows:
     )
     sample = option(False, FLAG, VIEW, "Read the rows, and show their values.")
     columns = option(None, NAMES, VIEW, "Only the values of these columns.")
-    json = option(False, FLAG, OUTPUT, "Write one JSON object per row.", scope=SHELL)
+    json = option(False, FLAG, OUTPUT, "Write one JSON object per row, or for --prove.", scope=SHELL)
 
 
 class Verify:

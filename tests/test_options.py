@@ -76,7 +76,7 @@ def test_words_of_the_shell_become_what_python_takes(command: str, name: str, wo
         (["sync", "s", "c", "--partition-types", "hour"], "--partition-types hour: not NAME=VALUE"),
         (["sync", "s", "c", "--compare", "bytes"], "--compare bytes: choose identity or content"),
         (["sync", "s", "c", "--jobs", "two"], "--jobs two: not a whole number"),
-        (["rows", "c", "--batch", "1"], "Missing option '--state'"),
+        (["rows", "c", "--batch", "1"], "rows: no state is given; give --state, or --prove"),
         (["sync"], "Missing argument 'SOURCE'"),
     ],
 )

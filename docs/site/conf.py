@@ -41,8 +41,8 @@ CONTENTS = {
               "docs/newest", "docs/shards", "docs/serve", "docs/filling", "docs/repartition", "docs/cluster"],
     "Sources": ["docs/sources", "docs/hdfs", "docs/s3", "docs/stores", "docs/tables", "docs/iceberg", "docs/hive"],
     "Training": ["docs/training", "docs/gpus", "docs/loading", "docs/splits", "docs/weights", "docs/packing",
-                 "docs/new-data", "docs/transforms", "docs/keys", "docs/monitoring", "docs/frameworks/README",
-                 "docs/migrating"],
+                 "docs/new-data", "docs/proof", "docs/transforms", "docs/keys", "docs/monitoring",
+                 "docs/frameworks/README", "docs/migrating"],
     "Reference": ["docs/commands/README", "docs/python", "docs/site/api", "docs/json", "docs/cache-format"],
     "Background": ["docs/README", "ARCHITECTURE", "benchmarks/README", "CHANGELOG", "CONTRIBUTING", "SECURITY"],
 }  # fmt: skip

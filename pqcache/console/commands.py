@@ -124,10 +124,11 @@ def rows(given: Given) -> None:
     """Show which rows batches of a training had: file, row group and row.
 
     For the batch whose loss exploded, or the last ones before a checkpoint. They follow from a state that the same
-    training saved, at whatever batch.
+    training saved, at whatever batch. With --prove, show whether an epoch had every row exactly once.
     """
     import pqcache
     from pqcache.console.inspect_text import print_rows
+    from pqcache.console.terminal import print_line
 
     options: RowArguments = {
         "filters": given.filters,
@@ -138,6 +139,17 @@ def rows(given: Given) -> None:
         "balance": given.balance,
         "pack": _pack_of(given.pack),
     }
+    if given.prove:
+        if given.state is not None or given.batch is not None or given.last is not None or given.epoch is not None:
+            reason = "proofs are of whole epochs, which they name"
+            raise UsageError("--prove", reason, "leave out --state, --batch, --last and --epoch")
+        proof = pqcache.prove(given.target, given.proofs or (), **options)
+        print_report(proof.to_dict(), given.json, False, lambda: print_line(str(proof)))
+        raise typer.Exit(0 if proof.holds else 1)
+    if given.proofs:
+        raise UsageError(given.proofs[0], "files are of proofs", "give --prove, or --state for a state")
+    if given.state is None:
+        raise UsageError("rows", "no state is given", "give --state, or --prove and the files of proofs")
     if (given.batch is None) == (given.last is None):
         raise UsageError("rows", "which batches is not said", "give either --batch or --last")
     if given.last is None:

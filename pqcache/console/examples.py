@@ -52,6 +52,8 @@ pqcache inspect cache/shop --json | jq '.partitions[] | {path, rows}'
     "rows": """\
 # Show the rows of batch 1234 and their values
 pqcache rows cache/shop --state checkpoint.json --batch 1234 --sample
+# Whether the epoch of two ranks had every row exactly once
+pqcache rows cache/shop --prove proof-0.json proof-1.json
 # The files of its rows, of a training with a filter
 pqcache rows cache/shop --state checkpoint.json --batch 1234 \\
     --filters "price > 0.5" --json | jq -r .file | sort | uniq -c

@@ -193,7 +193,7 @@ def rows(
 
     Raises UsageError if state, options and data do not fit together.
     """
-    with _training(target, state, epoch, given) as (plan, order, _):
+    with training_of(target, state, epoch, given) as (plan, order, _):
         return rows_of_batch(plan, order, checked_index(batch, order.batches()))
 
 
@@ -218,7 +218,7 @@ def last_rows(
     """
     if not is_whole(last) or last < 1:
         raise UsageError(f"last={last!r}", "has to be at least 1")
-    with _training(target, state, None, given) as (plan, order, known):
+    with training_of(target, state, None, given) as (plan, order, known):
         end, divisions = min(known["batch"], order.batches()), divisions_of(known.get("divisions"))
         batches = np.arange(max(0, known["batch"] - last), end)
         if divisions:
@@ -227,14 +227,14 @@ def last_rows(
 
 
 @contextmanager
-def _training(
+def training_of(
     target: str | os.PathLike[str],
     state: str | os.PathLike[str] | Mapping[str, Any],
     epoch: int | None,
     given: Mapping[str, Any],
 ) -> Iterator[tuple[ReadPlan, Order, dict[str, Any]]]:
     """What a training reads in an epoch, by default its state's, and the order; and the state."""
-    known, chosen = _checked_state(state), RowOptions(**parsed(given, RowOptions))
+    known, chosen = checked_state(state), RowOptions(**parsed(given, RowOptions))
     if chosen.since is None:
         chosen = replace(chosen, since=known.get("since"))
     chosen.check_pack(known["columns"])
@@ -274,8 +274,8 @@ def checked_index(index: int, total: int) -> int:
     return int(index)
 
 
-def _checked_state(state: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    name = "state"
+def checked_state(state: str | os.PathLike[str] | Mapping[str, Any], name: str = "state") -> dict[str, Any]:
+    """A state, or that of a JSON file; UsageError, about ``name``, for anything else."""
     if isinstance(state, str | os.PathLike):
         name, path = os.fspath(state), Path(state)
         try:

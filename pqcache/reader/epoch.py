@@ -65,19 +65,21 @@ class Epochs:
         ragged: Collection[str] | None = None,
         fills: Callable[[Mapping[str, Kind]], Mapping[str, Fill]] | None = None,
         exclusions: Exclusions | None = None,
+        has_hashes: bool = False,
     ) -> None:
         """Plan what is read of an open dataset; see `make_read_plan`.
 
         ``path`` names the dataset in messages. ``fills`` gives what is put in place of nulls. ``exclusions`` say from
         which epoch on rows are left out of it, in place of those of the options; before, they are dropped when they
-        were gathered.
+        were gathered. With ``has_hashes`` rows come with the column `ROW_HASH`.
         """
 
         def plan_from(epoch: int) -> ReadPlan:
             left_out, later = divided(exclusions or (), epoch)
             chosen = options if exclusions is None else replace(options, exclude=left_out or None)
             plan = make_read_plan(data, columns, chosen, seed=options.seed, counts=counts, ragged=ragged)
-            return replace(plan, fill={} if fills is None else fills(plan.kinds), left_out=later)
+            fill = {} if fills is None else fills(plan.kinds)
+            return replace(plan, fill=fill, left_out=later, has_hashes=has_hashes)
 
         self._begins, self._plan_from = [0, *(begin for begin, _ in exclusions or ())], cache(plan_from)
         plan = self._plan_from(0)

@@ -23,6 +23,7 @@ from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.packed_rows import HeldSequences, tokens_of
 from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.row_hashes import ROW_HASH, ROW_HASH_FIELD, ROW_HASH_KIND, hashes_of
 from pqcache.reader.rows import Column, IrregularError, filled, hold
 from pqcache.reader.selection.exclude import LEFT_OUT, left_out_in
 from pqcache.reader.selection.selection import Positions
@@ -132,7 +133,7 @@ class RowGroups:
     def columns(self) -> list[str]:
         """The names of the columns that `Held.slices` returns."""
         ids = () if self.plan.pack is None else self.plan.pack.id_columns
-        return [*self.kinds, *ids, *[LEFT_OUT] * bool(self.plan.left_out)]
+        return [*self.kinds, *ids, *[LEFT_OUT] * bool(self.plan.left_out), *[ROW_HASH] * self.plan.has_hashes]
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -151,7 +152,7 @@ class RowGroups:
         if plan.left_out:
             axis = None if plan.sequence is None else plan.sequence.length
             fields.append(pa.field(LEFT_OUT, pa.bool_() if axis is None else pa.list_(pa.bool_(), axis)))
-        return pa.schema(fields)
+        return pa.schema([*fields, *[ROW_HASH_FIELD] * plan.has_hashes])
 
     def load(
         self, number: int, low: int, high: int, order: Ints | None = None, first: int = 0, cuts: Sequence[int] = ()
@@ -266,6 +267,9 @@ class RowGroups:
         if self.plan.left_out:
             bits = left_out_in(self.files, group.number, self.plan.left_out)[low:high]
             found.append(Column(kind_of(pa.field(LEFT_OUT, pa.bool_())), bits.astype(np.uint8)))
+        if self.plan.has_hashes:
+            content = self.plan.data.contents[group.file]
+            found.append(Column(ROW_HASH_KIND, hashes_of(content, group.row_group, low, high)))
         return found
 
     def _column(self, group: RowGroup, name: str, kind: Kind, array: pa.Array | None, rows: int) -> Column:

@@ -39,6 +39,7 @@ _RUN, _LEAST_RUN = 16 << 20, 1 << 20  # bytes of a run
 _PARTS = 8  # of a row group
 _VIEW = 16  # bytes that point to a string's or a list's bytes
 _FILE_NUMBER = 4  # bytes
+_ROW_HASH = 8
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,8 @@ def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequence: Sequenc
             continue
         share = items / np.maximum(1, index.rows[plan.row_groups])
         total += (_column_bytes(index, name)[plan.row_groups] * share).astype(np.int64) + _VIEW * items
-    return np.asarray(total + _FILE_NUMBER * counts * bool(plan.partitions), np.int64)
+    per_row = _FILE_NUMBER * bool(plan.partitions) + _ROW_HASH * plan.has_hashes
+    return np.asarray(total + per_row * counts, np.int64)
 
 
 def _column_bytes(index: Index, name: str) -> Ints:

@@ -58,6 +58,7 @@ class ReadPlan:
     ``weights``      how often each of these rows comes, which differs from epoch to epoch: see `at_epoch`
     ``fill``         what is put in place of the nulls of columns as soon as they are decoded, by column
     ``left_out``     rows that are dropped when they were gathered, so that batches are shorter
+    ``has_hashes``   the rows come with the column `ROW_HASH`
     """
 
     data: LocalDataset
@@ -71,6 +72,7 @@ class ReadPlan:
     weights: RowWeights | None = None
     fill: Mapping[str, Fill] = field(default_factory=dict)
     left_out: tuple[Excluded, ...] = ()
+    has_hashes: bool = False
 
     @property
     def row_groups(self) -> Ints:

@@ -32,6 +32,7 @@ from pqcache.reader.memory import Budget
 from pqcache.reader.meter import ARRIVAL_WAIT, GATHER, READ_WAIT
 from pqcache.reader.order.epoch_order import Ints, Lane, Order
 from pqcache.reader.order.epoch_share import batches_by_lane
+from pqcache.reader.row_hashes import ROW_HASH, Hashes
 from pqcache.reader.rows import Column, join, to_arrow
 from pqcache.reader.selection.exclude import LEFT_OUT
 from pqcache.store.selected_rows import ranges_of
@@ -46,10 +47,15 @@ SMALLER = "choose a smaller batch_size, or leave the column out with columns="
 
 
 class Group(NamedTuple):
-    """Batches that were gathered together: batch i is rows ``ends[i]`` up to ``ends[i + 1]``."""
+    """Batches that were gathered together: batch i is rows ``ends[i]`` up to ``ends[i + 1]``.
+
+    For a proof there are ``hashes`` of batch i from ``hash_ends[i]`` on, also of rows that were left out.
+    """
 
     rows: pa.RecordBatch
     ends: list[int]
+    hashes: Hashes | None = None
+    hash_ends: Sequence[int] = ()
 
     def batches(self) -> list[pa.RecordBatch]:
         """The batches, each with memory of its own."""
@@ -58,6 +64,10 @@ class Group(NamedTuple):
         slices = [self.rows.slice(low, high - low) for low, high in pairwise(self.ends)]
         return [pa.RecordBatch.from_arrays(list(map(_copied, part.columns)), schema=part.schema) for part in slices]
 
+    def with_hashes_apart(self) -> Group:
+        """The same, with the column of hashes taken out of the rows."""
+        return Group(self.rows.drop_columns([ROW_HASH]), self.ends, self.rows.column(ROW_HASH).to_numpy(), self.ends)
+
     def without_left_out(self) -> Group:
         """The rows, or sequences, that are not left out."""
         gone = self.rows.column(LEFT_OUT)
@@ -65,7 +75,7 @@ class Group(NamedTuple):
             gone = pa.array(gone.flatten().to_numpy(zero_copy_only=False).reshape(len(gone), -1).any(axis=1))
         kept, rows = pc.invert(gone), self.rows.drop_columns([LEFT_OUT])
         before = np.concatenate([[0], np.cumsum(kept.to_numpy(zero_copy_only=False))])
-        return Group(rows.filter(kept), before[self.ends].tolist())
+        return self._replace(rows=rows.filter(kept), ends=before[self.ends].tolist())
 
 
 def _copied(array: pa.Array) -> pa.Array:
@@ -317,6 +327,7 @@ class _EpochReader(Generic[T]):
         with self._groups.meter.timed(GATHER):
             rows, ends = _gathered(self._groups, order, held)
         group = Group(rows, ends or np.cumsum([0, *(high - low for low, high in ranges)]).tolist())
+        group = group.with_hashes_apart() if self._groups.plan.has_hashes else group
         return self._make(group.without_left_out() if self._groups.plan.left_out else group)
 
     def result(self, run: _Run[T], number: int) -> tuple[T, int]:

@@ -28,9 +28,11 @@ from pqcache.errors import UsageError
 from pqcache.reader.meter import RECEIVE, SEND
 from pqcache.reader.packing.pack import POSITIONS
 from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.row_hashes import Hashes
 from pqcache.reader.window import Group
 from pqcache.torch.batch import CU_SEQLENS, Batch, Position, meter_of
 from pqcache.torch.ragged import Ragged
+from pqcache.torch.tally import Hashed
 from pqcache.torch.tensors import Conversion, mask_name, to_value
 from pqcache.torch.transport import Message, message_of, value_of
 from pqcache.torch.worker_memory import WorkerMemory
@@ -52,6 +54,8 @@ class TensorGroup:
     ends: list[int]
     row_bytes: float
     names: Sequence[str] | None = None
+    hashes: Hashes | None = None  # for a proof, as in `Group`
+    hash_ends: Sequence[int] = ()
 
     @staticmethod
     def of(group: Group, plan: ReadPlan, conversion: Conversion, masked: frozenset[str]) -> TensorGroup:
@@ -65,10 +69,18 @@ class TensorGroup:
                 shape = (rows.num_rows,) if axis is None else (rows.num_rows, axis)
                 columns[mask_name(name)] = torch.ones(shape, dtype=torch.bool) if mask is None else mask
         names = None if plan.pack is None else (*plan.columns, *plan.pack.ids)
-        return TensorGroup(columns, group.ends, bytes_of(columns) / max(1, rows.num_rows), names)
+        row_bytes = bytes_of(columns) / max(1, rows.num_rows)
+        return TensorGroup(columns, group.ends, row_bytes, names, group.hashes, group.hash_ends)
 
     def rows(self, number: int) -> int:
         return self.ends[number + 1] - self.ends[number]
+
+    def with_hashes(self, number: int, batch: Any) -> Any:
+        """A batch with the hashes of its rows, if there are any."""
+        if self.hashes is None:
+            return batch
+        hashes = self.hashes[self.hash_ends[number] : self.hash_ends[number + 1]]
+        return Hashed(batch, hashes, len(hashes) - self.rows(number))
 
     @cached_property
     def batches(self) -> list[dict[str, Any]]:
@@ -149,6 +161,10 @@ class BatchGroup(list[Any]):
 
 
 def _reduced(group: BatchGroup) -> tuple[Any, ...]:
+    hashed = [(len(item.hashes), item.excluded) for item in group if type(item) is Hashed]
+    hashes = [item.hashes for item in group if type(item) is Hashed]
+    if hashed:
+        group = BatchGroup((item.value if type(item) is Hashed else item for item in group), group.worker)
     positions = [item.position if type(item) in (Batch, UnmadeBatch) else None for item in group]
     with meter_of(positions[0] or Position()).timed(SEND):
         content: list[Any] = []
@@ -158,15 +174,26 @@ def _reduced(group: BatchGroup) -> tuple[Any, ...]:
             else:
                 numbers = [item.number for item in items]  # consecutive
                 content.append(whole.part(numbers[0], numbers[-1] + 1))
-        return _rebuilt, (message_of(content), positions, group.worker)
+        if hashed:
+            content.append(np.concatenate(hashes))
+        return _rebuilt, (message_of(content), positions, group.worker, hashed)
 
 
-def _rebuilt(message: Message, positions: list[Position | None], worker: int) -> BatchGroup:
+def _rebuilt(
+    message: Message, positions: list[Position | None], worker: int, hashed: Sequence[tuple[int, int]]
+) -> BatchGroup:
+    """``hashed`` has how many hashes each batch has at the end of the message, and how many of them are excluded."""
     with meter_of(positions[0] or Position()).timed(RECEIVE):
         values: list[Any] = []
-        for value in value_of(message):
+        content = value_of(message)
+        hashes = content.pop() if hashed else np.zeros(0, np.uint64)
+        for value in content:
             values += value.batches if isinstance(value, TensorGroup) else [value]
         batches = [value if at is None else Batch(value, at) for value, at in zip(values, positions, strict=True)]
+        low = 0
+        for number, (all_rows, excluded) in enumerate(hashed):
+            batches[number] = Hashed(batches[number], hashes[low : low + all_rows], excluded)
+            low += all_rows
         return BatchGroup(batches, worker)
 
 

@@ -15,7 +15,7 @@ from pqcache.reader.order.epoch_share import Divisions, divisions_of
 from pqcache.reader.selection.exclude import Exclusions, exclusions_of
 
 _S = TypeVar("_S", bound="SavedPlace")
-_OPTIONAL = ("worker", "periods", "within_batch", "divisions", "batches", "since", "exclude")
+_OPTIONAL = ("worker", "periods", "within_batch", "divisions", "batches", "since", "exclude", "proof")
 
 
 class Place(NamedTuple):
@@ -103,6 +103,7 @@ class State(SavedPlace):
     """Where a training is in a dataset; its epoch has ``batches`` on all ranks of this node.
 
     ``exclude`` has rows that are left out, and the first epoch that does not have them.
+    ``proof`` is of this rank alone, with ``proof=True``: which rows it was given of the epoch.
     """
 
     owner = "ParquetDataset"
@@ -117,6 +118,7 @@ class State(SavedPlace):
     batches: int | None = None
     since: str | None = None
     exclude: list[Any] | None = None
+    proof: dict[str, Any] | None = None
 
     def _check(self) -> None:
         super()._check()

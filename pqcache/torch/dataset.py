@@ -18,12 +18,14 @@ from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.options import check_rank
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.packing.pack import TokenBatches
+from pqcache.reader.proof import parts_of
 from pqcache.reader.reading_stats import DatasetStats
 from pqcache.torch.batch_groups import sizes_in_worker
 from pqcache.torch.checkpoint import Place, State
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.options import DatasetArguments, DatasetOptions
 from pqcache.torch.resumable import ResumableDataset
+from pqcache.torch.tally import Tally
 from pqcache.torch.transforms import FailedRow
 from pqcache.units import format_count
 
@@ -77,6 +79,7 @@ class ParquetDataset(ResumableDataset):
         self.readers, self.meter = (self._reader,), self._reader.meter
         self.yields_batches, self.is_shuffled = self.options.batch_size is not None, self.options.shuffle
         self.epochs_differ = self._reader.rows is None
+        self.tally = Tally() if self.options.proof else None
         self._can_divide = self.is_shuffled and self.yields_batches and self._reader.nodes is None
         check_rank(*self._ranks(), None if self._can_divide or not self.is_shuffled else self._lanes)
 
@@ -142,6 +145,8 @@ class ParquetDataset(ResumableDataset):
             raise UsageError("state", reason, "resume on a number of ranks that divides it")
         self._reader.load_state(loaded)
         self._lanes = loaded.lanes
+        if self.tally is not None:
+            self.tally.load(loaded.place, None if loaded.proof is None else parts_of(state))
         self._resume(loaded)
 
     def check_refreshes(self) -> None:
@@ -199,6 +204,8 @@ class ParquetDataset(ResumableDataset):
             raise UsageError("lanes, num_replicas and rank", "give them to the mix instead")
         if callable(self.options.weights):
             raise UsageError("weights", "passes of a mix have one length, and weights of the epoch change it")
+        if self.tally is not None:
+            raise UsageError("proof=True", "epochs of a mix are not those of its datasets", "leave it out")
         if not self.pad:
             raise UsageError("pad=False", "the mix decides how its ranks end", "give it to the mix instead")
         return self._reader
@@ -226,7 +233,12 @@ class ParquetDataset(ResumableDataset):
 
     def _state_at(self, place: Place, worker: list[int] | None) -> State:
         ranks, _ = self._ranks()
-        return replace(self._reader.state(place, ranks, worker), batches=self._total(place.epoch, ranks, place.batch))
+        proof = None
+        if self.tally is not None:
+            parts = [list(part) for part in self.tally.parts(place)]
+            proof = {"content": self._reader.files_read, "drop_last": self.drop_last, "parts": parts}
+        batches = self._total(place.epoch, ranks, place.batch)
+        return replace(self._reader.state(place, ranks, worker), batches=batches, proof=proof)
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
         return self._reader.read(share, indices, epoch, are_sent=sizes_in_worker(self.groups) is not None)

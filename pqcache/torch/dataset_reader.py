@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture import DatasetPass
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.processes import agree
+from pqcache.reader.proof import content_of
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.selection.exclude import Excluded, Exclusions, excluded, files_gone
@@ -41,6 +43,7 @@ from pqcache.torch.distributed import NodeShares, gather_shares, listing_of, sna
 from pqcache.torch.iteration_meter import new_meter
 from pqcache.torch.options import DatasetOptions
 from pqcache.torch.ragged import item
+from pqcache.torch.tally import Hashed
 from pqcache.torch.tensors import Conversion, check_type, fills_when_decoded, null_error, paths_in
 from pqcache.torch.transforms import BatchOrigin, FailureLog, Item, TransformRunner
 from pqcache.units import format_count
@@ -143,9 +146,18 @@ class DatasetReader:
                 for place, (_, batch) in zip(indices, found, strict=True):
                     yield place, batch
                 return
-            items = (Item(value=batch, position=at, place=at.index, numbers=(epoch, at.index)) for at, batch in found)
+            hashed: deque[Hashed] = deque()  # batches in the transform, which does not get their hashes
+
+            def item_of(at: Position, batch: Any) -> Item:
+                if type(batch) is Hashed:
+                    hashed.append(batch)
+                    batch = batch.value
+                return Item(value=batch, position=at, place=at.index, numbers=(epoch, at.index))
+
+            items = (item_of(at, batch) for at, batch in found)
             with closing(self._transforms(this).run(items, batches, this.order.lanes, total, read_one)) as results:
-                yield from zip(indices, results, strict=True)
+                for place, result in zip(indices, results, strict=True):
+                    yield place, hashed.popleft()._replace(value=result) if hashed else result
 
     def open_pass(
         self, reading: DatasetPass, share: EpochShare
@@ -374,7 +386,7 @@ class DatasetReader:
                     log.warning("batch %d of epoch %d has no rows: all are excluded", index, order.epoch)
                 unmade = UnmadeBatch(group, number, at)
                 self.meter.made(1, group.rows(number), bytes_of(unmade))
-                yield at, unmade if are_sent else Batch(group.batches[number], at)
+                yield at, group.with_hashes(number, unmade if are_sent else Batch(group.batches[number], at))
 
     def window(self, lanes: int, ranks: int) -> Window:
         return self._epochs.window(lanes, ranks)
@@ -390,6 +402,8 @@ class DatasetReader:
     def _gather_shares(self) -> None:
         if self.nodes is not None or not self._share_alone:
             self.nodes = gather_shares(self.data, self._epochs.first)
+        if self.nodes is not None and self.options.proof:
+            raise UsageError("proof=True", f"{self.options.path} holds a node's share", "leave it out")
         if self.nodes is not None and self._plan.weights is not None:
             raise UsageError("weights", "nodes that each hold a share have epochs of one length", "leave them out")
         self._epochs.sizes = None if self.nodes is None else self.nodes.sizes
@@ -400,6 +414,9 @@ class DatasetReader:
         """Open and lease a snapshot, by default the current one."""
         self.data, lease = open_local_dataset(path, snapshot, self.options.rules, self.options.fill)
         self._hold(lease)
+        if self.options.proof and self.data.arriving is not None:
+            raise UsageError("proof=True", f"the first copy of {path} is still arriving", "leave it out until then")
+        self.files_read = content_of(self.data) if self.options.proof else ""
         self._set_epochs(columns, counts)
 
     def _hold(self, lease: Lease | None) -> None:
@@ -424,6 +441,7 @@ class DatasetReader:
             ragged=(*options.ragged, *filled),
             fills=partial(fills_when_decoded, conversion),
             exclusions=self.exclusions,
+            has_hashes=options.proof,
         )
         self._plan = self._epochs.plan
         self._masked = _masked_columns(self._plan, conversion, options.ragged)

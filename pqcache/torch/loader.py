@@ -35,6 +35,7 @@ from pqcache.torch.foreign_loaders import (
 from pqcache.torch.iteration_meter import measured
 from pqcache.torch.ragged import to_device
 from pqcache.torch.resumable import LoaderIteration, ResumableDataset
+from pqcache.torch.tally import Hashed
 from pqcache.units import is_whole
 
 Timed = Callable[[], AbstractContextManager[Any]]  # measures the time of copies
@@ -132,6 +133,8 @@ class Loader(DataLoader[Any]):
                 raise UsageError(f"Loader(refresh={refresh!r})", 'choose "epoch"', "or leave it out")
             dataset.check_refreshes()
         dataset.has_loader, self.refresh = True, refresh
+        if collate_fn is not None and dataset.tally is not None:
+            collate_fn = partial(_collated, collate_fn)
         self.__dict__["sampler"] = _EpochSampler(self)  # Ray's prepare_data_loader copies what is in __dict__
         self.device = None if device is None else torch.device(device)
         self._iteration: LoaderIteration | None = None  # the latest one
@@ -213,6 +216,14 @@ class Loader(DataLoader[Any]):
         share, epoch = self._dataset.begin_pass(self.num_workers, self._is_read)
         return self._dataset.state_dict(after=Place(epoch, share.start, share.lanes, share.divisions))
 
+    def proof(self) -> dict[str, Any]:
+        """Return what this rank was given of the epoch so far, as ``state_dict()``, for ``pqcache.prove``.
+
+        Raises UsageError unless the dataset was made with ``proof=True``.
+        """
+        self._dataset.check_proves()
+        return self.state_dict()
+
     def load_state_dict(self, state: Mapping[str, Any], snapshot: str | None = None) -> None:
         """Go on where ``state`` was taken, also with another number of workers or ranks that divides its lanes.
 
@@ -238,7 +249,11 @@ class Loader(DataLoader[Any]):
             reason = f"each rank has {share.rounds():,} batches left in epoch {epoch}"
             raise UsageError(f"skip({batches!r})", reason, "give a number from 0 to that")
         batch = min(share.start + batches * share.ranks, share.end)
-        self.load_state_dict(self._dataset.state_dict(after=Place(epoch, batch, share.lanes, share.divisions)))
+        begin = Place(epoch, share.start, share.lanes, share.divisions)
+        end = begin._replace(batch=batch)
+        if self._dataset.tally is not None:
+            self._dataset.tally.skip(begin, end)
+        self.load_state_dict(self._dataset.state_dict(after=end))
 
     def _is_at(self, iteration: LoaderIteration) -> bool:
         """Whether the place is in this iteration; an epoch that was set meanwhile begins when it ends."""
@@ -278,15 +293,21 @@ class Loader(DataLoader[Any]):
         if not share.pad and share.left % share.ranks and torch.is_grad_enabled():
             warnings.warn(_UNEVEN, UserWarning, stacklevel=3)
         dataset.in_loader = True
+        if dataset.tally is not None:
+            dataset.tally.begin(epoch, share)
         try:
             metered = measured(dataset, epoch, time.monotonic_ns(), self.num_workers, by_loader=True)
             with metered as meter, shown_to_accelerate(self) as is_shown:
                 batches = self._batches(this)
+                if dataset.tally is not None:
+                    batches = map(dataset.tally.take, batches)
                 if change is not None:
                     batches = change(batches, meter.transferring)
                 for batch in meter.over(batches):
                     self._check_current(this)
                     this.given += 1
+                    if dataset.tally is not None:
+                        dataset.tally.give()
                     if this.is_all:
                         progress.finish(this.record)
                         self.end_of_dataloader = meter.is_complete = True
@@ -382,6 +403,10 @@ def _check(dataset: object, refused: Mapping[str, Any]) -> None:
 def unchanged(batch: Any) -> Any:
     """A collate_fn that keeps DataLoader from converting batches."""
     return batch
+
+
+def _collated(collate_fn: Callable[[Any], Any], item: Any) -> Any:
+    return item._replace(value=collate_fn(item.value)) if type(item) is Hashed else collate_fn(item)
 
 
 def _without_spans(batches: Any, check: Callable[[], None]) -> Iterator[Any]:

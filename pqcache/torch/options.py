@@ -102,6 +102,12 @@ class DatasetOptions(EpochOptions, IterationOptions):
         "up to 15 digits, and int64 for whole numbers that fit; others raise UsageError.",
     )
     ragged: tuple[str, ...] = python((), LIST, "List columns to keep Ragged even if all their lists have one length.")
+    proof: bool = python(
+        False,
+        TRUTH,
+        "True keeps sums of the rows that you were given, in states too: proof() and 'pqcache rows --prove' then say "
+        "whether an epoch had every row once. See docs/proof.md.",
+    )
     as_files: bool = Shared.as_files
     all_files: bool = Shared.all_files
 
@@ -109,6 +115,8 @@ class DatasetOptions(EpochOptions, IterationOptions):
         EpochOptions.__post_init__(self)
         IterationOptions.__post_init__(self)
         pack, conversion, _ = self.pack, self.conversion, self.calling  # made now, as in EpochOptions
+        if self.proof:
+            self._check_proof()
         if not isinstance(pack, Pack):
             return
         if self.batch_size is None:
@@ -118,6 +126,16 @@ class DatasetOptions(EpochOptions, IterationOptions):
             raise UsageError("nulls", "documents that are null are not packed", advice)
         if self.ragged:
             raise UsageError("ragged", "packed lists are tensors", "leave it out")
+
+    def _check_proof(self) -> None:
+        for name, is_given, reason in (
+            ("batch_size=None", self.batch_size is None, "the rows of batches are summed"),
+            ("sequence", self.sequence is not None, "a row comes in several sequences, or in none"),
+            ("pack", self.pack is not None, "parts of documents come, not rows"),
+            ('on_error="skip"', self.calling.skips, "rows that fail are replaced by others"),
+        ):
+            if is_given:
+                raise UsageError(f"proof=True and {name}", reason, "leave out one of them")
 
     @cached_property
     def rules(self) -> FileRules:
@@ -148,5 +166,6 @@ class DatasetArguments(EpochArguments, IterationArguments, total=False):
     nulls: str | Mapping[str, Any]
     decimals: str | None
     ragged: Sequence[str]
+    proof: bool
     as_files: bool
     all_files: bool

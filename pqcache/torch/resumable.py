@@ -29,6 +29,7 @@ from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_
 from pqcache.torch.iteration_meter import IterationMeter, measured
 from pqcache.torch.options import STALL_TIMEOUT, IterationOptions
 from pqcache.torch.progress import Progress, Record
+from pqcache.torch.tally import Tally
 from pqcache.torch.transport import begin_worker
 
 _REPEATS = (
@@ -114,6 +115,7 @@ class ResumableDataset(IterableDataset[Batch]):
         self.in_loader = False  # a Loader is iterating, or has started this worker
         self.loader_iteration: LoaderIteration | None = None  # the latest one
         self.groups: GroupSizes | None = None  # in workers of a Loader that takes several batches together
+        self.tally: Tally | None = None  # of the batches that were given, for a proof
 
     @property
     def epoch(self) -> int:
@@ -169,6 +171,11 @@ class ResumableDataset(IterableDataset[Batch]):
             share = self._share(record.place(lanes), worker=worker, workers=workers)
             iteration = _Iteration(record, share, share.start)
         iteration.reads_ahead, self._iteration = reads_ahead(), iteration
+        if self.tally is not None and not self.in_loader:
+            if info is not None or iteration.reads_ahead:
+                reason = "only a Loader knows which batches of its workers the trainer was given"
+                raise UsageError("proof=True", reason, "use pqcache.torch.Loader")
+            self.tally.begin(iteration.record.epoch, iteration.share)
         self.check_ranks(iteration.share, iteration.record.epoch)
         batches = of_this_process(self._iterate(iteration), type(self).__name__)
         return batches if (sizes := sizes_in_worker(self.groups)) is None else grouped(batches, sizes)
@@ -187,6 +194,9 @@ class ResumableDataset(IterableDataset[Batch]):
             with self._measured(record.epoch) as meter, closing(self._read(share, indices, record.epoch)) as batches:
                 for index, batch in meter.over(batches):
                     self.progress.check(record)
+                    if self.tally is not None and not self.in_loader:
+                        batch = self.tally.take(batch)
+                        self.tally.give()
                     iteration.following = index + indices.step if in_worker else share.after(index)
                     iteration.goes_on = index != indices[-1]
                     if not iteration.goes_on:  # here already, as a trainer that counts steps does not ask for more
@@ -233,6 +243,20 @@ class ResumableDataset(IterableDataset[Batch]):
         info, iteration = get_worker_info(), self._iteration
         worker = [info.id, info.num_workers, iteration.share.start if iteration else 0] if info else None
         return self._state_at(self._place(after), worker).to_dict()
+
+    def proof(self) -> dict[str, Any]:
+        """Return what this rank was given of the epoch so far, as ``state_dict()``, for ``pqcache.prove``.
+
+        Raises UsageError unless the dataset was made with ``proof=True``.
+        """
+        self.check_proves()
+        return self.state_dict()
+
+    def check_proves(self) -> None:
+        """Raise UsageError unless proofs are kept."""
+        if self.tally is None:
+            reason = "the dataset does not keep sums of the rows that it gives"
+            raise UsageError("proof()", reason, "make it with ParquetDataset(..., proof=True)")
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -460,7 +484,7 @@ def _compared(state: Mapping[str, Any], contents: Mapping[str, str], within: str
     """The values that all ranks must share, and how to show them. Snapshots are compared by content."""
     found: dict[str, tuple[Any, Any]] = {}
     for name, value in state.items():
-        if name in ("columns", "batches"):  # a rank may read more columns, and a node may hold more rows
+        if name in ("columns", "batches", "proof"):  # a rank may read more columns, and a node may hold more rows
             continue
         if isinstance(value, Mapping):
             found |= _compared(value, contents, f"{within}{name}.")

@@ -84,6 +84,17 @@ def test_spawned_workers_open_the_same_snapshot(arriving: Path, published: Path)
     assert epoch(arriving, 1, "spawn") == epoch(published)
 
 
+def test_no_proof_of_files_without_a_checksum(source: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    with pytest.raises(
+        UsageError, match=r"proof=True: the first copy of .* is still arriving; leave it out until then"
+    ):
+        ParquetDataset(tmp_path / "cache", proof=True)
+    filler.fill()
+    filler.publish()
+    assert ParquetDataset(tmp_path / "cache", ["id"], proof=True).proof()["proof"]["parts"] == []
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_share_the_epoch(arriving: Path, published: Path, ranks: int) -> None:
     for rank in range(ranks):
