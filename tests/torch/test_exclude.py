@@ -206,6 +206,9 @@ def test_refused(cache: Path, tmp_path: Path) -> None:
         ({"id": 5}, "give a list of values"),
         ({"id": ["x"]}, "the column is int64"),
         ({"id": [b"x"]}, "is no number or text"),
+        ({"id": [2**70]}, "the column is int64"),
+        ({7: [1]}, "give a list of values"),
+        (b"dt=1/a.parquet", "names no rows; give rows as"),
         ({"id": [None]}, "is no number or text"),
         (7, "rows as pqcache.rows or Cache.lookup return them"),
         (

@@ -28,7 +28,7 @@ from pqcache.store.selected_rows import Ints, SelectedRows
 
 LEFT_OUT = "\0left out"  # the name of a column that says so of rows
 _MOST = 100_000  # rows and values, as each state holds them
-_FORMS = "rows as pqcache.rows or Cache.lookup return them, values by column, or the path of a file"
+_FORMS = "give rows as pqcache.rows or Cache.lookup return them, values by column, or a file's path as text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +85,10 @@ def excluded(data: LocalDataset, given: Any) -> list[Excluded]:
         if given not in data.index.paths:
             raise UsageError(f"exclude={given!r}", "is no file of the dataset", "name it as 'pqcache rows' does")
         found = [Excluded(rows={given: (_content(data, given), None)})]
-    elif isinstance(given, Iterable):
+    elif isinstance(given, Iterable) and not isinstance(given, bytes):
         found = [one for item in given for one in excluded(data, item)]
     else:
-        raise UsageError(f"exclude={given!r}", f"is no {_FORMS}")
+        raise UsageError(f"exclude={given!r}", "names no rows", _FORMS)
     number = sum(len(some) for one in found for some in one.values.values())
     number += sum(len(some) for one in found for _, groups in one.rows.values() if groups for some in groups.values())
     if number > _MOST:
@@ -118,7 +118,7 @@ def _content(data: LocalDataset, path: str) -> str:
 
 
 def _values(data: LocalDataset, name: str, values: Any) -> Sequence[Any]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
+    if not isinstance(name, str) or isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise UsageError(f"exclude={{{name!r}: {values!r}}}", "give a list of values")
     found = tuple(value.item() if isinstance(value, np.generic) else value for value in values)
     for value in found:
@@ -133,7 +133,7 @@ def _wanted(column: ChosenColumn, values: Sequence[Any]) -> pa.Array:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     try:
         return pa.array(values).cast(kind)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError) as error:
         raise UsageError(f"exclude={{{column.name!r}: ...}}", f"the column is {kind}: {error}") from error
 
 
