@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from pqcache.errors import CacheError, DamagedError, ParquetError, SourceError, UsageError
+from pqcache.errors import CacheError, DamagedError, ParquetError, PqcacheError, SourceError, UsageError
 from pqcache.events import Event, Warned
 from pqcache.reader.arriving.arrivals import Arrivals, Ints
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
@@ -30,7 +30,7 @@ from pqcache.store.arriving.start_run import (
 from pqcache.store.cache_directory import CacheDirectory, lease_at, snapshot_at
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.hive import parent, partition_schema
-from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, PUBLISHING, ROW_GROUPS
+from pqcache.store.layout import ARRIVED, ARRIVING, CANDIDATE, FILES, LEASE, PUBLISHING, ROW_GROUPS
 from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_digest import content_of, rows_in_summary
 from pqcache.store.manifest_file import read_heading, read_manifest
@@ -88,9 +88,13 @@ class LocalDataset:
     def root(self) -> Path:
         """The directory of its files: of a snapshot its own path, never ``current``.
 
-        It changes when an arriving snapshot is published.
+        It changes when an arriving snapshot, or the candidate, is published.
         """
-        return self.directory if self.arrivals is None else self.arrivals.root
+        if self.arrivals is not None:
+            return self.arrivals.root
+        if self.cache is None or self.directory.parent.name != CANDIDATE or self.directory.is_dir():
+            return self.directory
+        return self.cache / "snapshots" / self.snapshot
 
     @cached_property
     def content(self) -> str:
@@ -131,7 +135,15 @@ class LocalDataset:
 
     def while_moving(self, read: Callable[[], T]) -> T:
         """Call ``read``, which reads files below ``root``, even while these are being published."""
-        return read() if self.arrivals is None else self.arrivals.while_moving(read)
+        if self.arrivals is not None:
+            return self.arrivals.while_moving(read)
+        root = self.root
+        try:
+            return read()
+        except (PqcacheError, OSError):
+            if self.root == root:
+                raise
+        return read()
 
     def lease(self) -> Lease | None:
         """Lease the snapshot that plain files are in, if any."""

@@ -15,10 +15,11 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.drivers.retries import FEW_TRIES, Patience
 from pqcache.store.expect import Finding, lines_of, stale, unmet
-from pqcache.store.gc import remove_old_snapshots, remove_snapshot
+from pqcache.store.gc import remove_old_snapshots
 from pqcache.store.history import REFUSED
 from pqcache.store.manifest import TableVersion, Totals
 from pqcache.store.newest import NewestPartitions
+from pqcache.store.pins import read_kept, write_kept
 from pqcache.store.publish import unmet_of
 from pqcache.store.run_record import RunRecord, now_text
 from pqcache.store.snapshot import Snapshot
@@ -237,7 +238,8 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
         done["listed"] = run.options.on_event.listed
     try:
         if run.candidate is not None and not (result.published or result.candidate):  # the source is as what is current
-            remove_snapshot(run.cache, run.candidate, without_lock=True)
+            kept = read_kept(run.cache.path)  # a reader may keep the files, and none can release them
+            write_kept(run.cache.path, replace(kept, last_number=max(kept.last_number, run.candidate.number)))
         removed = _clean(run)
     except OSError as error:
         left = error_below(run.cache.path, error)

@@ -318,3 +318,26 @@ def test_a_kept_file_of_the_right_size_that_is_no_parquet_is_named(lake: Path, c
     pqcache.sync(cache)
     pqcache.rollback(cache, release=True)
     assert is_current(cache, rows_at(lake))
+
+
+def test_a_reader_of_the_candidate_goes_on_when_it_is_published(lake: Path, cache: Path) -> None:
+    add_day(lake, 4)
+    pqcache.sync(cache)
+    batches = pqcache.Cache.open(cache).batches(["id"], snapshot="candidate", batch_size=5, window=1)
+    ids = next(batches)["id"].to_pylist()
+    pqcache.rollback(cache, release=True)
+    ids += [i for batch in batches for i in batch["id"].to_pylist()]
+    assert sorted(ids) == sorted(i for day in rows_at(lake).values() for i in day["id"].to_pylist())
+
+
+def test_a_candidate_that_the_source_has_left_is_not_published_even_if_it_is_read(lake: Path, cache: Path) -> None:
+    served = rows_at(cache / "current")
+    pqcache.sync(cache)
+    with pqcache.Cache.open(cache).snapshot("candidate").lease():
+        shutil.rmtree(lake / "dt=2026-11-03")
+        assert pqcache.sync(cache, force=True).candidate is None
+        assert waiting(cache) is None
+        assert not pqcache.rollback(cache, release=True).published
+        assert is_current(cache, served)
+    pqcache.gc(cache)
+    assert not list((cache / "candidate").iterdir())
