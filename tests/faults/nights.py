@@ -128,7 +128,7 @@ class Lake:
     def overwrite(self) -> None:
         """Begin to write a partition anew: with none of its rows yet, or with a few."""
         directory = self._partition()
-        self._unfinished[directory.name] = len(list(directory.glob("*.parquet"))) * 20
+        self._unfinished[directory.name] = len(list(directory.glob("*.parquet"))) * 20 or 20
         rows = self._dice.choice([0, 2, 4])
         self._replace(directory, rows)
         if not rows or self._dice.random() < 0.3:

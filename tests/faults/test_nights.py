@@ -207,7 +207,9 @@ class Nights:
         for _ in range(self.dice.randrange(1, 4)):
             self._sync(self.cache)
             assert self.judge.held(self.cache / "current") == served
-            if self.candidate is not None:
+            if self.candidate is None:
+                age = self.age  # what is served is as the source has it
+            else:
                 assert self.judge.held(self.cache / "candidate" / self.candidate) == self.expected
                 self.ages[current] = age
                 self._check_status(age)
