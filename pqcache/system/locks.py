@@ -14,6 +14,7 @@ from pathlib import Path
 _NO_LOCKS = {errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 _BUSY = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 
+_LISTINGS = 5  # of which the middle one counts
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: kind, whence, start, length, process
 
 
@@ -120,17 +121,24 @@ def readers_of(path: Path) -> int | None:
     except OSError:
         return None
     try:
-        status, found = os.fstat(descriptor), 0
+        status = os.fstat(descriptor)
         place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        with suppress(OSError):
-            lines = Path("/proc/locks").read_text().splitlines()
-            found = sum(1 for line in lines if place in line.split() and "->" not in line.split())
+        found = sorted(_listed(place) for _ in range(_LISTINGS))[_LISTINGS // 2]
         if found:
             return found
         held = try_lock(descriptor, exclusive=True)  # for a moment; who takes a lease waits for it
         return None if held is None else int(not held)
     finally:
         os.close(descriptor)
+
+
+def _listed(place: str) -> int:
+    """Count the locks of a file in a listing, in which lines repeat or are missing if others come and go meanwhile."""
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(1 for line in lines if place in line.split() and "->" not in line.split())
 
 
 def user_name(user: int) -> str:
