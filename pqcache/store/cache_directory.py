@@ -215,6 +215,8 @@ class CacheDirectory:
                 holder = self._run_at_work()
                 reason = f"nothing is published yet{f', and {holder} is at work here' if holder else ''}"
                 advice = "wait for its end" if holder else f"run 'pqcache sync {quoted(self.path)}'"
+                if not holder and self.candidate() is not None:
+                    advice = f"look at what waits with 'pqcache inspect {quoted(self.path)} --candidate'"
                 raise CacheError(self.path, reason, advice)
             return current
         kept, candidate = self.snapshots(), self.candidate()

@@ -37,7 +37,7 @@ _FORMS = {  # of each kind of rule: an example, and how it is written
         "rows per COLUMN within 30% of the last 7",
         rf"rows per (?P<columns>.+?) within {_NUMBER} ?% of the last (?P<last>\d+)",
     ),
-    "nulls": ("nulls.COLUMN < 1%", rf"nulls\.(?P<columns>.+?) ?(?P<sign><=|<|=) ?{_NUMBER} ?(?P<share>%?)"),
+    "nulls": ("nulls.COLUMN < 1%", rf"nulls\.(?P<columns>.*?[^ <>=!]) ?(?P<sign><=|<|=) ?{_NUMBER} ?(?P<share>%?)"),
     "max": ("max(COLUMN) rises", r"max\( ?(?P<columns>.+?) ?\) rises"),
     "new values": ("new values of COLUMN", r"new values of (?P<columns>.+)"),
     "freshness": ("freshness 30h", r"freshness (?P<duration>.+)"),

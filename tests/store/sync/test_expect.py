@@ -259,6 +259,7 @@ def test_old_files_are_not_fresh(lake: Path, tmp_path: Path) -> None:
         ('["max(id) rise"]', r"rule 'max\(id\) rise': not a rule; did you mean 'max\(COLUMN\) rises'\?"),
         ('["new value of a: warn"]', r"did you mean 'new values of COLUMN'\?"),
         ('["freshness tomorrow"]', r"rule 'freshness tomorrow': 'tomorrow' is not a duration; write it like"),
+        ('["nulls.price != 0"]', r"rule 'nulls.price != 0': not a rule; did you mean 'nulls.COLUMN < 1%'\?"),
         ('["unknown"]', r"rule 'unknown': not a rule; did you mean 'unknown: warn'\?"),
         ('["rows per dt within 3% of the last 2"]', r"fewer than 3 partitions are not enough to compare with"),
         ('"nulls.price < 1%"', r"expect=.*: not a list of rules; write it like rules = \[\"nulls.price < 1%\"\]"),
@@ -370,6 +371,8 @@ def test_the_first_snapshot_can_be_accepted(tmp_path: Path) -> None:
     with pytest.raises(ContractNotMet):
         pqcache.sync(tmp_path / "lake", cache, expect=["nulls.price = 0"])
     assert pqcache.status(cache).caches[0].snapshot is None
+    with pytest.raises(CacheError, match="nothing is published yet; look at what waits with"):
+        pqcache.verify(cache)
     assert pqcache.rollback(cache, accept=True).published
     assert pqcache.sync(cache).rows == 10
 
