@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from pqcache.errors import CacheLocked
+from pqcache.errors import MALFORMED, CacheLocked
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.gc import remove_snapshot
@@ -67,6 +67,8 @@ def unmet_of(candidate: Snapshot) -> tuple[str, ...]:
         return tuple(map(str, json.loads(read_regular(candidate.path / UNMET))))
     except FileNotFoundError:
         return ()
+    except MALFORMED as error:
+        return (f"{UNMET} is damaged ({error})",)
 
 
 def new_snapshot_id(cache: CacheDirectory, now: datetime | None = None) -> str:

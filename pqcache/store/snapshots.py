@@ -14,7 +14,7 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.gc import removable_snapshots
 from pqcache.store.history import ROLLBACK
-from pqcache.store.layout import LEASE
+from pqcache.store.layout import CANDIDATE, LEASE
 from pqcache.store.pins import Hold, Rollback, check_name, read_kept, write_kept
 from pqcache.store.publish import unmet_of
 from pqcache.store.run_record import now_text, recorded_run
@@ -323,5 +323,7 @@ def _check(snapshot: Snapshot) -> None:
     snapshot.checked_index()
     if damaged := find_damaged(snapshot, entries):
         number = format_count(len(damaged), "file")
-        reason = f"{number} of it are missing or not as they were written, like {min(damaged)}"
-        raise DamagedError(snapshot.path, reason, "roll back to another one")
+        reason = f"{number} of it missing or not as written, like {min(damaged)}"
+        is_candidate = snapshot.path.parent.name == CANDIDATE
+        advice = "run 'pqcache sync', which makes it again" if is_candidate else "roll back to another one"
+        raise DamagedError(snapshot.path, reason, advice)

@@ -187,7 +187,7 @@ def test_gc_keeps_the_candidate_and_removes_what_it_replaced(lake: Path, cache: 
 def test_a_damaged_candidate_is_not_published_and_made_again(lake: Path, cache: Path) -> None:
     candidate = pqcache.sync(cache).candidate
     (cache / "candidate" / str(candidate) / "dt=2026-11-03" / "part-00000.parquet").unlink()
-    with pytest.raises(pqcache.DamagedError, match="1 file of it are missing"):
+    with pytest.raises(pqcache.DamagedError, match=r"1 file of it missing .*which makes it again"):
         pqcache.rollback(cache, release=True)
     (status,) = pqcache.status(cache).caches
     assert status.held is not None
@@ -341,3 +341,12 @@ def test_a_candidate_that_the_source_has_left_is_not_published_even_if_it_is_rea
         assert is_current(cache, served)
     pqcache.gc(cache)
     assert not list((cache / "candidate").iterdir())
+
+
+def test_reasons_that_cannot_be_read_keep_a_candidate_from_being_published(lake: Path, cache: Path) -> None:
+    candidate = pqcache.sync(cache).candidate
+    (cache / "candidate" / str(candidate) / "_pqcache" / "unmet.json").write_text("{")
+    with pytest.raises(pqcache.UsageError, match=r"not what was expected: .*unmet.json is damaged"):
+        pqcache.rollback(cache, release=True)
+    assert pqcache.sync(cache).candidate != candidate
+    assert pqcache.rollback(cache, release=True).published
