@@ -37,14 +37,17 @@ html_permalinks_icon = "#"
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 
 CONTENTS = {
-    "Start": ["docs/quick-start", "docs/nightly", "docs/operating", "docs/contracts", "docs/snapshots", "docs/caches",
-              "docs/newest", "docs/shards", "docs/serve", "docs/filling", "docs/repartition", "docs/cluster"],
-    "Sources": ["docs/sources", "docs/hdfs", "docs/s3", "docs/stores", "docs/tables", "docs/iceberg", "docs/hive"],
-    "Training": ["docs/training", "docs/gpus", "docs/loading", "docs/splits", "docs/weights", "docs/packing",
-                 "docs/new-data", "docs/proof", "docs/transforms", "docs/keys", "docs/monitoring",
-                 "docs/frameworks/README", "docs/migrating"],
-    "Reference": ["docs/commands/README", "docs/python", "docs/site/api", "docs/json", "docs/cache-format"],
-    "Background": ["docs/README", "ARCHITECTURE", "benchmarks/README", "CHANGELOG", "CONTRIBUTING", "SECURITY"],
+    "Begin": ["docs/quick-start", "docs/migrating", "docs/README"],
+    "Every night": ["docs/nightly", "docs/operating", "docs/contracts", "docs/snapshots", "docs/caches"],
+    "Sources": ["docs/sources", "docs/hdfs", "docs/s3", "docs/stores"],
+    "Tables": ["docs/tables", "docs/iceberg", "docs/hive"],
+    "Many nodes and small disks": ["docs/shards", "docs/newest", "docs/serve", "docs/filling", "docs/repartition",
+                                   "docs/cluster"],
+    "Training": ["docs/training", "docs/loading", "docs/new-data", "docs/proof", "docs/frameworks/README"],
+    "Which rows": ["docs/splits", "docs/weights", "docs/packing", "docs/transforms", "docs/keys", "docs/gpus",
+                   "docs/monitoring"],
+    "Reference": ["docs/commands/README", "docs/python", "docs/site/api", "docs/json", "docs/cache-format",
+                  "ARCHITECTURE", "benchmarks/README", "CHANGELOG", "CONTRIBUTING", "SECURITY"],
 }  # fmt: skip
 TITLES = {"docs/commands/README": "Commands", "docs/README": "All pages"}  # other than the pages' own
 BELOW = {  # the pages that a page leads to in the contents
