@@ -10,7 +10,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import UsageError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 FAILED, WARNED, PASSED = "failed", "warned", "passed"  # levels of findings
 
+_LATER = "judged when the files are here"
 _FEWEST = 3  # partitions before one that it can be compared with
 _SHOWN = 3  # findings, or values, that a line names
 _NUMBER = r"(?P<limit>\d+(?:\.\d+)?)"
@@ -144,7 +145,7 @@ def check_columns(rules: Sequence[Rule], directories: Iterable[str], source: str
         return
     there = list(dict.fromkeys(name for directory in set(directories) for name in partition_values(directory)))
     for rule in rules:
-        if rule.kind in ("rows", "new values") and (missing := [name for name in rule.columns if name not in there]):
+        if rule.kind == "rows" and (missing := [name for name in rule.columns if name not in there]):
             known = f"write one of {', '.join(there)}" if there else "it has none"
             raise UsageError(f"rule {rule.text!r}", f"{missing[0]!r} is not a partition column of {source}", known)
 
@@ -158,12 +159,15 @@ class Judged:
         files: none if its manifest is damaged.
         number: of the current snapshot.
         newest: when the newest source file was written, in seconds since 1970; None if that is not known.
+        values: of columns in the files, in its partitions that are judged, or in all of the current snapshot; None of a
+            column: too many, or of a type without text.
     """
 
     index: Index | None
     files: Sequence[FileEntry]
     number: int = 0
     newest: float | None = None
+    values: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
 
     @property
     def paths(self) -> Iterable[str]:
@@ -180,7 +184,7 @@ def judge(rules: Iterable[Rule], new: Judged, current: Judged | None, now: float
     found: list[Finding] = []
     for rule in rules:
         if new.index is None and (rule.kind in _BY_INDEX or (rule.kind == "freshness" and new.newest is None)):
-            found.append(Finding(rule.text, "", "judged when the files are here", PASSED))
+            found.append(Finding(rule.text, "", _LATER, PASSED))
         elif rule.kind == "freshness":
             found += judge_freshness(rule, new.newest, now)
         elif changed and rule.kind in _WITH_CURRENT and current is not None and current.index is None:
@@ -309,14 +313,30 @@ def _judge_max(rule: Rule, new: Judged, current: Judged | None, changed: Collect
 
 
 def _judge_new_values(rule: Rule, new: Judged, current: Judged | None, changed: Collection[str]) -> Iterable[Finding]:
-    def values(snapshot: Judged) -> dict[str | None, None]:
+    (column,) = rule.columns
+
+    def values(snapshot: Judged) -> Collection[str | None] | None:
+        if not is_in_paths:
+            return snapshot.values.get(column)
         directories = dict.fromkeys(map(parent, snapshot.paths))
-        return dict.fromkeys(partition_values(directory).get(rule.columns[0]) for directory in directories)
+        return dict.fromkeys(partition_values(directory).get(column) for directory in directories)
 
     if current is None:
         return
-    before = values(current)
-    if added := [_text(value) for value in values(new) if value not in before]:
+    is_in_paths = any(column in partition_values(parent(path)) for path in new.paths)
+    if new.index is None and not is_in_paths:
+        yield Finding(rule.text, "", _LATER, PASSED)
+        return
+    if not is_in_paths and (missing := _missing(rule, _index_of(new))) is not None:
+        yield missing
+        return
+    found, before = values(new), values(current)
+    if found is None or before is None:
+        reason = "more values than are recorded, or values without a text"
+        yield Finding(rule.text, "", reason, rule.level_of_unknown)
+        return
+    if added := [_text(value) for value in found if value not in before]:
+        added = added if is_in_paths else sorted(added)
         more = f" and {len(added) - _SHOWN:,} more" if len(added) > _SHOWN else ""
         yield Finding(rule.text, "", f"{', '.join(added[:_SHOWN])}{more}", rule.level)
 

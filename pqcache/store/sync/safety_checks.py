@@ -9,7 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pqcache.errors import DamagedError, PqcacheError, SourceError, SourceIncomplete
 from pqcache.events import Warned
 from pqcache.store.config import Config, parse_max_delete
-from pqcache.store.expect import FAILED, Finding, Judged, judge, lines_of
+from pqcache.store.expect import FAILED, Finding, Judged, Rule, changed_directories, judge, lines_of
 from pqcache.store.hive import parent, partition_values
 from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest import FileEntry, SourceFile
@@ -378,7 +378,7 @@ def judged(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Find
     from pqcache.store.row_group_index import read_index
 
     new = Judged(index=read_index(built / ROW_GROUPS), files=files, newest=newest_time(built / FILES))
-    return _judged(run, new)
+    return _judged(run, new, built)
 
 
 def foreseen(run: CacheRun, paths: Iterable[str], newest: float | None) -> tuple[Finding, ...]:
@@ -387,7 +387,7 @@ def foreseen(run: CacheRun, paths: Iterable[str], newest: float | None) -> tuple
     return _judged(run, Judged(index=None, files=files, newest=newest)) if files else ()
 
 
-def _judged(run: CacheRun, new: Judged) -> tuple[Finding, ...]:
+def _judged(run: CacheRun, new: Judged, built: Path | None = None) -> tuple[Finding, ...]:
     """Judge against the snapshot that readers have; what of it is damaged is taken as unknown."""
     current = None
     if run.current is not None:
@@ -398,10 +398,32 @@ def _judged(run: CacheRun, new: Judged) -> tuple[Finding, ...]:
         with suppress(DamagedError):
             held = run.current.checked_manifest().files
         current = Judged(index=index, files=held, number=run.current.number)
+        if built is not None:
+            new, current = _with_values(
+                run.config.rules, new, built, current, run.current.path, not run.options.dry_run
+            )
     findings = judge(run.config.rules, new, current, time.time())
     for line in lines_of(finding for finding in findings if finding.level != FAILED):  # the others are the error
         run.options.on_event(Warned(line))
     return findings
+
+
+def _with_values(
+    rules: Sequence[Rule], new: Judged, built: Path, current: Judged, path: Path, writes: bool
+) -> tuple[Judged, Judged]:
+    """The two with the values that rules of new values compare."""
+    known = () if new.index is None else new.index.schema.names
+    in_paths = () if new.index is None else new.index.partitions.column_names
+    named = dict.fromkeys(rule.columns[0] for rule in rules if rule.kind == "new values")
+    columns = [name for name in named if name in known and name not in in_paths]
+    if not columns:
+        return new, current
+    from pqcache.store.sync.column_values import compared_values
+
+    changed = changed_directories(new.files, current)
+    paths = [entry.path for entry in new.files if parent(entry.path) in changed]
+    before, found = compared_values(columns, path, [entry.path for entry in current.files], built, paths, writes)
+    return replace(new, values=found), replace(current, values=before)
 
 
 def check_space(run: CacheRun, plan: Plan, already: int = 0) -> None:

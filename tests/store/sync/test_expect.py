@@ -205,6 +205,52 @@ def test_new_values_of_a_partition_column(tmp_path: Path) -> None:
     assert [level for level, _, _ in found_in(cache, expect=[f"{rule}: warn"])] == ["warned"]
 
 
+def test_new_values_of_a_column_in_the_files(tmp_path: Path) -> None:
+    """They are recorded, so that only new files are read, and a value that comes back is none."""
+    lake, cache, rule = tmp_path / "lake", tmp_path / "cache", "new values of shop"
+
+    def day(number: int, *shops: object, name: str = "shop") -> None:
+        path = lake / f"dt=2026-11-{number:02}" / "part-0.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({name: list(shops), "n": list(range(len(shops)))}), path)
+
+    day(1, "a", "b", None)
+    assert found_in(cache, lake, expect=[rule]) == []
+    day(2, "b", None, "a")
+    assert found_in(cache) == []
+    day(3, "c", "a", "d")
+    assert f"{rule}: c, d; nothing was published" in refusal(cache)
+    assert f"{rule}: c, d; nothing was published" in refusal(cache), "the next night judges the same"
+    pqcache.rollback(cache, accept=True)
+    day(3, "a")
+    day(4, "b")
+    assert found_in(cache) == []
+    day(5, "d")
+    assert found_in(cache) == [], "it was there before"
+    for path in cache.glob("snapshots/*/_pqcache/values.json"):
+        path.write_text("{")
+    day(6, "e")
+    assert [level for level, _, _ in found_in(cache, expect=[f"{rule}: warn"])] == ["warned"]
+    day(7, *map(str, range(1001)))
+    assert found_in(cache) == [("warned", "", "more values than are recorded, or values without a text")]
+    day(8, "a", name="other")
+    with pytest.raises(ContractNotMet, match="new values of shap: there is no column 'shap'; did you mean 'shop'"):
+        pqcache.sync(cache, expect=["new values of shap"])
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.date32(), pa.float64(), pa.string()])
+def test_new_values_of_other_types(tmp_path: Path, kind: pa.DataType) -> None:
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    for day, numbers in enumerate([[1, 2], [2], [2, 3]]):
+        (lake / f"dt={day}").mkdir(parents=True)
+        column = pa.array(numbers, pa.int32()).cast(kind)
+        stored = column.dictionary_encode() if day else column
+        pq.write_table(pa.table({"v": stored}), lake / f"dt={day}" / "part-0.parquet")
+        if day < 2:
+            assert found_in(cache, lake, expect=["new values of v"]) == []
+    assert f"new values of v: {column.cast(pa.string())[1]}; nothing was published" in refusal(cache)
+
+
 def test_row_groups_without_statistics_are_counted(lake: Path, tmp_path: Path) -> None:
     cache, rules = tmp_path / "cache", ["nulls.price < 50%", "max(id) rises"]
     pqcache.sync(lake, cache)
@@ -278,9 +324,8 @@ def test_what_is_no_rule_is_refused_with_the_nearest_form(lake: Path, tmp_path: 
 
 def test_columns_that_are_not_there(lake: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    for column, rule in (("day", "rows per day within 30% of the last 7"), ("price", "new values of price: warn")):
-        with pytest.raises(UsageError, match=f"rule .*: '{column}' is not a partition column of .*; write one of dt"):
-            pqcache.sync(lake, cache, expect=[rule])
+    with pytest.raises(UsageError, match=r"rule .*: 'day' is not a partition column of .*; write one of dt"):
+        pqcache.sync(lake, cache, expect=["rows per day within 30% of the last 7"])
     rules = ["nulls.prise < 1%", "max(ids) rises: warn", "nulls.id = 0"]
     with pytest.raises(ContractNotMet, match=r"nulls.prise < 1%: there is no column 'prise'; did you mean 'price'"):
         pqcache.sync(lake, cache, expect=rules)
