@@ -237,7 +237,8 @@ def _run_notes(record: Mapping[str, Any]) -> list[str]:
     changes, touched = record.get("changes") or {}, record.get("touched") or []
     notes += [f"{item['directory'] or 'the top directory'}: {item.get('reason', '')}" for item in touched[:3]]
     if len(touched) > 3:
-        notes.append(f"and {record.get('touched_partitions', len(touched)) - 3:,} more partitions")
+        more = record.get("touched_partitions", len(touched)) - 3
+        notes.append(f"and {format_count(more, 'more partition')}")
     return [
         *notes,
         *(f"{name}: {_value_text(before)} -> {_value_text(after)}" for name, (before, after) in changes.items()),
