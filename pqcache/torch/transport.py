@@ -244,7 +244,7 @@ class _Lease:
 def _bytes_of(slot: SlotReference) -> Buffer:
     known = _mapped.get(slot.token)
     if known is None:
-        for token, (process, _) in list(_mapped.items()):  # at once, as other threads receive too
+        for token, (process, _) in _mapped.copy().items():  # a copy is made at once, and other threads receive too
             if not Path(f"/proc/{process}").exists():  # workers come and go with epochs
                 _mapped.pop(token, None)
         known = _mapped[slot.token] = slot.process, _map(slot)
