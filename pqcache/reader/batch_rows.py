@@ -25,7 +25,7 @@ from pqcache.reader.order.epoch_order import Ints, Order, check_format
 from pqcache.reader.order.epoch_share import batches_at, divisions_of
 from pqcache.reader.read_plan import ReadPlan, document_lengths, make_read_plan
 from pqcache.reader.record_batches import read_rows
-from pqcache.reader.selection.exclude import divided, exclusions_of, left_out_in
+from pqcache.reader.selection.exclude import divided, exclusions_of, left_out_of
 from pqcache.reader.selection.selection import Bools
 from pqcache.reader.selection.split import first_rows_of
 from pqcache.store.selected_rows import SelectedRows
@@ -123,10 +123,10 @@ def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
 
 
 def _are_left_out(plan: ReadPlan, groups: Ints, rows: Ints) -> Bools:
-    files, found = Files(plan.data), np.zeros(len(rows), np.bool_)
+    left_out, found = left_out_of(Files(plan.data), plan.left_out), np.zeros(len(rows), np.bool_)
     for group in np.unique(groups).tolist():
         where = groups == group
-        of_group = plan.data.while_moving(partial(left_out_in, files, group, plan.left_out))[rows[where]]
+        of_group = plan.data.while_moving(partial(left_out, group))[rows[where]]
         found[where] = of_group if rows.ndim == 1 else of_group.any(axis=1)
     return found
 

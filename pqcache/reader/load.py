@@ -25,8 +25,8 @@ from pqcache.reader.packing.packed_rows import HeldSequences, tokens_of
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_hashes import ROW_HASH, ROW_HASH_FIELD, ROW_HASH_KIND, hashes_of
 from pqcache.reader.rows import Column, IrregularError, filled, hold
-from pqcache.reader.selection.exclude import LEFT_OUT, left_out_in
-from pqcache.reader.selection.selection import Positions
+from pqcache.reader.selection.exclude import LEFT_OUT, left_out_of
+from pqcache.reader.selection.selection import Bools, Positions
 from pqcache.store.cache_directory import advice_for_file
 
 log = logging.getLogger("pqcache.reader")
@@ -115,6 +115,10 @@ class RowGroups:
         found = copy(self)
         found.budget = budget
         return found
+
+    @cached_property
+    def _left_out(self) -> Callable[[int], Bools]:
+        return left_out_of(self.files, self.plan.left_out)
 
     @cached_property
     def sizes(self) -> RowGroupSizes:
@@ -265,7 +269,7 @@ class RowGroups:
             fill = self.plan.fill.get(name)
             found.append(column if fill is None else filled(column, fill))
         if self.plan.left_out:
-            bits = left_out_in(self.files, group.number, self.plan.left_out)[low:high]
+            bits = self._left_out(group.number)[low:high]
             found.append(Column(kind_of(pa.field(LEFT_OUT, pa.bool_())), bits.astype(np.uint8)))
         if self.plan.has_hashes:
             content = self.plan.data.contents[group.file]

@@ -237,14 +237,14 @@ def _apart(parts: Iterable[Part], batches: int, drop_last: bool) -> tuple[Ints, 
             is_skipped[part.places] = True
         end, ranks = max((end, ranks), (part.end, part.ranks))
     if (twice := np.flatnonzero(count > 1)).size:
-        reason = f"{_count(twice)}, from place {twice[0]} on, in several of them"
+        reason = f"{format_count(twice.size, 'batch', 'batches')}, from place {twice[0]} on, in several of them"
         advice = "give one lineage of states: not those of a run that was begun again from an earlier state"
         raise UsageError("proofs", reason, advice)
     missing = np.flatnonzero(count == 0)
     if drop_last and missing.size < ranks and (not missing.size or missing[0] >= end):
         return missing, np.flatnonzero(is_skipped)
     if missing.size:
-        of_all = f"{_count(missing)} of {batches:,}"
+        of_all = f"{format_count(missing.size, 'batch', 'batches')} of {batches:,}"
         reason = f"{of_all}, from place {missing[0]} on, in none of them"
         advice = (
             "give those of all ranks at the end of the epoch, and the states from which other ranks went on; if there "
@@ -252,10 +252,6 @@ def _apart(parts: Iterable[Part], batches: int, drop_last: bool) -> tuple[Ints, 
         )
         raise UsageError("proofs", reason, advice)
     return missing, np.flatnonzero(is_skipped)
-
-
-def _count(places: Ints) -> str:
-    return "1 batch" if places.size == 1 else f"{places.size:,} batches"
 
 
 def _sums_of_plan(plan: ReadPlan) -> Sums:

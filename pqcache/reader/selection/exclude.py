@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -171,14 +171,18 @@ def _of_sequences(found: Selection, test: Test, name: str, columns: Sequence[str
     return replace(found.looking_at(columns), arrange=arrange, name=name)
 
 
-def left_out_in(files: Files, group: int, left_out: Sequence[Excluded]) -> Bools:
-    """Which rows of a row group are left out."""
+def left_out_of(files: Files, left_out: Sequence[Excluded]) -> Callable[[int], Bools]:
+    """A function that says which rows of a row group are left out."""
     test, columns = _test_of(files.data, left_out, _places(files.data, left_out))
-    first, found = 0, []
-    for part in files.parts(files.group(group), columns):
-        found.append(~test(group, first, part))
-        first += part.num_rows
-    return np.concatenate([np.zeros(0, np.bool_), *found])
+
+    def find(group: int) -> Bools:
+        first, found = 0, []
+        for part in files.parts(files.group(group), columns):
+            found.append(~test(group, first, part))
+            first += part.num_rows
+        return np.concatenate([np.zeros(0, np.bool_), *found])
+
+    return find
 
 
 def files_gone(data: LocalDataset, left_out: Sequence[Excluded]) -> list[str]:
