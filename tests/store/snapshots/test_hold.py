@@ -16,28 +16,14 @@ from pqcache.store.cache_directory import CacheDirectory
 from tests.datasets import write_day
 from tests.faults.checks import Rows, check_clean, rows_at, same_rows
 from tests.forked_commands import run_pqcache
-
-
-def add_day(lake: Path, day: int) -> None:
-    write_day(lake, f"2026-11-0{day}", files=1, rows=20, first=day * 1000)
+from tests.store.snapshots.conftest import add_day
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Path:
-    add_day(tmp_path / "lake", 1)
-    return tmp_path / "lake"
-
-
-@pytest.fixture
-def cache(lake: Path, tmp_path: Path) -> Path:
-    """A cache of three nights, held at the second."""
-    place = tmp_path / "cache"
-    pqcache.sync(lake, place, keep=3)
-    for day in (2, 3):
-        add_day(lake, day)
-        pqcache.sync(place)
-    pqcache.rollback(place, "2", hold=True)
-    return place
+def cache(cache: Path) -> Path:
+    """The cache of three nights, held at the second."""
+    pqcache.rollback(cache, "2", hold=True)
+    return cache
 
 
 def fetched(cache: Path) -> int:

@@ -22,27 +22,7 @@ from pqcache.units import format_size
 from tests import ROOT
 from tests.datasets import write_day
 from tests.forked_commands import run_pqcache
-
-
-def add_day(lake: Path, day: int) -> None:
-    write_day(lake, f"2026-11-0{day}", files=1, rows=20, first=day * 1000)
-
-
-@pytest.fixture
-def lake(tmp_path: Path) -> Path:
-    add_day(tmp_path / "lake", 1)
-    return tmp_path / "lake"
-
-
-@pytest.fixture
-def cache(lake: Path, tmp_path: Path) -> Path:
-    """A cache of three nights: its snapshots hold one, two and three days."""
-    place = tmp_path / "cache"
-    pqcache.sync(lake, place, keep=3)
-    for day in (2, 3):
-        add_day(lake, day)
-        pqcache.sync(place)
-    return place
+from tests.store.snapshots.conftest import add_day
 
 
 def ids(cache: Path) -> list[str]:
