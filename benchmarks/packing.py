@@ -100,7 +100,7 @@ def fills() -> None:
     lane has 64 MB of row groups. Packing by lane is best-fit over all its documents, which no loader could hold.
     """
     from pqcache import Pack
-    from pqcache.reader.packing.packed_rows import count_packs
+    from pqcache.reader.packing import count_packs
 
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(6, 1, 64_000), 1, 20_000).astype(np.int64)

@@ -25,7 +25,7 @@ from _loader_data import NULLS, SHAPES
 from _loader_peers import BATCH
 
 import pqcache.torch.dataset_reader as dataset_reader
-from pqcache.reader.meter import Meter
+from pqcache.reader.stats import Meter
 from pqcache.torch import ParquetDataset
 from pqcache.torch.iteration_meter import IterationMeter, new_meter
 

@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from pqcache.torch import Loader, ParquetDataset
-from pqcache.torch.ragged import Ragged
+from pqcache.torch.batch import Ragged
 
 
 def trained(cache: str, column: str, size: int = 500) -> Tokenizer:

@@ -41,16 +41,16 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.reader.batch_rows import RowPlaces as RowPlaces
     from pqcache.reader.batch_rows import last_rows as last_rows
     from pqcache.reader.batch_rows import rows as rows
-    from pqcache.reader.order.epoch_order import Order as Order
-    from pqcache.reader.order.shuffle_quality import Mixing as Mixing
-    from pqcache.reader.order.shuffle_quality import mixing as mixing
-    from pqcache.reader.packing.pack import Pack as Pack
-    from pqcache.reader.packing.pack import TokenBatches as TokenBatches
+    from pqcache.reader.order import Mixing as Mixing
+    from pqcache.reader.order import Order as Order
+    from pqcache.reader.order import mixing as mixing
+    from pqcache.reader.packing import Pack as Pack
+    from pqcache.reader.packing import TokenBatches as TokenBatches
     from pqcache.reader.proof import EpochProof as EpochProof
     from pqcache.reader.proof import prove as prove
-    from pqcache.reader.reading_stats import DatasetStats as DatasetStats
     from pqcache.reader.selection.sequences import Sequence as Sequence
     from pqcache.reader.selection.split import Split as Split
+    from pqcache.reader.stats import DatasetStats as DatasetStats
     from pqcache.store.gc import GcReport as GcReport
     from pqcache.store.gc import gc as gc
     from pqcache.store.inspect.summary import Inspection as Inspection

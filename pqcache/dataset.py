@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from pqcache.errors import UsageError
 from pqcache.options import Unpack, documented, parsed
+from pqcache.reader.epoch import RecordBatches, read_record_batches, read_rows
 from pqcache.reader.open_dataset import shard_of
 from pqcache.reader.options import BatchArguments, BatchOptions
 from pqcache.reader.processes import check_launched, count_and_number, is_rank, worker_of_torch
-from pqcache.reader.record_batches import RecordBatches, read_record_batches, read_rows
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.keys.lookup import lookup
 from pqcache.store.selected_rows import SelectedRows

@@ -16,13 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, PqcacheError, first_line
-from pqcache.reader.files import RowGroup
+from pqcache.reader.epoch import read_record_batches
 from pqcache.reader.memory import fit, has_pages, sizes_of
-from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.open_dataset import RowGroup, open_local_dataset
 from pqcache.reader.options import BatchOptions, RowOptions
-from pqcache.reader.order.epoch_order import Order
+from pqcache.reader.order import Order
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.record_batches import read_record_batches
 from pqcache.store.tables.data_files import FileRules
 from pqcache.system.process_stats import cpu_count, disk_read_bytes
 

@@ -15,7 +15,7 @@ from pqcache.options import REMEMBERED, RUN
 
 if TYPE_CHECKING:
     from pqcache.reader.options import RowArguments
-    from pqcache.reader.packing.pack import Pack
+    from pqcache.reader.packing import Pack
     from pqcache.reader.selection.split import Split
 
 __all__ = ["app"]
@@ -433,7 +433,7 @@ def _split_of(text: str | None) -> Split | None:
 def _pack_of(text: str | None) -> Pack | None:
     if text is None:
         return None
-    from pqcache.reader.packing.pack import Pack
+    from pqcache.reader.packing import Pack
 
     columns, _, rest = text.partition(":")
     length, _, strategy = rest.partition(":")

@@ -17,14 +17,12 @@ import pyarrow as pa
 from pqcache.errors import UsageError
 from pqcache.options import Unpack, documented, parsed
 from pqcache.parquet.arrow_rows import take_of_table
-from pqcache.reader.files import Files
+from pqcache.reader.epoch import read_rows
 from pqcache.reader.load import RowGroups
-from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.open_dataset import Files, open_local_dataset
 from pqcache.reader.options import RowArguments, RowOptions
-from pqcache.reader.order.epoch_order import Ints, Order, check_format
-from pqcache.reader.order.epoch_share import batches_at, divisions_of
+from pqcache.reader.order import Ints, Order, batches_at, check_format, divisions_of
 from pqcache.reader.read_plan import ReadPlan, document_lengths, make_read_plan
-from pqcache.reader.record_batches import read_rows
 from pqcache.reader.selection.exclude import divided, exclusions_of, left_out_of
 from pqcache.reader.selection.selection import Bools
 from pqcache.reader.selection.split import first_rows_of

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 from pqcache.errors import UsageError
 from pqcache.options import ANY, COUNT, LIST, NUMBER, PAIRS, SIZE, TRUTH, WORD, python
-from pqcache.reader.packing.pack import Pack, TokenBatches, check_pack
+from pqcache.reader.packing import Pack, TokenBatches, check_pack
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split
 from pqcache.reader.selection.weights import check_weights

@@ -17,8 +17,7 @@ from pqcache.reader.batch_rows import checked_state, rows_of_batch, training_of
 from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.options import RowArguments, RowOptions
-from pqcache.reader.order.epoch_order import Ints, Order
-from pqcache.reader.order.epoch_share import batches_at, divisions_of
+from pqcache.reader.order import Ints, Order, batches_at, divisions_of
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_hashes import MODULUS, Sums, hashes_at, hashes_of, sums_of, total
 from pqcache.reader.selection.selection import digest_of

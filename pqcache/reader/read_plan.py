@@ -17,20 +17,16 @@ import pyarrow.compute as pc
 
 from pqcache.errors import PqcacheError, TypeClash, UsageError
 from pqcache.parquet.dense_columns import Dense, as_list, dense_in
-from pqcache.reader.files import Files
-from pqcache.reader.kinds import Kind, kind_of
-from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.open_dataset import Files, LocalDataset
 from pqcache.reader.options import RowOptions
-from pqcache.reader.order.epoch_order import Ints, permutation
-from pqcache.reader.packing.pack import Pack, TokenBatches
-from pqcache.reader.packing.packed_rows import Packs, check_columns, count_packs, items_of
-from pqcache.reader.rows import Fill, hold
+from pqcache.reader.order import Ints, permutation
+from pqcache.reader.packing import Pack, Packs, TokenBatches, check_columns, count_packs, items_of
+from pqcache.reader.rows import Fill, Kind, hold, kind_of
 from pqcache.reader.selection.exclude import Excluded, excluded, without
-from pqcache.reader.selection.row_filter import filter_rows
+from pqcache.reader.selection.filters import base_of, filter_rows, rows_since
 from pqcache.reader.selection.selection import Bools, Chosen, Counts, Selection, digest_of, found_once
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.sequences import sequences_of
-from pqcache.reader.selection.since import base_of, rows_since
 from pqcache.reader.selection.split import split_rows
 from pqcache.reader.selection.weights import RowWeights
 from pqcache.store.selected_rows import SelectedRows, ranges_of

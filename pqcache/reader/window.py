@@ -1,6 +1,6 @@
 """The batches of an epoch as Arrow record batches: row groups are decoded ahead on threads, mixed, and cut.
 
-    line     the rows of a lane, or of the files in order: which rows of which row groups come where (`reader/order`)
+    line     the rows of a lane, or of the files in order: which rows of which row groups come where (`reader/order.py`)
     run      some coming batches of a line, gathered together: one take for each column
     window   the decoded row groups that the coming runs of a line need
 
@@ -25,16 +25,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import UsageError, first_line
-from pqcache.reader.arriving.arrival_queue import ArrivalQueue, arrival_queue
-from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes
+from pqcache.reader.arriving import ArrivalQueue, arrival_queue, row_groups_of_batches, row_groups_of_lanes
 from pqcache.reader.load import AnyHeld, Held, HeldPlaces, RowGroups
 from pqcache.reader.memory import Budget
-from pqcache.reader.meter import ARRIVAL_WAIT, GATHER, READ_WAIT
-from pqcache.reader.order.epoch_order import Ints, Lane, Order
-from pqcache.reader.order.epoch_share import batches_by_lane
+from pqcache.reader.order import Ints, Lane, Order, batches_by_lane
 from pqcache.reader.row_hashes import ROW_HASH, Hashes
 from pqcache.reader.rows import Column, join, to_arrow
 from pqcache.reader.selection.exclude import LEFT_OUT
+from pqcache.reader.stats import ARRIVAL_WAIT, GATHER, READ_WAIT
 from pqcache.store.selected_rows import ranges_of
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 

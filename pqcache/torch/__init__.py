@@ -2,11 +2,10 @@
 
 from pqcache.reader.selection.sequences import Sequence
 from pqcache.reader.selection.split import Split
-from pqcache.torch.batch import Batch
+from pqcache.torch.batch import Batch, Ragged
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.loader import Loader
 from pqcache.torch.mix import Mix
 from pqcache.torch.prefetch import Prefetch
-from pqcache.torch.ragged import Ragged
 
 __all__ = ["Batch", "Loader", "Mix", "ParquetDataset", "Prefetch", "Ragged", "Sequence", "Split"]

@@ -25,17 +25,15 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.meter import RECEIVE, SEND
-from pqcache.reader.packing.pack import POSITIONS
+from pqcache.reader.packing import POSITIONS
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_hashes import Hashes
+from pqcache.reader.stats import RECEIVE, SEND
 from pqcache.reader.window import Group
-from pqcache.torch.batch import CU_SEQLENS, Batch, Position, meter_of
-from pqcache.torch.ragged import Ragged
-from pqcache.torch.tally import Hashed
+from pqcache.torch.batch import CU_SEQLENS, Batch, Position, Ragged, meter_of
+from pqcache.torch.progress import Hashed
 from pqcache.torch.tensors import Conversion, mask_name, to_value
-from pqcache.torch.transport import Message, message_of, value_of
-from pqcache.torch.worker_memory import WorkerMemory
+from pqcache.torch.transport import Message, WorkerMemory, message_of, value_of
 
 MOST_BATCHES = 16  # of a message
 _MOST_BYTES = 8 << 20

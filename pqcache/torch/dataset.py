@@ -16,16 +16,15 @@ from pqcache.errors import PqcacheError, UsageError
 from pqcache.options import Unpack, documented, parsed
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.options import check_rank
-from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.packing.pack import TokenBatches
+from pqcache.reader.order import EpochShare
+from pqcache.reader.packing import TokenBatches
 from pqcache.reader.proof import parts_of
-from pqcache.reader.reading_stats import DatasetStats
+from pqcache.reader.stats import DatasetStats
 from pqcache.torch.batch_groups import sizes_in_worker
-from pqcache.torch.checkpoint import Place, State
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.options import DatasetArguments, DatasetOptions
+from pqcache.torch.progress import Place, State, Tally
 from pqcache.torch.resumable import ResumableDataset
-from pqcache.torch.tally import Tally
 from pqcache.torch.transforms import FailedRow
 from pqcache.units import format_count
 

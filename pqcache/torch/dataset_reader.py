@@ -19,31 +19,28 @@ from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
 from pqcache.reader.epoch import Epoch, Epochs
 from pqcache.reader.load import release_unused
 from pqcache.reader.memory import Window
-from pqcache.reader.meter import TENSORS
+from pqcache.reader.mixture import DatasetPass
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.order.mixture import DatasetPass
-from pqcache.reader.packing.pack import Pack
+from pqcache.reader.order import EpochShare
+from pqcache.reader.packing import Pack
 from pqcache.reader.processes import agree
 from pqcache.reader.proof import content_of
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.selection.exclude import Excluded, Exclusions, excluded, files_gone
+from pqcache.reader.selection.filters import base_of
 from pqcache.reader.selection.selection import Counts
-from pqcache.reader.selection.since import base_of
+from pqcache.reader.stats import TENSORS, DatasetStats, dataset_stats
 from pqcache.reader.window import Group
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.manifest_digest import content_digest
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import quoted
-from pqcache.torch.batch import Batch, Position, register
+from pqcache.torch.batch import Batch, Position, item, register
 from pqcache.torch.batch_groups import TensorGroup, UnmadeBatch, bytes_of, check_mask
-from pqcache.torch.checkpoint import Place, State
 from pqcache.torch.distributed import NodeShares, gather_shares, listing_of, snapshot_of
 from pqcache.torch.iteration_meter import new_meter
 from pqcache.torch.options import DatasetOptions
-from pqcache.torch.ragged import item
-from pqcache.torch.tally import Hashed
+from pqcache.torch.progress import Hashed, Place, State
 from pqcache.torch.tensors import Conversion, check_type, fills_when_decoded, null_error, paths_in
 from pqcache.torch.transforms import BatchOrigin, FailureLog, Item, TransformRunner
 from pqcache.units import format_count

@@ -22,9 +22,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.torch.batch import CU_SEQLENS, Batch, sequence_ends
-from pqcache.torch.ragged import Ragged, change_inside, concatenated, part
+from pqcache.reader.order import EpochShare
+from pqcache.torch.batch import CU_SEQLENS, Batch, Ragged, change_inside, concatenated, part, sequence_ends
 
 _FETCHER = "torch.utils.data._utils.fetch", "_IterableDatasetFetcher"  # what calls iter(dataset) for a DataLoader
 _DIVIDES = {  # by module and class: what divides the batches among the processes once more

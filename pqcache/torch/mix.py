@@ -14,17 +14,16 @@ import numpy as np
 from pqcache.errors import UsageError
 from pqcache.options import Unpack, documented, parsed
 from pqcache.reader.batch_rows import RowPlaces, checked_index
-from pqcache.reader.meter import TENSORS
+from pqcache.reader.mixture import DatasetPass, MixHistory, MixPeriod, batches_of_all, batches_per_epoch
 from pqcache.reader.options import check_rank
-from pqcache.reader.order.epoch_share import EpochShare, batches_at
-from pqcache.reader.order.mixture import DatasetPass, MixHistory, MixPeriod, batches_of_all, batches_per_epoch
-from pqcache.reader.reading_stats import DatasetStats, mix_stats
+from pqcache.reader.order import EpochShare, batches_at
+from pqcache.reader.stats import TENSORS, DatasetStats, mix_stats
 from pqcache.torch.batch import Batch, Position, joined, register
-from pqcache.torch.checkpoint import MixState, Place, State
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.iteration_meter import new_meter
 from pqcache.torch.options import IterationArguments, IterationOptions
+from pqcache.torch.progress import MixState, Place, State
 from pqcache.torch.resumable import ResumableDataset
 from pqcache.torch.transforms import Item, TransformRunner
 

@@ -22,9 +22,8 @@ import torch
 
 from pqcache.errors import UsageError
 from pqcache.system.buffer_pool import aligned
-from pqcache.torch.batch import Batch
+from pqcache.torch.batch import Batch, Ragged, change_inside, to_device
 from pqcache.torch.loader import Loader, Timed
-from pqcache.torch.ragged import Ragged, change_inside, to_device
 from pqcache.torch.transport import is_plain
 from pqcache.units import format_size, parse_size
 

@@ -1,20 +1,164 @@
-"""Where the next iteration of a dataset begins: a record that the trainer writes and its workers read.
+"""Where a training is: the record that a trainer shares with its workers, saved states, and what a proof counts.
 
-The record is in shared memory, so it reaches persistent workers too. The first worker of a pass copies it and the
-others follow the copy, so all read the same epoch even if another one is set while they begin. Two workers that begin
-at the very moment an epoch is set may both take themselves for the first; one then raises an error at its next batch.
+`Progress` says where the next iteration begins. It is in shared memory, so it reaches persistent workers too. The first
+worker of a pass copies it and the others follow the copy, so all read the same epoch even if another one is set while
+they begin. Two workers that begin at the very moment an epoch is set may both take themselves for the first; one then
+raises an error at its next batch.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.epoch_share import MOST_DIVISIONS, Division, Divisions
-from pqcache.torch.checkpoint import Place
-from pqcache.torch.worker_memory import WorkerMemory
+from pqcache.reader.order import FORMAT, MOST_DIVISIONS, Division, Divisions, EpochShare, check_format, divisions_of
+from pqcache.reader.proof import Part
+from pqcache.reader.row_hashes import Hashes, Sums, sums_of
+from pqcache.reader.selection.exclude import Exclusions, exclusions_of
+from pqcache.torch.transport import WorkerMemory
+
+_S = TypeVar("_S", bound="SavedPlace")
+_OPTIONAL = ("worker", "periods", "within_batch", "divisions", "batches", "since", "exclude", "proof")
+
+
+class Place(NamedTuple):
+    """Where a training goes on: at place ``batch`` of an epoch, which is the global batch without ``divisions``."""
+
+    epoch: int
+    batch: int
+    lanes: int
+    divisions: Divisions = ()
+
+    def in_state(self, worker: list[int] | None) -> dict[str, Any]:
+        """The fields of a state; a trainer's leaves out divisions from which nothing was read yet."""
+        found = [list(division) for division in self.divisions if worker is not None or division.start < self.batch]
+        return {**self._asdict(), "divisions": found or None, "worker": worker}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedPlace:
+    """A state: where a training is, and all that its remaining batches depend on. ``batch`` is the next global index.
+
+    If ranks x workers did not divide the lanes there are ``divisions``, and ``batch`` is a place; see
+    ``reader/order.py``. Only states that torchdata's StatefulDataLoader takes inside a worker have
+    ``worker``: its number, the number of workers, and the batch at which their epoch began.
+    """
+
+    owner: ClassVar[str]
+
+    seed: int
+    lanes: int
+    epoch: int
+    batch: int
+    worker: list[int] | None = None
+    divisions: list[list[int]] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as JSON values, with its format number."""
+        fields = {"format": FORMAT, **asdict(self)}
+        return {name: value for name, value in fields.items() if value is not None or name not in _OPTIONAL}
+
+    @classmethod
+    def from_dict(cls: type[_S], state: Mapping[str, Any]) -> _S:
+        """Read a ``to_dict``; UsageError for anything else."""
+        check_format(state, "state", cls.owner)
+        try:
+            found = cls(**{key: value for key, value in state.items() if key != "format"})
+            found._check()
+        except (TypeError, ValueError) as error:
+            raise UsageError("state", f"it is not a state of {cls.owner} ({error})") from error
+        return found
+
+    def _check(self) -> None:
+        """Raise TypeError for values that no training has."""
+        for name, least in {"lanes": 1, "window": 1, "piece": 0, "epoch": 0, "batch": 0}.items():
+            value = getattr(self, name, least)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+                raise TypeError(f"{name} is {value!r}")
+
+    def check_worker(self) -> None:
+        """Raise UsageError if the state is of one worker and this process is not it."""
+        info = get_worker_info()
+        if self.worker is not None and self.worker[:2] != ([info.id, info.num_workers] if info else [None, 0]):
+            raise UsageError(
+                "state",
+                f"it is of worker {self.worker[0]} of {self.worker[1]}",
+                "StatefulDataLoader must have the same num_workers again; pqcache.torch.Loader may have any",
+            )
+
+    def check_options(self, **options: Any) -> None:
+        for name, value in options.items():
+            if value != (saved := getattr(self, name)):
+                raise UsageError(
+                    "state",
+                    f"it was taken with {name}={saved!r}, this {self.owner} has {name}={value!r}",
+                    "construct it as it was, or start the epoch afresh",
+                )
+
+    @property
+    def place(self) -> Place:
+        """The place; UsageError for malformed divisions."""
+        return Place(self.epoch, self.batch, self.lanes, divisions_of(self.divisions))
+
+
+@dataclass(frozen=True, kw_only=True)
+class State(SavedPlace):
+    """Where a training is in a dataset; its epoch has ``batches`` on all ranks of this node.
+
+    ``exclude`` has rows that are left out, and the first epoch that does not have them.
+    ``proof`` is of this rank alone, with ``proof=True``: which rows it was given of the epoch.
+    """
+
+    owner = "ParquetDataset"
+
+    snapshot: str
+    row_groups: str
+    columns: list[str]
+    shuffle: bool
+    batch_size: int | None
+    window: int
+    piece: int
+    batches: int | None = None
+    since: str | None = None
+    exclude: list[Any] | None = None
+    proof: dict[str, Any] | None = None
+
+    def _check(self) -> None:
+        super()._check()
+        _ = self.exclusions
+
+    @property
+    def exclusions(self) -> Exclusions:
+        return exclusions_of(self.exclude)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixState(SavedPlace):
+    """Where a training is in a mix: the batches of each dataset in an epoch, and each one's state.
+
+    The datasets' states have no ``epoch`` and ``batch``. A mix that was changed has ``periods``: the first epoch of
+    each, and the counts of its epochs, the last being ``counts``. With ``within_batch`` batches have rows of all
+    datasets.
+    """
+
+    owner = "Mix"
+
+    counts: dict[str, int]
+    datasets: dict[str, dict[str, Any]]
+    periods: list[Any] | None = None
+    within_batch: bool | None = None
+
+    def _check(self) -> None:
+        if not isinstance(self.datasets, Mapping) or not all(isinstance(s, Mapping) for s in self.datasets.values()):
+            raise TypeError("it has no states of datasets")
+        super()._check()
+
 
 _HEADER, _PASS, _FIRST_RECORD = range(3)  # rows; there are two of records, so that one is read while one is written
 _LATEST, _KEY, _WORKERS, _FINISHED, _WARNED = range(5)  # of the header
@@ -173,3 +317,86 @@ class Progress:
         begins = range(_NUMBERS, _NUMBERS + 3 * row[_NUMBERS - 1], 3)
         divisions = tuple(Division(*row[begin : begin + 3]) for begin in begins)
         return Record._make([*row[: _NUMBERS - 1], divisions])
+
+
+_RECENT = 256  # batches after which a state may be taken
+_NOTHING = (0, 0, 0, 0, 0)  # rows, sums of their hashes and of the squares, rows that were padded, and excluded
+
+
+class Hashed(NamedTuple):
+    """A batch, or what a transform made of it, on its way to the trainer with the hashes of its rows.
+
+    They are also those of the ``excluded`` rows that were dropped of it.
+    """
+
+    value: Any
+    hashes: Hashes
+    excluded: int = 0
+
+
+class Tally:
+    """The parts of an epoch that a state brought, and the sums of the batches that were given since."""
+
+    def __init__(self) -> None:
+        self._loaded: tuple[Place, Sequence[Part]] | None = None
+        self._earlier: Sequence[Part] = ()
+        self._epoch, self._share = -1, EpochShare(total=0, lanes=1)
+        self._coming: deque[tuple[Sums, int]] = deque()  # of batches that are here, but not given yet
+        self._given = 0
+        self._recent = deque([_NOTHING], _RECENT)  # what was given after each of the last batches
+
+    def load(self, place: Place, parts: Sequence[Part] | None) -> None:
+        """Go on from a state; one without a proof leaves a gap."""
+        self._loaded, self._epoch = (place, parts or ()), -1
+
+    def begin(self, epoch: int, share: EpochShare) -> None:
+        """Begin an iteration over this rank's share."""
+        loaded, self._earlier = self._loaded, ()
+        if loaded is not None and share.start and (loaded[0].epoch, loaded[0].batch) == (epoch, share.start):
+            self._earlier = loaded[1]
+        self._epoch, self._share = epoch, share
+        self._given = 0
+        self._coming.clear()
+        self._recent = deque([_NOTHING], _RECENT)
+
+    def take(self, batch: Hashed) -> Any:
+        """Sum the rows of a batch that has arrived; `give` counts the batches in this order."""
+        self._coming.append((sums_of(batch.hashes), batch.excluded))
+        return batch.value
+
+    def give(self) -> None:
+        """Count the next batch as given to the trainer."""
+        ((rows, hashes, squares), left_out), share = self._coming.popleft(), self._share
+        before, before_hashes, before_squares, padded, excluded = self._recent[-1]
+        place = share.start + (share.rank - share.start) % share.ranks + self._given * share.ranks
+        if place >= share.total and self._given < share.count():
+            self._recent.append((before, before_hashes, before_squares, padded + rows - left_out, excluded))
+        else:
+            sums = before + rows, before_hashes + hashes, before_squares + squares
+            self._recent.append((*sums, padded, excluded + left_out))
+        self._given += 1
+
+    def skip(self, begin: Place, end: Place) -> None:
+        """Go on at ``end``: no rank is given what is before it."""
+        self.load(end, [*self.parts(begin), Part.of(begin.batch, end.batch)])
+
+    def parts(self, place: Place) -> list[Part]:
+        """What was given of the epoch before ``place``."""
+        if not place.batch:
+            return []
+        if place.epoch != self._epoch:
+            if self._loaded is None or self._loaded[0].epoch != place.epoch or self._loaded[0].batch > place.batch:
+                return []
+            return list(self._loaded[1])
+        share, given = self._share, self._given
+        if place.batch < share.end:
+            given = min(given, -(-(place.batch - share.start) // share.ranks))
+        back = self._given - given
+        if back >= len(self._recent):
+            reason = f"only of the last {_RECENT:,} batches it knows what was given before each"
+            raise UsageError("proof=True", reason, "take the state sooner, or from the Loader")
+        if not given:
+            return list(self._earlier)
+        end = min(share.start + given * share.ranks, share.total)
+        *sums, padded, excluded = self._recent[-1 - back]
+        return [*self._earlier, Part.of(share.start, end, share.ranks, share.rank, Sums(*sums), padded, excluded)]

@@ -41,10 +41,9 @@ import torch
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.kinds import Kind, kind_of, number_dtype, storage_type
 from pqcache.reader.read_plan import Bounds
-from pqcache.reader.rows import Bools, Fill, fixed_values, validity_of
-from pqcache.torch.ragged import Ragged, in_sequences
+from pqcache.reader.rows import Bools, Fill, Kind, fixed_values, kind_of, number_dtype, storage_type, validity_of
+from pqcache.torch.batch import Ragged, in_sequences
 
 Value = torch.Tensor | Ragged | dict[str, Any]
 _EXACT_DIGITS = 15  # held by every double

@@ -25,9 +25,9 @@ from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import documents_of
-from pqcache.reader.meter import TRANSFORM, Meter
-from pqcache.reader.order.epoch_order import Order
+from pqcache.reader.order import Order
 from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.stats import TRANSFORM, Meter
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 from pqcache.system.locks import try_lock
 from pqcache.torch.batch import Batch, Position, copied, row_count, take_rows

@@ -13,7 +13,7 @@ import pytest
 
 from pqcache.errors import ParquetError, PqcacheError
 from pqcache.torch import Loader, ParquetDataset
-from pqcache.torch.ragged import Ragged, to_rows
+from pqcache.torch.batch import Ragged, to_rows
 from tests.epoch.cases import CASES, SOME, Case, some_rows
 from tests.epoch.forms import Row
 from tests.epoch.reading import Reader, differences, read_tensors

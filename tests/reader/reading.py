@@ -18,8 +18,7 @@ from pqcache.reader.load import RowGroups
 from pqcache.reader.memory import Budget
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import RowOptions
-from pqcache.reader.order.epoch_order import Order
-from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.order import EpochShare, Order
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.window import Group, read_groups
 

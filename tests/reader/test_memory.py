@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
 from pqcache.parquet.decoded_size import StoredRowGroup, count_decoded, decoded_size
+from pqcache.reader.epoch import read_record_batches
 from pqcache.reader.load import RowGroups
 from pqcache.reader.memory import Budget, RowGroupSizes, Window, fit, has_pages, largest_window, warn_of_window
 from pqcache.reader.options import BatchOptions
-from pqcache.reader.order.epoch_order import Order
-from pqcache.reader.record_batches import read_record_batches
+from pqcache.reader.order import Order
 from tests.examples import examples
 from tests.old_writers import without_sizes
 from tests.reader.reading import groups_of, read, write

@@ -16,8 +16,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import CacheError, ParquetError, UsageError
-from pqcache.reader.files import Files
-from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.open_dataset import Files, open_local_dataset
 from pqcache.system import mounts
 from tests.datasets import write_day
 

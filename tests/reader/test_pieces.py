@@ -15,7 +15,7 @@ import pytest
 from pqcache.errors import ParquetError
 from pqcache.parquet.footer import footer, thrift
 from pqcache.reader.load import Held, RowGroups
-from pqcache.reader.order.epoch_order import Order
+from pqcache.reader.order import Order
 from pqcache.reader.rows import Column, join, to_arrow
 from tests.reader.reading import everything, groups_of, plain, read
 

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import ParquetError, UsageError
+from pqcache.reader.epoch import read_record_batches
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import BatchOptions
-from pqcache.reader.order.epoch_order import Order
-from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.record_batches import read_record_batches
+from pqcache.reader.order import EpochShare, Order
 from tests.examples import examples
 from tests.reader.reading import everything, groups_of, plain, read, read_table, write
 

@@ -215,7 +215,7 @@ def test_nothing_but_the_torch_companion_needs_torch(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import pqcache, pqcache.cli, pqcache.console.terminal\n"
-        "import pqcache.reader.order.epoch_order, pqcache.reader.record_batches\n"
+        "import pqcache.reader.order, pqcache.reader.epoch\n"
         f"pqcache.sync({str(shop)!r}, {str(tmp_path / 'c')!r}, row_group_size=65536)\n"
         f"assert pqcache.inspect({str(tmp_path / 'c')!r}).rows == 3600\n"
     )

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pqcache.reader.epoch import read_record_batches
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import BatchOptions, RowOptions
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.record_batches import read_record_batches
 from pqcache.store.row_group_index import build_index
 from pqcache.system import fork_safe_threads
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool

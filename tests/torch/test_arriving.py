@@ -20,14 +20,14 @@ import pytest
 
 from pqcache import Cache, Pack, TokenBatches
 from pqcache.errors import CacheError, ParquetError, SourceDenied, UsageError
-from pqcache.reader.arriving.arrival_queue import ArrivalQueue
-from pqcache.reader.reading_stats import ArrivalStats
+from pqcache.reader.arriving import ArrivalQueue
+from pqcache.reader.stats import ArrivalStats
 from pqcache.store.arriving import start_run
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
 from pqcache.system.process_identity import is_running
 from pqcache.torch import Loader, Mix, ParquetDataset, Split
-from pqcache.torch.ragged import to_rows
+from pqcache.torch.batch import to_rows
 from tests.datasets import write_shop
 from tests.filling import Filler, FillingThread, publish_copy
 from tests.torch.ranks import Ranks

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import pqcache
 from pqcache.errors import UsageError
-from pqcache.torch import Loader, Mix, ParquetDataset, worker_memory
+from pqcache.torch import Loader, Mix, ParquetDataset, transport
 from tests.torch.conftest import ROWS, ids_of
 
 EPOCHS = 2
@@ -145,16 +145,16 @@ def test_a_spawned_worker_that_is_asked_early_shares_the_epoch(table: Path) -> N
 
 
 def test_threads_of_a_rank_take_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, copy = worker_memory.WorkerMemory((3,)), worker_memory._shared_copy
+    memory, copy = transport.WorkerMemory((3,)), transport._shared_copy
 
-    def slowly(values: worker_memory.Numbers) -> torch.Tensor:
+    def slowly(values: transport.Numbers) -> torch.Tensor:
         time.sleep(0.05)
         return copy(values)
 
     def write(index: int) -> None:
         memory.numbers[index] = 1
 
-    monkeypatch.setattr(worker_memory, "_shared_copy", slowly)
+    monkeypatch.setattr(transport, "_shared_copy", slowly)
     memory.inherit()  # as after a fork
     threads = [threading.Thread(target=write, args=(index,)) for index in range(3)]
     for thread in threads:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.order import EpochShare
 from pqcache.torch import Batch, Ragged
 from pqcache.torch.batch import Position
 from pqcache.torch.foreign_loaders import filled, is_last, rows_of_last_round

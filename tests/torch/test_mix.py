@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import UsageError
-from pqcache.reader.order.mixture import MixHistory, MixPeriod, MixSchedule, batches_per_epoch, interleave
+from pqcache.reader.mixture import MixHistory, MixPeriod, MixSchedule, batches_per_epoch
+from pqcache.reader.order import interleave
 from pqcache.torch import Batch, Mix, ParquetDataset
 from tests.datasets import write_shop
 from tests.examples import examples

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from pqcache.errors import UsageError
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset
-from pqcache.torch.ragged import to_rows
+from pqcache.torch.batch import to_rows
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from pqcache import Pack, TokenBatches
 from pqcache.errors import ParquetError, UsageError
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, transforms
-from pqcache.torch.batch import take_rows
-from pqcache.torch.ragged import to_rows
+from pqcache.torch.batch import take_rows, to_rows
 from pqcache.torch.transforms import FailureLog
 from tests.examples import examples
 from tests.waiting import becomes_true

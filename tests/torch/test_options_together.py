@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Subset, random_split
 from pqcache import Cache, Pack, TokenBatches, index, repartition, sync
 from pqcache.errors import UsageError
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Sequence, Split, dataset_reader
-from pqcache.torch.ragged import to_rows
+from pqcache.torch.batch import to_rows
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 

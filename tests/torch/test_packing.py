@@ -21,7 +21,7 @@ from pqcache import Pack, Sequence, TokenBatches
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.selection import selection
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset
-from pqcache.torch.ragged import to_rows
+from pqcache.torch.batch import to_rows
 from tests.examples import examples
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.order import EpochShare
 from pqcache.torch import Loader, Mix, ParquetDataset
 from tests.torch.conftest import ROWS, ids_of
 

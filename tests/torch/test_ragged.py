@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pqcache.torch.ragged import Ragged, concatenated, copy_of
+from pqcache.torch.batch import Ragged, concatenated, copy_of
 
 OFFSETS = torch.tensor([0, 3, 3, 8, 9])
 KINDS = [torch.int64, torch.uint8, torch.bool, torch.float32, torch.float16, torch.bfloat16, torch.complex64]

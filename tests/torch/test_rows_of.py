@@ -22,7 +22,7 @@ from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Sequence, Split
-from pqcache.torch.ragged import to_rows
+from pqcache.torch.batch import to_rows
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 

@@ -22,7 +22,7 @@ import pytest
 import pqcache
 from pqcache import Cache
 from pqcache.errors import SourceError, UsageError
-from pqcache.reader.arriving.arrival_queue import ArrivalQueue
+from pqcache.reader.arriving import ArrivalQueue
 from pqcache.store.arriving import start_run
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.torch import Loader, ParquetDataset

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from pqcache.errors import UsageError
 from pqcache.parquet.row_group_reader import RowGroupFile
-from pqcache.torch import Batch, Loader, Mix, ParquetDataset, stall_watch
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset, iteration_meter
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 TIMEOUT = 0.2
@@ -48,8 +47,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 def watching(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """An event that is set while watches see time go by: a busy machine alone is no stall."""
     event = threading.Event()
-    clock = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() if event.is_set() else 0)
-    monkeypatch.setattr(stall_watch, "time", clock)
+    monkeypatch.setattr(iteration_meter, "_now", lambda: time.monotonic_ns() if event.is_set() else 0)
     return event
 
 

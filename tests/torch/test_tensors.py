@@ -26,8 +26,7 @@ from torch.utils.data import DataLoader, default_convert
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.footer import footer, thrift
 from pqcache.torch import Batch, Loader, ParquetDataset, Ragged
-from pqcache.torch.batch import Position
-from pqcache.torch.ragged import to_rows
+from pqcache.torch.batch import Position, to_rows
 from pqcache.torch.tensors import Conversion, to_value
 
 

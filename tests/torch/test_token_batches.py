@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache import TokenBatches
 from pqcache.errors import ParquetError, UsageError
-from pqcache.reader.packing.packed_rows import batch_ends
+from pqcache.reader.packing import batch_ends
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset
-from pqcache.torch.ragged import Ragged, to_rows
+from pqcache.torch.batch import Ragged, to_rows
 from tests.examples import examples
 from tests.reader.reading import everything
 

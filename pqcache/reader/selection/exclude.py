@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import UsageError
-from pqcache.reader.files import Files
-from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
+from pqcache.reader.open_dataset import Files, LocalDataset, open_local_dataset
 from pqcache.reader.selection.selection import (
     Bools,
     Chosen,

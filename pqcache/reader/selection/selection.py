@@ -22,9 +22,8 @@ import pyarrow.compute as pc
 from pqcache.errors import MALFORMED, UsageError
 from pqcache.filters.expression import operand_of
 from pqcache.parquet.dense_columns import as_lists
-from pqcache.reader.arriving.arrival_queue import arrival_queue
-from pqcache.reader.files import Files
-from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.arriving import arrival_queue
+from pqcache.reader.open_dataset import Files, LocalDataset
 from pqcache.store.hive import with_hints
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.selected_rows import Ints, ranges_of

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pqcache.errors import UsageError
 from pqcache.parquet.dense_columns import as_lists
 from pqcache.parquet.schema_merge import cast_to_schema, working_schema
-from pqcache.reader.kinds import storage_type
+from pqcache.reader.rows import storage_type
 from pqcache.reader.selection.selection import Chosen, Counts, Positions, Selection, digest_of
 from pqcache.store.selected_rows import Ints, ranges_of
 from pqcache.units import is_number

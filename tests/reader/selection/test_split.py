@@ -22,8 +22,7 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import UsageError
-from pqcache.reader.files import Files
-from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.open_dataset import Files, open_local_dataset
 from pqcache.reader.selection.split import hash_words, key_hashes
 from pqcache.torch import ParquetDataset, Sequence, Split
 from tests.examples import examples

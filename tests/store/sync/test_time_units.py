@@ -14,7 +14,7 @@ import pqcache
 from pqcache.errors import ParquetError, UsageError
 from pqcache.events import Event, Warned
 from pqcache.torch import ParquetDataset
-from pqcache.torch.ragged import to_rows
+from pqcache.torch.batch import to_rows
 from tests.forked_commands import run_pqcache
 
 PER_SECOND = {"ms": 10**3, "us": 10**6, "ns": 10**9}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.epoch_share import MOST_DIVISIONS, Division, Divisions, EpochShare, batches_at, next_divisions
+from pqcache.reader.order import MOST_DIVISIONS, Division, Divisions, EpochShare, batches_at, next_divisions
 from tests.examples import examples
 
 TOPOLOGIES = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 4), st.integers(0, 9)), min_size=1, max_size=4)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pqcache.reader.memory import RowGroupSizes, fit, largest_window
-from pqcache.reader.order.epoch_order import Order
-from pqcache.reader.order.shuffle_quality import mixing
+from pqcache.reader.order import Order, mixing
 from tests import ROOT
 
 PAGE = ROOT / "docs" / "loading.md"

@@ -14,9 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.epoch_order import Lane, Order, permutation, random_words, scatter_order
-from pqcache.reader.order.epoch_share import EpochShare, batches_by_lane
-from pqcache.reader.order.shuffle_quality import mixing
+from pqcache.reader.order import (
+    EpochShare,
+    Lane,
+    Order,
+    batches_by_lane,
+    mixing,
+    permutation,
+    random_words,
+    scatter_order,
+)
 from tests.examples import examples
 
 COUNTS = st.lists(st.integers(0, 30), min_size=0, max_size=12)

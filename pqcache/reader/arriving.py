@@ -1,23 +1,28 @@
-"""What has arrived of a dataset whose files a run is still fetching, as one process that reads it knows.
+"""Reading a dataset while a run still fetches its files.
 
-A file is there when all of it is. So whatever opens one for its rows waits here first.
+A file is there when all of it is, so whatever opens one for its rows waits here first. `Arrivals` is what one process
+knows of the files, `ArrivalQueue` runs jobs on threads as their row groups arrive, whichever comes first. The functions
+at the top say in which order an epoch needs its row groups.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from pqcache.errors import CacheError, PqcacheError
-from pqcache.reader.arriving.wanted_order import without_repeats
+from pqcache.errors import CacheError, PqcacheError, SourceChanged
+from pqcache.reader.order import Ints, Lane, Order
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
 from pqcache.store.arriving.start_run import FillRequest, ensure_filling, fill_command, run_error
 from pqcache.store.arriving.wanted import Wanted, WantedList
@@ -27,11 +32,56 @@ from pqcache.store.layout import FILES
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.row_group_index import Index
 from pqcache.store.urls import quoted, redact
-from pqcache.system.fork_safe_threads import is_shut_down, letting_forks_go_on
+from pqcache.system.fork_safe_threads import ForkSafeThreadPool, is_shut_down, letting_forks_go_on, pass_on
 from pqcache.system.shared_numbers import SharedNumbers
 from pqcache.units import format_size
 
-Ints = npt.NDArray[np.int64]
+
+def row_groups_of_lanes(order: Order, first_batches: Mapping[int, int]) -> Ints:
+    """Return the row groups that lanes read, each from a batch of its own on: those that a batch needs earlier first.
+
+    Row groups are counted as in ``order.counts``. The lanes take turns, step by step, once each has what its first
+    block mixes.
+    """
+    found = [_needs(order.lane(lane), batch * order.batch_size) for lane, batch in first_batches.items()]
+    groups = np.concatenate([np.zeros(0, np.int64), *(groups for groups, _ in found)])
+    steps = np.concatenate([np.zeros(0, np.int64), *(steps for _, steps in found)])
+    return without_repeats(groups[np.argsort(steps, kind="stable")])
+
+
+def _needs(lane: Lane, row: int) -> tuple[Ints, Ints]:
+    """Return the row groups of a lane from a row on, and in which step from there each is mixed first."""
+    block = lane.block_at(row)
+    if block >= lane.blocks:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    first = lane.spans(block).start
+    groups = lane.row_groups[first:]
+    steps = np.arange(first, first + len(groups)) - block // lane.blocks_per_step
+    return groups, np.maximum(steps, 0)
+
+
+def row_groups_of_batches(order: Order, batches: Sequence[int]) -> Ints:
+    """Return the row groups of these batches of an epoch in the order of the files, those of the first batch first."""
+    if not len(batches):
+        return np.zeros(0, np.int64)
+    ends = np.cumsum(order.counts)
+    numbers = np.asarray(batches, np.int64)
+    first = np.searchsorted(ends, numbers * order.batch_size, side="right")
+    last = np.searchsorted(ends, np.minimum((numbers + 1) * order.batch_size, order.rows) - 1, side="right")
+    change = np.zeros(len(ends) + 1, np.int64)
+    np.add.at(change, first, 1)
+    np.add.at(change, last + 1, -1)
+    found = np.flatnonzero((np.cumsum(change[:-1]) > 0) & (order.counts > 0))
+    begin = int(np.searchsorted(found, first[0]))
+    return np.concatenate([found[begin:], found[:begin]])
+
+
+def without_repeats(numbers: Ints) -> Ints:
+    """Return each of ``numbers`` once, where it comes first."""
+    _, first = np.unique(numbers, return_index=True)
+    return numbers[np.sort(first)]
+
+
 T = TypeVar("T")
 
 POLL = 0.05  # seconds between looks at what has arrived
@@ -328,3 +378,122 @@ class Patience:
         if self._is_said:
             self._is_said = False
             self._arrivals.log_end_of_wait()
+
+
+P = ParamSpec("P")
+_IDLE = 0.25  # seconds between looks while nobody waits
+
+
+class _Waiting(NamedTuple):
+    row_group: int  # of the index
+    future: Future[Any]
+    job: Callable[[], Any]
+
+
+class ArrivalQueue:
+    """Submits jobs to ``threads``, each when the file of its row group has arrived.
+
+    ``row_groups`` are the rows in the index of the row groups that ``submit`` counts.
+    """
+
+    def __init__(self, arrivals: Arrivals, row_groups: Ints, threads: ForkSafeThreadPool) -> None:
+        self._arrivals, self._row_groups, self._threads = arrivals, row_groups, threads
+        self._lock = threading.Lock()
+        self._waiting: list[_Waiting] = []
+        self._is_closed = False
+        self._wake = threading.Event()
+        self._blocked_since: float | None = None  # the thread that uses the results
+        self._arrived_last = 0.0
+        self.waited_seconds = 0.0  # of that thread
+        threading.Thread(target=self._watch, name="pqcache-arrivals", daemon=True).start()
+
+    def submit(self, number: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run ``fn`` on a thread when row group ``number`` is there; what will never come is its error."""
+        row_group = int(self._row_groups[number])
+        if self._arrivals.arrived(self._row_groups[number : number + 1])[0]:
+            return self._threads.submit(fn, *args, **kwargs)
+        future: Future[T] = Future()
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("cannot read after the end of an epoch")
+            self._waiting.append(_Waiting(row_group, future, partial(fn, *args, **kwargs)))
+        self._wake.set()
+        return future
+
+    def result(self, future: Future[T]) -> T:
+        """Return the result of a job, or of what follows from jobs, and count the time that arrivals took meanwhile."""
+        if future.done() or not self._waiting:
+            return future.result()
+        begun = self._blocked_since = time.monotonic()
+        try:
+            return future.result()
+        finally:
+            self._blocked_since = None
+            waited = max(0.0, self._arrived_last - begun)
+            self.waited_seconds += waited
+            self._arrivals.add_waited(waited)
+
+    def close(self) -> None:
+        """Cancel the jobs whose row groups are not there."""
+        with self._lock:
+            self._is_closed = True
+            left, self._waiting = self._waiting, []
+        self._wake.set()
+        for waiting in left:
+            waiting.future.cancel()
+
+    def _watch(self) -> None:
+        patience = Patience(self._arrivals)
+        while not (self._is_closed or (self._arrivals.is_complete and not self._waiting)):
+            began = time.monotonic()
+            first = self._start_arrived(patience)
+            try:
+                since = self._blocked_since
+                patience.look(first, None if since is None else max(since, self._arrived_last))
+            except Exception as error:  # noqa: BLE001 - raised where the results are asked for
+                self._fail(error, first)
+            self._wake.wait(max(POLL, 4 * (time.monotonic() - began)) if first is not None else _IDLE)
+            self._wake.clear()
+
+    def _start_arrived(self, patience: Patience) -> int | None:
+        """Submit what has arrived; return the first row group that has not, or None if nobody waits for any."""
+        with self._lock:
+            groups = np.array([waiting.row_group for waiting in self._waiting], np.int64)
+            there = self._arrivals.arrived(groups) if len(groups) else np.zeros(0, np.bool_)
+            started = [waiting for waiting, is_there in zip(self._waiting, there, strict=True) if is_there]
+            self._waiting = [waiting for waiting, is_there in zip(self._waiting, there, strict=True) if not is_there]
+            first = self._waiting[0].row_group if self._waiting else None
+        if started:
+            patience.end()
+            self._arrived_last = time.monotonic()
+        for waiting in started:
+            try:
+                self._threads.submit(waiting.job).add_done_callback(partial(pass_on, waiting.future))
+            except RuntimeError:  # the pool is being shut down
+                waiting.future.cancel()
+        return first
+
+    def _fail(self, error: Exception, row_group: int | None) -> None:
+        """Give an error to the jobs of a row group; to all where it is not about one file."""
+        with self._lock:
+            only = isinstance(error, SourceChanged)
+            failed = [waiting for waiting in self._waiting if not only or waiting.row_group == row_group]
+            self._waiting = [waiting for waiting in self._waiting if only and waiting.row_group != row_group]
+        for waiting in failed:
+            with suppress(InvalidStateError):  # it was cancelled
+                waiting.future.set_exception(error)
+
+
+@contextmanager
+def arrival_queue(
+    arrivals: Arrivals | None, row_groups: Ints, threads: ForkSafeThreadPool
+) -> Iterator[ArrivalQueue | None]:
+    """Yield a queue for a dataset that is still arriving, which is closed at the end; None for any other."""
+    if arrivals is None or arrivals.is_complete:
+        yield None
+        return
+    queue = ArrivalQueue(arrivals, row_groups, threads)
+    try:
+        yield queue
+    finally:
+        queue.close()

@@ -28,13 +28,11 @@ from torch.utils.data import DataLoader
 import pqcache
 from pqcache.errors import CacheError, ParquetError, UsageError
 from pqcache.filters.sql import parse_where
-from pqcache.reader.files import Files, RowGroup
 from pqcache.reader.load import Held, RowGroups
 from pqcache.reader.memory import Budget, Window, fit, has_pages, sizes_of
-from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.open_dataset import Files, RowGroup, open_local_dataset
 from pqcache.reader.options import RowOptions
-from pqcache.reader.order.epoch_order import Order
-from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.order import EpochShare, Order
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.selection.selection import COUNTS
 from pqcache.store.selected_rows import SelectedRows

@@ -22,11 +22,10 @@ import pytest
 import pqcache
 from pqcache import Cache, Sequence
 from pqcache.errors import CacheError, SourceChanged, SourceError, UsageError
-from pqcache.reader import open_dataset
-from pqcache.reader.arriving import arrivals
-from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes, without_repeats
+from pqcache.reader import arriving, open_dataset
+from pqcache.reader.arriving import row_groups_of_batches, row_groups_of_lanes, without_repeats
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.order.epoch_order import Order
+from pqcache.reader.order import Order
 from pqcache.store.arriving.wanted import Wanted, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
@@ -326,10 +325,10 @@ def test_a_long_wait_is_logged_once_and_so_is_its_end(
 
     def go_on() -> None:
         wait_for(lambda: bool(said()))
-        monkeypatch.setattr(arrivals, "LONG", 60.0)  # on a busy machine the rest may take long too
+        monkeypatch.setattr(arriving, "LONG", 60.0)  # on a busy machine the rest may take long too
         filler.is_stalled.clear()
 
-    monkeypatch.setattr(arrivals, "LONG", 0.2)
+    monkeypatch.setattr(arriving, "LONG", 0.2)
     filler = Filler(source, tmp_path / "cache")
     filler.is_stalled.set()
     FillingThread(filler, 0).start()

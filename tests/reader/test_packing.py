@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pqcache.reader.packing.pack import Pack
-from pqcache.reader.packing.packed_rows import PADDING, Packs, best_fit, count_packs
+from pqcache.reader.packing import PADDING, Pack, Packs, best_fit, count_packs
 from tests.examples import examples
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=60)

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.mixture import MixHistory, MixPeriod
+from pqcache.reader.mixture import MixHistory, MixPeriod
 from tests.examples import examples
 
 NAMES = ("web", "books", "code", "talks")

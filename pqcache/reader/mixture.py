@@ -19,7 +19,6 @@ their last ones to lanes with too few.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.epoch_order import Ints, Order, random_words
+from pqcache.reader.order import Ints, Order, interleave, random_words
 from pqcache.store.selected_rows import ranges_of
 from pqcache.units import is_number, is_whole
 
@@ -107,32 +106,6 @@ def _rounded(wanted: Sequence[Fraction], total: int) -> list[int]:
     for i in order[: total - sum(counts)]:
         counts[i] += 1
     return counts
-
-
-def interleave(counts: Sequence[int]) -> Ints:
-    """Each ``k`` ``counts[k]`` times, so that every prefix holds them in proportion.
-
-    The two rarest are merged first, and the result with the next, so that the rounding of each merge hardly adds up.
-    """
-    merged: list[tuple[int, int, Any]] = [(count, k, None) for k, count in enumerate(counts)]
-    heapq.heapify(merged)
-    for number in range(len(counts), 2 * len(counts) - 1):
-        left, right = heapq.heappop(merged), heapq.heappop(merged)
-        heapq.heappush(merged, (left[0] + right[0], number, (left, right)))
-    found = np.empty(sum(counts), np.int64)
-    todo = [(merged[0], np.arange(len(found)))]
-    while todo:
-        (count, k, parts), places = todo.pop()
-        if parts is None:
-            found[places] = k
-            continue
-        if not count:
-            continue
-        left, right = parts
-        ahead = (2 * np.arange(count + 1, dtype=np.int64) * left[0] + count) // (2 * count)
-        to_left = np.diff(ahead) > 0
-        todo += [(left, places[to_left]), (right, places[~to_left])]
-    return found
 
 
 class DatasetPass(NamedTuple):

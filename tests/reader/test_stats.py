@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pqcache.reader.meter import BATCHES, BUSY, NAMES, OF_TRAINER, SHAPE, WAITED, Meter
-from pqcache.reader.reading_stats import reading_stats
+from pqcache.reader.stats import BATCHES, BUSY, NAMES, OF_TRAINER, SHAPE, WAITED, Meter, reading_stats
 
 
 @pytest.fixture
