@@ -51,18 +51,18 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.reader.selection.sequences import Sequence as Sequence
     from pqcache.reader.selection.split import Split as Split
     from pqcache.reader.stats import DatasetStats as DatasetStats
-    from pqcache.store.gc import GcReport as GcReport
-    from pqcache.store.gc import gc as gc
+    from pqcache.store.history import log as log
     from pqcache.store.inspect.summary import Inspection as Inspection
     from pqcache.store.inspect.summary import inspect as inspect
     from pqcache.store.keys.command import IndexReport as IndexReport
     from pqcache.store.keys.command import index as index
+    from pqcache.store.keys.lookup import SelectedRows as SelectedRows
+    from pqcache.store.publish import GcReport as GcReport
+    from pqcache.store.publish import gc as gc
     from pqcache.store.repartition.command import repartition as repartition
     from pqcache.store.repartition.dense_proposals import Proposal as Proposal
     from pqcache.store.repartition.dense_proposals import dense_proposals as dense_proposals
     from pqcache.store.repartition.to_target import RepartitionReport as RepartitionReport
-    from pqcache.store.run_record import log as log
-    from pqcache.store.selected_rows import SelectedRows as SelectedRows
     from pqcache.store.serve.command import CacheServer as CacheServer
     from pqcache.store.serve.command import serve as serve
     from pqcache.store.snapshot import Snapshot as Snapshot
@@ -76,10 +76,10 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.store.status import CacheStatus as CacheStatus
     from pqcache.store.status import StatusReport as StatusReport
     from pqcache.store.status import status as status
-    from pqcache.store.sync.all_tables import TableResult as TableResult
-    from pqcache.store.sync.all_tables import sync_all as sync_all
     from pqcache.store.sync.cache_run import SyncReport as SyncReport
+    from pqcache.store.sync.command import TableResult as TableResult
     from pqcache.store.sync.command import sync as sync
+    from pqcache.store.sync.command import sync_all as sync_all
     from pqcache.store.tables_of_root import RemoveReport as RemoveReport
     from pqcache.store.tables_of_root import add as add
     from pqcache.store.tables_of_root import remove as remove

@@ -15,9 +15,8 @@ from pqcache.reader.open_dataset import shard_of
 from pqcache.reader.options import BatchArguments, BatchOptions
 from pqcache.reader.processes import check_launched, count_and_number, is_rank, worker_of_torch
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.keys.lookup import lookup
-from pqcache.store.selected_rows import SelectedRows
-from pqcache.store.shard import parse_shard
+from pqcache.store.keys.lookup import SelectedRows, lookup
+from pqcache.store.table_part import parse_shard
 
 
 @dataclass(frozen=True)

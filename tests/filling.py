@@ -1,7 +1,7 @@
 """A small run that fills an arriving snapshot from a local directory, for tests of its readers.
 
 It fetches one file after another, those first that readers want, and can stall, die, lose files and publish. As a
-process, ``python -m tests.filling``, it reads what ``pqcache.store.sync.background_run`` reads.
+process, ``python -m tests.filling``, it reads what ``pqcache.store.background_run`` reads.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pathlib import Path
 
 from pqcache.errors import SourceChanged
 from pqcache.parquet.row_group_stats import read_footer
-from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
-from pqcache.store.arriving.wanted import read_wanted
+from pqcache.store.arriving import ArrivingSnapshot, find_arriving, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, ROW_GROUPS, RUN, SUMMARY, WANTED

@@ -23,13 +23,13 @@ from pqcache import errors, events
 from pqcache.benchmark.command import Advice, BenchReport, Measured
 from pqcache.benchmark.forecast import Forecast
 from pqcache.console.commands import app
-from pqcache.store.gc import GcReport
 from pqcache.store.inspect.listings import Difference, FileView, RowGroupView
 from pqcache.store.inspect.summary import ColumnSummary, HistogramBar, Inspection, PartitionSummary
 from pqcache.store.keys.command import IndexReport, KeyView, index
 from pqcache.store.keys.lookup import KEYS, KeyRun
 from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest_file import FORMAT, read_manifest
+from pqcache.store.publish import GcReport
 from pqcache.store.repartition.to_target import RepartitionReport
 from pqcache.store.sync.cache_run import SyncReport
 from pqcache.store.sync.command import sync as sync_cache

@@ -59,7 +59,7 @@ def _caches(_: Any, typed: str) -> Iterator[str]:
 def _snapshots(context: Any, _: str) -> Iterator[str]:
     """The IDs and pins of the cache that was named before."""
     from pqcache.store.cache_directory import CacheDirectory, cache_path
-    from pqcache.store.pins import read_kept
+    from pqcache.store.snapshot import read_kept
     from pqcache.store.tables_of_root import named_place
 
     with suppress(PqcacheError, OSError):

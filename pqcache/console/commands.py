@@ -393,7 +393,7 @@ def _run_each(given: Given, did: str, run: Callable[[Any], object]) -> None:
         return
     from pqcache.console.line_prefix import name_lines
     from pqcache.console.sync_runner import print_count, print_failure
-    from pqcache.store.sync.all_tables import exit_code_of, known_error
+    from pqcache.store.sync.command import exit_code_of, known_error
     from pqcache.store.tables_of_root import default_root, find_caches
 
     if getattr(given, "options", None):

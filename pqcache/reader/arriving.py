@@ -23,9 +23,8 @@ import numpy.typing as npt
 
 from pqcache.errors import CacheError, PqcacheError, SourceChanged
 from pqcache.reader.order import Ints, Lane, Order
-from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
-from pqcache.store.arriving.start_run import FillRequest, ensure_filling, fill_command, run_error
-from pqcache.store.arriving.wanted import Wanted, WantedList
+from pqcache.store.arriving import ArrivingSnapshot, Wanted, WantedList, find_arriving
+from pqcache.store.background_run import FillRequest, ensure_filling, fill_command, run_error
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, read_config
 from pqcache.store.layout import FILES

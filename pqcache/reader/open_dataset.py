@@ -27,8 +27,8 @@ from pqcache.parquet.footer.doubtful import may_be_doubtful
 from pqcache.parquet.row_group_reader import RowGroupFile
 from pqcache.reader.arriving import Arrivals
 from pqcache.reader.order import Ints
-from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
-from pqcache.store.arriving.start_run import (
+from pqcache.store.arriving import ArrivingSnapshot, find_arriving
+from pqcache.store.background_run import (
     FillRequest,
     check_source,
     ensure_filling,

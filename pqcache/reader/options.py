@@ -17,9 +17,9 @@ from pqcache.reader.packing import Pack, TokenBatches, check_pack
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split
 from pqcache.reader.selection.weights import check_weights
-from pqcache.store.arriving.start_run import FillRequest, fill_request
+from pqcache.store.background_run import FillRequest, fill_request
 from pqcache.store.hive import parse_types
-from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.keys.lookup import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 
 WINDOW = 16  # row groups, where memory allows

@@ -43,8 +43,7 @@ from pqcache.store.layout import (
     UNMET,
 )
 from pqcache.store.ownership import GROUPS, check_ownership, directory_mode, file_mode, make_private, private_mode
-from pqcache.store.pins import read_kept
-from pqcache.store.snapshot import Lease, Snapshot
+from pqcache.store.snapshot import Lease, Snapshot, read_kept
 from pqcache.store.urls import local_path, quoted, url_scheme
 from pqcache.system.disk import fsync_path, make_directory, open_plain, read_regular, replace_symlink, write_durably
 from pqcache.system.locks import lock_holder, open_to_lock, try_lock

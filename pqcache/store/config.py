@@ -16,9 +16,8 @@ from pqcache.store.cache_directory import config_text, parsed
 from pqcache.store.expect import Rule, parse_rules
 from pqcache.store.hive import parse_types
 from pqcache.store.layout import CONFIG
-from pqcache.store.newest import FREE, parse_newest
 from pqcache.store.ownership import file_mode
-from pqcache.store.shard import parse_shard
+from pqcache.store.table_part import FREE, parse_newest, parse_shard
 from pqcache.store.tables.base import VersionRule
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import quoted

@@ -1,26 +1,43 @@
-"""Publishing: a snapshot that was built in ``tmp/`` becomes the current one, in one step, or the candidate.
+"""Publish a snapshot that was built in ``tmp/``, make it the candidate, and remove old snapshots that nobody reads.
 
-The candidate waits in ``candidate/ID``: the cache is held, or the snapshot is not what was expected of it. The next
-sync starts from it and replaces it. `CacheDirectory.publish_candidate` makes exactly it the current snapshot.
+Publishing is one step. The candidate waits in ``candidate/ID``: the cache is held, or the snapshot is not what was
+expected of it. The next sync starts from it and replaces it; `CacheDirectory.publish_candidate` makes exactly it the
+current snapshot.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-from pqcache.errors import MALFORMED, CacheLocked
-from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
+from pqcache.errors import MALFORMED, CacheLocked, disk_errors
+from pqcache.events import Collected, OnEvent, Warned, ignore
+from pqcache.options import COMMANDS, GcArguments, Unpack, all_values, documented
+from pqcache.store.arriving import arriving_snapshots, remove_empty
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.gc import remove_snapshot
+from pqcache.store.config import read_config
+from pqcache.store.history import recorded_run
 from pqcache.store.layout import CANDIDATE, LEASE, UNMET
 from pqcache.store.ownership import directory_mode, file_mode
-from pqcache.store.pins import read_kept
-from pqcache.store.snapshot import Snapshot
-from pqcache.system.disk import fsync_path, fsync_tree, make_directory, read_regular, replace_symlink
+from pqcache.store.snapshot import Snapshot, read_kept
+from pqcache.system.disk import (
+    freed_bytes,
+    fsync_path,
+    fsync_tree,
+    make_directory,
+    read_regular,
+    remove_tree,
+    replace_symlink,
+)
+from pqcache.system.locks import open_to_lock, try_lock
+from pqcache.system.stopwatch import Stopwatch
 
 _PUBLISHING = 60.0  # seconds: more than a run takes between a snapshot's rename and the swap of current
 
@@ -89,3 +106,137 @@ def _remove_orphans(cache: CacheDirectory, previous: Snapshot) -> None:
         was_current = snapshot.number <= previous.number or snapshot.id in kept.rolled_back or snapshot.id in kept.pins
         if not was_current and abs(time.time() - snapshot.path.stat().st_mtime) > _PUBLISHING:
             remove_snapshot(cache, snapshot, without_lock=True)
+
+
+@dataclass(frozen=True)
+class GcReport:
+    """The snapshots that were removed, those that are kept, and the bytes on disk that this freed.
+
+    With ``dry_run`` they are those that would be removed, and what that would free.
+    """
+
+    cache: str
+    dry_run: bool
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+    bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return asdict(self)
+
+
+@documented(GcArguments, *COMMANDS["gc"])
+def gc(cache: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given: Unpack[GcArguments]) -> GcReport:
+    """Remove all but the newest snapshots; the current one, pinned ones and those in use by a reader are kept.
+
+    On a file system without locks readers are not known, and nothing is removed without ``older_than``.
+
+    Args:
+        cache: the cache's directory.
+        on_event: called with what happens.
+        given: the options, as the table in pqcache.options has them.
+
+    >>> gc("cache/shop", keep=1).removed
+    ()
+
+    Raises UsageError, CacheError, or CacheLocked when another run is at work.
+    """
+    options = all_values(given, *COMMANDS["gc"])
+    age, dry_run = options.older_than, options.dry_run
+    target, watch = CacheDirectory.open(os.fspath(cache)), Stopwatch()
+    with disk_errors(target.path), ExitStack() as stack:
+        if dry_run:
+            stack.enter_context(target.lock(options.wait, on_event))
+        else:
+            record = stack.enter_context(recorded_run(target, "gc", options.wait, on_event))
+        count = options.keep or read_config(target.path).keep
+        surplus = [snapshot for snapshot in removable_snapshots(target, count, age) if not snapshot.is_leased()]
+        if dry_run:
+            removed, freed = surplus, freed_bytes(*(snapshot.path for snapshot in surplus))
+        else:
+            removed, freed = [], 0
+            for snapshot in surplus:
+                alone = freed_bytes(snapshot.path)  # those before it are gone
+                if remove_snapshot(target, snapshot, without_lock=age > 0):
+                    removed.append(snapshot)
+                    freed += alone
+            remove_empty(target)
+        for snapshot in target.snapshots() if age else ():
+            if _age(snapshot) < 0:
+                reason = "its time is in the future, so how old it is is not known"
+                on_event(Warned(f"{snapshot.path}: kept: {reason}; without --older-than it counts as any other"))
+        gone = {snapshot.id for snapshot in removed}
+        kept = tuple(snapshot.id for snapshot in target.snapshots() if snapshot.id not in gone)
+        report = GcReport(str(Path(target.path)), dry_run, tuple(sorted(gone)), kept, freed)
+        if not dry_run:
+            for snapshot in removed:
+                on_event(Collected(snapshot.id))
+            current = target.current()
+            held = {"snapshot": current.id if current is not None else None, "published": False}
+            record.end({**held, "collected": list(report.removed), "seconds": watch.seconds})
+    return report
+
+
+def remove_old_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:
+    """Remove all but the newest ``keep`` snapshots, the current one among them and pinned ones apart; return those.
+
+    Leased snapshots are kept, and so are those published less than ``older_than`` seconds ago. Where there are no
+    locks, none is removed unless ``older_than`` says what no reader can be reading any more.
+    """
+    found = removable_snapshots(cache, keep, older_than)
+    removed = [snapshot for snapshot in found if remove_snapshot(cache, snapshot, without_lock=older_than > 0)]
+    remove_empty(cache)
+    return removed
+
+
+def removable_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:
+    """Return the snapshots that ``remove_old_snapshots`` would remove if nobody reads them.
+
+    One that was arriving is among them if no run will continue it: a snapshot was published, or it was abandoned. So
+    are candidates that were replaced.
+    """
+    current, candidate = cache.current(), cache.candidate()
+    dead: list[Snapshot] = [s for s in arriving_snapshots(cache) if current is not None or s.is_abandoned()]
+    dead += [snapshot for snapshot in cache.candidates() if snapshot != candidate]
+    if current is None:
+        return dead
+    others = old_snapshots(cache, current)
+    surplus = others[: max(0, len(others) + 1 - max(1, keep))]
+    return dead + [snapshot for snapshot in surplus if not older_than or _age(snapshot) >= older_than]
+
+
+def old_snapshots(cache: CacheDirectory, current: Snapshot) -> list[Snapshot]:
+    """Snapshots in the order of their removal; neither the current one nor pinned ones."""
+    kept = read_kept(cache.path)
+    found = [s for s in cache.snapshots() if s.id not in kept.pins and s.number != current.number]
+    known = [s for s in found if s.number < current.number or s.id in kept.rolled_back]
+    return sorted(known, key=lambda snapshot: snapshot.id not in kept.rolled_back)
+
+
+def _age(snapshot: Snapshot) -> float:
+    """Seconds since publication; negative if a clock was wrong."""
+    return time.time() - snapshot.path.stat().st_mtime
+
+
+def remove_snapshot(cache: CacheDirectory, snapshot: Snapshot, without_lock: bool = False) -> bool:
+    """Remove a snapshot that nobody reads; the exclusive lock is held until it is renamed.
+
+    Return whether it was removed. Where there are no locks it is removed only ``without_lock``.
+    """
+    try:
+        file = open_to_lock(snapshot.path / LEASE)
+    except FileNotFoundError:
+        file = None
+    try:
+        if file is not None:
+            held = try_lock(file, exclusive=True)
+            if held is False or (held is None and not without_lock):
+                return False
+        trash = cache.tmp_dir / f"removed-{snapshot.id}-{os.urandom(4).hex()}"
+        snapshot.path.rename(trash)
+    finally:
+        if file is not None:
+            os.close(file)
+    remove_tree(trash)
+    return True

@@ -21,14 +21,12 @@ from pqcache.errors import PqcacheError, first_line
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.expect import FAILED, Finding, lines_of, stale
-from pqcache.store.history import DONE, INTERRUPTED, ROLLBACK, RUNNING_NOW
+from pqcache.store.history import DONE, INTERRUPTED, ROLLBACK, RUNNING_NOW, log
 from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Totals
 from pqcache.store.manifest_digest import read_summary
-from pqcache.store.pins import read_kept, rolled_back_from
 from pqcache.store.publish import unmet_of
-from pqcache.store.run_record import log
-from pqcache.store.snapshot import Snapshot
+from pqcache.store.snapshot import Snapshot, read_kept, rolled_back_from
 from pqcache.store.tables_of_root import ListedTable, tables_below
 from pqcache.store.urls import redact
 from pqcache.units import format_count, format_seconds, parse_duration

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from pqcache.errors import MALFORMED, CacheError, CacheLocked, PqcacheError, UsageError, disk_errors
-from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
+from pqcache.store.arriving import arriving_snapshots
 from pqcache.store.cache_directory import CacheDirectory, config_text, has_tables, parsed
 from pqcache.store.config import Config, config_of, read_config, write_config
 from pqcache.store.layout import CONFIG
 from pqcache.store.ownership import is_own
-from pqcache.store.pins import read_kept
+from pqcache.store.snapshot import read_kept
 from pqcache.store.urls import check_url, is_secret, local_path, printable, quoted, remembered_url, url_scheme
 from pqcache.system.disk import freed_bytes, fsync_path, remove_tree
 from pqcache.units import parse_duration

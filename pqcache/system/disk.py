@@ -175,6 +175,13 @@ def remove_tree(root: Path) -> None:
         shutil.rmtree(root, onerror=retry_writable)
 
 
+def discard(directory: Path) -> None:
+    """Rename, then remove, so that a run that still uses it fails cleanly."""
+    trash = directory.with_name(f"removed-{os.urandom(8).hex()}")
+    directory.rename(trash)
+    remove_tree(trash)
+
+
 def _remove_writable(root: Path, path: Path, is_directory: bool) -> None:
     """Remove a file or an empty directory of the tree ``root``, after its directory was made writable.
 

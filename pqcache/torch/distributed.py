@@ -26,8 +26,8 @@ from pqcache.reader.processes import of_torch
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import FILES
 from pqcache.store.manifest_file import read_heading
-from pqcache.store.shard import Shard, parse_shard
 from pqcache.store.snapshot import Snapshot
+from pqcache.store.table_part import Shard, parse_shard
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import pytest
 import pqcache
 from pqcache.console.sync_runner import metrics_text
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.sync.all_tables import TableResult
+from pqcache.store.sync.command import TableResult
 from tests.datasets import write_shop
 from tests.forked_commands import run_pqcache
 

@@ -238,7 +238,7 @@ def _no_fsync() -> None:
 
 
 def _unsynced_rewrite() -> None:
-    import pqcache.store.sync.rewrite_files as module
+    import pqcache.parquet.rewrite.directory as module
 
     real = module.rewrite_directory
 

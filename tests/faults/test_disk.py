@@ -21,7 +21,7 @@ from pqcache.events import Event, Fetched, Listed, Published
 from pqcache.parquet.rewrite import directory as rewrite
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.sync import safety_checks
-from pqcache.store.tmp_directory import file_key
+from pqcache.store.sync.snapshot_job import file_key
 from pqcache.system import disk
 from tests.datasets import write_day
 from tests.faults.checks import check_clean, check_snapshot, rows_at

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, arriving_snapshots
+from pqcache.store.arriving import ArrivingSnapshot, arriving_snapshots
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import PUBLISHING
 from tests.datasets import write_day

@@ -12,7 +12,7 @@ import pytest
 
 import pqcache
 from pqcache.events import Event, Retried
-from pqcache.store.arriving.arriving_snapshot import find_arriving
+from pqcache.store.arriving import find_arriving
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync import fill
 from tests.datasets import files_of

@@ -16,10 +16,10 @@ import pytest
 
 import pqcache
 from pqcache.store import ownership, snapshot
-from pqcache.store import tmp_directory as workdir
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.ownership import CACHES, GROUPS
 from pqcache.store.sync import command
+from pqcache.store.sync import snapshot_job as workdir
 from tests.datasets import write_day
 from tests.faults.checks import check_clean, check_snapshot, rows_at
 from tests.faults.lakes import lake_of, state_of

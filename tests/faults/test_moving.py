@@ -14,11 +14,11 @@ import pytest
 
 import pqcache
 from pqcache.events import Event, Fetched, Listed
-from pqcache.store import tmp_directory as workdir
 from pqcache.store.drivers import local
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.sync import command as sync_module
+from pqcache.store.sync import snapshot_job as workdir
 from tests.datasets import write_day
 from tests.faults.checks import check_clean, check_snapshot, rows_at
 from tests.faults.lakes import big

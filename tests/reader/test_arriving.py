@@ -26,11 +26,11 @@ from pqcache.reader import arriving, open_dataset
 from pqcache.reader.arriving import row_groups_of_batches, row_groups_of_lanes, without_repeats
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order import Order
-from pqcache.store.arriving.wanted import Wanted, read_wanted
+from pqcache.store.arriving import Wanted, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
-from pqcache.store.gc import remove_snapshot
 from pqcache.store.layout import PUBLISHING
+from pqcache.store.publish import remove_snapshot
 from pqcache.store.snapshot import Snapshot
 from tests.datasets import write_shop
 from tests.filling import Filler, FillingThread, publish_copy

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pqcache.errors import UsageError
 from pqcache.store.config import Config
 from pqcache.store.hive import NULL
-from pqcache.store.newest import FREE, FreeSpace, Newest, newest_partitions, parse_newest
+from pqcache.store.table_part import FREE, FreeSpace, Newest, newest_partitions, parse_newest
 from tests.examples import examples
 
 words = st.one_of(st.integers(-20, 2000).map(str), st.sampled_from(["007", "2026-11-01", "tmp", "a", NULL, "٣", ""]))

@@ -16,7 +16,7 @@ from pqcache.errors import SourceIncomplete, UsageError
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, Manifest, SourceFile
-from pqcache.store.shard import MIN_PARTS, Shard, listing_digest, owners, parse_shard
+from pqcache.store.table_part import MIN_PARTS, Shard, listing_digest, owners, parse_shard
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.examples import examples
 from tests.forked_commands import run_pqcache

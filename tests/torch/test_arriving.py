@@ -22,7 +22,7 @@ from pqcache import Cache, Pack, TokenBatches
 from pqcache.errors import CacheError, ParquetError, SourceDenied, UsageError
 from pqcache.reader.arriving import ArrivalQueue
 from pqcache.reader.stats import ArrivalStats
-from pqcache.store.arriving import start_run
+from pqcache.store import background_run
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
 from pqcache.system.process_identity import is_running
@@ -33,7 +33,7 @@ from tests.filling import Filler, FillingThread, publish_copy
 from tests.torch.ranks import Ranks
 
 COLUMNS = ["id", "title", "tokens", "dt"]
-BACKGROUND_RUN = start_run.MODULE
+BACKGROUND_RUN = background_run.MODULE
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -267,7 +267,7 @@ def test_stats_count_what_is_wanted_and_waited_for(
 @pytest.fixture
 def small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where the caches are; beside them, ``runs`` has a byte for each run that was started."""
-    monkeypatch.setattr(start_run, "MODULE", "tests.filling")
+    monkeypatch.setattr(background_run, "MODULE", "tests.filling")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     return tmp_path
@@ -298,9 +298,9 @@ def test_batches_without_torch_start_one_too(small_run: Path, source: Path, publ
 
 def test_of_several_processes_one_starts_the_run(small_run: Path, source: Path) -> None:
     program = textwrap.dedent("""
-        import sys, pqcache.store.arriving.start_run as start_run
+        import sys, pqcache.store.background_run as background_run
         from pqcache import Cache, Pack, TokenBatches
-        start_run.MODULE = "tests.filling"
+        background_run.MODULE = "tests.filling"
         batches = Cache(sys.argv[2]).batches(["id"], source=sys.argv[1], source_options={"delay": "0.01"})
         print(sum(batch.num_rows for batch in batches))
     """)
@@ -371,7 +371,9 @@ def test_no_run_puts_another_source_in_the_place_of_the_one_that_is_read(small_r
     with pytest.raises(CacheError, match="it is to be a copy of s3://lake/other now"):
         list(Loader(dataset))
     with pytest.raises(UsageError, match="is a copy of s3://lake/other, and not of"):
-        start_run.ensure_filling(small_run / "cache", start_run.FillRequest(source=str(source)), lambda: False)
+        background_run.ensure_filling(
+            small_run / "cache", background_run.FillRequest(source=str(source)), lambda: False
+        )
     assert not (small_run / "runs").exists()
 
 
@@ -382,7 +384,7 @@ def test_the_source_of_a_first_run_that_failed_binds_nobody(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(start_run, "MODULE", BACKGROUND_RUN)
+    monkeypatch.setattr(background_run, "MODULE", BACKGROUND_RUN)
     (small_run / "bad").mkdir()
     (small_run / "bad" / "part-0.parquet").write_bytes(b"PAR1" + bytes(100))
     with pytest.raises(ParquetError, match="part-0"):
@@ -404,7 +406,7 @@ def test_options_of_a_source_that_make_no_sense(tmp_path: Path) -> None:
             ParquetDataset(tmp_path / "cache", source=nothing)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="keep_filling: there is no source"):
         ParquetDataset(tmp_path / "cache", keep_filling=False)
-    assert "secret" not in repr(start_run.FillRequest(source="s3://a/b", options={"secret": "secret"}))
+    assert "secret" not in repr(background_run.FillRequest(source="s3://a/b", options={"secret": "secret"}))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import pqcache
 import pqcache.store.config
 from pqcache.errors import UsageError
-from pqcache.store.shard import Shard
+from pqcache.store.table_part import Shard
 from pqcache.torch import Loader, ParquetDataset
 from pqcache.torch.distributed import NodeShares, RankShare, combine_shares
 from tests.torch.conftest import RunRanks

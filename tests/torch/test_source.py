@@ -23,7 +23,7 @@ import pqcache
 from pqcache import Cache
 from pqcache.errors import SourceError, UsageError
 from pqcache.reader.arriving import ArrivalQueue
-from pqcache.store.arriving import start_run
+from pqcache.store import background_run
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.torch import Loader, ParquetDataset
 from tests.conftest import Bucket
@@ -146,9 +146,9 @@ def test_a_run_that_is_killed_is_continued(
 
     slow.clear()
     slow.rule(both(hold), method="GET", path=r"\.parquet")
-    before = set(start_run._started)  # those of other tests may still be ending
+    before = set(background_run._started)  # those of other tests may still be ending
     dataset = dataset_of(tmp_path / "cache", remote, slow)
-    (run,) = set(start_run._started) - before
+    (run,) = set(background_run._started) - before
     loader = iter(Loader(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None))
     with ThreadPoolExecutor(1) as thread:
         found = thread.submit(lambda: [values_of(batch) for batch in loader])
@@ -185,7 +185,7 @@ def test_runs_that_are_killed_at_any_moment(
     round_: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(start_run, "_MOST_STARTS", 9)  # they may all die before there is anything to read
+    monkeypatch.setattr(background_run, "_MOST_STARTS", 9)  # they may all die before there is anything to read
     rng, workers = np.random.default_rng(round_), 2 * (round_ % 2)
     slow.clear()
     slow.rule(both(lambda request: time.sleep(0.3)), method="GET", path=r"\.parquet")

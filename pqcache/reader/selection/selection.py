@@ -25,8 +25,8 @@ from pqcache.parquet.dense_columns import as_lists
 from pqcache.reader.arriving import arrival_queue
 from pqcache.reader.open_dataset import Files, LocalDataset
 from pqcache.store.hive import with_hints
+from pqcache.store.keys.lookup import Ints, ranges_of
 from pqcache.store.layout import ROW_GROUPS
-from pqcache.store.selected_rows import Ints, ranges_of
 from pqcache.system.disk import read_regular, write_durably
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 from pqcache.system.process_stats import cpu_count

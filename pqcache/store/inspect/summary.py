@@ -22,7 +22,7 @@ from pqcache.options import COMMANDS, InspectArguments, Unpack, all_values, docu
 from pqcache.parquet.dense_columns import as_list, dense_of
 from pqcache.parquet.nested import top_level_names
 from pqcache.parquet.row_group_stats import read_footer
-from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
+from pqcache.store.arriving import ArrivingSnapshot, find_arriving
 from pqcache.store.cache_directory import CacheDirectory, cache_at
 from pqcache.store.config import read_config
 from pqcache.store.drivers.base import Source
@@ -33,8 +33,8 @@ from pqcache.store.manifest import SourceFile, TableVersion
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA, Index, IndexBuilder
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.download.remote_footer import read_remote_footer
 from pqcache.store.sync.listing import ListingRules, list_source
+from pqcache.store.sync.table_schema import read_remote_footer
 from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.open_table import open_table

@@ -23,6 +23,7 @@ from pqcache.store.keys.lookup import (
     BITS,
     ROWS,
     SPANS,
+    Ints,
     KeyIndex,
     KeyRun,
     check_key_index,
@@ -34,7 +35,6 @@ from pqcache.store.keys.lookup import (
 from pqcache.store.manifest import FileEntry
 from pqcache.store.ownership import make_directories
 from pqcache.store.row_group_index import Index
-from pqcache.store.selected_rows import Ints
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import check_regular, fsync_path, link_or_copy, remove_tree
 

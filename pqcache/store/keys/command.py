@@ -14,15 +14,13 @@ from pqcache.events import OnEvent, ignore
 from pqcache.options import COMMANDS, IndexArguments, Unpack, all_values, documented
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config, write_config
+from pqcache.store.history import recorded_run
 from pqcache.store.keys.build import build_key_index
 from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of, field_of
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.ownership import make_directories
-from pqcache.store.pins import check_not_held
-from pqcache.store.run_record import recorded_run
-from pqcache.store.snapshot import Snapshot
-from pqcache.store.tmp_directory import discard
-from pqcache.system.disk import fsync_path, limit_modes, remove_tree
+from pqcache.store.snapshot import Snapshot, check_not_held
+from pqcache.system.disk import discard, fsync_path, limit_modes, remove_tree
 from pqcache.system.stopwatch import Stopwatch
 
 

@@ -16,18 +16,16 @@ from pqcache.options import COMMANDS, RepartitionArguments, Rewriting, Unpack, d
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
 from pqcache.store.cache_directory import CacheDirectory, cache_at, check_outside_caches, lease_at
 from pqcache.store.config import read_config, updated, write_config
+from pqcache.store.history import RunRecord, recorded_run
 from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_file import schema_of_table
-from pqcache.store.pins import check_not_held
 from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
 from pqcache.store.repartition.endpoints import check_apart, make_endpoints
 from pqcache.store.repartition.to_target import RepartitionReport, repartition_to
-from pqcache.store.run_record import RunRecord, recorded_run
-from pqcache.store.snapshot import Snapshot
+from pqcache.store.snapshot import Snapshot, check_not_held
 from pqcache.store.sync.build_snapshot import build_snapshot
-from pqcache.store.sync.cache_run import ByteCounter, CacheRun, RunOptions, RunResult, finish_run
-from pqcache.store.sync.download.bandwidth import BandwidthLimit
+from pqcache.store.sync.cache_run import BandwidthLimit, ByteCounter, CacheRun, RunOptions, RunResult, finish_run
 from pqcache.store.sync.plan import Recipe, plan_repartition, recipe_of
 from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.table_schema import local_table_schema

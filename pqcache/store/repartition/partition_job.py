@@ -34,7 +34,7 @@ from pqcache.errors import (
     disk_errors,
 )
 from pqcache.events import Advanced, OnEvent, ignore
-from pqcache.parquet.rewrite.directory import KnownOfSources
+from pqcache.parquet.rewrite.directory import KnownOfSources, RewriteTask, rewrite_files
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_target
@@ -43,7 +43,6 @@ from pqcache.store.drivers.target import HIDDEN, StagedFile, Target
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.repartition.endpoints import Endpoints
 from pqcache.store.sync.download.download_file import DownloadOptions, download_file
-from pqcache.store.sync.rewrite_files import RewriteTask, rewrite_files
 from pqcache.store.tables.base import Table
 from pqcache.store.urls import local_path, printable, url_scheme
 from pqcache.system.disk import remove_tree, tree_size

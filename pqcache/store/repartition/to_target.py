@@ -46,9 +46,9 @@ from pqcache.store.repartition.partition_job import (
 )
 from pqcache.store.sync.cache_run import RunOptions
 from pqcache.store.sync.listing import ListingRules, list_source
+from pqcache.store.sync.snapshot_job import rewrite_key
 from pqcache.store.sync.table_schema import TableSchema, read_table_schema
 from pqcache.store.tables.base import VersionRule
-from pqcache.store.tmp_directory import rewrite_key
 from pqcache.store.urls import redact, url_scheme
 from pqcache.units import format_count
 from pqcache.versions import __version__

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.options import COMMANDS, ServeArguments, Unpack, all_values, documented
-from pqcache.store.access_token import TOKEN, read_token
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.registry import installed
-from pqcache.store.drivers.served_snapshot import SCHEME
+from pqcache.store.drivers.served_snapshot import SCHEME, TOKEN, read_token
 from pqcache.store.serve.served_cache import ServedCache, is_loopback
 
 if TYPE_CHECKING:

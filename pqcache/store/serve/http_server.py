@@ -24,8 +24,7 @@ from urllib.parse import unquote, urlsplit
 from aiohttp import web
 
 from pqcache.errors import CacheLocked, PqcacheError
-from pqcache.store.access_token import is_same_token
-from pqcache.store.drivers.served_snapshot import PROTOCOL
+from pqcache.store.drivers.served_snapshot import PROTOCOL, is_same_token
 from pqcache.store.drivers.time_limits import SpeedFloor
 from pqcache.store.layout import FILES
 from pqcache.store.manifest import Identity

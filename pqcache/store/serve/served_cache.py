@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pqcache.errors import CacheError, CacheLocked
-from pqcache.store.access_token import TOKEN
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.drivers.served_snapshot import TOKEN
 from pqcache.store.drivers.snapshot_source import identity_of
 from pqcache.store.layout import FILES
 from pqcache.store.manifest import Identity, Manifest

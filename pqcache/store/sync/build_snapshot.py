@@ -30,15 +30,28 @@ from pqcache.store.row_group_index import Index, IndexBuilder, build_index, inde
 from pqcache.store.snapshot import Snapshot, write_checksums
 from pqcache.store.sync.bad_partitions import BadPartitionsSoFar, place_of
 from pqcache.store.sync.cache_run import CacheRun, RunResult, report_fetching
-from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions
-from pqcache.store.sync.download.download_pool import Downloader, download_all, stoppable_threads
+from pqcache.store.sync.download.download_file import (
+    Downloaded,
+    Downloader,
+    DownloadOptions,
+    download_all,
+    stoppable_threads,
+)
 from pqcache.store.sync.download.subset import EVERYTHING
+from pqcache.store.sync.judge import judged
 from pqcache.store.sync.plan import BuiltFile, DirectoryPlan, Plan, plan_repartition, recipe_of
-from pqcache.store.sync.safety_checks import check_space, judged
-from pqcache.store.sync.snapshot_job import Origin, RewrittenFile, SnapshotJob, keys_of, sources_of
+from pqcache.store.sync.safety_checks import check_space
+from pqcache.store.sync.snapshot_job import (
+    Origin,
+    RewrittenFile,
+    SnapshotJob,
+    keys_of,
+    make_workdir,
+    sources_of,
+    take_over_or_remove,
+)
 from pqcache.store.sync.table_schema import SchemaSet, TableSchema, local_table_schema, uniform_table_schema
 from pqcache.store.tables.base import Table
-from pqcache.store.tmp_directory import make_workdir, take_over_or_remove
 from pqcache.store.urls import quoted
 from pqcache.system.checksum import checksum_of
 from pqcache.system.disk import fsync_path, limit_mode, limit_modes, link_or_copy, remove_tree, tree_size
@@ -480,8 +493,11 @@ def _rewrite(
 
     Return the checksums of what was written, by name.
     """
-    from pqcache.parquet.rewrite.directory import KnownOfSources
-    from pqcache.store.sync.rewrite_files import RewriteTask, rewrite_files  # a plain sync need not wait for these
+    from pqcache.parquet.rewrite.directory import (  # a plain sync need not wait for these
+        KnownOfSources,
+        RewriteTask,
+        rewrite_files,
+    )
 
     assert job.rewrite is not None
     options, table = job.rewrite, job.table

@@ -46,19 +46,17 @@ from pqcache.parquet.decoded_size import reading_ahead
 from pqcache.parquet.footer.footer import MAGIC, TAIL, footer_and_magic, read_tail
 from pqcache.parquet.projection import ByteRange, number_of
 from pqcache.parquet.row_group_stats import footer_in
-from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, arriving_snapshots, publish_arriving
-from pqcache.store.arriving.wanted import Wanted, WantedLists
+from pqcache.store.arriving import ArrivingSnapshot, Wanted, WantedLists, arriving_snapshots, publish_arriving
 from pqcache.store.drivers.base import Source, read_range
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.expect import Finding, unmet
-from pqcache.store.gc import remove_snapshot
 from pqcache.store.hive import parent
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, ROW_GROUPS, RUN, WANTED
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile
 from pqcache.store.manifest_digest import table_digest
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.ownership import file_mode, make_directories
-from pqcache.store.publish import new_snapshot_id
+from pqcache.store.publish import new_snapshot_id, remove_snapshot
 from pqcache.store.row_group_index import (
     IndexBuilder,
     OpenFile,
@@ -72,13 +70,12 @@ from pqcache.store.sync.build_snapshot import downloader_of, manifest_of, write_
 from pqcache.store.sync.cache_run import CacheRun, RunResult, report_fetching
 from pqcache.store.sync.decide import NeedsRewriting
 from pqcache.store.sync.download.download_columns import project_file, write_nulls
-from pqcache.store.sync.download.download_file import Downloaded, Vanished, copy_mode, read_chunks
-from pqcache.store.sync.download.download_pool import stoppable_threads
+from pqcache.store.sync.download.download_file import Downloaded, Vanished, copy_mode, read_chunks, stoppable_threads
 from pqcache.store.sync.download.subset import Subset
+from pqcache.store.sync.judge import judged
 from pqcache.store.sync.plan import Plan, plan_sync
-from pqcache.store.sync.safety_checks import check_space, judged
-from pqcache.store.sync.snapshot_job import Origin, SnapshotJob, keys_of
-from pqcache.store.tmp_directory import make_workdir, take_over_or_remove
+from pqcache.store.sync.safety_checks import check_space
+from pqcache.store.sync.snapshot_job import Origin, SnapshotJob, keys_of, make_workdir, take_over_or_remove
 from pqcache.system.boot import boot_id
 from pqcache.system.checksum import checksum_of
 from pqcache.system.disk import fsync_path, limit_mode, link_or_copy, open_plain, read_regular, tree_size, write_at

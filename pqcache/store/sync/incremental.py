@@ -23,7 +23,7 @@ from pqcache.errors import (
 from pqcache.events import Listed, Warned
 from pqcache.options import IDENTITY
 from pqcache.parquet.schema_merge import spelling_of
-from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
+from pqcache.store.arriving import arriving_snapshots
 from pqcache.store.config import write_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import with_retries
@@ -31,8 +31,7 @@ from pqcache.store.expect import Finding
 from pqcache.store.hive import parent, partition_keys
 from pqcache.store.layout import SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile
-from pqcache.store.pins import read_kept
-from pqcache.store.snapshot import Snapshot
+from pqcache.store.snapshot import Snapshot, read_kept
 from pqcache.store.sync.bad_partitions import (
     BadPartitions,
     BadPartitionsSoFar,
@@ -46,26 +45,28 @@ from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import CacheRun, RunResult
 from pqcache.store.sync.decide import (
     Asked,
+    Comparison,
     Decision,
     Findings,
     Held,
     NeedsRewriting,
+    compare_content,
     decide,
     files_of,
+    find_unusable,
     obstacle,
     waiting_files,
 )
 from pqcache.store.sync.download.download_file import Vanished
-from pqcache.store.sync.download.remote_footer import read_remote_footer
 from pqcache.store.sync.download.subset import Subset
-from pqcache.store.sync.held import Comparison, compare_content, find_unusable
+from pqcache.store.sync.judge import foreseen, judged
 from pqcache.store.sync.listing import Listing, ListSource, check_one_table
 from pqcache.store.sync.plan import partition_changes, planned_files
-from pqcache.store.sync.safety_checks import check_case, check_space, foreseen, judged, wait_rules
+from pqcache.store.sync.safety_checks import check_case, check_space, wait_rules
 from pqcache.store.sync.snapshot_job import Origin
+from pqcache.store.sync.table_schema import read_remote_footer
 from pqcache.store.tables.base import Table
-from pqcache.store.tmp_directory import discard
-from pqcache.system.disk import tree_size
+from pqcache.system.disk import discard, tree_size
 from pqcache.system.parallel import in_parallel
 from pqcache.units import format_count
 

@@ -1,15 +1,27 @@
-"""List a source: its Parquet files, after hostile names are refused and partitions are selected."""
+"""List a source: its Parquet files, after hostile names are refused and partitions are selected.
+
+``memo.json`` in a cache spares most of that: it has what a listing of a table came to, by the state of the table's log
+and all options, and which files without a suffix are Parquet, by their identities. It says what reading would, and no
+more: the snapshot's summary and files tell whether the cache holds the same.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+import shutil
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
+from hashlib import blake2b
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pqcache.errors import (
+    MALFORMED,
     CacheError,
     ParquetError,
     PqcacheError,
@@ -20,20 +32,32 @@ from pqcache.errors import (
     SourceNotFound,
 )
 from pqcache.events import Advanced, Listed, OnEvent, Started, Warned, ignore
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.drivers.base import Source, read_range
 from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, with_retries
 from pqcache.store.hive import parent, partition_keys, partition_values
-from pqcache.store.layout import FILES
+from pqcache.store.layout import FILES, LEASE, MEMO
 from pqcache.store.manifest import Manifest, SourceFile, TableVersion, typed_version
 from pqcache.store.manifest_digest import digest_of_sources, table_digest
-from pqcache.store.newest import NewestPartitions
-from pqcache.store.shard import listing_digest, owners, parse_shard, whole
-from pqcache.store.snapshot import Snapshot
+from pqcache.store.ownership import file_mode
+from pqcache.store.publish import old_snapshots
+from pqcache.store.snapshot import Snapshot, read_kept
 from pqcache.store.sync.bad_partitions import or_skip, with_number
 from pqcache.store.sync.download.subset import KnownTypes, Subset, known_types, select_subset, types_of_source
-from pqcache.store.sync.memo import KnownListing, Memo
-from pqcache.store.sync.safety_checks import WaitRules, divide_both, files_to_take, unsafe_names
+from pqcache.store.sync.safety_checks import WaitRules, divide_both, files_to_take, unsafe_names, wait_rules
+from pqcache.store.table_part import (
+    FREE,
+    FreeSpace,
+    Newest,
+    NewestPartitions,
+    listing_digest,
+    newest_partitions,
+    owners,
+    parse_newest,
+    parse_shard,
+    whole,
+)
 from pqcache.store.tables.data_files import (
     FileRules,
     PassedOver,
@@ -47,10 +71,140 @@ from pqcache.store.tables.data_files import (
 )
 from pqcache.store.tables.table_format import check_above, check_tables, several_tables, table_roots
 from pqcache.store.urls import printable
+from pqcache.system.disk import open_plain, write_durably
 from pqcache.units import format_count
+from pqcache.versions import __version__
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownListing:
+    """What a listing came to.
+
+    Attributes:
+        key: names the state of the log, and the options.
+        files: how many there are.
+        size: their bytes.
+        sources: the digest of their paths and identities.
+        subset: what is taken of each, as in a recipe.
+        schema: the digest of the table's schema.
+        version: format, number and time of the table's version, None where there is none.
+        newest: with ``--newest``, the partitions that are taken and those that there are.
+        places: local directories, and files of the table below each, whose modes count.
+    """
+
+    key: str
+    files: int
+    size: int
+    sources: str
+    subset: str
+    schema: str | None
+    version: Sequence[str] | None
+    newest: Sequence[int] | None = None
+    places: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def table(self) -> TableVersion | None:
+        if self.version is None:
+            return None
+        return TableVersion(format=self.version[0], version=self.version[1], time=self.version[2])
+
+    @property
+    def newest_partitions(self) -> NewestPartitions | None:
+        """Counts only; the partitions left out are not remembered."""
+        return None if self.newest is None else NewestPartitions(self.newest[0], self.newest[1], frozenset())
+
+    def is_public(self) -> bool:
+        """Whether everyone can read the table's local files, so that no copy has to become private."""
+        if not self.places:
+            return True
+        from pqcache.store.drivers.local import LocalSource
+
+        for root, paths in self.places.items():
+            source = LocalSource(root, {})
+            source.note_modes(paths)
+            if source.private_modes(paths, -1):
+                return False
+        return True
+
+
+class Memo:
+    def __init__(self, parquet: Mapping[str, bool] | None = None, listing: KnownListing | None = None) -> None:
+        self._known, self._found = dict(parquet or {}), dict[str, bool]()
+        self._listing = self._listed = listing
+
+    def is_parquet(self, url: str, file: SourceFile) -> bool | None:
+        """Whether a file is Parquet by its content; None if unknown."""
+        key = _file_key(url, file)
+        known = self._found.get(key, self._known.get(key))
+        if known is not None:
+            self._found[key] = known
+        return known
+
+    def put(self, url: str, file: SourceFile, is_parquet: bool) -> None:
+        self._found[_file_key(url, file)] = is_parquet
+
+    def listing(self, key: str | None) -> KnownListing | None:
+        """What the source held in the state that ``key`` names; see `listing_key`."""
+        return self._listing if self._listing is not None and self._listing.key == key else None
+
+    def remember(self, listing: KnownListing | None) -> None:
+        """Replaces what was remembered before."""
+        self._listing = listing
+
+    def write(self, cache: Path) -> None:
+        """Keep in a cache only what this run has asked for or found."""
+        if self._found == self._known and self._listing is self._listed:
+            return
+        parquet, other = (sorted(k for k, value in self._found.items() if value is kind) for kind in (True, False))
+        listing = None if self._listing is None else vars(self._listing)
+        text = json.dumps({"format": _FORMAT, "parquet": parquet, "other": other, "listing": listing})
+        write_durably(cache / MEMO, f"{text}\n".encode(), cache / "tmp", file_mode())
+        self._known, self._listed = dict(self._found), self._listing
+
+
+def read_memo(cache: Path) -> Memo:
+    """Empty if it cannot be read."""
+    try:
+        with open(open_plain(cache / MEMO, os.O_RDONLY), "rb") as file:
+            values = json.loads(file.read())
+        if values["format"] == _FORMAT:
+            parquet = {str(key): kind == "parquet" for kind in ("parquet", "other") for key in values[kind]}
+            return Memo(parquet, None if values["listing"] is None else KnownListing(**values["listing"]))
+    except FileNotFoundError:
+        pass
+    except (OSError, *MALFORMED) as error:
+        import logging  # a sync with nothing to do does not need it
+
+        logging.getLogger("pqcache.sync").debug("%s: the source is read again: %s", cache / MEMO, error)
+    return Memo()
+
+
+def listing_key(source: Source, config: Config) -> str | None:
+    """What names the listing of ``source`` in its present state; None if only a listing can tell.
+
+    It does where the free space, or the files of other nodes, decide on what is taken, and where the source is no
+    table with a log.
+    """
+    state = source.state
+    if state is None or config.shard is not None or (config.newest or "").strip().lower() == FREE:
+        return None
+    values = {item.name: getattr(config, item.name) for item in fields(config)}
+    options = json.dumps(values, sort_keys=True, default=dict)  # which has mappings that are none of json's
+    parts = (__version__, source.url, state, options)
+    return blake2b("\0".join(parts).encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def _file_key(url: str, file: SourceFile) -> str:
+    identity = file.identity
+    text = f"{url}\0{file.path}\0{identity.size} {identity.mtime_ns} {identity.tag}"
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
+
 
 _REPORTED = 1000  # files that are reported at once while they are listed
 _ROOTS, _THREADS = 32, 16  # directories that may be tables of their own: footers read, and at once
@@ -364,7 +518,7 @@ def _lies_in(root: str, other: str) -> bool:
 
 def _columns(source: Source, file: SourceFile, patience: Patience) -> frozenset[str]:
     """Names of a file's columns, and of those in its path; empty if it cannot be read, which a sync reports."""
-    from pqcache.store.sync.download.remote_footer import read_remote_footer  # and pyarrow
+    from pqcache.store.sync.table_schema import read_remote_footer  # and pyarrow
 
     try:
         schema = with_retries(lambda: read_remote_footer(source, file)[1], file.path, patience, ignore)
@@ -494,3 +648,99 @@ def _log(message: str, *values: object) -> None:
     import logging  # as above
 
     logging.getLogger("pqcache.sync").debug(message, *values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewestRule:
+    """What decides on the newest partitions, the same for all listings of a run.
+
+    ``snapshot`` is the one whose directories are held, None where that must not matter: nodes that share a table have
+    to take the same partitions, whatever each of them holds. ``free`` is what the disk has, in bytes, and None where
+    that does not matter. ``keep`` and ``rewrites`` are as in `FreeSpace`.
+    """
+
+    newest: Newest
+    waits: WaitRules
+    snapshot: Path | None
+    free: int | None
+    keep: int
+    rewrites: bool
+
+    def holds(self, directory: str) -> bool:
+        return self.snapshot is not None and directory != "" and os.path.isdir(f"{self.snapshot}/{directory}")
+
+
+def newest_rule(config: Config, cache: CacheDirectory, current: Snapshot | None) -> NewestRule | None:
+    """None if all partitions are taken."""
+    if not config.newest:
+        return None
+    newest = parse_newest(config.newest)
+    return NewestRule(
+        newest=newest,
+        waits=wait_rules(config),
+        snapshot=current.path if current is not None and config.shard is None else None,
+        free=_free_space(cache, current, config.keep) if newest.text == FREE else None,
+        keep=config.keep,
+        rewrites=config.row_group_size is not None,
+    )
+
+
+def only_newest(listing: Listing, rule: NewestRule | None, unfit: Collection[str] = ()) -> Listing:
+    """Return a listing of the newest partitions alone; raises as `newest_partitions`.
+
+    A partition that has to wait, and is not held, leaves none out before it is taken itself, nor does one of ``unfit``.
+    """
+    if rule is None:
+        return listing
+    sizes: Counter[str] = Counter()
+    for file in listing.files:
+        sizes[parent(file.path)] += file.identity.size
+    ready = {parent(file.path) for file in files_to_take(listing.files, listing.paths, (), rule.waits)}
+    waiting = {directory for directory in sizes.keys() - ready if not rule.holds(directory)}
+    limit: Newest | FreeSpace = rule.newest
+    held: set[str] = set()
+    if rule.free is not None:
+        held = {directory for directory in sizes if rule.holds(directory)}
+        size = sum(sizes[directory] for directory in held)
+        limit = FreeSpace(free=rule.free, held=size, keep=rule.keep, rewrites=rule.rewrites)
+    found = newest_partitions(sizes, limit, waiting.union(unfit), held)
+    files = [file for file in listing.files if parent(file.path) not in found.outside]
+    return replace(listing, files=files, newest=found)
+
+
+def _free_space(cache: CacheDirectory, current: Snapshot | None, keep: int) -> int:
+    """Bytes that a run may use, and those that the next runs will free.
+
+    They are those that are free, the downloads of dead runs, which are taken over, and the files that only the older of
+    the ``keep`` newest snapshots have. What readers keep beyond these is not free.
+    """
+    place = cache.path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    left = _files(cache.tmp_dir.glob("*/fetch"))
+    free += sum(_bytes(status) for status in left if status.st_nlink == 1)
+    if current is None or keep == 1:
+        return free
+    older = [snapshot.path for snapshot in old_snapshots(cache, current)][1 - keep :]
+    pinned = [cache.snapshots_dir / snapshot for snapshot in read_kept(cache.path).pins]
+    if (served := cache.current()) is not None and served != current:  # of a run that starts from a candidate
+        pinned.append(served.path)
+    kept = {status.st_ino: _bytes(status) for status in _files(older)}
+    shared = {status.st_ino for status in _files([current.path, *pinned])}
+    return free + sum(size for inode, size in kept.items() if inode not in shared)
+
+
+def _files(directories: Iterable[Path]) -> Iterator[os.stat_result]:
+    """Status of each file below ``directories``, except for metadata, which each snapshot needs anew."""
+    for top in directories:
+        for directory, below, names in os.walk(top):
+            below[:] = [name for name in below if name != parent(LEASE)]
+            for name in names:
+                with suppress(FileNotFoundError):  # a dry run, while another run is at work
+                    yield os.lstat(os.path.join(directory, name))
+
+
+def _bytes(status: os.stat_result) -> int:
+    """Bytes that removing a file frees at least; an incomplete download may have gaps."""
+    return min(status.st_size, status.st_blocks * 512)

@@ -8,27 +8,23 @@ import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pqcache.errors import DamagedError, PqcacheError, SourceError, SourceIncomplete
-from pqcache.events import Warned
+from pqcache.errors import PqcacheError, SourceError, SourceIncomplete
 from pqcache.store.config import Config, parse_max_delete
-from pqcache.store.expect import FAILED, Finding, Judged, Rule, changed_directories, judge, lines_of
 from pqcache.store.hive import parent, partition_values
-from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest import FileEntry, SourceFile
-from pqcache.store.newest import FREE, parse_newest
 from pqcache.store.sync.cache_run import CacheRun
 from pqcache.store.sync.plan import Plan
+from pqcache.store.table_part import FREE, parse_newest
 from pqcache.store.urls import printable
 from pqcache.units import format_count, format_seconds, format_size
 
 if TYPE_CHECKING:
-    from pqcache.store.row_group_index import Index
+    pass
 
 SETTLE = 600.0  # seconds that a partition which was replaced waits for, if no --settle says how many
 _MAY_LOSE = 1  # percent of the table's rows, in such a partition
@@ -368,62 +364,6 @@ def _check_shrinkage(
             f"({format_count(before[name], unit)}, now {now.get(name, 0):,})",
             "nothing was published, wait until its writers have finished, or say --force if they are meant to go",
         )
-
-
-def judged(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Finding, ...]:
-    """What the rules of ``[expect]`` find in a snapshot that is not published yet; reports those that only warn."""
-    if not run.config.rules or run.command != "sync":
-        return ()
-    from pqcache.store.manifest_file import newest_time  # and pyarrow, which a sync with nothing to do does not need
-    from pqcache.store.row_group_index import read_index
-
-    new = Judged(index=read_index(built / ROW_GROUPS), files=files, newest=newest_time(built / FILES))
-    return _judged(run, new, built)
-
-
-def foreseen(run: CacheRun, paths: Iterable[str], newest: float | None) -> tuple[Finding, ...]:
-    """What the rules find before the files with these ``paths`` are here."""
-    files = [FileEntry(path=path, size=0, rows=0, row_groups=0) for path in paths] if run.config.rules else []
-    return _judged(run, Judged(index=None, files=files, newest=newest)) if files else ()
-
-
-def _judged(run: CacheRun, new: Judged, built: Path | None = None) -> tuple[Finding, ...]:
-    """Judge against the snapshot that readers have; what of it is damaged is taken as unknown."""
-    current = None
-    if run.current is not None:
-        index: Index | None = None
-        held: Sequence[FileEntry] = ()
-        with suppress(DamagedError):
-            index = run.current.checked_index()
-        with suppress(DamagedError):
-            held = run.current.checked_manifest().files
-        current = Judged(index=index, files=held, number=run.current.number)
-        if built is not None:
-            new, current = _with_values(
-                run.config.rules, new, built, current, run.current.path, not run.options.dry_run
-            )
-    findings = judge(run.config.rules, new, current, time.time())
-    for line in lines_of(finding for finding in findings if finding.level != FAILED):  # the others are the error
-        run.options.on_event(Warned(line))
-    return findings
-
-
-def _with_values(
-    rules: Sequence[Rule], new: Judged, built: Path, current: Judged, path: Path, writes: bool
-) -> tuple[Judged, Judged]:
-    """The two with the values that rules of new values compare."""
-    known = () if new.index is None else new.index.schema.names
-    in_paths = () if new.index is None else new.index.partitions.column_names
-    named = dict.fromkeys(rule.columns[0] for rule in rules if rule.kind == "new values")
-    columns = [name for name in named if name in known and name not in in_paths]
-    if not columns:
-        return new, current
-    from pqcache.store.sync.column_values import compared_values
-
-    changed = changed_directories(new.files, current)
-    paths = [entry.path for entry in new.files if parent(entry.path) in changed]
-    before, found = compared_values(columns, path, [entry.path for entry in current.files], built, paths, writes)
-    return replace(new, values=found), replace(current, values=before)
 
 
 def check_space(run: CacheRun, plan: Plan, already: int = 0) -> None:

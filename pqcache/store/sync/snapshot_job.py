@@ -1,9 +1,21 @@
-"""What the parts of building a snapshot work on, and where they leave files."""
+"""What the parts of building a snapshot work on, and the run's directory in ``tmp/``, where they leave files.
+
+    tmp/<boot>-<pid>-<random>/
+      fetch/KEY        a complete, checked and durable download      KEY.part: the beginning of one
+      rewrite/KEY/     a directory's rewritten files, durable     KEY.new/: unfinished
+      snapshot/        the snapshot being put together
+
+KEY is made from a file's source, path and identity, so a later run can use what one that died downloaded.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import stat
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +26,12 @@ import pyarrow as pa
 from pqcache.errors import DamagedError
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.time_units import TimeUnits
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent, partition_values
 from pqcache.store.manifest import DIRECTORY, FileEntry, SnapshotMetadata, SourceFile, TableVersion
 from pqcache.store.manifest_file import schema_of_table
+from pqcache.store.ownership import is_own, make_directories
 from pqcache.store.row_group_index import NO_SCHEMA
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import (
@@ -32,7 +46,8 @@ from pqcache.store.sync.cache_run import ByteCounter, CacheRun
 from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.plan import BuiltFile, DirectoryPlan, Plan
 from pqcache.store.sync.table_schema import TableSchema
-from pqcache.store.tmp_directory import file_key, rewrite_key
+from pqcache.system.boot import boot_id
+from pqcache.system.disk import discard
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -176,3 +191,74 @@ def keys_of(job: SnapshotJob) -> tuple[Collection[str], Collection[str]]:
     """Keys of reusable downloads and rewritten directories of dead runs."""
     downloads = {job.file_key(file) for file in job.plan.downloads}
     return downloads, {job.rewrite_key(plan.directory, sources_of(plan)) for plan in job.plan.directories}
+
+
+def file_key(source: str, file: SourceFile, subset: str = "") -> str:
+    """A name for what is taken of one version of one source file."""
+    return _digest(source, file.path, file.identity.size, file.identity.mtime_ns, file.identity.tag, subset)
+
+
+def rewrite_key(source: str, directory: str, files: Sequence[SourceFile], recipe: str) -> str:
+    """A name for what ``recipe`` makes of a directory's source files, which are in row order."""
+    return _digest(source, directory, recipe, *(file_key(source, file) for file in files))
+
+
+def make_workdir(cache: CacheDirectory) -> Path:
+    """Create this run's directory below ``tmp/``, with ``fetch/`` and ``rewrite/`` in it."""
+    run = cache.tmp_dir / f"{_boot_id()}-{os.getpid()}-{os.urandom(4).hex()}"
+    for name in ("fetch", "rewrite"):
+        make_directories(run / name)
+    return run
+
+
+def take_over_or_remove(
+    cache: CacheDirectory, run: Path, downloads: Collection[str], rewrites: Collection[str]
+) -> None:
+    """Move what dead runs left and this one needs into ``run``, and remove the rest of ``tmp/``.
+
+    What belongs to others, or can be written by them, is not taken over. The beginning of a download is used only if
+    the machine has not restarted since: what was not made durable may then be zeros.
+    """
+    for other in sorted(cache.tmp_dir.iterdir()):
+        if other == run:
+            continue
+        if other.is_symlink() or not other.is_dir():
+            other.unlink()
+            continue
+        same_boot = other.name.startswith(_boot_id() + "-")
+        for kind, wanted in (("fetch", downloads), ("rewrite", rewrites)):
+            if not _is_own_directory(other / kind):
+                continue
+            for left in (other / kind).iterdir():
+                key, dot, _ = left.name.partition(".")
+                if key in wanted and (not dot or (kind == "fetch" and same_boot)):
+                    _move(left, run / kind / left.name)
+        discard(other)
+
+
+def _is_own_directory(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and is_own(status)
+
+
+def _move(left: Path, target: Path) -> None:
+    with suppress(FileNotFoundError):  # a thread of this process, which was stopped and is still at work, removes it
+        if not target.exists() and not left.is_symlink() and _is_all_own(left):
+            left.rename(target)
+
+
+def _is_all_own(left: Path) -> bool:
+    """Whether a file, or a directory with all files in it, belongs to this user and no other can write to it."""
+    entries = list(left.iterdir()) if left.is_dir() else []
+    return all(is_own(path.lstat()) for path in (left, *entries))
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _boot_id() -> str:
+    return boot_id()[:8] or "unknown"

@@ -1,7 +1,7 @@
-"""The schema of a table of many files, on which they have to agree before partitions are rewritten one by one.
+"""The footers of remote files, and the schema of a table of many files.
 
-It is computed once, from the footers: one schema that holds every value, one unit for INT96 time stamps, and which
-columns are dense.
+Files have to agree on it before partitions are rewritten one by one. It is computed once, from the footers: one schema
+that holds every value, one unit for INT96 time stamps, and which columns are dense.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from pqcache.errors import ParquetError, first_line
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.arrow_sizes import least_width
 from pqcache.parquet.dense_columns import Dense, as_lists, common_dense, dense_in, is_alike, with_dense_columns
+from pqcache.parquet.footer import thrift
 from pqcache.parquet.footer.doubtful import Int96Values, int96_leaves, int96_unit, int96_values, stored_bytes_metadata
+from pqcache.parquet.footer.footer import Tail, footer_and_magic, read_tail
+from pqcache.parquet.row_group_stats import footer_in
 from pqcache.parquet.schema_merge import merge_schemas, with_time_zones
 from pqcache.store.drivers.base import RangedFile, Source, read_range
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.drivers.retries import FEW_TRIES, with_retries
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
-from pqcache.store.sync.download.remote_footer import read_remote_footer, read_remote_tail
 from pqcache.system.parallel import in_parallel
 
 T = TypeVar("T")
@@ -186,3 +188,25 @@ def _int96_values(source: Source, file: SourceFile, leaves: Sequence[int]) -> In
         if isinstance(error, OSError) and error.errno is not None:  # of the system, and not of a damaged page
             raise
         raise ParquetError(name, f"cannot be decoded ({first_line(error)})", "write it again at the source") from error
+
+
+def read_remote_footer(source: Source, file: SourceFile, int96: str = "ns") -> tuple[pq.FileMetaData, pa.Schema]:
+    """Only the end of the file is read; INT96 times get the unit ``int96``."""
+    url, size = source.url_of(file.path), file.identity.size
+    return footer_in(read_remote_tail(source, file).data, url, int96, size=size)
+
+
+def read_remote_tail(source: Source, file: SourceFile) -> Tail:
+    """The end of a file, with its footer as a table's file sees it."""
+
+    def read(offset: int, length: int) -> bytes:
+        return read_range(source, file.path, offset, length)
+
+    url = source.url_of(file.path)
+    tail, shape = read_tail(read, file.identity.size, url), source.shape_of(file.path)
+    if shape is None or shape.columns is None:
+        return tail
+    from pqcache.parquet.mapped_footer import as_in_table  # and what rewrites files, which few tables need
+
+    fields = as_in_table(thrift.decode(tail.footer, url), shape.columns, url)
+    return Tail(footer_and_magic(fields), tail.limit, tail.limit)

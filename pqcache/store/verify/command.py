@@ -27,25 +27,36 @@ from pqcache.options import COMMANDS, CONTENT, IDENTITY, Unpack, VerifyArguments
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, read_config
 from pqcache.store.drivers.base import Source
-from pqcache.store.history import skipped_in
+from pqcache.store.history import recorded_run, skipped_in
 from pqcache.store.keys.lookup import KEYS, check_key_index, columns_indexed, command_for, directory_of
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, TableVersion
 from pqcache.store.ownership import check_ownership
-from pqcache.store.pins import check_not_held
-from pqcache.store.run_record import recorded_run
-from pqcache.store.snapshot import Snapshot
+from pqcache.store.snapshot import Snapshot, check_not_held
 from pqcache.store.sync.build_snapshot import build_snapshot
-from pqcache.store.sync.cache_run import ByteCounter, CacheRun, RunOptions, finish_run
+from pqcache.store.sync.cache_run import BandwidthLimit, ByteCounter, CacheRun, RunOptions, finish_run
 from pqcache.store.sync.command import sync
-from pqcache.store.sync.decide import Held, plan_for, taken_files, with_tags
-from pqcache.store.sync.download.bandwidth import BandwidthLimit
+from pqcache.store.sync.decide import (
+    Comparison,
+    Held,
+    compare_content,
+    find_damaged,
+    find_unusable,
+    plan_for,
+    taken_files,
+    with_tags,
+)
 from pqcache.store.sync.download.subset import select_subset
-from pqcache.store.sync.held import Comparison, compare_content, find_damaged, find_unusable
 from pqcache.store.sync.incremental import spelled
-from pqcache.store.sync.listing import known_keys, list_source, listing_rules, ready_paths
-from pqcache.store.sync.memo import read_memo
-from pqcache.store.sync.newest_files import newest_rule, only_newest
+from pqcache.store.sync.listing import (
+    known_keys,
+    list_source,
+    listing_rules,
+    newest_rule,
+    only_newest,
+    read_memo,
+    ready_paths,
+)
 from pqcache.store.sync.plan import Recipe, plan_sync, recipe_for
 from pqcache.store.sync.safety_checks import wait_rules
 from pqcache.store.sync.snapshot_job import Origin

@@ -30,8 +30,7 @@ from pqcache.errors import CacheError, DamagedError, UsageError
 from pqcache.events import Event, Started, Warned
 from pqcache.store.config import read_config
 from pqcache.store.keys import build, lookup
-from pqcache.store.keys.lookup import check_key_index, directory_of, read_key_index
-from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.keys.lookup import SelectedRows, check_key_index, directory_of, read_key_index
 from pqcache.store.snapshot import Snapshot
 from tests.damage import flip, truncate
 from tests.datasets import write_day, write_shop

@@ -19,9 +19,8 @@ import pytest
 import pqcache
 from pqcache.errors import ParquetError, PartitionsSkipped, SourceError, TypeClash
 from pqcache.events import Event, Fetched, Started
-from pqcache.store import tmp_directory
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.sync import build_snapshot, incremental
+from pqcache.store.sync import build_snapshot, incremental, snapshot_job
 from tests.damage import flip
 from tests.datasets import files_of
 from tests.forked_commands import run_pqcache
@@ -462,15 +461,15 @@ def test_what_has_begun_is_ended_before_it_is_taken_over(
 
 def test_a_file_that_a_stopped_thread_removes_is_not_taken_over(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = CacheDirectory(cache)
-    left, run = tmp_directory.make_workdir(opened), tmp_directory.make_workdir(opened)
+    left, run = snapshot_job.make_workdir(opened), snapshot_job.make_workdir(opened)
     (left / "fetch" / "one").touch()
     (left / "fetch" / "two").touch()
-    real = tmp_directory._is_all_own
+    real = snapshot_job._is_all_own
 
     def removed(path: Path) -> bool:
         (path.parent / "one").unlink(missing_ok=True)
         return real(path)
 
-    monkeypatch.setattr(tmp_directory, "_is_all_own", removed)
-    tmp_directory.take_over_or_remove(opened, run, ["one", "two"], [])
+    monkeypatch.setattr(snapshot_job, "_is_all_own", removed)
+    snapshot_job.take_over_or_remove(opened, run, ["one", "two"], [])
     assert [path.name for path in (run / "fetch").iterdir()] == ["two"]

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import pqcache
-from pqcache.store.sync.download import bandwidth
-from pqcache.store.sync.download.bandwidth import BandwidthLimit, parse_timetable
+from pqcache.store.sync.cache_run import BandwidthLimit, parse_timetable
 from tests.conftest import Bucket
 from tests.datasets import files_of, write_shop
 from tests.forked_commands import run_pqcache
@@ -96,7 +95,7 @@ def test_what_is_no_limit_is_refused(text: str, tmp_path: Path) -> None:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes that limits were asked for, which wait for none."""
     found: list[int] = []
-    monkeypatch.setattr(bandwidth.BandwidthLimit, "take", lambda self, amount: found.append(amount))
+    monkeypatch.setattr(BandwidthLimit, "take", lambda self, amount: found.append(amount))
     return found
 
 

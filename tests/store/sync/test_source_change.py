@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import pqcache
+from pqcache.store.drivers.registry import is_same_source
 from pqcache.store.history import append_history
-from pqcache.store.same_source import is_same_source
 from pqcache.torch import ParquetDataset
 from tests.datasets import rows_of, write_shop
 from tests.forked_commands import run_pqcache

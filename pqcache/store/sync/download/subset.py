@@ -185,7 +185,7 @@ def _schemas(source: Source, files: Sequence[SourceFile], every: bool = False) -
     of them raises; if all are, the first one's error is raised.
     """
     from pqcache.store.manifest_file import schema_of_table
-    from pqcache.store.sync.download.remote_footer import read_remote_footer  # a plain sync need not wait for it
+    from pqcache.store.sync.table_schema import read_remote_footer  # a plain sync need not wait for it
     from pqcache.system.parallel import in_parallel
 
     version = source.table_version

@@ -14,7 +14,7 @@ import pytest
 
 import pqcache
 from pqcache.events import Event
-from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
+from pqcache.store.arriving import ArrivingSnapshot, find_arriving
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.snapshot import Snapshot

@@ -13,7 +13,7 @@ import pytest
 import pqcache
 from pqcache.errors import SourceChanged
 from pqcache.events import Retried
-from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, arriving_snapshots, find_arriving
+from pqcache.store.arriving import ArrivingSnapshot, arriving_snapshots, find_arriving
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import ARRIVED, RUN
 from pqcache.store.sync import fill, incremental

@@ -15,7 +15,7 @@ import pytest
 
 import pqcache
 from pqcache.events import Warned
-from pqcache.store.arriving import arriving_snapshot
+from pqcache.store import arriving
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.sync import fill
 from tests.store.sync.fill.filling import Filling, LocalReads, check_same
@@ -95,7 +95,7 @@ def test_a_file_that_is_removed_when_all_of_it_has_arrived(tmp_path: Path, monke
 
 def test_a_reader_that_writes_while_the_snapshot_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = write_files(tmp_path / "made")
-    removed, late = arriving_snapshot.remove_tree, list[Path]()
+    removed, late = arriving.remove_tree, list[Path]()
 
     def remove(directory: Path) -> None:
         """Remove a directory into which a reader that has found it writes at the last moment."""
@@ -105,7 +105,7 @@ def test_a_reader_that_writes_while_the_snapshot_is_published(tmp_path: Path, mo
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), "wanted")
         removed(directory)
 
-    monkeypatch.setattr(arriving_snapshot, "remove_tree", remove)
+    monkeypatch.setattr(arriving, "remove_tree", remove)
     report = pqcache.sync(made, tmp_path / "cache", fill=True)
     assert (report.published, len(late)) == (True, 1)
     assert not late[0].exists(), "the end of the run has removed it"

@@ -19,8 +19,7 @@ import pytest
 
 import pqcache
 from pqcache.events import Awaited, Event, Fetched, Reused, Warned
-from pqcache.store.arriving.arriving_snapshot import find_arriving
-from pqcache.store.arriving.wanted import Wanted, WantedList, read_wanted
+from pqcache.store.arriving import Wanted, WantedList, find_arriving, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync import fill, safety_checks
 from tests.datasets import files_of, rows_of, write_shop

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from pqcache.errors import CacheError
-from pqcache.store.arriving import start_run
-from pqcache.store.arriving.start_run import FillRequest, RunFiles, ensure_filling, is_filled_or_filling, run_error
+from pqcache.store import background_run
+from pqcache.store.background_run import FillRequest, RunFiles, ensure_filling, is_filled_or_filling, run_error
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.system.process_identity import ProcessIdentity
 from tests.datasets import write_shop
 
-BACKGROUND_RUN = start_run.MODULE
+BACKGROUND_RUN = background_run.MODULE
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CacheDirectory:
     """Where the cache will be; the small run of tests/filling.py fetches it."""
-    monkeypatch.setattr(start_run, "MODULE", "tests.filling")
+    monkeypatch.setattr(background_run, "MODULE", "tests.filling")
     use_temporary(tmp_path / "tmp", monkeypatch)
     return CacheDirectory(tmp_path / "cache")
 
@@ -54,9 +54,9 @@ def fill(cache: CacheDirectory, source: Path, **options: str) -> None:
 def test_a_run_that_ends_well_leaves_nothing_beside_the_cache(
     cache: CacheDirectory, source: Path, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start_run, "MODULE", module)
+    monkeypatch.setattr(background_run, "MODULE", module)
     fill(cache, source)
-    wait_for(lambda: cache.current() is not None and start_run._started[-1].poll() is not None)
+    wait_for(lambda: cache.current() is not None and background_run._started[-1].poll() is not None)
     assert left_beside(cache) == []
     fill(cache, source)
     assert left_beside(cache) == []

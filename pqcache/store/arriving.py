@@ -3,7 +3,8 @@
 arriving/ID/                    ID is the one of the snapshot that it becomes
   dt=2026-11-19/part-00000.parquet    there when all of it is there, checked and durable
   _pqcache/files.arrow, row_groups.arrow, lease    as in a snapshot, but for the checksums of files
-  _pqcache/wanted/              what readers want next (see `WantedList`)
+  _pqcache/wanted/              two files for each reader: NAME.reader, which it keeps locked while it lives, and
+                                NAME.wanted, what it wants next: a line of JSON, and files of the index as int32
   _pqcache/run                  the process of the run that fetches it, which holds the lock of `lock_as_writer`
   _pqcache/arrived.jsonl        a line for each file that is there: its path, its checksum, the boot of the machine
   _pqcache/changed.json         why files will never arrive: path to subject, reason and advice of the error; with an
@@ -12,22 +13,35 @@ arriving/ID/                    ID is the one of the snapshot that it becomes
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pqcache.errors import MALFORMED, CacheLocked, PqcacheError, SourceChanged
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.hive import parent
 from pqcache.store.layout import ARRIVED, ARRIVING, CHANGED, FILES, PUBLISHING, ROW_GROUPS, RUN, WANTED
 from pqcache.store.ownership import file_mode
-from pqcache.store.pins import read_kept
 from pqcache.store.snapshot import Snapshot
-from pqcache.system.disk import fsync_path, fsync_tree, read_regular, remove_tree, replace_symlink, write_durably
-from pqcache.system.locks import has_writer, user_name
+from pqcache.system.disk import (
+    fsync_path,
+    fsync_tree,
+    open_plain,
+    read_regular,
+    remove_tree,
+    replace_symlink,
+    write_durably,
+)
+from pqcache.system.locks import has_writer, open_to_lock, try_lock, user_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _FEW = 8  # files of a directory that are looked for one by one
 
@@ -106,10 +120,7 @@ class ArrivingSnapshot(Snapshot):
             descriptor = os.open(self.path / RUN, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
-                import logging  # a sync with nothing to do does not need it
-
-                log = logging.getLogger("pqcache.arriving")
-                log.debug("%s: whether a run is at work is not known: %s", self.path, error)
+                _debug("%s: whether a run is at work is not known: %s", self.path, error)
             return False, ""
         try:
             if not has_writer(descriptor):
@@ -153,13 +164,8 @@ def publish_arriving(cache: CacheDirectory, arriving: ArrivingSnapshot) -> Snaps
 def finish_publishing(cache: CacheDirectory) -> Snapshot | None:
     """Publish the snapshot that ``arriving/publishing`` names; None if there is none.
 
-    A rollback of a run that was killed before it wrote its record is recorded too. Readers that find neither
-    ``current`` nor an arriving snapshot see by that file that one will be there in a moment.
+    Readers that find neither ``current`` nor an arriving snapshot see by that file that one will be there in a moment.
     """
-    if read_kept(cache.path).rollback is not None:
-        from pqcache.store.history import finish_rollback  # few runs need it
-
-        finish_rollback(cache)
     try:
         name = Path(read_regular(cache.path / PUBLISHING).decode()).name
     except FileNotFoundError:
@@ -189,12 +195,122 @@ def _remove_wanted(cache: CacheDirectory, arriving: ArrivingSnapshot) -> None:
     try:
         remove_tree(trash)
     except OSError as error:  # a reader that had begun has made a file in it: the end of a run removes the rest
-        import logging  # a sync with nothing to do does not need it
-
-        logging.getLogger("pqcache.sync").debug("%s is left for later: %s", trash, error)
+        _debug("%s is left for later: %s", trash, error)
 
 
 def remove_empty(cache: CacheDirectory) -> None:
     """Remove ``arriving/`` unless readers still have abandoned snapshots open there."""
     with suppress(OSError):
         (cache.path / ARRIVING).rmdir()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a reader wants: files by their positions in the index, the first one first; ``urgent`` if it waits now."""
+
+    files: npt.NDArray[np.int64]
+    urgent: bool = False
+
+
+class WantedList:
+    """What one reader wants, in a file that disappears from the run's view when the reader's process ends.
+
+    A reader that may not write to the cache wants nothing: its files come in the order of the others.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        name = f"{os.getpid()}-{os.urandom(4).hex()}"
+        self._wanted, self._reader = directory / f"{name}.wanted", directory / f"{name}.reader"
+        self._descriptor = -1
+        try:
+            self._descriptor = open_plain(self._reader, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode())
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        except OSError as error:  # published meanwhile, or another user's cache
+            _debug("%s: what this process reads is not fetched first: %s", directory, error)
+
+    def replace(self, wanted: Wanted) -> None:
+        if self._descriptor < 0:
+            return
+        import numpy as np
+
+        data = json.dumps({"urgent": wanted.urgent}).encode() + b"\n" + np.asarray(wanted.files, "<i4").tobytes()
+        new = self._wanted.with_suffix(".new")
+        try:
+            new.write_bytes(data)
+            os.replace(new, self._wanted)
+        except OSError as error:
+            _debug("%s: what this process reads is not fetched first: %s", self._wanted.parent, error)
+
+    def close(self) -> None:
+        if self._descriptor < 0:
+            return
+        for path in (self._wanted, self._reader):
+            with suppress(OSError):
+                path.unlink()
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+class WantedLists:
+    """What all living readers want; a list that was not replaced since is not read again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[Path, tuple[tuple[int, int], Wanted]] = {}
+
+    def read(self) -> list[Wanted]:
+        """One item per reader, the same object if nothing has changed; dead readers' files are removed."""
+        found: dict[Path, tuple[tuple[int, int], Wanted]] = {}
+        for path in sorted(self._directory.glob("*.wanted")):
+            if not _is_alive(path.with_suffix(".reader")):
+                for left in (path, path.with_suffix(".reader"), path.with_suffix(".new")):
+                    with suppress(OSError):
+                        left.unlink()
+                continue
+            try:
+                status = os.stat(path, follow_symlinks=False)
+                version = status.st_ino, status.st_mtime_ns
+                known = self._known.get(path)
+                found[path] = known if known is not None and known[0] == version else (version, _read(path))
+            except (OSError, ValueError, KeyError, TypeError) as error:  # replaced or removed meanwhile
+                _debug("%s is passed over: %s", path, error)
+        self._known = found
+        return self.known
+
+    @property
+    def known(self) -> list[Wanted]:
+        return [wanted for _, wanted in self._known.values()]
+
+
+def read_wanted(directory: Path) -> list[Wanted]:
+    """One item per living reader; files of dead ones are removed."""
+    return WantedLists(directory).read()
+
+
+def _read(path: Path) -> Wanted:
+    import numpy as np
+
+    line, _, numbers = read_regular(path).partition(b"\n")
+    about = json.loads(line)
+    return Wanted(files=np.frombuffer(numbers, "<i4").astype(np.int64), urgent=about["urgent"] is True)
+
+
+def _is_alive(reader: Path) -> bool:
+    """Processes of other users that cannot be examined count as alive."""
+    try:
+        descriptor = open_to_lock(reader)
+    except PermissionError as error:
+        _debug("%s is taken for alive: %s", reader, error)
+        return True
+    except OSError:
+        return False
+    try:
+        return try_lock(descriptor, exclusive=True) is not True
+    finally:
+        os.close(descriptor)
+
+
+def _debug(message: str, *values: object) -> None:
+    import logging  # a sync with nothing to do does not need it
+
+    logging.getLogger("pqcache.arriving").debug(message, *values)

@@ -1,17 +1,23 @@
-"""Starts the run that fetches a cache, as a process of its own, for readers that know the source.
+"""A run in the background that fetches a cache for readers that know the source.
 
 Of the processes of a user on a machine, one starts it, and the others wait for the same (see `RunFiles`). Its error is
 raised by all who wait for it, its warnings are logged by the process that has started it.
+
+The run is ``python -m pqcache.store.background_run``. It reads what to do as JSON from standard input, as options of
+the store may be secrets, and reports on standard output, in a line of JSON each, what has been listed or published,
+warnings, and at the end the error: its class and its three parts.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import shlex
+import signal
 import stat
 import subprocess
 import sys
@@ -22,21 +28,24 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, NoReturn
 
 from pqcache import errors
 from pqcache.errors import MALFORMED, CacheError, CacheLocked, PqcacheError, UsageError, first_line
-from pqcache.store.arriving.arriving_snapshot import find_arriving
+from pqcache.events import Event, Listed, Published, Retried, Warned
+from pqcache.store.arriving import find_arriving
 from pqcache.store.cache_directory import CacheDirectory, cache_path
 from pqcache.store.config import read_config
+from pqcache.store.drivers.registry import is_same_source
 from pqcache.store.layout import LOCK
-from pqcache.store.same_source import is_same_source
 from pqcache.store.urls import check_url, redact, remembered_url, url_scheme
 from pqcache.system.disk import open_plain
 from pqcache.system.locks import try_lock, user_name
 from pqcache.system.process_identity import ProcessIdentity
+from pqcache.system.startup import collect_garbage_rarely, hide_pandas, limit_blas_threads
 
-MODULE = "pqcache.store.sync.background_run"
-_ROOT = Path(__file__).resolve().parents[3]
+MODULE = "pqcache.store.background_run"
+_ROOT = Path(__file__).resolve().parents[2]
 _POLL = 0.02  # seconds
 _LONG = 10.0  # seconds, after which a wait is logged
 _RELAY = 0.25  # seconds between looks at what a run has reported
@@ -376,3 +385,59 @@ def _errors_of(path: Path, but: type[OSError] | tuple[()] = ()) -> Iterator[None
         raise
     except OSError as error:
         raise CacheError(path, error.strerror or f"{error}", _OTHER) from error
+
+
+_LOOK = 1.0  # seconds between looks at the process that has started this one
+
+
+def main() -> NoReturn:
+    """Run what standard input asks for, report it, and exit."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    from pqcache.store.sync.command import sync  # and all of sync, which a reader need not import
+
+    hide_pandas()
+    limit_blas_threads()
+    collect_garbage_rarely()
+    job = json.load(sys.stdin)
+    if job["starter"] is not None:
+        threading.Thread(target=_end_with, args=(ProcessIdentity(**job["starter"]),), daemon=True).start()
+    try:
+        sync(job["source"], job["cache"], options=job["options"], on_event=_report_event, fill=True)
+    except KeyboardInterrupt:  # the next run goes on
+        os._exit(130)
+    except PqcacheError as error:
+        _report(error=[type(error).__name__, error.subject, error.reason, error.advice])
+        os._exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001  a bug: whoever waits for this process has to know
+        _report(error=["PqcacheError", type(error).__name__, first_line(error), "please report this bug"])
+        os._exit(1)
+    for path in job["files"]:  # nobody needs them any more: what is to be read is there
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    os._exit(0)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _end_with(starter: ProcessIdentity) -> None:
+    """Interrupt this process, like Ctrl-C, when the one that started it ends."""
+    while starter.is_alive():
+        time.sleep(_LOOK)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _report_event(event: Event) -> None:
+    if isinstance(event, Listed | Published | Retried | Warned):
+        _report(event=type(event).__name__, **asdict(event))
+
+
+def _report(**values: Any) -> None:
+    with contextlib.suppress(OSError):  # a full disk, which the run itself will meet
+        os.write(sys.stdout.fileno(), json.dumps(values).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -17,12 +17,11 @@ import pqcache
 from pqcache.console.line_prefix import name_lines
 from pqcache.console.text import print_history
 from pqcache.events import Event, Started
-from pqcache.store import gc, history, run_record
+from pqcache.store import history, publish
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
-from pqcache.store.history import read_history
+from pqcache.store.history import options_of, read_history
 from pqcache.store.layout import HISTORY, RUNNING
-from pqcache.store.run_record import options_of
 from tests import ROOT
 from tests.datasets import write_day, write_shop
 from tests.forked_commands import run_pqcache
@@ -106,14 +105,14 @@ def test_gc_index_and_repair_have_records(cache: Path, shop: Path) -> None:
 def test_a_run_that_cannot_remove_what_is_old_is_done(cache: Path, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = last(cache)["snapshot"]
     write_day(shop, "2026-11-09", files=1, rows=20)
-    remove_tree = gc.remove_tree
+    remove_tree = publish.remove_tree
 
     def remove_or_fail(path: Path) -> None:
         if first in path.name:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
         remove_tree(path)
 
-    monkeypatch.setattr(gc, "remove_tree", remove_or_fail)
+    monkeypatch.setattr(publish, "remove_tree", remove_or_fail)
     with pytest.raises(pqcache.PqcacheError) as error:
         pqcache.sync(cache, keep=1)
     found = last(cache)
@@ -186,7 +185,7 @@ def test_a_run_at_work_and_an_interrupted_one(cache: Path, shop: Path, monkeypat
     def look(event: Event) -> None:
         if isinstance(event, Started) and event.phase == "fetch":
             seen.append(last(cache)["result"])
-            monkeypatch.setattr(run_record, "try_lock", lambda *_, **__: None)  # where there are no locks
+            monkeypatch.setattr(history, "try_lock", lambda *_, **__: None)  # where there are no locks
             seen.append(last(cache)["result"])
             monkeypatch.undo()
             raise KeyboardInterrupt
@@ -225,7 +224,7 @@ def test_gc_frees_space_on_a_full_disk(cache: Path, shop: Path, monkeypatch: pyt
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_record, "append_history", full)
+    monkeypatch.setattr(history, "append_history", full)
     assert len(pqcache.gc(cache, keep=1, on_event=events.append).removed) == 1
     assert "no space left for the record of this run" in str(events)
 
