@@ -38,14 +38,12 @@ pygments_style, pygments_dark_style = "friendly", "github-dark"
 
 CONTENTS = {
     "Begin": ["docs/quick-start", "docs/migrating", "docs/README"],
-    "Every night": ["docs/nightly", "docs/operating", "docs/contracts", "docs/snapshots", "docs/caches"],
-    "Sources": ["docs/sources", "docs/hdfs", "docs/s3", "docs/stores"],
-    "Tables": ["docs/tables", "docs/iceberg", "docs/hive"],
-    "Many nodes and small disks": ["docs/shards", "docs/newest", "docs/serve", "docs/filling", "docs/repartition",
-                                   "docs/cluster"],
+    "Every night": ["docs/nightly", "docs/operating", "docs/contracts", "docs/snapshots"],
+    "Sources": ["docs/sources", "docs/hdfs", "docs/stores"],
+    "Tables": ["docs/tables", "docs/hive"],
+    "Many nodes and small disks": ["docs/partial-copies", "docs/serve", "docs/repartition"],
     "Training": ["docs/training", "docs/loading", "docs/new-data", "docs/proof", "docs/frameworks/README"],
-    "Which rows": ["docs/splits", "docs/weights", "docs/packing", "docs/transforms", "docs/keys", "docs/gpus",
-                   "docs/monitoring"],
+    "Which rows": ["docs/splits", "docs/packing", "docs/transforms", "docs/keys", "docs/gpus"],
     "Reference": ["docs/commands/README", "docs/python", "docs/site/api", "docs/json", "docs/cache-format",
                   "ARCHITECTURE", "benchmarks/README", "CHANGELOG", "CONTRIBUTING", "SECURITY"],
 }  # fmt: skip

@@ -201,7 +201,7 @@ class RecordBatches(Iterator[pa.RecordBatch]):
         self._epoch.groups.meter.set_running(False)
 
     def stats(self) -> DatasetStats:
-        """What reading has taken so far, and how long batches were waited for; see docs/monitoring.md."""
+        """What reading has taken so far, and how long batches were waited for; see docs/gpus.md."""
         return dataset_stats(self._epoch.groups.meter.counts(), self._epoch.plan, self._options.memory)
 
 

@@ -208,7 +208,7 @@ class EpochOptions(OrderOptions, ReadOptions):
         ANY,
         "The URL of the dataset that the cache is a copy of. While the cache has no snapshot, a run that fetches the "
         "first one is started, or joined if there is one, and batches come as their row groups arrive. Ignored once "
-        "there is a snapshot. See docs/filling.md.",
+        "there is a snapshot. See docs/partial-copies.md.",
     )
     source_options: Mapping[str, str] | None = python(
         None, ANY, 'Options of the source\'s store, such as {"endpoint": "http://..."}.', is_secret=True

@@ -110,7 +110,7 @@ class ParquetDataset(ResumableDataset):
         """Return the cost of reading in the current epoch and in all, over all threads and workers of this rank.
 
         Includes how long the trainer waited and what limits it, the memory used, and how much of a first copy has
-        arrived. See docs/monitoring.md.
+        arrived. See docs/gpus.md.
         """
         return self._reader.stats()
 
