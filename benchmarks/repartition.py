@@ -260,8 +260,8 @@ def limits(sources: list[Path], size: int) -> tuple[float, float]:
 
     Work is divided among threads in pieces that have nothing to do with one another, so this is what no pipeline beats.
     """
-    from pqcache.parquet.encodings import Encodings, choose_encodings
     from pqcache.parquet.rewrite.encode import encode_rows
+    from pqcache.parquet.rewrite.encodings import Encodings, choose_encodings
 
     files = [pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) for path in sources]
     parts = [(file, number) for file in files for number in range(file.num_row_groups)]

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from repartition import multimodal, tabular, tokens
 
-from pqcache.parquet.encodings import Encodings, choose_encodings
+from pqcache.parquet.rewrite.encodings import Encodings, choose_encodings
 
 MB = 1 << 20
 

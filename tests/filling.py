@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pqcache.errors import SourceChanged
-from pqcache.parquet.row_group_stats import read_footer
+from pqcache.parquet.validation import read_footer
 from pqcache.store.arriving import ArrivingSnapshot, find_arriving, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config

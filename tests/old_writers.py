@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet.footer import thrift
-from pqcache.parquet.footer.thrift_fields import SIZES
+from pqcache.parquet import thrift
+from pqcache.parquet.thrift import SIZES
 
 
 def write_without_sizes(table: pa.Table, path: Path, **options: Any) -> Path:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet import footer, thrift
 
 _DICTIONARY_PAGE = 2
 

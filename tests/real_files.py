@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.footer.thrift import I32, LIST, STRUCT, Items, Struct
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.thrift import I32, LIST, STRUCT, Items, Struct
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT.parent / "shared" / "corpus" / "data"

@@ -22,7 +22,7 @@ import pytest
 import pqcache
 from pqcache.cli import run
 from pqcache.errors import ParquetError, PqcacheError
-from pqcache.parquet.footer.doubtful import check_read_right
+from pqcache.parquet.misread import check_read_right
 from pqcache.torch import ParquetDataset
 from tests.real_files import CORPUS, MADE
 

@@ -31,7 +31,7 @@ from pqcache.filters.expression import (
     operand_of,
     value_type,
 )
-from pqcache.parquet.schema_merge import is_text
+from pqcache.parquet.types import is_text
 
 _OPS = {"=": "EQ", "==": "EQ", "!=": "NEQ", "<": "LT", "<=": "LTE", ">": "GT", ">=": "GTE"}
 _NAME = r'"((?:[^"]|"")*)"|([^".]+)'

@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from pqcache.filters.expression import Always, And, Compare, Condition, In, IsNull, Like, Not, Or
-from pqcache.parquet.dense_columns import as_lists
-from pqcache.parquet.row_group_stats import field_key
-from pqcache.parquet.schema_merge import condition_schema_of
+from pqcache.parquet.dense import as_lists
+from pqcache.parquet.schema import condition_schema_of
+from pqcache.parquet.statistics import field_key
 
 log = logging.getLogger("pqcache.filters")
 

@@ -23,26 +23,29 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from pqcache.parquet.codecs import IN_METADATA
-from pqcache.parquet.footer import footer, thrift, thrift_fields
-from pqcache.parquet.footer.doubtful import stated_nulls
-from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.numpy_types import numpy_dtype
-from pqcache.parquet.pages import page_format
-from pqcache.parquet.pages.page_format import (
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.pages import (
+    IN_METADATA,
     NONE,
     Bytes,
     File,
     MoreValues,
     NotRead,
     Page,
+    data_page_header,
+    decode_hybrid,
+    decompress_page,
+    dictionary_page_header,
+    levels_of,
     memory,
     pages_in,
     read_bytes,
     read_run,
+    text_lengths,
 )
-from pqcache.parquet.row_group_stats import first_page
-from pqcache.parquet.schema_merge import is_text
+from pqcache.parquet.statistics import first_page, stated_nulls
+from pqcache.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.types import is_text, numpy_dtype
 
 log = logging.getLogger("pqcache.parquet")
 
@@ -165,28 +168,28 @@ class _Data(NamedTuple):
 
 def _parts_of(chunk: pq.ColumnChunkMetaData, leaf: Leaf, page: Page, body: Bytes) -> _Data:
     repetitions = definitions = b""
-    if page.kind == thrift_fields.DATA_PAGE:
-        body = page_format.decompress_page(chunk, body, page.uncompressed)
+    if page.kind == thrift.DATA_PAGE:
+        body = decompress_page(chunk, body, page.uncompressed)
         if leaf.repetition:
-            repetitions, body = page_format.levels_of(body, page.repetitions)
+            repetitions, body = levels_of(body, page.repetitions)
         if leaf.definition:
-            definitions, body = page_format.levels_of(body, page.definitions)
+            definitions, body = levels_of(body, page.definitions)
         return _Data(repetitions, definitions, body)
     middle, end = page.repetitions, page.repetitions + page.definitions
     if not 0 <= middle <= end <= min(len(body), page.uncompressed):
         raise NotRead("levels reach beyond their page")
     repetitions, definitions, body = body[:middle].tobytes(), body[middle:end].tobytes(), body[end:]
     if page.stored == NONE and len(body):
-        body = page_format.decompress_page(chunk, body, page.uncompressed - end)
+        body = decompress_page(chunk, body, page.uncompressed - end)
     elif len(body) != page.uncompressed - end:
         raise NotRead("page size differs from its header")
     return _Data(repetitions, definitions, body)
 
 
 def _dictionary_of(chunk: pq.ColumnChunkMetaData, page: Page, body: Bytes) -> Bytes:
-    if page.encoding not in (thrift_fields.PLAIN, thrift_fields.PLAIN_DICTIONARY):
+    if page.encoding not in (thrift.PLAIN, thrift.PLAIN_DICTIONARY):
         raise NotRead("the dictionary isn't plain")
-    return page_format.decompress_page(chunk, body, page.uncompressed)
+    return decompress_page(chunk, body, page.uncompressed)
 
 
 # Pages without levels, and levels as pages
@@ -204,12 +207,12 @@ class _Coded:
     def add_dictionary(self, count: int, data: Bytes) -> None:
         if self._dictionary or self.count:
             raise NotRead("the dictionary follows values")
-        header = thrift.encode(page_format.dictionary_page_header(count, len(data)))
+        header = thrift.encode(dictionary_page_header(count, len(data)))
         self._dictionary = [np.frombuffer(header, np.uint8), data]
 
     def add(self, count: int, encoding: int, data: Bytes) -> None:
         if count:  # pyarrow takes an empty page of such a column for its end
-            header = page_format.data_page_header(count, encoding, len(data))
+            header = data_page_header(count, encoding, len(data))
             self._pages += [np.frombuffer(header, np.uint8), data]
             self.count += count
             self.size += max(len(data), count * self._dtype.itemsize)
@@ -234,11 +237,11 @@ class _Coded:
         begin = len(footer.MAGIC)
         root: Struct = {4: (BINARY, b"schema"), 5: (I32, 1)}
         element: Struct = {1: (I32, self._physical), 3: (I32, 0), 4: (BINARY, b"values")}
-        encodings, length = [thrift_fields.PLAIN], size - begin
-        chunk = thrift_fields.column_metadata(self._physical, [b"values"], 0, encodings, self.count, length, length)
-        chunk[thrift_fields.DATA] = (I64, begin + sum(map(len, self._dictionary)))
+        encodings, length = [thrift.PLAIN], size - begin
+        chunk = thrift.column_metadata(self._physical, [b"values"], 0, encodings, self.count, length, length)
+        chunk[thrift.DATA] = (I64, begin + sum(map(len, self._dictionary)))
         if self._dictionary:
-            chunk[thrift_fields.DICTIONARY] = (I64, begin)
+            chunk[thrift.DICTIONARY] = (I64, begin)
         column = {2: (I64, 0), 3: (STRUCT, chunk)}
         group: Struct = {1: (LIST, Items(STRUCT, [column])), 2: (I64, size), 3: (I64, self.count)}
         return footer.make_footer({1: (I32, 2)}, [root, element], [group], self.count, {})
@@ -252,7 +255,7 @@ def _decode_levels(most: int, levels: Sequence[tuple[int, bytes]]) -> Numbers:
     pages = _Coded(1, _LEVELS.dtype)
     pages.add_dictionary(len(known), known.view(np.uint8))
     for count, data in levels:
-        pages.add(count, thrift_fields.RLE_DICTIONARY, np.frombuffer(width + data, np.uint8))
+        pages.add(count, thrift.RLE_DICTIONARY, np.frombuffer(width + data, np.uint8))
     return pages.take()
 
 
@@ -299,7 +302,7 @@ def _lists(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
         if page.nulls > 0:
             raise NotRead("the number of nulls differs from the page header")
         levels.append((page.values, data.repetitions, page.rows))
-        if page.encoding == thrift_fields.PLAIN:
+        if page.encoding == thrift.PLAIN:
             put_coded()
             _copy_plain(values[at : at + page.values], data.values, leaf.stored)
             done = at = at + page.values
@@ -393,10 +396,10 @@ def text_pages(
         if page.rows not in (NONE, page.values) or page.nulls not in (NONE, page.values - count):
             raise NotRead("counts differ from the page header")
         data = parts.values
-        if page.encoding == thrift_fields.PLAIN or not count:
+        if page.encoding == thrift.PLAIN or not count:
             yield Texts(there, data, *_split(data if count else data[:0], count))
-        elif page.encoding in (thrift_fields.PLAIN_DICTIONARY, thrift_fields.RLE_DICTIONARY) and dictionary is not None:
-            numbers = page_format.decode_hybrid(data[1:].tobytes(), int(data[0]), count)
+        elif page.encoding in (thrift.PLAIN_DICTIONARY, thrift.RLE_DICTIONARY) and dictionary is not None:
+            numbers = decode_hybrid(data[1:].tobytes(), int(data[0]), count)
             yield Texts(there, dictionary[0], dictionary[1][numbers], dictionary[2][numbers])
         else:
             raise NotRead("unsupported encoding")
@@ -436,7 +439,7 @@ def _views(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
 
 def _split(data: Bytes, count: int) -> tuple[Ints, Ints]:
     """Where the values of a plain page begin, and the lengths that precede them."""
-    lengths = page_format.text_lengths(data, count)
+    lengths = text_lengths(data, count)
     return np.cumsum(lengths + 4) - lengths, lengths
 
 

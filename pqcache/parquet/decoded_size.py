@@ -22,14 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED, ParquetError, first_line
-from pqcache.parquet.footer import thrift_fields
-from pqcache.parquet.footer.doubtful import stated_nulls
-from pqcache.parquet.footer.footer import MAGIC, not_parquet
-from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, inside, inside_each, key, read_varint, walk_struct
-from pqcache.parquet.nested import leaves_of, names_of_chunks
-from pqcache.parquet.pages.page_format import NotRead, Page, decompress_page, pages_in, text_lengths
-from pqcache.parquet.row_group_stats import first_page
-from pqcache.parquet.schema_merge import is_text, without_views
+from pqcache.parquet import thrift
+from pqcache.parquet.footer import MAGIC, not_parquet
+from pqcache.parquet.pages import NotRead, Page, decompress_page, pages_in, text_lengths
+from pqcache.parquet.statistics import first_page, stated_nulls
+from pqcache.parquet.thrift import I64, LIST, STRUCT, inside, inside_each, key, read_varint, walk_struct
+from pqcache.parquet.types import is_text, leaves_of, names_of_chunks, without_views
 from pqcache.system.disk import open_regular
 
 log = logging.getLogger("pqcache.parquet")
@@ -302,7 +300,7 @@ def _left_in_dictionary(begin: int, end: int, read: Read) -> tuple[int, int]:
     """Count dictionary codes, and the bytes of pages that have fallen back to plain values."""
     values = plain = 0
     for page in _pages(read, begin, end, False):
-        if page.encoding == thrift_fields.PLAIN:
+        if page.encoding == thrift.PLAIN:
             plain += page.uncompressed
         else:
             values += page.values
@@ -327,7 +325,7 @@ def _texts_of_chunk(data: bytes, at: int, found: _Stated) -> int:
     return at
 
 
-_CHUNK = {key(3, STRUCT): inside({key(thrift_fields.SIZES, STRUCT): inside({key(1, I64): _texts_of_chunk})})}
+_CHUNK = {key(3, STRUCT): inside({key(thrift.SIZES, STRUCT): inside({key(1, I64): _texts_of_chunk})})}
 _COLUMNS = inside_each(_CHUNK, lambda found: found[-1].append(None))
 _FOOTER = {key(4, LIST): inside_each({key(1, LIST): _COLUMNS}, lambda found: found.append([]))}
 

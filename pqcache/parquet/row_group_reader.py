@@ -22,12 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED, ParquetError, first_line, open_error
+from pqcache.parquet import footer, thrift
 from pqcache.parquet.chunk_reader import UNREADABLE, Leaf, leaf_of, pays, read_chunk, view_type
-from pqcache.parquet.codecs import IN_METADATA
-from pqcache.parquet.footer import footer, thrift, thrift_fields
-from pqcache.parquet.footer.doubtful import check_read_right, doubtful_columns, stated_nulls
-from pqcache.parquet.footer.footer_validation import check_footer
-from pqcache.parquet.footer.thrift import (
+from pqcache.parquet.misread import check_read_right, doubtful_columns
+from pqcache.parquet.pages import IN_METADATA, NONE, Bytes, File, MoreValues, NotRead, memory, pages_in, read_into
+from pqcache.parquet.schema import ARROW_SCHEMA, encode_schema
+from pqcache.parquet.statistics import first_page, stated_nulls
+from pqcache.parquet.thrift import (
     BINARY,
     I32,
     I64,
@@ -40,12 +41,8 @@ from pqcache.parquet.footer.thrift import (
     number_at,
     walk_struct,
 )
-from pqcache.parquet.key_values import ARROW_SCHEMA, encode_schema
-from pqcache.parquet.nested import top_level_names
-from pqcache.parquet.numpy_types import numpy_dtype
-from pqcache.parquet.pages.page_format import NONE, Bytes, File, MoreValues, NotRead, memory, pages_in, read_into
-from pqcache.parquet.row_group_stats import first_page
-from pqcache.parquet.schema_merge import is_text
+from pqcache.parquet.types import is_text, numpy_dtype, top_level_names
+from pqcache.parquet.validation import check_footer
 from pqcache.system.disk import check_regular, open_regular
 
 _BUFFER = 1 << 16  # bytes that pyarrow reads at a time, few enough to be decoded from the processor's cache
@@ -287,18 +284,18 @@ class RowGroupFile:
             read_into(descriptor, data[begin:end], int(pages.offsets[some.start]))
             values, uncompressed = self._counts(leaf, data[at:end], len(head), pages, some)
             self._check_size(row_group, name, group.column(leaf), uncompressed)
-            meta = thrift_fields.column_metadata(
+            meta = thrift.column_metadata(
                 self._physical[leaf],
                 self._paths[leaf],
                 IN_METADATA[group.column(leaf).compression].number,
-                [thrift_fields.PLAIN, thrift_fields.RLE, thrift_fields.RLE_DICTIONARY],
+                [thrift.PLAIN, thrift.RLE, thrift.RLE_DICTIONARY],
                 values,
                 uncompressed,
                 end - at,
             )
-            meta[thrift_fields.DATA] = (I64, begin)
+            meta[thrift.DATA] = (I64, begin)
             if head:
-                meta[thrift_fields.DICTIONARY] = (I64, at)
+                meta[thrift.DICTIONARY] = (I64, at)
             firsts.setdefault(name, len(chunks))
             chunks.append({2: (I64, 0), 3: (STRUCT, meta)})
             at = end
@@ -327,7 +324,7 @@ class RowGroupFile:
         trees = footer.trees(self._elements)
         for number in numbers:
             schema += trees[number]
-        total = sum(chunk[3][1][thrift_fields.UNCOMPRESSED][1] for chunk in chunks)
+        total = sum(chunk[3][1][thrift.UNCOMPRESSED][1] for chunk in chunks)
         # one row more than there are, so that pages of too many are seen
         group: Struct = {1: (LIST, Items(STRUCT, list(chunks))), 2: (I64, total), 3: (I64, rows + 1)}
         writer = (self.metadata.created_by or "").encode()  # decoders work around bugs of some writers
@@ -350,7 +347,7 @@ class RowGroupFile:
     def _elements(self) -> list[Struct]:
         """The schema; empty if columns cannot be taken from it."""
         found = footer.schema_of(thrift.decode(self._footer(), str(self.path), until=2), str(self.path))
-        odd = any((5 in element and element[5][1] > 0) == (thrift_fields.TYPE in element) for element in found)
+        odd = any((5 in element and element[5][1] > 0) == (thrift.TYPE in element) for element in found)
         same = len(footer.trees(found)) == len(self.schema) == len(set(self.schema.names))
         return found if same and not odd and sum(map(len, self._leaves.values())) == self.metadata.num_columns else []
 
@@ -360,7 +357,7 @@ class RowGroupFile:
 
     @cached_property
     def _physical(self) -> list[int]:
-        return [int(e[thrift_fields.TYPE][1]) for e in self._elements if thrift_fields.TYPE in e]
+        return [int(e[thrift.TYPE][1]) for e in self._elements if thrift.TYPE in e]
 
     # Checks
 
@@ -484,7 +481,7 @@ class OffsetIndexes:
         return os.pread(file, length, offset)
 
 
-_OFFSET, _LENGTH = thrift_fields.OFFSET_INDEX
+_OFFSET, _LENGTH = thrift.OFFSET_INDEX
 _PLACE = {key(_OFFSET, I64): number_at(-2), key(_LENGTH, I32): number_at(-1)}
 _CHUNKS = inside_each(_PLACE, lambda found: found.extend((0, 0)))
 _FILE = {key(4, LIST): inside_each({key(1, LIST): _CHUNKS})}

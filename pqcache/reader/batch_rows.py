@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pqcache.errors import UsageError
 from pqcache.options import Unpack, documented, parsed
-from pqcache.parquet.arrow_rows import take_of_table
+from pqcache.parquet.arrow import take_of_table
 from pqcache.reader.epoch import read_rows
 from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import Files, open_local_dataset

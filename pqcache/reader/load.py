@@ -15,7 +15,7 @@ import pyarrow as pa
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.decoded_size import StoredRowGroup, count_decoded, decoded_size
 from pqcache.parquet.row_group_reader import RowGroupFile
-from pqcache.parquet.schema_merge import unfit_reason
+from pqcache.parquet.schema import unfit_reason
 from pqcache.reader.memory import Budget, RowGroupSizes, most_bytes, sizes_of
 from pqcache.reader.open_dataset import Files, RowGroup
 from pqcache.reader.order import Ints

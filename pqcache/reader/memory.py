@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.errors import UsageError
-from pqcache.parquet.dense_columns import as_list
+from pqcache.parquet.dense import as_list
 from pqcache.reader.options import WINDOW, WINDOW_OF_ALL
 from pqcache.reader.order import Ints
 from pqcache.reader.read_plan import ReadPlan

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from pqcache.errors import CacheError, DamagedError, ParquetError, PqcacheError, SourceError, UsageError
 from pqcache.events import Event, Warned
-from pqcache.parquet.footer.doubtful import may_be_doubtful
+from pqcache.parquet.misread import may_be_doubtful
 from pqcache.parquet.row_group_reader import RowGroupFile
 from pqcache.reader.arriving import Arrivals
 from pqcache.reader.order import Ints

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pqcache.errors import ParquetError, UsageError
-from pqcache.parquet.dense_columns import as_list
+from pqcache.parquet.dense import as_list
 from pqcache.reader.order import Ints, permutation
 from pqcache.reader.rows import Column, Kind, number_dtype, storage_type, take_views, to_arrow, views_into
 from pqcache.reader.selection.selection import Positions, digest_of

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import PqcacheError, TypeClash, UsageError
-from pqcache.parquet.dense_columns import Dense, as_list, dense_in
+from pqcache.parquet.dense import Dense, as_list, dense_in
 from pqcache.reader.open_dataset import Files, LocalDataset
 from pqcache.reader.options import RowOptions
 from pqcache.reader.order import Ints, permutation

@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pqcache.parquet.arrow_rows import take
-from pqcache.parquet.dense_columns import Dense
-from pqcache.parquet.numpy_types import numpy_dtype
-from pqcache.parquet.schema_merge import cast_exactly, is_text, without_views
+from pqcache.parquet.arrow import take
+from pqcache.parquet.dense import Dense
+from pqcache.parquet.schema import cast_exactly
+from pqcache.parquet.types import is_text, numpy_dtype, without_views
 
 
 @dataclass(frozen=True)

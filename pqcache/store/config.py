@@ -69,7 +69,7 @@ class Config(Remembered):
         codec, level = (None, None) if self.compression is None else parse_compression(self.compression)
         dense = None
         if self.dense is not None:
-            from pqcache.parquet.dense_columns import (
+            from pqcache.parquet.dense import (
                 parse_dense,  # and pyarrow, which a sync with nothing to do does not need
             )
 

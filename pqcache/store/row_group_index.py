@@ -43,12 +43,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED, CacheError, DamagedError, ParquetError, TypeClash, first_line
-from pqcache.parquet.arrow_rows import rows_at
+from pqcache.parquet.arrow import rows_at
 from pqcache.parquet.decoded_size import DECODED, Read, decoded_columns, reading
-from pqcache.parquet.dense_columns import is_alike
-from pqcache.parquet.nested import leaves_in, names_of_chunks
-from pqcache.parquet.row_group_stats import BASE, EXTREMES, columns_table, index_schema, read_footer, row_group_columns
-from pqcache.parquet.schema_merge import (
+from pqcache.parquet.dense import is_alike
+from pqcache.parquet.schema import (
+    TimeUnits,
     always_fits,
     cast_exactly,
     check_names,
@@ -59,7 +58,9 @@ from pqcache.parquet.schema_merge import (
     with_table_columns,
     with_time_zones,
 )
-from pqcache.parquet.time_units import TimeUnits
+from pqcache.parquet.statistics import BASE, EXTREMES, columns_table, index_schema, row_group_columns
+from pqcache.parquet.types import leaves_in, names_of_chunks
+from pqcache.parquet.validation import read_footer
 from pqcache.store.hive import parent, partition_keys, partition_values, partitions_of
 from pqcache.system.disk import check_regular
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool

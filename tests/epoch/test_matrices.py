@@ -13,7 +13,7 @@ import pytest
 
 import pqcache
 from pqcache import Cache
-from pqcache.parquet.arrow_rows import take_of_table
+from pqcache.parquet.arrow import take_of_table
 from pqcache.torch import Loader, ParquetDataset
 
 ROWS = 4000

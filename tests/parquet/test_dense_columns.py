@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.parquet.dense_columns import Dense, as_dense, as_list, dense_in, dense_of, smallest
+from pqcache.parquet.dense import Dense, as_dense, as_list, dense_in, dense_of, smallest
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.config import read_config

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.column_mapping import ColumnKind, TableColumn
-from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.mapped_footer import as_in_table
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.projection import ColumnKind, TableColumn, as_in_table
 
 _ROWS = 2_500
 

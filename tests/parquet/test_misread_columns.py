@@ -14,7 +14,7 @@ import pytest
 import pqcache
 from pqcache.cli import run
 from pqcache.errors import ParquetError, PqcacheError, UsageError
-from pqcache.parquet.footer.doubtful import check_read_right, local_stored_bytes_metadata
+from pqcache.parquet.misread import check_read_right, local_stored_bytes_metadata
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.torch import ParquetDataset

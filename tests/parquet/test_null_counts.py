@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.errors import UsageError
-from pqcache.parquet.footer import footer
-from pqcache.parquet.footer import thrift as t
+from pqcache.parquet import footer
+from pqcache.parquet import thrift as t
 from pqcache.store.sync.command import sync
 from pqcache.store.verify.command import verify
 from pqcache.torch import ParquetDataset

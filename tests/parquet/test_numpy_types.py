@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import pqcache
-from pqcache.parquet.numpy_types import numpy_dtype
+from pqcache.parquet.types import numpy_dtype
 
 NUMBERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 NUMBERS += [pa.float16(), pa.float32(), pa.float64()]

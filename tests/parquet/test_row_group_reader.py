@@ -25,10 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.parquet import chunk_reader
-from pqcache.parquet.codecs import CODECS
-from pqcache.parquet.footer import footer, thrift, thrift_fields
-from pqcache.parquet.pages import page_format
+from pqcache.parquet import chunk_reader, footer, thrift
+from pqcache.parquet import pages as page_format
+from pqcache.parquet.pages import CODECS
 from pqcache.parquet.row_group_reader import RowGroupFile
 from tests.examples import examples
 from tests.parquet.pages.list_pages import write_lists
@@ -678,7 +677,7 @@ def test_pages_larger_than_the_footer_says_are_not_decompressed(tmp_path: Path, 
     pq.write_table(table, path, compression=codec, use_dictionary=False, write_statistics=False, write_page_index=True)
 
     def lie(meta: thrift.Struct) -> None:
-        meta[thrift_fields.UNCOMPRESSED] = (thrift.I64, min(meta[thrift_fields.UNCOMPRESSED][1], 100_000))
+        meta[thrift.UNCOMPRESSED] = (thrift.I64, min(meta[thrift.UNCOMPRESSED][1], 100_000))
 
     changed(path, lie)
     if name == "id":
@@ -694,7 +693,7 @@ def test_pages_larger_than_the_footer_says_are_not_decompressed(tmp_path: Path, 
 def test_footers_that_are_somewhat_wrong_are_read(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"t": range(100_000)}), path, compression="zstd")
-    changed(path, lambda meta: meta.update({thrift_fields.UNCOMPRESSED: (thrift.I64, 1)}))
+    changed(path, lambda meta: meta.update({thrift.UNCOMPRESSED: (thrift.I64, 1)}))
     assert one(path).to_pylist() == list(range(100_000))
 
 
@@ -703,7 +702,7 @@ def test_more_values_than_the_footer_says_are_refused(tmp_path: Path) -> None:
     """pyarrow would read a part of them."""
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"t": [[1, 2, 3]] * 50}), path)
-    changed(path, lambda meta: meta.update({thrift_fields.VALUES: (thrift.I64, 147)}))
+    changed(path, lambda meta: meta.update({thrift.VALUES: (thrift.I64, 147)}))
     with pytest.raises(ParquetError, match=r"row group 0 has more values in column 't' than its footer says"):
         one(path)
 

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.parquet.footer import footer
-from pqcache.parquet.footer import thrift as t
-from pqcache.parquet.footer.doubtful import type_ordered
-from pqcache.parquet.row_group_stats import footer_in, row_group_columns
+from pqcache.parquet import footer
+from pqcache.parquet import thrift as t
+from pqcache.parquet.statistics import row_group_columns, type_ordered
+from pqcache.parquet.validation import footer_in
 
 NAMES = ["é", "a", "zebra", "m"]
 TABLE = pa.table(

@@ -17,7 +17,7 @@ import pytest
 
 from pqcache import Cache
 from pqcache.errors import ParquetError
-from pqcache.parquet.footer import thrift
+from pqcache.parquet import thrift
 from pqcache.torch import ParquetDataset
 
 _READ = """

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.footer import footer
-from pqcache.parquet.footer import thrift as t
+from pqcache.parquet import footer
+from pqcache.parquet import thrift as t
 from pqcache.torch import ParquetDataset
 
 COLUMNS = {

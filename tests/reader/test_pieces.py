@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet import footer, thrift
 from pqcache.reader.load import Held, RowGroups
 from pqcache.reader.order import Order
 from pqcache.reader.rows import Column, join, to_arrow

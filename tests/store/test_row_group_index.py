@@ -14,7 +14,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import CacheError, ParquetError
-from pqcache.parquet.row_group_stats import read_footer
+from pqcache.parquet.validation import read_footer
 from pqcache.store.row_group_index import IndexBuilder, build_index, read_index
 from pqcache.store.verify.file_checks import IndexedFiles
 from tests.datasets import files_of, write_shop

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_convert
 
 from pqcache.errors import ParquetError, UsageError
-from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet import footer, thrift
 from pqcache.torch import Batch, Loader, ParquetDataset, Ragged
 from pqcache.torch.batch import Position, to_rows
 from pqcache.torch.tensors import Conversion, to_value

@@ -19,22 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, PqcacheError, UsageError
-from pqcache.parquet.codecs import codec_name
-from pqcache.parquet.dense_columns import Dense, as_lists, common_dense, dense_in, with_dense_columns
-from pqcache.parquet.encodings import Encodings, has_integer_decimals
-from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.footer.doubtful import check_read_right, doubtful_columns
-from pqcache.parquet.footer.source_footer import (
-    SourceFooter,
-    has_int96,
-    int96_as_int64,
-    int96_places,
-    is_uniform,
-    one_of_each_schema,
-    read_source_footers,
-)
-from pqcache.parquet.key_values import ARROW_SCHEMA, conflicts, encode_schema, range_index, with_spark
-from pqcache.parquet.nested import leaves_in
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.dense import Dense, as_lists, common_dense, dense_in, with_dense_columns
+from pqcache.parquet.misread import check_read_right, doubtful_columns
+from pqcache.parquet.pages import codec_name
 from pqcache.parquet.rewrite.decode import (
     Decoder,
     ReadTask,
@@ -44,6 +32,7 @@ from pqcache.parquet.rewrite.decode import (
     prefetch,
     row_group_ranges,
 )
+from pqcache.parquet.rewrite.encodings import Encodings, has_integer_decimals
 from pqcache.parquet.rewrite.files import (
     OutputFile,
     OutputSchema,
@@ -52,9 +41,29 @@ from pqcache.parquet.rewrite.files import (
 )
 from pqcache.parquet.rewrite.options import COMPAT_CODEC, DEFAULT_CODEC, RewriteOptions
 from pqcache.parquet.rewrite.shuffle import shuffle_rows
+from pqcache.parquet.rewrite.sources import (
+    SourceFooter,
+    conflicts,
+    has_int96,
+    int96_as_int64,
+    int96_places,
+    is_uniform,
+    one_of_each_schema,
+    range_index,
+    read_source_footers,
+    with_spark,
+)
 from pqcache.parquet.rewrite.writer import MIN_FILL, RewriteResult, WriterSettings, write_row_groups
-from pqcache.parquet.row_group_stats import first_page
-from pqcache.parquet.schema_merge import check_names, merge_schemas, with_time_zones, working_schema
+from pqcache.parquet.schema import (
+    ARROW_SCHEMA,
+    check_names,
+    encode_schema,
+    merge_schemas,
+    with_time_zones,
+    working_schema,
+)
+from pqcache.parquet.statistics import first_page
+from pqcache.parquet.types import leaves_in
 from pqcache.system.disk import fsync_path, link_or_copy
 
 _MIN_FILE = 1 << 30

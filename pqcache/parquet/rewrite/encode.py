@@ -23,27 +23,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.parquet.arrow_sizes import Floats
-from pqcache.parquet.binary_views import bytes_in, without_views
-from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.footer.thrift_fields import (
-    COLUMN_INDEX,
-    COMPRESSED,
-    DATA,
-    DICTIONARY,
-    ENCODINGS,
-    OFFSET_INDEX,
-    PAGES,
-    SIZES,
-    STATISTICS,
-    UNCOMPRESSED,
-    VALUES,
-)
-from pqcache.parquet.nested import leaves_in
-from pqcache.parquet.pages.page_format import Chunk
-from pqcache.parquet.pages.write_pages import (
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.arrow import Floats, bytes_in, without_views
+from pqcache.parquet.pages import Chunk
+from pqcache.parquet.rewrite.decode import RowBatch
+from pqcache.parquet.rewrite.encodings import Encodings
+from pqcache.parquet.rewrite.pages import (
     boundary_order,
     is_direct,
     is_plain,
@@ -52,7 +37,25 @@ from pqcache.parquet.pages.write_pages import (
     pages_of_lists,
     pages_of_numbers,
 )
-from pqcache.parquet.rewrite.decode import RowBatch
+from pqcache.parquet.thrift import (
+    COLUMN_INDEX,
+    COMPRESSED,
+    DATA,
+    DICTIONARY,
+    ENCODINGS,
+    I64,
+    LIST,
+    OFFSET_INDEX,
+    PAGES,
+    SIZES,
+    STATISTICS,
+    STRUCT,
+    UNCOMPRESSED,
+    VALUES,
+    Items,
+    Struct,
+)
+from pqcache.parquet.types import leaves_in
 from pqcache.system.buffer_pool import BufferPool
 
 log = logging.getLogger("pqcache.parquet")

@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.errors import PqcacheError
-from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.footer.thrift_fields import COLUMN_INDEX, OFFSET_INDEX
-from pqcache.parquet.key_values import ARROW_SCHEMA, RangeIndex, encode_schema, with_range
+from pqcache.parquet import footer, thrift
 from pqcache.parquet.rewrite.encode import FooterSchema, RowGroup, orders_of
+from pqcache.parquet.rewrite.encodings import Encodings
+from pqcache.parquet.rewrite.sources import RangeIndex, with_range
+from pqcache.parquet.schema import ARROW_SCHEMA, encode_schema
+from pqcache.parquet.thrift import COLUMN_INDEX, OFFSET_INDEX
 from pqcache.system.checksum import Checksum, checksum_text, new_checksum
 from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
 

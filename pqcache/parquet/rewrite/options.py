@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import UsageError
-from pqcache.parquet.footer.footer import MAGIC
+from pqcache.parquet.footer import MAGIC
 from pqcache.units import format_size
 
 if TYPE_CHECKING:
-    from pqcache.parquet.dense_columns import Dense
+    from pqcache.parquet.dense import Dense
 
 _COMPRESSIONS = ("zstd", "lz4", "snappy", "none", "keep")  # codecs to write, or the source's
 DEFAULT_CODEC, COMPAT_CODEC = "lz4", "snappy"

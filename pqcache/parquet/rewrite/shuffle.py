@@ -17,8 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.parquet.arrow_rows import take_of_table
-from pqcache.parquet.arrow_sizes import Floats
+from pqcache.parquet.arrow import Floats, take_of_table
 from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.parquet.rewrite.files import write_errors
 

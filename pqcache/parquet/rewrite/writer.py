@@ -22,11 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.arrow_sizes import Floats, weigh
-from pqcache.parquet.binary_views import without_views
-from pqcache.parquet.encodings import Encodings, choose_encodings, encoded_chunks, encoded_size
+from pqcache.parquet.arrow import Floats, weigh, without_views
 from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.parquet.rewrite.encode import THREADS, Encoded, Encoder, RowGroup, size_of
+from pqcache.parquet.rewrite.encodings import Encodings, choose_encodings, encoded_chunks, encoded_size
 from pqcache.parquet.rewrite.files import (
     WRITERS,
     OutputFile,

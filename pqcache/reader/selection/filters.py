@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from pqcache.errors import CacheError, UsageError, first_line
 from pqcache.filters.expression import Condition, condition_columns, expression_of, rows_where, text_of
 from pqcache.filters.pruning import TruthValues, prune_by_expression, prune_row_groups
-from pqcache.parquet.dense_columns import as_lists, dense_in, dense_to_lists
-from pqcache.parquet.schema_merge import cast_to_schema, condition_schema_of
+from pqcache.parquet.dense import as_lists, dense_in, dense_to_lists
+from pqcache.parquet.schema import cast_to_schema, condition_schema_of
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.selection.selection import Bools, Counts, Selection, Test, found_once
 from pqcache.store.cache_directory import CacheDirectory

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from pqcache.errors import MALFORMED, UsageError
 from pqcache.filters.expression import operand_of
-from pqcache.parquet.dense_columns import as_lists
+from pqcache.parquet.dense import as_lists
 from pqcache.reader.arriving import arrival_queue
 from pqcache.reader.open_dataset import Files, LocalDataset
 from pqcache.store.hive import with_hints

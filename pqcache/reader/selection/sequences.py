@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import UsageError
-from pqcache.parquet.dense_columns import as_lists
-from pqcache.parquet.schema_merge import cast_to_schema, working_schema
+from pqcache.parquet.dense import as_lists
+from pqcache.parquet.schema import cast_to_schema, working_schema
 from pqcache.reader.rows import storage_type
 from pqcache.reader.selection.selection import Chosen, Counts, Positions, Selection, digest_of
 from pqcache.store.keys.lookup import Ints, ranges_of

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from pqcache.parquet.column_mapping import TableColumn
+    from pqcache.parquet.projection import TableColumn
 
 FIRST_ANSWER_TIMEOUT = 10.0  # seconds: a server that is down must not take three tries of TIMEOUT
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.events import OnEvent, ignore
-from pqcache.parquet.dense_columns import as_list
-from pqcache.parquet.footer.doubtful import check_read_right
+from pqcache.parquet.dense import as_list
+from pqcache.parquet.misread import check_read_right
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.hive import parent
 from pqcache.store.inspect.summary import leased_snapshot, read_remote_index

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 from pqcache.errors import CacheError, DamagedError, UsageError, first_line
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.options import COMMANDS, InspectArguments, Unpack, all_values, documented
-from pqcache.parquet.dense_columns import as_list, dense_of
-from pqcache.parquet.nested import top_level_names
-from pqcache.parquet.row_group_stats import read_footer
+from pqcache.parquet.dense import as_list, dense_of
+from pqcache.parquet.types import top_level_names
+from pqcache.parquet.validation import read_footer
 from pqcache.store.arriving import ArrivingSnapshot, find_arriving
 from pqcache.store.cache_directory import CacheDirectory, cache_at
 from pqcache.store.config import read_config

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import DamagedError, ParquetError, UsageError, first_line
 from pqcache.events import Advanced, OnEvent, Started, Warned
-from pqcache.parquet.footer.doubtful import check_read_right
+from pqcache.parquet.misread import check_read_right
 from pqcache.store.cache_directory import advice_for_file
 from pqcache.store.keys.codes import Keys, is_hashed, keys_of, scramble
 from pqcache.store.keys.lookup import (

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from pqcache.errors import UsageError, first_line
 from pqcache.filters.expression import Operand, number_against_text
-from pqcache.parquet.schema_merge import cast_exactly, is_text
+from pqcache.parquet.schema import cast_exactly
+from pqcache.parquet.types import is_text
 
 Codes = npt.NDArray[np.uint64]
 _SIGN = np.uint64(1 << 63)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, UsageError, first_line
 from pqcache.events import OnEvent, ignore
-from pqcache.parquet.dense_columns import (
+from pqcache.parquet.dense import (
     Dense,
     as_dense,
     as_list,
@@ -26,10 +26,10 @@ from pqcache.parquet.dense_columns import (
     item_dtype,
     smallest,
 )
-from pqcache.parquet.footer.source_footer import open_parquet
-from pqcache.parquet.nested import top_level_names
-from pqcache.parquet.row_group_stats import read_footer
-from pqcache.parquet.schema_merge import merge_schemas
+from pqcache.parquet.rewrite.sources import open_parquet
+from pqcache.parquet.schema import merge_schemas
+from pqcache.parquet.types import top_level_names
+from pqcache.parquet.validation import read_footer
 from pqcache.store.cache_directory import cache_at
 from pqcache.store.drivers.registry import open_source as open_dataset
 from pqcache.store.sync.listing import ListingRules, list_source

@@ -20,7 +20,7 @@ from typing import Any
 
 from pqcache.errors import UsageError
 from pqcache.events import Advanced, OnEvent, Rewrote, Started, Warned
-from pqcache.parquet.dense_columns import parse_dense
+from pqcache.parquet.dense import parse_dense
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_target

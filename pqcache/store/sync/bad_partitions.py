@@ -153,7 +153,7 @@ def _is_other_bad(clash: TypeClash, known: pa.Schema | None) -> bool:
     """Whether the clash's second type is the one that does not fit the known schema."""
     if known is None or clash.column not in known.names:
         return False
-    from pqcache.parquet.schema_merge import joined_type  # and pyarrow, which a sync with nothing to do does not need
+    from pqcache.parquet.schema import joined_type  # and pyarrow, which a sync with nothing to do does not need
 
     before = known.field(clash.column).type
     fits = [joined_type(before, kind) is not None for kind in clash.types]

@@ -16,8 +16,8 @@ from pathlib import Path
 from pqcache.errors import DamagedError, ParquetError, disk_errors
 from pqcache.events import Advanced, Published, Rewrote, Started, Warned
 from pqcache.parquet.rewrite.options import differ_in_size_only, shuffle_of
-from pqcache.parquet.row_group_stats import read_footer
-from pqcache.parquet.time_units import changed_units
+from pqcache.parquet.schema import changed_units
+from pqcache.parquet.validation import read_footer
 from pqcache.store.expect import unmet
 from pqcache.store.hive import parent
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY

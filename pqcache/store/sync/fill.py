@@ -43,9 +43,9 @@ from pqcache.errors import (
 )
 from pqcache.events import Advanced, Awaited, Published, Started, Warned
 from pqcache.parquet.decoded_size import reading_ahead
-from pqcache.parquet.footer.footer import MAGIC, TAIL, footer_and_magic, read_tail
+from pqcache.parquet.footer import MAGIC, TAIL, footer_and_magic, read_tail
 from pqcache.parquet.projection import ByteRange, number_of
-from pqcache.parquet.row_group_stats import footer_in
+from pqcache.parquet.validation import footer_in
 from pqcache.store.arriving import ArrivingSnapshot, Wanted, WantedLists, arriving_snapshots, publish_arriving
 from pqcache.store.drivers.base import Source, read_range
 from pqcache.store.drivers.retries import with_retries

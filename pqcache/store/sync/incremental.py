@@ -22,7 +22,7 @@ from pqcache.errors import (
 )
 from pqcache.events import Listed, Warned
 from pqcache.options import IDENTITY
-from pqcache.parquet.schema_merge import spelling_of
+from pqcache.parquet.schema import spelling_of
 from pqcache.store.arriving import arriving_snapshots
 from pqcache.store.config import write_config
 from pqcache.store.drivers.base import Source

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from pqcache.errors import DamagedError
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.time_units import TimeUnits
+from pqcache.parquet.schema import TimeUnits
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent, partition_values

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
 from pqcache.events import OnEvent, ignore
-from pqcache.parquet.arrow_sizes import least_width
-from pqcache.parquet.dense_columns import Dense, as_lists, common_dense, dense_in, is_alike, with_dense_columns
-from pqcache.parquet.footer import thrift
-from pqcache.parquet.footer.doubtful import Int96Values, int96_leaves, int96_unit, int96_values, stored_bytes_metadata
-from pqcache.parquet.footer.footer import Tail, footer_and_magic, read_tail
-from pqcache.parquet.row_group_stats import footer_in
-from pqcache.parquet.schema_merge import merge_schemas, with_time_zones
+from pqcache.parquet import thrift
+from pqcache.parquet.arrow import least_width
+from pqcache.parquet.dense import Dense, as_lists, common_dense, dense_in, is_alike, with_dense_columns
+from pqcache.parquet.footer import Tail, footer_and_magic, read_tail
+from pqcache.parquet.misread import Int96Values, int96_leaves, int96_unit, int96_values, stored_bytes_metadata
+from pqcache.parquet.schema import merge_schemas, with_time_zones
+from pqcache.parquet.validation import footer_in
 from pqcache.store.drivers.base import RangedFile, Source, read_range
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.drivers.retries import FEW_TRIES, with_retries
@@ -206,7 +206,7 @@ def read_remote_tail(source: Source, file: SourceFile) -> Tail:
     tail, shape = read_tail(read, file.identity.size, url), source.shape_of(file.path)
     if shape is None or shape.columns is None:
         return tail
-    from pqcache.parquet.mapped_footer import as_in_table  # and what rewrites files, which few tables need
+    from pqcache.parquet.projection import as_in_table
 
     fields = as_in_table(thrift.decode(tail.footer, url), shape.columns, url)
     return Tail(footer_and_magic(fields), tail.limit, tail.limit)

@@ -34,7 +34,7 @@ from pqcache.errors import (
     disk_errors,
     first_line,
 )
-from pqcache.parquet.column_mapping import ColumnKind, TableColumn
+from pqcache.parquet.projection import ColumnKind, TableColumn
 from pqcache.store.drivers.base import FileShape, Source
 from pqcache.store.manifest import Identity, SourceFile, TableVersion, committed_tag
 from pqcache.store.tables.base import (

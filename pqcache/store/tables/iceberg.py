@@ -45,7 +45,7 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.parquet.column_mapping import ColumnKind, TableColumn
+from pqcache.parquet.projection import ColumnKind, TableColumn
 from pqcache.store.drivers.base import FileShape, RangedFile
 from pqcache.store.drivers.remote import censored, known_cause
 from pqcache.store.hive import NULL

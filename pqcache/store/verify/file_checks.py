@@ -25,8 +25,9 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import PqcacheError, first_line
 from pqcache.parquet.decoded_size import DECODED, StoredRowGroup, decoded_size, longest_rows, varies
-from pqcache.parquet.row_group_stats import EXTREMES, columns_table, read_footer, row_group_columns
-from pqcache.parquet.schema_merge import joined_type
+from pqcache.parquet.schema import joined_type
+from pqcache.parquet.statistics import EXTREMES, columns_table, row_group_columns
+from pqcache.parquet.validation import read_footer
 from pqcache.store.row_group_index import Index, with_columns
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.checksum import checksum_matches

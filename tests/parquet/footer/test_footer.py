@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.footer import footer as f
-from pqcache.parquet.footer import thrift as t
-from pqcache.parquet.row_group_stats import footer_in
+from pqcache.parquet import footer as f
+from pqcache.parquet import thrift as t
+from pqcache.parquet.validation import footer_in
 from tests.examples import examples
 
 

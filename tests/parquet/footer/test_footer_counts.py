@@ -13,9 +13,9 @@ import pytest
 
 import pqcache
 from pqcache.errors import ParquetError
-from pqcache.parquet.footer import footer
-from pqcache.parquet.footer import thrift as t
-from pqcache.parquet.footer.footer_validation import check_footer
+from pqcache.parquet import footer
+from pqcache.parquet import thrift as t
+from pqcache.parquet.validation import check_footer
 from pqcache.torch import ParquetDataset
 
 TABLE = pa.table(

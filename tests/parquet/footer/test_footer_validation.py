@@ -19,10 +19,9 @@ import pytest
 
 import pqcache
 from pqcache.errors import ParquetError
-from pqcache.parquet.footer import footer, footer_validation
-from pqcache.parquet.footer import thrift as t
-from pqcache.parquet.footer.footer_validation import check_footer
-from pqcache.parquet.row_group_stats import footer_in
+from pqcache.parquet import footer, validation
+from pqcache.parquet import thrift as t
+from pqcache.parquet.validation import check_footer, footer_in
 from tests.forked_commands import run_pqcache
 from tests.scripts import run_script
 
@@ -160,7 +159,7 @@ def test_what_passed_before_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) 
             flipped = data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :]
             said = []
             for before in ([], [data]):
-                monkeypatch.setattr(footer_validation, "_recent", [])
+                monkeypatch.setattr(validation, "_recent", [])
                 for well in before:
                     check_footer(well, "x", None)
                 try:
@@ -180,7 +179,8 @@ import random, sys
 from pathlib import Path
 import pyarrow as pa
 from pqcache.errors import PqcacheError
-from pqcache.parquet.row_group_stats import footer_in, row_group_columns
+from pqcache.parquet.statistics import row_group_columns
+from pqcache.parquet.validation import footer_in
 random.seed(3)
 data = Path(sys.argv[1]).read_bytes()
 length = int.from_bytes(data[-8:-4], "little")

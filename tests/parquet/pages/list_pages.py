@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pqcache.parquet.codecs import IN_METADATA
-from pqcache.parquet.footer import footer, thrift, thrift_fields
-from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.pages import page_format
+from pqcache.parquet import footer, thrift
+from pqcache.parquet import pages as page_format
+from pqcache.parquet.pages import IN_METADATA
+from pqcache.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
 
 Row = list[Any] | None
 _REQUIRED, _OPTIONAL, _REPEATED = range(3)
@@ -72,11 +72,11 @@ def write_lists(
         data.extend(thrift.encode(dict(sorted((header | sizes).items()))) + stored)
 
     def put_page(count: int, encoding: int, body: bytes) -> None:
-        counts = page_format.numbers({1: count, 2: encoding, 3: thrift_fields.RLE, 4: thrift_fields.RLE})
+        counts = page_format.numbers({1: count, 2: encoding, 3: thrift.RLE, 4: thrift.RLE})
         put({**page_format.numbers({page_format.TYPE: 0}), page_format.DATA: (STRUCT, counts)}, body)
 
     ids = np.arange(len(rows), dtype="<i8").tobytes()
-    put_page(len(rows), thrift_fields.PLAIN, ids)
+    put_page(len(rows), thrift.PLAIN, ids)
     chunks, begins = [_chunk(2, [b"id"], about.number, len(rows), 4, len(data))], []
     begin, (repetitions, definitions, values) = len(data), levels_and_values(rows)
     distinct = sorted(set(values))
@@ -94,9 +94,9 @@ def write_lists(
         if page < coded:
             width = max(1, (len(distinct) - 1).bit_length())
             numbers = hybrid([distinct.index(value) for value in found], width)
-            put_page(high - low, thrift_fields.RLE_DICTIONARY, body + bytes([width]) + numbers)
+            put_page(high - low, thrift.RLE_DICTIONARY, body + bytes([width]) + numbers)
         else:
-            put_page(high - low, thrift_fields.PLAIN, body + np.array(found, "<i4").tobytes())
+            put_page(high - low, thrift.PLAIN, body + np.array(found, "<i4").tobytes())
     path_of = [b"t", b"list", b"element"]
     chunks.append(_chunk(1, path_of, about.number, len(repetitions), first, len(data), begin if coded else 0))
     group: Struct = {1: (LIST, Items(STRUCT, chunks)), 2: (I64, len(data)), 3: (I64, len(rows))}
@@ -109,8 +109,8 @@ def _chunk(
     physical: int, path: list[bytes], codec: int, values: int, first: int, end: int, dictionary: int = 0
 ) -> Struct:
     size = end - (dictionary or first)
-    meta = thrift_fields.column_metadata(physical, path, codec, [0, 3, 8], values, 1 << 20, size)
-    meta[thrift_fields.DATA] = (I64, first)
+    meta = thrift.column_metadata(physical, path, codec, [0, 3, 8], values, 1 << 20, size)
+    meta[thrift.DATA] = (I64, first)
     if dictionary:
-        meta[thrift_fields.DICTIONARY] = (I64, dictionary)
+        meta[thrift.DICTIONARY] = (I64, dictionary)
     return {2: (I64, 0), 3: (STRUCT, meta)}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pqcache.parquet.footer import thrift
-from pqcache.parquet.pages.page_format import NotRead, decode_hybrid
+from pqcache.parquet import thrift
+from pqcache.parquet.pages import NotRead, decode_hybrid
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(1, 40)), max_size=8), st.integers(-3, 20))

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.pages import write_pages
+from pqcache.parquet.rewrite import pages as write_pages
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.encode import concatenate_chunks, encode_rows
+from pqcache.parquet.rewrite.encodings import Encodings
 from pqcache.parquet.rewrite.files import OutputSchema, RowGroupFile, footer_schema_of
 from pqcache.parquet.rewrite.options import RewriteOptions
 from tests.examples import examples

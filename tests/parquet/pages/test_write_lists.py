@@ -13,11 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pqcache.parquet import encodings
-from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.pages import write_pages
-from pqcache.parquet.rewrite import encode
+from pqcache.parquet.rewrite import encode, encodings
+from pqcache.parquet.rewrite import pages as write_pages
 from pqcache.parquet.rewrite.directory import rewrite_directory
+from pqcache.parquet.rewrite.encodings import Encodings
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.system.buffer_pool import BufferPool
 from tests.examples import examples

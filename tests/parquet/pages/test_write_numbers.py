@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pqcache.parquet.encodings import LIMITED, Encodings
-from pqcache.parquet.footer import thrift
-from pqcache.parquet.pages import write_pages
-from pqcache.parquet.pages.page_format import Chunk, decode_hybrid, encode_flags
+from pqcache.parquet import thrift
+from pqcache.parquet.pages import Chunk, decode_hybrid, encode_flags
 from pqcache.parquet.rewrite import encode
+from pqcache.parquet.rewrite import pages as write_pages
 from pqcache.parquet.rewrite.directory import rewrite_directory
+from pqcache.parquet.rewrite.encodings import LIMITED, Encodings
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.system.buffer_pool import BufferPool
 from tests.examples import examples

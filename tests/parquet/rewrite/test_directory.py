@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet import footer, thrift
 from pqcache.parquet.rewrite.options import RewriteOptions
 from tests.examples import examples
 from tests.parquet.rewrite.rewriting import (

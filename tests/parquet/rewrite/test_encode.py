@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.rewrite.encode import concatenate_chunks, encode_rows
+from pqcache.parquet.rewrite.encodings import Encodings
 from pqcache.parquet.rewrite.files import OutputSchema, RowGroupFile, footer_schema_of
 from tests.examples import examples
 

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.binary_views import bytes_in, length_prefixed_bytes, without_views
-from pqcache.parquet.footer.source_footer import read_source_footers
-from pqcache.parquet.pages.write_pages import pages_of
+from pqcache.parquet.arrow import bytes_in, length_prefixed_bytes, without_views
 from pqcache.parquet.rewrite import decode
 from pqcache.parquet.rewrite.decode import Decoder, long_columns_of
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.pages import pages_of
+from pqcache.parquet.rewrite.sources import read_source_footers
 from tests.examples import examples
 
 TYPES = [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.dense_columns import Dense
+from pqcache.parquet.dense import Dense
 from tests.parquet.rewrite.rewriting import KB, rewrite
 from tests.parquet.rewrite.test_directory import COLUMNS
 

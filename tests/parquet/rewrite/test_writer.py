@@ -25,7 +25,7 @@ from pqcache.parquet.rewrite.decode import RowBatch, prefetch
 from pqcache.parquet.rewrite.directory import rewrite_directory, row_group_bytes
 from pqcache.parquet.rewrite.files import OutputSchema, RowGroupFile
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.schema_merge import working_schema
+from pqcache.parquet.schema import working_schema
 from tests.examples import examples
 from tests.pages import indexed_pages, real_pages
 

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.parquet.dense_columns import Dense, with_dense_columns
-from pqcache.parquet.key_values import SPARK
+from pqcache.parquet.dense import Dense, with_dense_columns
+from pqcache.parquet.schema import SPARK
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.row_group_index import IndexBuilder
 from pqcache.store.snapshot import write_checksums

@@ -10,8 +10,8 @@ import pytest
 
 import pqcache
 from pqcache.errors import ParquetError, UsageError
-from pqcache.parquet.footer import footer
-from pqcache.parquet.footer import thrift as t
+from pqcache.parquet import footer
+from pqcache.parquet import thrift as t
 from pqcache.torch import ParquetDataset
 
 

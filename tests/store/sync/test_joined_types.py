@@ -13,7 +13,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import ParquetError, TypeClash
-from pqcache.parquet.schema_merge import joined_type
+from pqcache.parquet.schema import joined_type
 from pqcache.torch import ParquetDataset
 
 BIG = 2**53 + 1

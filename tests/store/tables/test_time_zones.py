@@ -12,7 +12,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import ParquetError
-from pqcache.parquet.schema_merge import with_time_zones
+from pqcache.parquet.schema import with_time_zones
 from tests import delta_tables
 from tests.delta_tables import add, commit, field, in_order, metadata, protocol
 

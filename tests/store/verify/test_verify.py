@@ -21,7 +21,7 @@ import pytest
 import pqcache
 from pqcache import cli
 from pqcache.events import Damaged, Fetched
-from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet import footer, thrift
 from pqcache.store.drivers import local
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest_file import write_manifest

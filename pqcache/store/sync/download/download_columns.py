@@ -27,19 +27,22 @@ from pqcache.errors import CHECK_TABLE, ParquetError, UsageError, first_line
 from pqcache.filters.expression import Condition, condition_columns, expression_of, rows_where
 from pqcache.filters.pruning import TruthValues, prune_row_groups
 from pqcache.filters.sql import parse_condition
-from pqcache.parquet.arrow_rows import take_of_table
-from pqcache.parquet.arrow_sizes import least_width
-from pqcache.parquet.column_mapping import TableColumn
-from pqcache.parquet.encodings import Encodings, has_integer_decimals
-from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.footer.doubtful import check_read_right
-from pqcache.parquet.footer.footer import MAGIC
-from pqcache.parquet.footer.footer_validation import check_footer
-from pqcache.parquet.footer.source_footer import SourceFooter, open_parquet, read_source_footers
-from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.mapped_footer import as_in_table, in_spelling
-from pqcache.parquet.projection import ByteRange, Projection, keyvalues_of, number_of, project
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.arrow import least_width, take_of_table
+from pqcache.parquet.footer import MAGIC
+from pqcache.parquet.misread import check_read_right
+from pqcache.parquet.projection import (
+    ByteRange,
+    Projection,
+    TableColumn,
+    as_in_table,
+    in_spelling,
+    keyvalues_of,
+    number_of,
+    project,
+)
 from pqcache.parquet.rewrite.encode import FooterSchema, as_row_group, encode_rows, note_dictionaries
+from pqcache.parquet.rewrite.encodings import Encodings, has_integer_decimals
 from pqcache.parquet.rewrite.files import (
     WRITERS,
     OutputSchema,
@@ -48,14 +51,11 @@ from pqcache.parquet.rewrite.files import (
     widen_dictionary_indices,
     write_errors,
 )
-from pqcache.parquet.row_group_stats import columns_table, footer_in, row_group_columns
-from pqcache.parquet.schema_merge import (
-    cast_to_schema,
-    condition_schema_of,
-    with_fields,
-    with_time_zones,
-    working_schema,
-)
+from pqcache.parquet.rewrite.sources import SourceFooter, open_parquet, read_source_footers
+from pqcache.parquet.schema import cast_to_schema, condition_schema_of, with_fields, with_time_zones, working_schema
+from pqcache.parquet.statistics import columns_table, row_group_columns
+from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.validation import check_footer, footer_in
 from pqcache.store.drivers.base import FileShape, Source, ended_early
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile

@@ -341,8 +341,8 @@ def md5_of(path: Path) -> str:
 
 def _footer(transfer: _Transfer, tail: bytes) -> tuple[pq.FileMetaData, pa.Schema]:
     """Footer and Arrow schema of a copy that ends in ``tail``."""
-    from pqcache.parquet.footer.footer import read_local_tail
-    from pqcache.parquet.row_group_stats import footer_in
+    from pqcache.parquet.footer import read_local_tail
+    from pqcache.parquet.validation import footer_in
 
     complete = len(tail) >= 12 and int.from_bytes(tail[-8:-4], "little") + 12 <= len(tail)
     url = transfer.source.url_of(transfer.file.path)

@@ -113,7 +113,7 @@ def select_subset(
         from pqcache.filters.expression import expression_of, rows_where
         from pqcache.filters.pruning import prune_row_groups
         from pqcache.filters.sql import parse_condition, where_columns  # as above
-        from pqcache.parquet.schema_merge import condition_schema_of
+        from pqcache.parquet.schema import condition_schema_of
 
         in_files = where_columns(where)
     named = {".".join(path).lower() for path in in_files}
@@ -229,7 +229,7 @@ def _types(
     lists the columns ``partitions`` too.
     """
     from pqcache.filters.expression import operand_of  # a plain sync need not wait for it
-    from pqcache.parquet.schema_merge import condition_schema_of, with_fields
+    from pqcache.parquet.schema import condition_schema_of, with_fields
 
     found: dict[str, pa.DataType] = {}
     known: dict[str, None] = {}

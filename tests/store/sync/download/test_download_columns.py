@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, SourceUnavailable, UsageError
-from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet import footer, thrift
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.manifest import Identity, SourceFile

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.column_mapping import TableColumn
+from pqcache.parquet.projection import TableColumn
 from pqcache.store.drivers.base import FileShape
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.manifest import SourceFile

@@ -1,9 +1,11 @@
-"""Leaves of nested types, arrays and files: structs, maps and lists of any depth."""
+"""Arrow types: their leaves, their kinds, and types made from others, for structs, maps and lists of any depth."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
@@ -109,3 +111,33 @@ def with_types_like(
 
 def is_list(kind: pa.DataType) -> bool:
     return bool(pt.is_fixed_size_list(kind) or any(is_kind(kind) for is_kind, _ in _LISTS))
+
+
+def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
+    """``to_pandas_dtype`` of pyarrow before 26 needs pandas."""
+    letter = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
+    return np.dtype(f"{letter}{kind.bit_width // 8}")
+
+
+def without_views(kind: pa.DataType) -> pa.DataType:
+    """Replace views with plain strings, binary and lists: Arrow can't join or take most views."""
+    if pt.is_string_view(kind):
+        return pa.string()
+    if pt.is_binary_view(kind):
+        return pa.binary()
+    return with_changed_types(plain_list(kind), without_views)
+
+
+def plain_list(kind: pa.DataType) -> pa.DataType:
+    if pt.is_list_view(kind):
+        return pa.list_(kind.value_field)
+    return pa.large_list(kind.value_field) if pt.is_large_list_view(kind) else kind
+
+
+def plain_lists(kind: pa.DataType) -> pa.DataType:
+    """Replace list views with lists, also inside."""
+    return with_changed_types(plain_list(kind), plain_lists)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind))

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet.arrow_sizes import weigh
-from pqcache.parquet.codecs import CODECS
+from pqcache.parquet.arrow import weigh
+from pqcache.parquet.pages import CODECS
 from pqcache.system.buffer_pool import BufferPool
 
 _WORTH = 0.9  # a scheme must make a column this much smaller to be used at all,

@@ -11,17 +11,25 @@ of the kind that they should be, is refused too.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.footer import footer, thrift, thrift_fields
-from pqcache.parquet.footer.thrift import (
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.footer import not_parquet, read_local_tail
+from pqcache.parquet.thrift import (
     BINARY,
+    COMPRESSED,
+    DATA,
+    DICTIONARY,
     I32,
     I64,
     LIST,
     STRUCT,
+    UNCOMPRESSED,
+    VALUES,
     Check,
     inside,
     items_at,
@@ -31,12 +39,9 @@ from pqcache.parquet.footer.thrift import (
     skip_value,
     walk_struct,
 )
-from pqcache.parquet.footer.thrift_fields import COMPRESSED, DATA, DICTIONARY, UNCOMPRESSED, VALUES
 
 _REQUIRED = (VALUES, UNCOMPRESSED, COMPRESSED, DATA)
-_MAX_RECENT = (
-    16  # schemas that are remembered: files of a table have the same, and decoding it takes as long as the rest
-)
+_MAX_RECENT = 16  # schemas that are remembered: files of a table share one, which takes as long to decode as the rest
 _LAST_CODEC = 7
 _WIDTHS = {0: 1, 1: 4, 2: 8, 4: 4, 5: 8}  # of the physical types whose minima pyarrow decodes
 _DECIMAL = 5  # as converted type and as logical type
@@ -128,6 +133,33 @@ def check_footer(data: bytes, name: str, size: int | None) -> KnownSchema:
         raise ParquetError(name, f"the Parquet footer is damaged ({error})", _ADVICE) from None
 
 
+def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
+    """Return a local file's footer and Arrow schema; raises ParquetError if it isn't Parquet."""
+    tail = read_local_tail(path)
+    return footer_in(tail.data, str(path), size=tail.size)
+
+
+def footer_in(
+    end: bytes, name: str, int96: str | None = None, *, size: int | None
+) -> tuple[pq.FileMetaData, pa.Schema]:
+    """Return the footer and the Arrow schema of a file from its last bytes; ``int96`` is INT96's unit in the schema.
+
+    ``size`` is the file's size, None for a footer without a file. Raises ParquetError about ``name`` if the file isn't
+    Parquet, or if its footer contradicts itself or would crash pyarrow.
+    """
+    try:
+        with pq.ParquetFile(pa.BufferReader(end), coerce_int96_timestamp_unit=int96) as file:
+            metadata = file.metadata
+            known = check_footer(end[-8 - int.from_bytes(end[-8:-4], "little") : -8], name, size)
+            about = int96, metadata.metadata
+            arrow = known.arrow  # which other threads may replace
+            if arrow is None or arrow[0] != about:
+                arrow = known.arrow = about, file.schema_arrow
+            return metadata, arrow[1]
+    except (pa.ArrowException, OSError, ValueError) as error:  # also names that are not text
+        raise not_parquet(name, error) from error
+
+
 def _schema_of(data: bytes, name: str) -> KnownSchema:
     fields, end = thrift.decode_first(data, name, until=2)
     schema = footer.schema_of(fields, name)
@@ -141,7 +173,7 @@ def _rules_of(element: thrift.Struct, leaf: footer.SchemaLeaf) -> _ColumnRules:
     kind = element[1][1]
     width = _WIDTHS.get(kind, 0)
     logical = element[10][1] if 10 in element and element[10][0] == STRUCT else {}
-    if kind == thrift_fields.FIXED_LEN_BYTE_ARRAY and (
+    if kind == thrift.FIXED_LEN_BYTE_ARRAY and (
         element.get(6) == (I32, _DECIMAL) or {_DECIMAL, _FLOAT16} & logical.keys()
     ):
         width = max(0, element[2][1]) if 2 in element else 0  # nobody asks for others, and some writers cut them off
@@ -248,7 +280,7 @@ def _extreme(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
 
 
 def _unencoded(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
-    if chunk.rules.kind != thrift_fields.BYTE_ARRAY:
+    if chunk.rules.kind != thrift.BYTE_ARRAY:
         raise ValueError("a size of byte arrays for another type")
     return skip_value(data, at, I64, 0)
 

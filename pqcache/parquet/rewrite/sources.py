@@ -1,7 +1,8 @@
-"""The footers of files that are rewritten together."""
+"""The footers of files that are rewritten together: their schemas, INT96 times and key-values."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -9,24 +10,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.footer.doubtful import (
+from pqcache.errors import MALFORMED, ParquetError, first_line
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.misread import (
     Int96Values,
     int96_leaves,
     int96_unit,
     int96_values,
     local_stored_bytes_metadata,
 )
-from pqcache.parquet.footer.footer_validation import check_footer
-from pqcache.parquet.nested import with_changed_types
+from pqcache.parquet.schema import ARROW_SCHEMA, PANDAS, SPARK
+from pqcache.parquet.types import with_changed_types
+from pqcache.parquet.validation import check_footer
 from pqcache.system.disk import check_regular
 
+SET_ASIDE = b"pqcache." + SPARK
+_MAX_SHOWN = 60  # characters of a key-value in a warning
 _READ_BUFFER = 64 << 10  # per column; without one, pyarrow reads a column chunk whole
 _FOOTERS_AT_ONCE, _FOOTERS_IN_TURN = 4, 8
 
@@ -212,3 +217,116 @@ def _type_as_int64(kind: pa.DataType, name: str, places: Iterator[int], kept: Co
         return with_changed_types(kind, lambda inner: _type_as_int64(inner, name, places, kept))
     place = name, next(places)
     return pa.int64() if pt.is_timestamp(kind) and place not in kept else kind
+
+
+# ---- Key-value metadata of files that are merged or cut
+
+
+@dataclass(frozen=True)
+class RangeIndex:
+    """A pandas RangeIndex over all rows."""
+
+    start: int
+    step: int
+
+
+def _range_of(text: bytes | None) -> dict[str, Any] | None:
+    """pandas' description of a RangeIndex, or None."""
+    try:
+        for column in json.loads(text or b"{}")["index_columns"]:
+            if isinstance(column, dict) and column.get("kind") == "range":
+                return column
+    except MALFORMED:
+        pass
+    return None
+
+
+def range_index(sources: Sequence[SourceFooter]) -> RangeIndex | None:
+    """Return the RangeIndex of all rows of ``sources``, or None if their ranges do not continue one another."""
+    begin: RangeIndex | None = None
+    name, at = None, 0
+    for source in sources:
+        found = _range_of(source.key_values.get(PANDAS))
+        try:
+            start, stop, step = (int((found or {})[key]) for key in ("start", "stop", "step"))
+        except (KeyError, TypeError, ValueError):
+            return None
+        assert found is not None
+        if begin is None:
+            begin, name, at = RangeIndex(start, step), found.get("name"), start
+        rows = source.rows
+        if (start, step, found.get("name")) != (at, begin.step, name) or len(range(start, stop, step or 1)) != rows:
+            return None
+        at += rows * step
+    return begin
+
+
+def with_range(
+    metadata: Mapping[bytes, bytes | None], index: RangeIndex | None, first: int, rows: int
+) -> Mapping[bytes, bytes | None]:
+    """Return ``metadata`` with pandas' RangeIndex for ``rows`` rows from ``first`` on.
+
+    Without an ``index`` the description is dropped, and pandas counts from 0.
+    """
+    text = metadata.get(PANDAS)
+    found = _range_of(text)
+    if found is None or text is None:
+        return metadata
+    about = json.loads(text)
+    others = [column for column in about["index_columns"] if column != found]
+    new: list[Any] = others
+    if index is not None:
+        start = index.start + first * index.step
+        new = [{**found, "start": start, "stop": start + rows * index.step, "step": index.step}]
+        if new[0] == found:
+            return metadata
+        new = [*new, *others]
+    return {**metadata, PANDAS: json.dumps({**about, "index_columns": new}).encode()}
+
+
+def with_spark(metadata: Mapping[bytes, bytes] | None, dense: bool, same: bool) -> dict[bytes, bytes] | None:
+    """Return ``metadata`` with Spark's own schema set aside in a file with dense columns, and restored in others.
+
+    Spark trusts its schema more than the file, and that schema has lists. It is dropped unless the types are the
+    ``same`` as in its own file: Spark would fail on wider types and miss added columns.
+    """
+    if not metadata:
+        return None
+    old, new = (SPARK, SET_ASIDE) if dense else (SET_ASIDE, SPARK)
+    found = dict(metadata)
+    if not same:
+        found.pop(SPARK, None)
+        found.pop(SET_ASIDE, None)
+    if old in found:
+        found = {new: found.pop(old), **found}
+    return found
+
+
+def conflicts(sources: Sequence[SourceFooter]) -> list[str]:
+    """Return a warning for each key-value on which two files disagree; the first file's is kept."""
+    found: dict[bytes, str] = {}
+    known: dict[bytes, tuple[SourceFooter, bytes]] = {}
+    for source in one_of_each_schema(sources):  # others have the same key-values
+        for key, value in source.key_values.items():
+            if key == ARROW_SCHEMA:  # made anew for the schema of all
+                continue
+            first, before = known.setdefault(key, (source, value))
+            if key not in found and _comparable(key, before) != _comparable(key, value):
+                found[key] = (
+                    f"{first.path} and {source.path}: key-value {key.decode('utf-8', 'replace')!r} differs "
+                    f"({_shown(before)} and {_shown(value)}); the first one's is kept"
+                )
+    return list(found.values())
+
+
+def _comparable(key: bytes, value: bytes) -> Any:
+    """The part of a key-value that must agree; pandas' range differs in every file."""
+    if key == PANDAS and (found := _range_of(value)) is not None:
+        about = json.loads(value)
+        return {**about, "index_columns": [column for column in about["index_columns"] if column != found]}
+    return value
+
+
+def _shown(value: bytes) -> str:
+    text = value.decode("utf-8", "replace")
+    return repr(text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "...")

@@ -1,22 +1,39 @@
-"""Statistics of row groups from Parquet footers, as columns of the row-group index."""
+"""Statistics of row groups from Parquet footers, as columns of the row-group index.
+
+**Minima and maxima.** Statistics have two pairs of fields. ``min_value`` and ``max_value`` are in the order that
+``column_orders`` says, and without these undefined. ``min`` and ``max`` are deprecated: their writers compared binary
+values, decimals among them, with signed bytes, and unsigned numbers as signed ones; parquet-mr before 1.8 wrote minima
+and maxima of binary values that were none (PARQUET-251). pyarrow returns one pair or the other, does not say which, and
+accepts all that it does not know to be wrong, such as those of a writer without a version. Here the deprecated pair is
+used for signed numbers only.
+
+**Nulls.** Arrow before 5.0 did not count nulls in dictionaries.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet.footer.doubtful import counts_dictionaries, is_sound, null_count, type_ordered
-from pqcache.parquet.footer.footer import not_parquet, read_local_tail
-from pqcache.parquet.footer.footer_validation import check_footer
-from pqcache.parquet.nested import leaves_in, names_of_chunks
-from pqcache.parquet.schema_merge import without_views
+from pqcache.parquet.footer import MAGIC
+from pqcache.parquet.thrift import (
+    COLUMN_ORDERS,
+    LIST,
+    STRUCT,
+    items_at,
+    key,
+    put_varint,
+    skip_value,
+    walk_struct,
+)
+from pqcache.parquet.types import leaves_in, names_of_chunks, without_views
 
 log = logging.getLogger("pqcache.parquet")
 
@@ -111,33 +128,6 @@ def index_schema(names: Iterable[str], schema: pa.Schema) -> pa.Schema:
     return pa.schema([*BASE, *((name, kind) for name, kind in found.items() if kind is not None)])
 
 
-def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Return a local file's footer and Arrow schema; raises ParquetError if it isn't Parquet."""
-    tail = read_local_tail(path)
-    return footer_in(tail.data, str(path), size=tail.size)
-
-
-def footer_in(
-    end: bytes, name: str, int96: str | None = None, *, size: int | None
-) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Return the footer and the Arrow schema of a file from its last bytes; ``int96`` is INT96's unit in the schema.
-
-    ``size`` is the file's size, None for a footer without a file. Raises ParquetError about ``name`` if the file isn't
-    Parquet, or if its footer contradicts itself or would crash pyarrow.
-    """
-    try:
-        with pq.ParquetFile(pa.BufferReader(end), coerce_int96_timestamp_unit=int96) as file:
-            metadata = file.metadata
-            known = check_footer(end[-8 - int.from_bytes(end[-8:-4], "little") : -8], name, size)
-            about = int96, metadata.metadata
-            arrow = known.arrow  # which other threads may replace
-            if arrow is None or arrow[0] != about:
-                arrow = known.arrow = about, file.schema_arrow
-            return metadata, arrow[1]
-    except (pa.ArrowException, OSError, ValueError) as error:  # also names that are not text
-        raise not_parquet(name, error) from error
-
-
 def field_key(path: Sequence[str]) -> str:
     """Return the index's name for a field in a struct: names joined by dots, quoted if they contain dots.
 
@@ -170,10 +160,10 @@ def _field_columns(
     metadata: pq.FileMetaData, fields: Mapping[int, tuple[str, pa.DataType]], ordered: Sequence[bool]
 ) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {}
-    for leaf, (key, kind) in fields.items():
+    for leaf, (name, kind) in fields.items():
         chunks = [metadata.row_group(g).column(leaf) for g in range(metadata.num_row_groups)]
         found = [_extremes(chunk.statistics, is_sound(chunk, kind, ordered[leaf])) for chunk in chunks]
-        columns[f"{key}:field_min"], columns[f"{key}:field_max"] = (list(side) for side in zip(*found, strict=True))
+        columns[f"{name}:field_min"], columns[f"{name}:field_max"] = (list(side) for side in zip(*found, strict=True))
     return columns
 
 
@@ -243,3 +233,73 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         log.debug("minima or maxima that are not %s prune nothing: %s", kind, error)  # as old writers have them
         return pa.nulls(len(values), kind)
+
+
+# ---- Which statistics can be trusted
+
+_TYPE_DEFINED = b"\x1c\0\0"  # a ColumnOrder: the order that the column's type has
+_SIGNED = frozenset(("BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE"))
+_ARROW = re.compile(r"parquet-cpp(-arrow)? version (\d+)")
+_COUNTS_DICTIONARIES = 5  # Arrow's first version that does (ARROW-12513)
+
+
+def type_ordered(metadata: pq.FileMetaData) -> Sequence[bool]:
+    """Return for each leaf whether its minima and maxima are in the order that its type has.
+
+    pyarrow does not tell, but writes a footer as it has parsed it, and the column orders at its end.
+    """
+    sink, leaves = pa.BufferOutputStream(), metadata.num_columns
+    metadata.write_metadata_file(sink)
+    data = sink.getvalue()[len(MAGIC) : -8].to_pybytes()
+    size = bytearray(((min(leaves, 15) << 4) | STRUCT,))
+    if leaves >= 15:
+        put_varint(size, leaves)
+    if data.endswith(bytes(size) + _TYPE_DEFINED * leaves + b"\0"):  # as nearly all files have it
+        return [True] * leaves
+    found: list[bool] = []
+    walk_struct(data, 0, {key(COLUMN_ORDERS, LIST): _orders}, found)
+    return found if len(found) == leaves else [False] * leaves
+
+
+def _orders(data: bytes, at: int, found: list[bool]) -> int:
+    count, kind, at = items_at(data, at)
+    for _ in range(count):
+        end = skip_value(data, at, kind, 0)
+        found.append(data[at:end] == _TYPE_DEFINED)
+        at = end
+    return at
+
+
+def is_sound(chunk: pq.ColumnChunkMetaData, kind: pa.DataType, ordered: bool) -> bool:
+    """Whether pyarrow's minimum and maximum of a chunk can be trusted.
+
+    ``kind`` is the Arrow type of the column, ``ordered`` its entry in `type_ordered`.
+    """
+    if ordered:
+        return not pa.types.is_timestamp(kind) or bool(chunk.physical_type != "INT96")  # which has no order
+    return chunk.physical_type in _SIGNED and not pa.types.is_unsigned_integer(kind)
+
+
+def counts_dictionaries(created_by: str | None) -> bool:
+    """Return whether a writer counts the nulls of dictionary columns; Arrow before 5.0 says that there are none.
+
+    >>> counts_dictionaries("parquet-cpp-arrow version 4.0.1"), counts_dictionaries("parquet-mr version 1.12.0")
+    (False, True)
+    """
+    match = _ARROW.match(created_by or "")
+    if match is None:
+        return True
+    return match[1] is not None and int(match[2]) >= _COUNTS_DICTIONARIES  # older ones were parquet-cpp 1.5
+
+
+def stated_nulls(chunk: pq.ColumnChunkMetaData) -> int | None:
+    """The null count in a chunk's statistics; None without one."""
+    statistics = chunk.statistics
+    return int(statistics.null_count) if statistics is not None and statistics.has_null_count else None
+
+
+def null_count(chunk: pq.ColumnChunkMetaData, dictionaries: bool) -> int | None:
+    """Return the nulls of a chunk, None where that is not known; ``dictionaries``: see `counts_dictionaries`."""
+    nulls = stated_nulls(chunk)
+    doubtful = nulls == 0 and not dictionaries and chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page
+    return None if doubtful else nulls

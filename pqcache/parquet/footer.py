@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pqcache.errors import ParquetError, first_line, open_error
-from pqcache.parquet.footer.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, Struct, encode
-from pqcache.parquet.footer.thrift_fields import FIXED_LEN_BYTE_ARRAY
+from pqcache.parquet.thrift import BINARY, FIXED_LEN_BYTE_ARRAY, I16, I32, I64, LIST, STRUCT, Items, Struct, encode
 from pqcache.system.disk import open_regular
 
 MAGIC = b"PAR1"

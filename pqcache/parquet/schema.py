@@ -6,22 +6,50 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.errors import ParquetError, TypeClash, first_line
-from pqcache.parquet.dense_columns import dense_of
-from pqcache.parquet.nested import is_list, with_changed_types, with_types_like
-from pqcache.parquet.time_units import UNITS
+from pqcache.errors import ParquetError, TypeClash, UsageError, first_line
+from pqcache.parquet.dense import dense_of
+from pqcache.parquet.types import (
+    is_list,
+    is_text,
+    leaves_in,
+    plain_list,
+    plain_lists,
+    with_changed_types,
+    with_types_like,
+    without_views,
+)
 
+# Key-values of a footer
+ARROW_SCHEMA, PANDAS, SPARK = b"ARROW:schema", b"pandas", b"org.apache.spark.sql.parquet.row.metadata"
+UNITS = ("s", "ms", "us", "ns")  # of times, the coarsest first
 _SHOWN = 200  # characters of a value in a message
 _FLOATS = (pa.float16(), pa.float32(), pa.float64())
+
+
+def encode_schema(schema: pa.Schema) -> bytes:
+    """Encode as in a footer under ``ARROW:schema``."""
+    return base64.b64encode(schema.serialize().to_pybytes())
+
+
+def decode_schema(value: bytes) -> pa.Schema | None:
+    """Inverse of `encode_schema`; None for anything else."""
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value)))
+        sorted(schema.names)  # raises for a name that is not text
+        return schema
+    except (pa.ArrowException, OSError, ValueError):
+        return None
 
 
 class _Differ(Exception):
@@ -260,26 +288,6 @@ def unfit_reason(name: str, column: pa.Array | pa.ChunkedArray, kind: pa.DataTyp
     return f"column {name!r} is {column.type} and holds {shown}, which does not fit {kind}"
 
 
-def without_views(kind: pa.DataType) -> pa.DataType:
-    """Replace views with plain strings, binary and lists: Arrow can't join or take most views."""
-    if pt.is_string_view(kind):
-        return pa.string()
-    if pt.is_binary_view(kind):
-        return pa.binary()
-    return with_changed_types(_list_type(kind), without_views)
-
-
-def _list_type(kind: pa.DataType) -> pa.DataType:
-    if pt.is_list_view(kind):
-        return pa.list_(kind.value_field)
-    return pa.large_list(kind.value_field) if pt.is_large_list_view(kind) else kind
-
-
-def plain_lists(kind: pa.DataType) -> pa.DataType:
-    """Replace list views with lists, also inside."""
-    return with_changed_types(_list_type(kind), plain_lists)
-
-
 def _has_list_views(kind: pa.DataType) -> bool:
     return bool(pt.is_nested(kind)) and plain_lists(kind) != kind
 
@@ -356,10 +364,6 @@ def _as_wide(kind: pa.DataType, table: pa.Schema, name: str) -> pa.DataType:
     wanted = table.field(name).type if name in table.names else kind
     number = pt.is_integer(wanted) or pt.is_floating(wanted) or pt.is_decimal(wanted)
     return wanted if number and joined_type(kind, wanted) == wanted and always_fits(kind, wanted) else kind
-
-
-def is_text(kind: pa.DataType) -> bool:
-    return bool(pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind))
 
 
 def merge_schemas(
@@ -477,7 +481,7 @@ def _working_type(kind: pa.DataType, top: bool, stored: bool = False) -> pa.Data
         return pa.dictionary(pa.int32(), value, kind.ordered) if top else value
     if pt.is_string_view(kind) or pt.is_binary_view(kind):
         return without_views(kind)
-    return with_changed_types(_list_type(kind), lambda inner: _working_type(inner, False, stored))
+    return with_changed_types(plain_list(kind), lambda inner: _working_type(inner, False, stored))
 
 
 def working_schema(schema: pa.Schema) -> pa.Schema:
@@ -517,3 +521,100 @@ def cast_to_schema(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
             advice = "make the files agree at the source"
             raise TypeClash(name, reason, advice, column=field.name, others=others) from error
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+# ---- The unit of a column's times in a cache, which new files don't change
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TimeUnits:
+    """Units that do not change: ``chosen`` for the columns it names, the schema ``before`` for the others."""
+
+    before: pa.Schema = dataclasses.field(default_factory=lambda: pa.schema([]))
+    chosen: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def of(self, files: pa.Schema) -> pa.Schema:
+        """Apply the fixed units; UsageError if one is chosen for a column that isn't a time."""
+        for name, unit in self.chosen.items():
+            kind = files.field(name).type if name in files.names else None
+            if kind is None or not any(map(_unit_of, leaves_in(kind))):
+                reason = f"there is no column {name!r}" if kind is None else f"column {name!r} is {kind}, not a time"
+                raise UsageError(f"--time-units {name}={unit}", reason, "name a column of times")
+
+        def fix(kind: pa.DataType, fixed: pa.DataType) -> pa.DataType:
+            unit = _unit_of(fixed)
+            return _in_unit(kind, unit) if _unit_of(kind) and unit else kind
+
+        return pa.schema([f.with_type(with_types_like(f.type, self._fixed(f), fix)) for f in files], files.metadata)
+
+    def check(self, path: str, file: pa.Schema, int96: Callable[[], Collection[str]]) -> None:
+        """Raise ParquetError where a file has times in a finer unit than before, and none is chosen.
+
+        Columns of INT96, which ``int96`` returns, have no unit: they are read in any that holds their values.
+        """
+        finer: dict[str, tuple[str, str]] = {}
+        for column in file:
+            if column.name not in self.chosen:
+                for here, there in _pairs_of_units(column.type, self._fixed(column)):
+                    if UNITS.index(here) > UNITS.index(there):
+                        finer[column.name] = here, there
+        if finer and (names := [name for name in finer if name not in int96()]):
+            kind, (here, there) = file.field(names[0]).type, finer[names[0]]
+            change, keep = (",".join(f"{name}={finer[name][which]}" for name in names) for which in (0, 1))
+            raise ParquetError(
+                path,
+                f"column {names[0]!r} is {kind}, and {here} is finer than the unit {there} of its times so far",
+                f"--time-units {keep} keeps the unit if the values fit, --time-units {change} changes it, also in "
+                "tensors, and --skip-bad publishes the rest",
+            )
+
+    def _fixed(self, column: pa.Field) -> pa.DataType:
+        if column.name in self.chosen:
+            return _all_in_unit(column.type, self.chosen[column.name])
+        return self.before.field(column.name).type if column.name in self.before.names else column.type
+
+
+def changed_units(before: pa.Schema, now: pa.Schema) -> list[str]:
+    changed: dict[str, str] = {}
+    for column in now:
+        was = before.field(column.name).type if column.name in before.names else column.type
+        for here, there in _pairs_of_units(column.type, was):
+            if here != there:
+                changed[column.name] = (
+                    f"the times of column {column.name!r} were in {there} and are in {here} from now on"
+                )
+    return list(changed.values())
+
+
+def _pairs_of_units(kind: pa.DataType, other: pa.DataType) -> list[tuple[str, str]]:
+    """Units of the times in both types, each with the other's."""
+    pairs: list[tuple[str, str]] = []
+
+    def compare(here: pa.DataType, there: pa.DataType) -> pa.DataType:
+        unit, unit_there = _unit_of(here), _unit_of(there)
+        if unit and unit_there:
+            pairs.append((unit, unit_there))
+        return here
+
+    with_types_like(kind, other, compare)
+    return pairs
+
+
+def _unit_of(kind: pa.DataType) -> str | None:
+    """None for types other than times."""
+    is_time = pt.is_timestamp(kind) or pt.is_time(kind) or pt.is_duration(kind)
+    return str(kind.unit) if is_time else None
+
+
+def _in_unit(kind: pa.DataType, unit: str) -> pa.DataType:
+    if pt.is_timestamp(kind):
+        return pa.timestamp(unit, kind.tz)
+    if pt.is_duration(kind):
+        return pa.duration(unit)
+    return pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)
+
+
+def _all_in_unit(kind: pa.DataType, unit: str) -> pa.DataType:
+    if pt.is_nested(kind):
+        return with_changed_types(kind, lambda inner: _all_in_unit(inner, unit))
+    return kind if _unit_of(kind) is None else _in_unit(kind, unit)

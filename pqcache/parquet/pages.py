@@ -1,4 +1,4 @@
-"""One page of a column chunk: its header, its bytes and its levels.
+"""Pages of column chunks: their headers, bytes and levels, and the codecs that they are compressed with.
 
 Fields are those of parquet.thrift in https://github.com/apache/parquet-format, and levels are described in its
 Encodings.md.
@@ -18,10 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from pqcache.parquet.codecs import IN_METADATA
-from pqcache.parquet.footer import thrift
-from pqcache.parquet.footer import thrift_fields as fields
-from pqcache.parquet.footer.thrift import I32, STRUCT, Check, Checks, Struct, inside, key, number_at, walk_struct
+from pqcache.parquet import thrift
+from pqcache.parquet.thrift import I32, STRUCT, Check, Checks, Struct, inside, key, number_at, walk_struct
 
 Bytes = npt.NDArray[np.uint8]
 File: TypeAlias = "int | Bytes"
@@ -35,6 +33,38 @@ _LZ4_BLOCK = 1 << 22  # bytes
 _SHORT_TEXT = 260  # bytes, with its length
 _MIN_RUN, _RUN_COST = 4, 5  # bytes of levels as bits that are worth a run, and what one takes, with the bits cut in two
 _WORTH_RUNS = 8  # runs take longer to write: levels have to get smaller by an eighth of the bits
+
+
+class Codec(NamedTuple):
+    """A codec.
+
+    ``name`` is as in ``--compression``, ``metadata`` as in pyarrow's `ColumnChunkMetaData.compression`, ``arrow`` as in
+    `pyarrow.Codec` (None for no codec), and ``number`` its CompressionCodec in parquet.thrift.
+    """
+
+    name: str
+    number: int
+    metadata: str
+    arrow: str | None
+    has_levels: bool = True
+
+
+_ALL = (
+    Codec("none", 0, "UNCOMPRESSED", None, has_levels=False),
+    Codec("snappy", 1, "SNAPPY", "snappy", has_levels=False),
+    Codec("gzip", 2, "GZIP", "gzip"),
+    Codec("brotli", 4, "BROTLI", "brotli"),
+    Codec("zstd", 6, "ZSTD", "zstd"),
+    Codec("lz4", 7, "LZ4", "lz4_raw", has_levels=False),
+)
+CODECS = {codec.name: codec for codec in _ALL}
+IN_METADATA = {codec.metadata: codec for codec in _ALL}
+
+
+def codec_name(metadata: str) -> str:
+    """Unknown codecs keep their name, in lower case."""
+    known = IN_METADATA.get("LZ4" if metadata == "LZ4_RAW" else metadata)
+    return metadata.lower() if known is None else known.name
 
 
 class NotRead(ValueError):
@@ -90,7 +120,7 @@ class Page(NamedTuple):
 
     @property
     def is_dictionary(self) -> bool:
-        return self.kind == fields.DICTIONARY_PAGE
+        return self.kind == thrift.DICTIONARY_PAGE
 
 
 def _is_stored(data: bytes, at: int, numbers: list[int]) -> int:
@@ -111,7 +141,7 @@ _HEADER: Checks = {
     key(DATA_V2, STRUCT): inside(_V2),
 }
 NONE = -(1 << 32)  # no number of 32 bits
-_KINDS = (fields.DATA_PAGE, fields.DICTIONARY_PAGE, fields.DATA_PAGE_V2)
+_KINDS = (thrift.DATA_PAGE, thrift.DICTIONARY_PAGE, thrift.DATA_PAGE_V2)
 _HEADS = (256, 1 << 16, 1 << 24)  # bytes: nearly all page headers; those with long statistics
 
 
@@ -199,7 +229,7 @@ def _frame(size: int, compressed: int) -> bytes:
 
 def levels_of(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
     """Split a page into its length-prefixed levels and the rest."""
-    if encoding != fields.RLE or len(body) < 4:
+    if encoding != thrift.RLE or len(body) < 4:
         raise NotRead("levels aren't RLE-encoded")
     end = 4 + int.from_bytes(body[:4].tobytes(), "little")
     if end > len(body):
@@ -275,14 +305,14 @@ def _kind_of(width: int) -> type[np.uint8 | np.uint32]:
 
 
 def data_page_header(count: int, encoding: int, size: int, stored: int | None = None) -> bytes:
-    about = numbers({COUNT: count, ENCODING: encoding, DEFINITIONS: fields.RLE, REPETITIONS: fields.RLE})
-    sizes = page_sizes(fields.DATA_PAGE, size, stored)
+    about = numbers({COUNT: count, ENCODING: encoding, DEFINITIONS: thrift.RLE, REPETITIONS: thrift.RLE})
+    sizes = page_sizes(thrift.DATA_PAGE, size, stored)
     return thrift.encode(sizes | {DATA: (thrift.STRUCT, about)})
 
 
 def dictionary_page_header(count: int, size: int) -> Struct:
-    about = numbers({COUNT: count, ENCODING: fields.PLAIN})
-    return page_sizes(fields.DICTIONARY_PAGE, size) | {DICTIONARY: (thrift.STRUCT, about)}
+    about = numbers({COUNT: count, ENCODING: thrift.PLAIN})
+    return page_sizes(thrift.DICTIONARY_PAGE, size) | {DICTIONARY: (thrift.STRUCT, about)}
 
 
 def page_sizes(kind: int, size: int, stored: int | None = None) -> Struct:

@@ -1,22 +1,12 @@
-"""Where footers cannot be trusted, and which columns pyarrow would misread.
+"""Columns that pyarrow would misread.
 
-**Minima and maxima.** Statistics have two pairs of fields. ``min_value`` and ``max_value`` are in the order that
-``column_orders`` says, and without these undefined. ``min`` and ``max`` are deprecated: their writers compared binary
-values, decimals among them, with signed bytes, and unsigned numbers as signed ones; parquet-mr before 1.8 wrote minima
-and maxima of binary values that were none (PARQUET-251). pyarrow returns one pair or the other, does not say which, and
-accepts all that it does not know to be wrong, such as those of a writer without a version. Here the deprecated pair is
-used for signed numbers only.
-
-**Nulls.** Arrow before 5.0 did not count nulls in dictionaries.
-
-**Types.** pyarrow reads a leaf annotated UNKNOWN (newer writers do so for INTERVAL) as null in every row. INT96
+pyarrow reads a leaf annotated UNKNOWN (newer writers do so for INTERVAL) as null in every row. INT96
 timestamps outside the years 1677 to 2262 wrap when read as nanoseconds, and those of Julian day 0 become 1970-01-01.
 Such columns are checked as stored bytes, read with a changed footer.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -28,28 +18,21 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.footer.footer import MAGIC, read_local_tail
-from pqcache.parquet.footer.thrift import (
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.footer import MAGIC, read_local_tail
+from pqcache.parquet.statistics import stated_nulls
+from pqcache.parquet.thrift import (
+    FIXED_LEN_BYTE_ARRAY,
     I32,
-    LIST,
+    INT96,
+    STATISTICS,
     STRUCT,
+    TYPE,
     Items,
     Struct,
-    items_at,
-    key,
-    put_varint,
-    skip_value,
-    walk_struct,
 )
-from pqcache.parquet.footer.thrift_fields import FIXED_LEN_BYTE_ARRAY, INT96, STATISTICS, TYPE
-from pqcache.parquet.nested import leaves_in, leaves_of, top_level_names
+from pqcache.parquet.types import leaves_in, leaves_of, top_level_names
 
-_COLUMN_ORDERS = 7  # of FileMetaData
-_TYPE_DEFINED = b"\x1c\0\0"  # a ColumnOrder: the order that the column's type has
-_SIGNED = frozenset(("BOOLEAN", "INT32", "INT64", "FLOAT", "DOUBLE"))
-_ARROW = re.compile(r"parquet-cpp(-arrow)? version (\d+)")
-_COUNTS_DICTIONARIES = 5  # Arrow's first version that does (ARROW-12513)
 _NS_PER_US = 1000
 _US_PER_DAY = 86_400_000_000
 _UNIX_DAY = 2_440_588  # the Julian day of 1970-01-01
@@ -60,68 +43,6 @@ REPAIR = "repair them at the source"
 _STORED = np.dtype([("nanoseconds", "<i8"), ("day", "<u4")])
 INT96_BYTES = 12
 _ANNOTATIONS = (6, 10)  # of a schema element: converted_type and logicalType
-
-
-def type_ordered(metadata: pq.FileMetaData) -> Sequence[bool]:
-    """Return for each leaf whether its minima and maxima are in the order that its type has.
-
-    pyarrow does not tell, but writes a footer as it has parsed it, and the column orders at its end.
-    """
-    sink, leaves = pa.BufferOutputStream(), metadata.num_columns
-    metadata.write_metadata_file(sink)
-    data = sink.getvalue()[len(MAGIC) : -8].to_pybytes()
-    size = bytearray(((min(leaves, 15) << 4) | STRUCT,))
-    if leaves >= 15:
-        put_varint(size, leaves)
-    if data.endswith(bytes(size) + _TYPE_DEFINED * leaves + b"\0"):  # as nearly all files have it
-        return [True] * leaves
-    found: list[bool] = []
-    walk_struct(data, 0, {key(_COLUMN_ORDERS, LIST): _orders}, found)
-    return found if len(found) == leaves else [False] * leaves
-
-
-def _orders(data: bytes, at: int, found: list[bool]) -> int:
-    count, kind, at = items_at(data, at)
-    for _ in range(count):
-        end = skip_value(data, at, kind, 0)
-        found.append(data[at:end] == _TYPE_DEFINED)
-        at = end
-    return at
-
-
-def is_sound(chunk: pq.ColumnChunkMetaData, kind: pa.DataType, ordered: bool) -> bool:
-    """Whether pyarrow's minimum and maximum of a chunk can be trusted.
-
-    ``kind`` is the Arrow type of the column, ``ordered`` its entry in `type_ordered`.
-    """
-    if ordered:
-        return not pa.types.is_timestamp(kind) or bool(chunk.physical_type != "INT96")  # which has no order
-    return chunk.physical_type in _SIGNED and not pa.types.is_unsigned_integer(kind)
-
-
-def counts_dictionaries(created_by: str | None) -> bool:
-    """Return whether a writer counts the nulls of dictionary columns; Arrow before 5.0 says that there are none.
-
-    >>> counts_dictionaries("parquet-cpp-arrow version 4.0.1"), counts_dictionaries("parquet-mr version 1.12.0")
-    (False, True)
-    """
-    match = _ARROW.match(created_by or "")
-    if match is None:
-        return True
-    return match[1] is not None and int(match[2]) >= _COUNTS_DICTIONARIES  # older ones were parquet-cpp 1.5
-
-
-def stated_nulls(chunk: pq.ColumnChunkMetaData) -> int | None:
-    """The null count in a chunk's statistics; None without one."""
-    statistics = chunk.statistics
-    return int(statistics.null_count) if statistics is not None and statistics.has_null_count else None
-
-
-def null_count(chunk: pq.ColumnChunkMetaData, dictionaries: bool) -> int | None:
-    """Return the nulls of a chunk, None where that is not known; ``dictionaries``: see `counts_dictionaries`."""
-    nulls = stated_nulls(chunk)
-    doubtful = nulls == 0 and not dictionaries and chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page
-    return None if doubtful else nulls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +128,7 @@ def stored_bytes_metadata(data: bytes, leaves: Collection[int], name: str) -> pq
         schema[position] = dict(sorted(element.items()))
     groups = [_with_bytes(group, int96, set(leaves), name) for group in footer.row_groups_of(fields, name)]
     rows = fields[3][1]
-    fields.pop(_COLUMN_ORDERS, None)
+    fields.pop(thrift.COLUMN_ORDERS, None)
     end = MAGIC + footer.footer_and_magic(footer.make_footer(fields, schema, groups, rows, {}))
     with pq.ParquetFile(pa.BufferReader(end)) as file:
         return file.metadata

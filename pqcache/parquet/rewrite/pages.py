@@ -14,25 +14,31 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.parquet.binary_views import INLINE, LONG, bytes_in, is_view, length_prefixed_bytes, offsets_of
-from pqcache.parquet.codecs import CODECS
-from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.footer.thrift import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.footer.thrift_fields import (
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.arrow import INLINE, LONG, bytes_in, is_view, length_prefixed_bytes, offsets_of
+from pqcache.parquet.pages import CODECS, Chunk, data_page_header, encode_flags, encode_run, memory
+from pqcache.parquet.rewrite.encodings import Encodings
+from pqcache.parquet.thrift import (
     ASCENDING,
+    BINARY,
+    BOOL,
     BYTE_ARRAY,
     DATA_PAGE,
     DESCENDING,
+    I32,
+    I64,
+    LIST,
     PAGES,
     PLAIN,
     RLE,
     SIZES,
     STATISTICS,
+    STRUCT,
+    Items,
+    Struct,
     column_metadata,
 )
-from pqcache.parquet.pages.page_format import Chunk, data_page_header, encode_flags, encode_run, memory
-from pqcache.parquet.schema_merge import is_text
+from pqcache.parquet.types import is_text
 from pqcache.system.buffer_pool import BufferPool
 
 _PHYSICAL = {"i8": 2, "u8": 2, "f4": 4, "f8": 5}  # of numbers; smaller integers are INT32

@@ -1,0 +1,205 @@
+"""Arrow arrays and tables: taking rows, the bytes they hold, and strings and binary as views."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pt
+
+from pqcache.parquet.types import is_text
+
+_MAX_RUNS = 512  # slices of one table
+
+
+def rows_at(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:
+    """Return the rows at ``positions``; few runs of neighbours are slices, without importing pyarrow.compute."""
+    starts = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
+    if len(starts) > _MAX_RUNS:
+        return take_of_table(table, positions)
+    lengths = np.diff(starts, append=len(positions))
+    runs = [table.slice(int(positions[at]), int(length)) for at, length in zip(starts, lengths, strict=True)]
+    return pa.concat_tables(runs) if runs else table.slice(0, 0)
+
+
+def take(array: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
+    """Take values; ``positions`` must be within the array."""
+    import pyarrow.compute as pc
+
+    return pc.take(_without_offset(array), pa.array(positions), boundscheck=False)
+
+
+def take_of_table(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:
+    for number, field in enumerate(table.schema):
+        if _is_taken_wrong(field.type):
+            chunks = [_without_offset(chunk) for chunk in table.column(number).chunks]
+            table = table.set_column(number, field, pa.chunked_array(chunks, field.type))
+    return table.take(pa.array(positions))
+
+
+def _without_offset(array: pa.Array) -> pa.Array:
+    """Copy slices that pyarrow takes wrongly.
+
+    pyarrow 26 takes other rows' values, or stray memory, of a slice of fixed-size lists of fixed-size lists, also as
+    fields of structs.
+    """
+    if _is_taken_wrong(array.type) and _has_offset(array):
+        return pa.concat_arrays([array, array.slice(0, 0)])  # alone it would not be copied
+    return array
+
+
+def _is_taken_wrong(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_is_taken_wrong(field.type) for field in kind)
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_taken_wrong(kind.storage_type)
+    return bool(pa.types.is_fixed_size_list(kind) and pa.types.is_fixed_size_list(kind.value_type))
+
+
+def _has_offset(array: pa.Array) -> bool:
+    if isinstance(array, pa.ExtensionArray):
+        return _has_offset(array.storage)
+    if pa.types.is_struct(array.type):
+        return bool(array.offset) or any(_has_offset(array.field(number)) for number in range(array.type.num_fields))
+    if pa.types.is_fixed_size_list(array.type):
+        return bool(array.offset) or _has_offset(array.values)
+    return bool(array.offset)
+
+
+# ---- The size of rows in Arrow memory, and an estimate of their size on disk
+
+Floats = npt.NDArray[np.float64]
+
+
+class Widths(NamedTuple):
+    """The bytes that a value of each column of a schema takes in Arrow, 0 where they differ, and those columns."""
+
+    fixed: Floats
+    varying: tuple[int, ...]
+
+
+def widths_of(schema: pa.Schema) -> Widths:
+    """Computed once per schema, as a column's own ``nbytes`` is slow."""
+    fixed = [float(kind.bit_width) / 8 if _is_fixed(kind) else 0.0 for kind in schema.types]
+    return Widths(np.array(fixed), tuple(n for n, kind in enumerate(schema.types) if not _is_fixed(kind)))
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return bool(pt.is_primitive(kind) or pt.is_fixed_size_binary(kind))
+
+
+def arrow_bytes(table: pa.Table, widths: Widths) -> Floats:
+    sizes: Floats = widths.fixed * table.num_rows
+    for number in widths.varying:
+        column = table.column(number)
+        if is_view(column.type):
+            sizes[number] = bytes_in(column) + 4 * table.num_rows
+        elif pt.is_dictionary(column.type):  # nbytes would count the whole dictionary for every slice
+            sizes[number] = sum(chunk.indices.nbytes for chunk in column.chunks)
+        else:
+            sizes[number] = sum(map(_nbytes, column.chunks))
+    return sizes
+
+
+def _nbytes(chunk: pa.Array) -> int:
+    """An array's bytes without its validity bitmaps.
+
+    Arrow's own count releases the interpreter's lock, and frequent counts would wait for it each time.
+    """
+    kind = chunk.type
+    plain = is_text(kind) or ((pt.is_list(kind) or pt.is_large_list(kind)) and _is_fixed(kind.value_type))
+    if not plain or not len(chunk):
+        return int(chunk.nbytes)
+    ends = offsets_of(chunk)
+    width = 1.0 if is_text(kind) else kind.value_type.bit_width / 8
+    return int(ends.nbytes + width * int(ends[-1] - ends[0]))
+
+
+def weigh(table: pa.Table, ratios: Floats) -> Floats:
+    """Return an estimate of the bytes each column takes on disk: its Arrow bytes times ``ratios``, and a bit a row."""
+    result: Floats = arrow_bytes(table, widths_of(table.schema)) * ratios + table.num_rows / 8
+    return result
+
+
+def least_width(kind: pa.DataType) -> float:
+    """Return the least bytes a value of ``kind`` takes in Arrow, where a few bits in Parquet may become eight bytes."""
+    if pt.is_struct(kind):
+        return sum(least_width(inner.type) for inner in kind.fields)
+    if pt.is_fixed_size_list(kind):
+        return float(kind.list_size * least_width(kind.value_type))
+    try:
+        return float(kind.bit_width / 8)
+    except ValueError:
+        return 4.0
+
+
+# ---- Views: strings and binary that lie in other buffers, such as the pages of a file
+#
+# A view is the length, and either up to 12 bytes or the first four, the number of the buffer and where in it the bytes
+# begin. See https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout.
+
+LONG = 2048  # bytes of a value, from which on it is read and written as a view
+INLINE = 12  # bytes that a view holds itself
+
+
+def is_view(kind: pa.DataType) -> bool:
+    return bool(pt.is_binary_view(kind) or pt.is_string_view(kind))
+
+
+def bytes_in(column: pa.ChunkedArray) -> int:
+    """The bytes of a column. For views only the bytes that they point to: ``nbytes`` would count whole pages."""
+    if not is_view(column.type):
+        return int(column.nbytes)
+    return sum(int(_words(chunk)[:, 0].sum(dtype=np.int64)) for chunk in column.chunks)
+
+
+def _words(views: pa.Array) -> npt.NDArray[np.int32]:
+    """The four words of each view: length, first four bytes, buffer, and offset in it."""
+    if not len(views):
+        return np.zeros((0, 4), np.int32)
+    return np.frombuffer(views.buffers()[1], "<i4", 4 * len(views), 16 * views.offset).reshape(-1, 4)
+
+
+def without_views(table: pa.Table) -> pa.Table:
+    """Copy strings and binary views to contiguous arrays."""
+    for number, field in enumerate(table.schema):
+        if is_view(field.type):
+            kind = pa.large_string() if pt.is_string_view(field.type) else pa.large_binary()
+            table = table.set_column(number, field.with_type(kind), table.column(number).cast(kind))
+    return table
+
+
+def length_prefixed_bytes(views: pa.Array) -> list[tuple[memoryview, npt.NDArray[np.int64]]] | None:
+    """Return stretches of length-prefixed rows, each with the ends that the rows would have without their lengths.
+
+    Returns None unless every row has its length in front, as in a page.
+    """
+    words = _words(views)
+    lengths, numbers, begins = words[:, 0].astype(np.int64), words[:, 2], words[:, 3].astype(np.int64)
+    if np.any(lengths <= INLINE) or np.any(begins < 4):
+        return None
+    if not len(words):
+        return []
+    buffers = [np.frombuffer(buffer, np.uint8) for buffer in views.buffers()[2:]]
+    cuts = np.flatnonzero((numbers[1:] != numbers[:-1]) | (begins[1:] != begins[:-1] + lengths[:-1] + 4)) + 1
+    found = []
+    for low, high in pairwise([0, *cuts.tolist(), len(words)]):
+        data = buffers[numbers[low]]
+        heads = data[begins[low:high, None] + np.arange(-4, 0)].reshape(-1).view("<i4")
+        if not np.array_equal(heads, lengths[low:high]):
+            return None
+        bytes_ = data[begins[low] - 4 : begins[high - 1] + lengths[high - 1]].data
+        found.append((bytes_, np.concatenate([[0], np.cumsum(lengths[low:high])])))
+    return found
+
+
+def offsets_of(chunk: pa.Array) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
+    """Return where each value of an array of lists, strings or binary begins, and where the last one ends."""
+    large = pt.is_large_binary(chunk.type) or pt.is_large_string(chunk.type) or pt.is_large_list(chunk.type)
+    kind = np.int64 if large else np.int32  # pyarrow's own to_numpy would load pandas
+    if not len(chunk):  # whose buffer may hold nothing
+        return np.zeros(1, kind)
+    return np.frombuffer(chunk.buffers()[1], kind, len(chunk) + 1, chunk.offset * np.dtype(kind).itemsize)
