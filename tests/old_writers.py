@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet import thrift
 from pqcache.parquet.thrift import SIZES
+from tests.pages import chunks_of, edited
 
 
 def write_without_sizes(table: pa.Table, path: Path, **options: Any) -> Path:
@@ -21,12 +20,10 @@ def write_without_sizes(table: pa.Table, path: Path, **options: Any) -> Path:
 
 def without_sizes(path: Path) -> Path:
     """Take the size statistics out of a file's footer."""
-    data = path.read_bytes()
-    (size,) = struct.unpack("<I", data[-8:-4])
-    footer = thrift.decode(data[-8 - size : -8], "footer")
-    for row_group in footer[4][1].values:
-        for chunk in row_group[1][1].values:
+
+    def change(fields: Any) -> None:
+        for chunk in chunks_of(fields):
             chunk[3][1].pop(SIZES, None)
-    encoded = thrift.encode(footer)
-    path.write_bytes(data[: -8 - size] + encoded + struct.pack("<I", len(encoded)) + b"PAR1")
+
+    path.write_bytes(edited(path.read_bytes(), change))
     return path

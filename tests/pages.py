@@ -1,7 +1,8 @@
-"""Reads the pages and page indexes of a Parquet file, to see whether the one says the truth about the other."""
+"""Footers, pages and page indexes of Parquet files, taken apart to check or to change them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,23 @@ from typing import Any
 from pqcache.parquet import footer, thrift
 
 _DICTIONARY_PAGE = 2
+
+
+def footer_of(data: bytes) -> bytes:
+    """Return the footer of a file's bytes, without its length and the magic."""
+    return data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
+
+
+def edited(data: bytes, change: Callable[[thrift.Struct], object]) -> bytes:
+    """Return the bytes of a file with ``change`` made to its footer."""
+    fields = thrift.decode(footer_of(data), "footer")
+    change(fields)
+    return data[: -8 - len(footer_of(data))] + footer.footer_and_magic(fields)
+
+
+def chunks_of(fields: thrift.Struct) -> list[thrift.Struct]:
+    """Return the column chunks of all row groups of a footer."""
+    return [chunk for group in fields[4][1].values for chunk in group[1][1].values]
 
 
 @dataclass(frozen=True)
@@ -22,7 +40,7 @@ class Page:
 
 
 def _chunks(path: Path) -> list[list[Any]]:
-    fields = thrift.decode(footer.read_local_tail(path).footer, str(path))
+    fields = thrift.decode(footer_of(path.read_bytes()), str(path))
     return [group[1][1].values for group in footer.row_groups_of(fields, str(path))]
 
 
