@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-from pqcache.store.drivers import hadoop
+from pqcache.store.drivers.hdfs import open_clients
 from tests import short_waits
 from tests.examples import PROFILE, examples
 from tests.forked_commands import fork_checkers
@@ -148,11 +148,11 @@ def hdfs_dir(hdfs: Hdfs, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 @pytest.fixture(autouse=True)
 def no_open_hdfs_client() -> Iterator[None]:
     """A test closes its sources on HDFS, since the user of the first open one is the user of the next test's too."""
-    before = hadoop.open_clients()
+    before = open_clients()
     yield
-    if hadoop.open_clients() > before:
+    if open_clients() > before:
         gc.collect()  # errors that tests have caught refer to sources
-        assert hadoop.open_clients() <= before, "a source on HDFS is open after the test"
+        assert open_clients() <= before, "a source on HDFS is open after the test"
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ import functools
 import os
 from importlib.util import find_spec
 
-from pqcache.store.drivers import retries
+from pqcache.store.drivers import timeouts
 
 
 def install() -> None:
     """Do so in this process and those it forks: fsync checks its file, and sessions of botocore share a loader."""
     os.fsync = os.fdatasync = _check_open  # type: ignore[assignment]
-    retries._FIRST_WAIT = 0.01
-    retries.PATIENT = retries.Patience(4, 600.0)
+    timeouts._FIRST_WAIT = 0.01
+    timeouts.PATIENT = timeouts.Patience(4, 600.0)
     if find_spec("botocore"):
         import botocore.session
 

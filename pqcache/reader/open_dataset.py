@@ -45,8 +45,7 @@ from pqcache.store.manifest_file import read_heading, read_manifest
 from pqcache.store.row_group_index import NO_SCHEMA, Index, build_index, local_files, with_dictionaries
 from pqcache.store.snapshot import Lease, Snapshot, closed_on_error
 from pqcache.store.sync.listing import check_one_table, dataset_files, without_links
-from pqcache.store.tables.data_files import FileRules
-from pqcache.store.tables.table_format import check_above
+from pqcache.store.tables.data_files import FileRules, check_above
 from pqcache.store.urls import printable, quoted, redact
 from pqcache.system.disk import read_ahead
 from pqcache.system.mounts import has_lasting_inodes

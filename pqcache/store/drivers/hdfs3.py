@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.options import TIMEOUT
 from pqcache.store.drivers.base import root_of
-from pqcache.store.drivers.hadoop import environment_user, read_xml, site_files, with_variables_replaced
+from pqcache.store.drivers.hdfs import environment_user, read_xml, site_files, with_variables_replaced
 from pqcache.store.drivers.remote import RemoteSource
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from pqcache.errors import SourceError
 from pqcache.store.drivers.remote import RemoteSource
-from pqcache.store.drivers.time_limits import SpeedFloor, TooLarge
+from pqcache.store.drivers.timeouts import SpeedFloor, TooLarge
 
 MAX_ANSWER = 1 << 30  # bytes of an answer that is taken into memory
 

@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 
 from pqcache.errors import UsageError
 from pqcache.options import HDFS3, HDFS_NATIVE, TIMEOUT
-from pqcache.store.drivers.base import Source
-from pqcache.store.drivers.target import Target
+from pqcache.store.drivers.base import Source, Target
 from pqcache.store.urls import check_url, local_path, redact, url_scheme, with_usual_scheme
 
 _OBJECT_STORES = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}  # scheme -> extra
@@ -30,8 +29,7 @@ def open_source(
     options, url = options or {}, with_usual_scheme(url)
     scheme = url_scheme(url)
     if scheme in ("", "file"):
-        from pqcache.store.drivers.local import LocalSource
-        from pqcache.store.drivers.snapshot_source import open_snapshot
+        from pqcache.store.drivers.local import LocalSource, open_snapshot
 
         return open_snapshot(url, options) or LocalSource(local_path(url), options)
     if scheme == "s3":
@@ -45,7 +43,8 @@ def open_source(
     if scheme == "hdfs":
         with installed(url, "hdfs-native", "hdfs"):
             from pqcache.store.drivers.hdfs import HdfsSource
-        return HdfsSource(url, options, timeout)
+
+            return HdfsSource(url, options, timeout)
     if scheme == "webhdfs":
         with installed(url, "fsspec and requests", "hdfs"):
             from pqcache.store.drivers.webhdfs import WebHdfsSource
@@ -83,7 +82,8 @@ def open_target(
     if scheme == "hdfs":
         with installed(url, "hdfs-native", "hdfs"):
             from pqcache.store.drivers.hdfs import HdfsTarget
-        return HdfsTarget(url, options, block_size, timeout)
+
+            return HdfsTarget(url, options, block_size, timeout)
     if scheme == "s3":
         with installed(url, "botocore", "s3"):
             from pqcache.store.drivers.s3 import S3Target
@@ -190,7 +190,7 @@ def _is_same_endpoint(options: Mapping[str, str], other: Mapping[str, str]) -> b
 
 def _name_nodes(host: str, options: Mapping[str, str]) -> set[tuple[str, str]]:
     """Addresses and ports of an HDFS host or nameservice; an empty one is the default."""
-    from pqcache.store.drivers.hadoop import site_configuration  # and an XML parser, which few syncs need
+    from pqcache.store.drivers.hdfs import site_configuration  # and an XML parser, which few syncs need
 
     known = {**site_configuration(), **options}
     if not host:

@@ -21,8 +21,7 @@ from pqcache.errors import (
     SourceUnavailable,
 )
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, DirectoryLimit, Source
-from pqcache.store.drivers.retries import SourceTooSlow
-from pqcache.store.drivers.time_limits import FLOOR, TooLarge, TooSlow, with_time_limit, within
+from pqcache.store.drivers.timeouts import FLOOR, SourceTooSlow, TooLarge, TooSlow, with_time_limit, within
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import is_secret, redact, userinfo
 

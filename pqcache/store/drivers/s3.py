@@ -53,10 +53,9 @@ from pqcache.errors import (
     first_line,
 )
 from pqcache.options import TIMEOUT
-from pqcache.store.drivers.base import Capabilities, check_options
+from pqcache.store.drivers.base import HIDDEN, Capabilities, StagedFile, StoreTarget, check_options
 from pqcache.store.drivers.http_client import Body, HttpConnections, HttpSource, pool_classes
 from pqcache.store.drivers.remote import answer_error
-from pqcache.store.drivers.target import HIDDEN, StagedFile, StoreTarget
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import printable, redact, userinfo
 

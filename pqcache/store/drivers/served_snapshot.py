@@ -37,7 +37,7 @@ from pqcache.errors import (
 from pqcache.options import TIMEOUT
 from pqcache.store.drivers.base import Capabilities, check_options
 from pqcache.store.drivers.http_client import MAX_ANSWER, HttpConnections, HttpSource
-from pqcache.store.drivers.snapshot_source import files_below, identity_of, table_below
+from pqcache.store.drivers.local import files_below, identity_of, table_below
 from pqcache.store.manifest import FileEntry, Identity, SourceFile, TableVersion
 from pqcache.store.urls import printable, quoted, url_scheme
 from pqcache.system.checksum import checksum_text, new_checksum

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from pqcache.errors import UsageError
 from pqcache.store.drivers.base import Source
-from pqcache.store.drivers.object_store_config import AZURE_OPTIONS, AZURE_SCHEMES, GCS_OPTIONS, GCS_SCHEMES
+from pqcache.store.drivers.registry import installed
 from pqcache.store.tables.base import OpenOptions, VersionRule, store_options
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.urls import check_url, local_path, redact, url_scheme
 
-_KINDS = {**dict.fromkeys(GCS_SCHEMES, "gs"), **dict.fromkeys(AZURE_SCHEMES, "az")}  # by scheme
-_CLOUD_OPTIONS = {"gs": GCS_OPTIONS, "az": AZURE_OPTIONS}
+_KINDS = {"gcs": "gs", "abfs": "az", "abfss": "az"}  # by scheme
 _COMMON_OPTIONS = {"endpoint", "token", "anon"}  # that other stores have as well
 
 
@@ -93,10 +92,18 @@ def _options_for(url: str, other: str, options: Mapping[str, str]) -> Mapping[st
         return options
     if "hdfs" in (one, two):
         options = {name: value for name, value in options.items() if ("." in name) == (one == "hdfs")}
-    ours, others = _CLOUD_OPTIONS.get(one, {}), _CLOUD_OPTIONS.get(two, {})
+    ours, others = _cloud_options(url, one), _cloud_options(other, two)
     if ours:  # what is unknown to both is refused by the other one, or by this if it is that one's too
         return {name: value for name, value in options.items() if name in ours}
     return {name: value for name, value in options.items() if name not in others or name in _COMMON_OPTIONS}
+
+
+def _cloud_options(url: str, kind: str) -> Mapping[str, str]:
+    if kind not in ("gs", "az"):
+        return {}
+    with installed(url, "obstore", "gcs" if kind == "gs" else "azure"):
+        from pqcache.store.drivers.object_store import AZURE_OPTIONS, GCS_OPTIONS
+    return GCS_OPTIONS if kind == "gs" else AZURE_OPTIONS
 
 
 def _absolute(url: str) -> str:

@@ -36,10 +36,9 @@ from pqcache.errors import (
 from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.rewrite.directory import KnownOfSources, RewriteTask, rewrite_files
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.base import HIDDEN, Source, StagedFile, Target
 from pqcache.store.drivers.registry import open_target
-from pqcache.store.drivers.retries import FEW_TRIES, with_retries
-from pqcache.store.drivers.target import HIDDEN, StagedFile, Target
+from pqcache.store.drivers.timeouts import FEW_TRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.repartition.endpoints import Endpoints
 from pqcache.store.sync.download.download_file import DownloadOptions, download_file

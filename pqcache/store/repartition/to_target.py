@@ -22,10 +22,9 @@ from pqcache.errors import UsageError
 from pqcache.events import Advanced, OnEvent, Rewrote, Started, Warned
 from pqcache.parquet.dense import parse_dense
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.base import Source, Target
 from pqcache.store.drivers.registry import open_target
-from pqcache.store.drivers.retries import Patience, with_retries
-from pqcache.store.drivers.target import Target
+from pqcache.store.drivers.timeouts import Patience, with_retries
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.manifest_file import schema_of_table

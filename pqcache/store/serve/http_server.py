@@ -25,7 +25,7 @@ from aiohttp import web
 
 from pqcache.errors import CacheLocked, PqcacheError
 from pqcache.store.drivers.served_snapshot import PROTOCOL, is_same_token
-from pqcache.store.drivers.time_limits import SpeedFloor
+from pqcache.store.drivers.timeouts import SpeedFloor
 from pqcache.store.layout import FILES
 from pqcache.store.manifest import Identity
 from pqcache.store.serve.served_cache import LeasedSnapshot, RequestRefused, ServedCache, is_loopback

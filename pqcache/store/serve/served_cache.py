@@ -19,8 +19,8 @@ from typing import BinaryIO
 
 from pqcache.errors import CacheError, CacheLocked
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.drivers.local import identity_of
 from pqcache.store.drivers.served_snapshot import TOKEN
-from pqcache.store.drivers.snapshot_source import identity_of
 from pqcache.store.layout import FILES
 from pqcache.store.manifest import Identity, Manifest
 from pqcache.store.snapshot import Lease, Snapshot, closed_on_error

@@ -16,7 +16,7 @@ from pqcache.events import Advanced, Collected, Event, OnEvent, Reused, Started,
 from pqcache.options import SyncRun
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
-from pqcache.store.drivers.retries import FEW_TRIES, Patience
+from pqcache.store.drivers.timeouts import FEW_TRIES, Patience
 from pqcache.store.expect import Finding, lines_of, stale, unmet
 from pqcache.store.history import REFUSED, RunRecord, now_text
 from pqcache.store.manifest import TableVersion, Totals

@@ -31,7 +31,7 @@ from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import is_same_source
-from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, patience_of_run
+from pqcache.store.drivers.timeouts import FIRST_CONTACT, Patience, patience_of_run
 from pqcache.store.expect import check_columns
 from pqcache.store.history import RunRecord, copied_source, now_text, recorded_run
 from pqcache.store.hive import parent, parse_types

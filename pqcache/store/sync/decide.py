@@ -19,7 +19,7 @@ from pqcache.errors import ParquetError, PqcacheError, SourceChanged, SourceInco
 from pqcache.events import Advanced, Started
 from pqcache.store.config import Config
 from pqcache.store.drivers.base import Source
-from pqcache.store.drivers.retries import with_retries
+from pqcache.store.drivers.timeouts import with_retries
 from pqcache.store.hive import parent, partition_schema
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, TableVersion, Totals
 from pqcache.store.manifest_digest import table_digest

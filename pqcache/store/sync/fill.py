@@ -48,7 +48,7 @@ from pqcache.parquet.projection import ByteRange, number_of
 from pqcache.parquet.validation import footer_in
 from pqcache.store.arriving import ArrivingSnapshot, Wanted, WantedLists, arriving_snapshots, publish_arriving
 from pqcache.store.drivers.base import Source, read_range
-from pqcache.store.drivers.retries import with_retries
+from pqcache.store.drivers.timeouts import with_retries
 from pqcache.store.expect import Finding, unmet
 from pqcache.store.hive import parent
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, ROW_GROUPS, RUN, WANTED

@@ -26,7 +26,7 @@ from pqcache.parquet.schema import spelling_of
 from pqcache.store.arriving import arriving_snapshots
 from pqcache.store.config import write_config
 from pqcache.store.drivers.base import Source
-from pqcache.store.drivers.retries import with_retries
+from pqcache.store.drivers.timeouts import with_retries
 from pqcache.store.expect import Finding
 from pqcache.store.hive import parent, partition_keys
 from pqcache.store.layout import SUMMARY

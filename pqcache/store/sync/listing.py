@@ -35,7 +35,7 @@ from pqcache.events import Advanced, Listed, OnEvent, Started, Warned, ignore
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.drivers.base import Source, read_range
-from pqcache.store.drivers.retries import FIRST_CONTACT, Patience, with_retries
+from pqcache.store.drivers.timeouts import FIRST_CONTACT, Patience, with_retries
 from pqcache.store.hive import parent, partition_keys, partition_values
 from pqcache.store.layout import FILES, LEASE, MEMO
 from pqcache.store.manifest import Manifest, SourceFile, TableVersion, typed_version
@@ -61,15 +61,18 @@ from pqcache.store.table_part import (
 from pqcache.store.tables.data_files import (
     FileRules,
     PassedOver,
+    check_above,
     check_passed_over,
+    check_tables,
     count_passed_over,
     divide_listing,
     is_magic,
     lists_files,
     may_have_rows,
+    several_tables,
+    table_roots,
     without_other_snapshots,
 )
-from pqcache.store.tables.table_format import check_above, check_tables, several_tables, table_roots
 from pqcache.store.urls import printable
 from pqcache.system.disk import open_plain, write_durably
 from pqcache.units import format_count

@@ -28,7 +28,7 @@ from pqcache.parquet.schema import merge_schemas, with_time_zones
 from pqcache.parquet.validation import footer_in
 from pqcache.store.drivers.base import RangedFile, Source, read_range
 from pqcache.store.drivers.local import LocalSource
-from pqcache.store.drivers.retries import FEW_TRIES, with_retries
+from pqcache.store.drivers.timeouts import FEW_TRIES, with_retries
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
 from pqcache.system.parallel import in_parallel
 

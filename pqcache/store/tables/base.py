@@ -28,7 +28,7 @@ from pqcache.store.drivers.base import (
     read_range,
 )
 from pqcache.store.drivers.registry import open_source
-from pqcache.store.drivers.retries import FEW_TRIES, Patience, with_retries
+from pqcache.store.drivers.timeouts import FEW_TRIES, Patience, with_retries
 from pqcache.store.hive import NULL, is_hidden, parent
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
 from pqcache.store.manifest_digest import digest_of_sources

@@ -1,22 +1,28 @@
-"""Which files of a listing are a dataset's: by name, and where a name does not say, by content.
+"""Which files of a listing are a dataset's, by their names, and whether a table's log says so instead.
 
 Trino, Athena and Hive write Parquet without a suffix (``000000_0``, ``20261101_..._uuid``). So a file whose name does
 not end like one of another kind is looked into. Files that are passed over although they may hold rows are counted:
-a table of which half would be passed over is refused.
+a table that would lose half of its files is refused.
+
+Delta, Iceberg, Hudi, Hive's transactional tables and Spark's streaming sink keep replaced files, deleted rows and
+files of failed writers beside the files of the table, and say in a log of their own which of them count.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 
 from pqcache.errors import UsageError
+from pqcache.store.cache_directory import named_caches
 from pqcache.store.hive import is_hidden, is_hidden_directory, parent
 from pqcache.store.layout import ARRIVING, CONFIG, HISTORY, LOCK, MEMO
 from pqcache.store.manifest import SourceFile
-from pqcache.store.urls import printable
+from pqcache.store.urls import local_path, printable, url_scheme
 from pqcache.units import format_count
 
 MAGIC = (b"PAR1", b"PARE")  # at both ends of a file; the second where its footer is encrypted
@@ -232,3 +238,231 @@ def check_passed_over(
         )
     verb = "was" if len(left) == 1 else "were"
     return f"{place}: {count} without a Parquet suffix {verb} not taken ({first}); --all-files takes them"
+
+
+_DELTA, _ICEBERG, _HUDI = "a Delta table", "an Iceberg table", "a Hudi table"
+_HIVE, _SPARK, _CACHE = "a transactional Hive table", "the output of a Spark stream", "a pqcache"
+_REASONS = {  # why a listing does not show its rows, and what to do
+    _DELTA: ("its log says which files count", "name the table's own directory as the source of a sync"),
+    _ICEBERG: ("its metadata say which files count", "name the table's own directory as the source of a sync"),
+    _HUDI: ("its timeline says which files count", "write it to plain Parquet with an engine that reads Hudi"),
+    _HIVE: ("its files are changes to rows", "write it to an external table with Hive"),
+    _SPARK: ("its log says which files count", "write it to plain Parquet with Spark"),
+    _CACHE: ("it holds several snapshots of the same rows", "name the cache's directory 'current'"),
+}
+METADATA_SUFFIXES = (".metadata.json", ".metadata.json.gz")  # of Iceberg
+LOGS = {"_delta_log": _DELTA, ".hoodie": _HUDI, "_spark_metadata": _SPARK, "metadata": _ICEBERG}  # by directory
+_LOG_FILES = {  # names that nothing but the writer of such a table gives
+    _DELTA: re.compile(r"\d+(\..+)?\.(json|parquet)|_last_checkpoint"),
+    _HUDI: re.compile(r".+"),
+    _SPARK: re.compile(r"\d+(\.compact)?"),
+    _ICEBERG: re.compile(r".+\.metadata\.json(\.gz)?|version-hint\.text"),
+}
+_HIVE_DIRECTORY = re.compile(r"(delete_)?delta_\d+_\d+(_\d+)?(_v\d+)?|base_\d{7}(_v\d+)?|base_\d+_v\d+")
+_BASE, _BUCKET = re.compile(r"base_\d+"), re.compile(r"bucket_\d+(_\d+)?|\d{6}_\d+")  # such files in any base
+_ICEBERG_METADATA = re.compile(r"\d{5,}-[0-9a-f-]{36}(\.gz)?\.metadata\.json(\.gz)?")  # wherever write.metadata.path is
+_OTHER_FILES = {  # that show a table in any directory; a partition's, mostly
+    _HIVE: re.compile(r"_orc_acid_version|_metadata_acid"),
+    _HUDI: re.compile(r"\.hoodie_partition_metadata(\.\w+)?"),
+    _CACHE: re.compile(re.escape(CONFIG)),
+}
+_HIDDEN_BEGIN = frozenset("_.")
+_SERIES = re.compile(r"\d[\d\W_TZ]*")  # numbers, dates and times, which are names of parts of a table
+_DATED = re.compile(r"\d{4}([\d\W_TZW]*\d)?")  # a date or a long number in such a name
+_NAMED = 5  # tables, in an error
+
+
+@dataclass(frozen=True)
+class FoundTable:
+    """A table: its format, its directory relative to the listing (``""`` for the listing's own), and what shows it."""
+
+    format: str
+    directory: str
+    evidence: str
+
+
+def find_tables(paths: Iterable[str]) -> list[FoundTable]:
+    """Find the tables among the ``paths`` of a listing, in path order, without those inside one of their format.
+
+    What lies in a hidden directory is not looked at: nothing of it is taken.
+    """
+    found: dict[tuple[str, str], FoundTable] = {}
+    for path in paths:
+        directory, _, name = path.rpartition("/")
+        log = _log_of(directory)
+        if log is not None and (log.format is _HIVE or _shows(log, directory, name)):
+            found.setdefault((log.directory, log.format), FoundTable(log.format, log.directory, path))
+        elif _BUCKET.fullmatch(name) and _BASE.fullmatch(directory.rpartition("/")[2]):
+            root = _without_partitions(directory.rpartition("/")[0])
+            found.setdefault((root, _HIVE), FoundTable(_HIVE, root, path))
+        elif name.endswith(METADATA_SUFFIXES) and _ICEBERG_METADATA.fullmatch(name):
+            if not is_hidden_directory(directory):
+                root = directory.rpartition("/")[0]
+                found.setdefault((root, _ICEBERG), FoundTable(_ICEBERG, root, path))
+        elif name[:1] in _HIDDEN_BEGIN or name == CONFIG:
+            for format_, pattern in _OTHER_FILES.items():
+                if pattern.fullmatch(name) and not is_hidden_directory(directory):
+                    root = _without_partitions(directory)
+                    found.setdefault((root, format_), FoundTable(format_, root, path))
+    outer = [table for table in found.values() if not any((above, table.format) in found for above in _above(table))]
+    return sorted(outer, key=lambda table: table.directory)
+
+
+def check_tables(paths: Iterable[str], place: str) -> None:
+    """Raise UsageError, by name, when the listing ``paths`` of ``place`` holds a table that a listing does not show."""
+    tables = find_tables(paths)
+    if tables and all(table.format is _CACHE and table.directory for table in tables):
+        raise UsageError(printable(place), *named_caches([printable(table.directory) for table in tables], place))
+    if tables:
+        table = tables[0]
+        among = ""
+        if len(tables) > 1:
+            names = ", ".join(printable(other.directory) or "." for other in tables[:_NAMED])
+            among = f", the first of {len(tables):,}: {names}{', ...' if len(tables) > _NAMED else ''}"
+        subject = f"{place}/{table.directory}" if table.directory else place
+        raise _error(table, subject, f"is {table.format} ({printable(table.evidence)}{among})")
+
+
+def table_roots(paths: Iterable[str]) -> dict[str, str]:
+    """Find the directories whose names allow each to be a table, with the first path of each.
+
+    They are the paths without partitions, numbers and dates; ``""`` has the files that lie in nothing else. A date
+    within a name becomes ``*``.
+
+    >>> table_roots(["orders/dt=1/a.parquet", "orders/2026/11/b.parquet", "dt=1/c.parquet", "new-2026-11/d.parquet"])
+    {'orders': 'orders/2026/11/b.parquet', '': 'dt=1/c.parquet', 'new-*': 'new-2026-11/d.parquet'}
+    """
+    found: dict[str, str] = {}
+    for path in paths:
+        root = _root_of(path.rpartition("/")[0])
+        if root not in found or path < found[root]:
+            found[root] = path
+    return found
+
+
+def several_tables(url: str, roots: Iterable[str], one: str, other: str, why: str) -> UsageError:
+    """Make the error about a directory that has a table in each of ``roots``; two of them are shown to differ."""
+    one, other = sorted((one, other), key=lambda root: (not root, root))
+    rest = sorted(set(roots) - {one, other})
+    also = f"; beside them: {', '.join(map(_name_of, rest[:_NAMED]))}" if rest else ""
+    more = ", ..." if len(rest) > _NAMED else ""
+    return UsageError(
+        url,
+        f"holds several tables: {_name_of(one)} and {_name_of(other)} have different columns ({why}){also}{more}",
+        f"name one of them, as in {printable(f'{url}/{one}')}, or take all files as one table with --as-files "
+        "(as_files=True)",
+    )
+
+
+def _name_of(root: str) -> str:
+    return printable(root) or "the files beside"
+
+
+@lru_cache(1 << 14)
+def _root_of(directory: str) -> str:
+    names = directory.split("/")
+    parts = (_DATED.sub("*", name) for name in names if "=" not in name and not _SERIES.fullmatch(name))
+    return "/".join(part for part in parts if part != "*")
+
+
+def check_above(url: str) -> None:
+    """Raise UsageError when the directory or file ``url`` is a part of such a table.
+
+    It is known by the directories above a local path, which takes a few system calls, and of another store by the
+    names in the URL alone, which show Hive's transactional tables only.
+    """
+    if url_scheme(url) not in ("", "file"):
+        names = [name for name in url.partition("://")[2].split("/")[1:] if name]
+        table = next((FoundTable(_HIVE, "", name) for name in names[-2:] if _HIVE_DIRECTORY.fullmatch(name)), None)
+        if table is not None:
+            raise _error(table, url, f"is a part of {table.format} ({printable(table.evidence)})")
+        return
+    path = local_path(url)
+    for root in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        table = table_above(root)
+        if table is not None:
+            evidence = os.path.join(table.directory, table.evidence)
+            raise _error(table, path, f"is a part of {table.format} ({printable(evidence)})")
+
+
+def table_above(root: str) -> FoundTable | None:
+    """Find the table around the absolute path ``root``; its directory is absolute too."""
+    directory, name = os.path.split(root)
+    depth = 0
+    while name:
+        if depth < 2 and _HIVE_DIRECTORY.fullmatch(name):  # the directory of a bucket's file
+            return FoundTable(_HIVE, directory, name)
+        if depth == 0 and name in ("snapshots", "tmp") and os.path.isfile(os.path.join(directory, CONFIG)):
+            return FoundTable(_CACHE, directory, CONFIG)
+        for log, format_ in LOGS.items():
+            if format_ is _ICEBERG and not (name == "data" or "=" in name):
+                continue  # its files are in data/ or in partitions, and others have a directory metadata too
+            for file in _names_in(os.path.join(directory, log)):
+                if _LOG_FILES[format_].fullmatch(file):
+                    return FoundTable(format_, directory, f"{log}/{file}")
+        directory, name = os.path.split(directory)
+        depth += 1
+    return None
+
+
+def is_log(directory: str, name: str) -> bool:
+    """Whether a file ``name`` in ``directory``, one of `LOGS`, shows a table."""
+    return _LOG_FILES[LOGS[directory]].fullmatch(name) is not None
+
+
+def refuse_part(url: str, format_: str, evidence: str) -> None:
+    """Raise UsageError: ``url`` is a part of a table of a format, as the file ``evidence`` shows."""
+    raise _error(FoundTable(format_, "", evidence), url, f"is a part of {format_} ({printable(evidence)})")
+
+
+def _error(table: FoundTable, subject: str, what: str) -> UsageError:
+    reason, advice = _REASONS[table.format]
+    return UsageError(
+        printable(subject),
+        f"{what}, and {reason}",
+        f"{advice}, or take its files as they are with --as-files (as_files=True)",
+    )
+
+
+def _names_in(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+@lru_cache(1 << 14)
+def _log_of(directory: str) -> FoundTable | None:
+    """Find the table whose log or part a directory is, by the names in its path; hidden ones are skipped."""
+    segments = directory.split("/")
+    for position, segment in enumerate(segments):
+        above = "/".join(segments[:position])
+        format_ = LOGS.get(segment)
+        if format_ is not None and not (format_ is _ICEBERG and position < len(segments) - 1):
+            return FoundTable(format_, above, segment)
+        if _HIVE_DIRECTORY.fullmatch(segment):
+            return FoundTable(_HIVE, _without_partitions(above), segment)
+        if is_hidden(segment):
+            return None
+    return None
+
+
+def _shows(log: FoundTable, directory: str, name: str) -> bool:
+    """Whether a file below a log is one of the log's own; Hudi's has directories."""
+    own = f"{log.directory}/{log.evidence}" if log.directory else log.evidence
+    return (log.format is _HUDI or directory == own) and _LOG_FILES[log.format].fullmatch(name) is not None
+
+
+def _without_partitions(directory: str) -> str:
+    segments = directory.split("/")
+    while segments and "=" in segments[-1]:
+        segments.pop()
+    return "/".join(segments)
+
+
+def _above(table: FoundTable) -> Iterator[str]:
+    """The innermost first."""
+    directory = table.directory
+    while directory:
+        directory = directory.rpartition("/")[0]
+        yield directory

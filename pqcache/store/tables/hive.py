@@ -1,23 +1,51 @@
 """A table of a Hive metastore: its partitions, wherever they are, and the files that lie there now.
 
 The metastore has no versions of a table. It is asked for each listing, and each location is listed by the driver of
-its store. What of that is taken is decided as for a directory, by ``data_files.py`` and what follows it.
+its store. Which of these files are taken is decided as for a directory, by ``data_files.py`` and what follows it.
+
+The client makes the three calls that a listing needs, by Apache Thrift. It declares only the fields that are used, as
+the library passes over all others, so 100,000 partitions take little memory. The calls are in all versions from 2.3 to
+4; older ones lack ``get_table_req`` and are asked with ``get_table``.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
-from typing import TYPE_CHECKING
+from struct import error as StructError
+from sys import intern
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
 
-from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound, SourceUnavailable, UsageError
+from thrift.protocol.TBase import TBase
+from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
+from thrift.Thrift import TApplicationException, TException, TMessageType, TType
+from thrift.transport import TTransport
+from thrift.transport.TSocket import TSocket
+from thrift.transport.TTransport import TTransportException
+
+from pqcache.errors import (
+    SourceDenied,
+    SourceError,
+    SourceIncomplete,
+    SourceNotFound,
+    SourceUnavailable,
+    UsageError,
+    first_line,
+)
 from pqcache.events import Warned
-from pqcache.store.drivers.base import Capabilities, Source
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Capabilities, Source
 from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.remote import censored, known_cause
+from pqcache.store.drivers.timeouts import SourceTooSlow, SpeedFloor, TooSlow
 from pqcache.store.hive import NULL, is_hidden_directory, partition_table
 from pqcache.store.manifest import Identity, TableVersion
 from pqcache.store.tables.base import (
@@ -31,21 +59,464 @@ from pqcache.store.tables.base import (
     store_options,
     usual_url,
 )
-from pqcache.store.tables.hive_client import (
-    Metastore,
-    MetastoreTable,
-    PartitionEntry,
-    Storage,
-    TableEntry,
-    ask,
-    parse_url,
-)
 from pqcache.store.urls import printable, redact, url_scheme
 from pqcache.system.parallel import in_parallel
 from pqcache.units import format_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+NONE, PLAIN, KERBEROS = "none", "plain", "kerberos"
+BUFFERED, FRAMED = "buffered", "framed"
+_PORT = 9083
+_FORM = "write hive://HOST:9083/DATABASE.TABLE"
+_URL = re.compile(r"[^:]+://(?:(?P<login>[^/]*)@)?(?P<hosts>[^/@]+)/(?P<database>[^/.?#]+)\.(?P<name>[^/.?#]+)/?")
+_HOST = re.compile(r"(?P<host>[^:\[\]]+|\[[0-9a-fA-F:.]+\])(:(?P<port>\d+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetastoreTable:
+    """A table by its name, with its metastores and how to log in.
+
+    Attributes:
+        url: its URL without a password, the subject of errors.
+        hosts: host and port of each metastore; they are tried in turn.
+        transport: ``buffered`` or ``framed``.
+        auth: ``none``, ``plain`` for user and password (LDAP), or ``kerberos``.
+        user: with ``plain``.
+        password: with ``plain``.
+        principal: with ``kerberos``, like ``hive/_HOST@REALM``, of which service and host are used.
+        timeout: seconds without a byte.
+    """
+
+    url: str
+    hosts: tuple[tuple[str, int], ...]
+    database: str
+    name: str
+    transport: str = BUFFERED
+    auth: str = NONE
+    user: str = ""
+    password: str = field(default="", repr=False)
+    principal: str = "hive/_HOST"
+    timeout: float
+
+
+def parse_url(url: str, options: OpenOptions) -> MetastoreTable:
+    """Parse a ``hive://`` URL and its options; raises UsageError for malformed ones and for missing libraries."""
+    shown, found = redact(url).rstrip("/"), _URL.fullmatch(url)
+    if found is None:
+        raise UsageError(shown, "names no table of a metastore", _FORM)
+    given = options.store
+    user, _, password = map(unquote, (found["login"] or "").partition(":"))
+    user, password = given.get("user") or user, given.get("password") or password
+    auth = given.get("auth", PLAIN if password else NONE)
+    table = MetastoreTable(
+        url=shown,
+        hosts=tuple(_host(text, shown) for text in found["hosts"].split(",")),
+        database=found["database"],
+        name=found["name"],
+        transport=given.get("transport", BUFFERED),
+        auth=auth,
+        user=user,
+        password=password,
+        principal=given.get("principal", "hive/_HOST"),
+        timeout=options.timeout,
+    )
+    _check_login(table)
+    return table
+
+
+def _host(text: str, url: str) -> tuple[str, int]:
+    found = _HOST.fullmatch(text)
+    port = int(found["port"] or _PORT) if found else 0
+    if found is None or not 0 < port < 65536:
+        raise UsageError(url, f"{text!r} is no HOST:PORT", _FORM)
+    return found["host"].strip("[]"), port
+
+
+def _check_login(table: MetastoreTable) -> None:
+    """Raise UsageError for options that make no sense, or whose libraries are missing."""
+    if table.transport not in (BUFFERED, FRAMED):
+        raise UsageError(f"-o transport={table.transport}", f"choose {BUFFERED} or {FRAMED}")
+    if table.auth not in (NONE, PLAIN, KERBEROS):
+        raise UsageError(f"-o auth={table.auth}", f"choose {NONE}, {PLAIN} or {KERBEROS}")
+    if table.auth == NONE:
+        if table.password:
+            raise UsageError("-o password", "is given with -o auth=none", "leave one of them out")
+        return
+    if table.transport == FRAMED:
+        raise UsageError("-o transport=framed", f"does not go with -o auth={table.auth}", "leave it out")
+    if table.auth == PLAIN and not (table.user and table.password):
+        advice = "give them with -o user=USER -o password=PASSWORD"
+        raise UsageError("-o auth=plain", "needs a user and a password", advice)
+    if table.auth == KERBEROS and not re.fullmatch(r"[^/@]+/[^/@]+(@[^/@]+)?", table.principal):
+        raise UsageError(f"-o principal={table.principal}", "is no principal", "write hive/_HOST@REALM")
+    needed = {PLAIN: ["puresasl"], KERBEROS: ["puresasl", "kerberos"]}[table.auth]
+    if any(find_spec(name) is None for name in needed):
+        raise UsageError(
+            f"-o auth={table.auth}",
+            f"needs {' and '.join(name.replace('puresasl', 'pure-sasl') for name in needed)}",
+            f"install with: pip install '{'pqcache[hive]' if table.auth == PLAIN else 'pure-sasl[gssapi]'}'",
+        )
+
+
+# ---- the structs
+
+Kind = tuple[int, Any]  # a type of Thrift, and what the library needs to know of it
+
+TEXT: Kind = (TType.STRING, "UTF8")
+TEXTS: Kind = (TType.MAP, (*TEXT, *TEXT, False))
+
+
+def list_of(kind: Kind) -> Kind:
+    return TType.LIST, (*kind, False)
+
+
+def struct_of(kind: Any) -> Kind:
+    return TType.STRUCT, [kind, kind.thrift_spec]
+
+
+def struct(fields: Mapping[int, tuple[str, Kind]]) -> Any:
+    """Make a class of values with the named fields, by their numbers."""
+    numbers = range(max(fields) + 1)
+    spec = tuple((n, fields[n][1][0], fields[n][0], fields[n][1][1], None) if n in fields else None for n in numbers)
+
+    def begin(self: Any, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    names: dict[str, Any] = {name: None for name, _ in fields.values()}
+    return type("Struct", (TBase,), {**names, "thrift_spec": spec, "__init__": begin})
+
+
+def args(*kinds: Kind) -> Any:
+    """Make a class for the arguments of a call, ``a1``, ``a2`` and so on."""
+    return struct({number: (f"a{number}", kind) for number, kind in enumerate(kinds, 1)})
+
+
+def result(kind: Kind) -> Any:
+    """Make a class for the result of a call: ``success``, or one of three errors."""
+    error = struct_of(ERROR)
+    return struct({0: ("success", kind), 1: ("o1", error), 2: ("o2", error), 3: ("o3", error)})
+
+
+ERROR = struct({1: ("message", TEXT)})
+FIELD = struct({1: ("name", TEXT), 2: ("type", TEXT)})
+SERDE = struct({2: ("serializationLib", TEXT), 3: ("parameters", TEXTS)})
+STORAGE = struct(
+    {
+        2: ("location", TEXT),
+        3: ("inputFormat", TEXT),
+        7: ("serdeInfo", struct_of(SERDE)),
+        12: ("storedAsSubDirectories", (TType.BOOL, None)),
+    }
+)
+TABLE = struct(
+    {
+        7: ("sd", struct_of(STORAGE)),
+        8: ("partitionKeys", list_of(struct_of(FIELD))),
+        9: ("parameters", TEXTS),
+        12: ("tableType", TEXT),
+    }
+)
+PARTITION = struct({1: ("values", list_of(TEXT)), 6: ("sd", struct_of(STORAGE))})
+CAPABILITIES = struct({1: ("values", list_of((TType.I32, None)))})
+GET_TABLE_REQUEST = struct({1: ("dbName", TEXT), 2: ("tblName", TEXT), 3: ("capabilities", struct_of(CAPABILITIES))})
+TABLE_RESULT = result(struct_of(TABLE))
+GET_TABLE_RESULT = result(struct_of(struct({1: ("table", struct_of(TABLE))})))
+NAMES_RESULT = result(list_of(TEXT))
+PARTITIONS_RESULT = result(list_of(struct_of(PARTITION)))
+
+GET_TABLE = args(TEXT, TEXT)
+GET_TABLE_REQ = args(struct_of(GET_TABLE_REQUEST))
+GET_PARTITION_NAMES = args(TEXT, TEXT, (TType.I16, None))
+GET_PARTITIONS_BY_NAMES = args(TEXT, TEXT, list_of(TEXT))
+
+
+# ---- the client
+
+T = TypeVar("T")
+
+BATCH = 500  # partitions of one call; servers may limit how many they send
+_MAX_ITEMS = 10_000_000  # of a list, so that a server that is no metastore cannot have memory reserved
+_INSERT_ONLY_TABLES = 2  # a capability: without it, a metastore hides why it does not show such a table
+_DENIED = re.compile(r"AccessControlException|permission denied|not authorized|access denied", re.IGNORECASE)
+_NOT_THRIFT = (TException, StructError, ValueError, TypeError, ArithmeticError, MemoryError, RecursionError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Storage:
+    """How and where the metastore says that files are stored; empty texts where it does not say.
+
+    ``subdirectories`` is whether Hive divides the rows among subdirectories by skewed values.
+    """
+
+    location: str
+    input_format: str
+    serde: str
+    subdirectories: bool = False
+    path: str = ""  # where Spark keeps the files of a table that it does not store as Hive does
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableEntry:
+    """A table in the metastore; ``keys`` are its partition columns with their Hive types."""
+
+    kind: str
+    storage: Storage
+    keys: tuple[tuple[str, str], ...]
+    parameters: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionEntry:
+    """A partition in the metastore: its values, as the columns are ordered, and its storage."""
+
+    values: tuple[str, ...]
+    storage: Storage
+
+
+def ask(table: MetastoreTable, question: Callable[[Metastore], T]) -> T:
+    """Ask one metastore after the other until one answers the ``question``.
+
+    Raises SourceUnavailable if none does; what ``question`` raises else is raised at once.
+    """
+    failed: list[SourceUnavailable] = []
+    for host, port in table.hosts:
+        try:
+            with closing(Metastore(table, host, port)) as metastore:
+                return question(metastore)
+        except SourceError as error:
+            shown = censored(error, [table.password], error)
+            if not isinstance(shown, SourceUnavailable):
+                raise shown from shown.__cause__
+            failed.append(shown)
+    if len(failed) == 1:
+        raise failed[0]
+    reason = "; ".join(error.reason for error in failed)
+    raise SourceUnavailable(table.url, f"none of {len(failed)} metastores answers ({reason})")
+
+
+class Metastore:
+    """An open connection to a metastore, for the calls about one table."""
+
+    def __init__(self, named: MetastoreTable, host: str, port: int) -> None:
+        self._named, self._place = named, f"{host}:{port}"
+        self._socket: Any = None
+        self._protocol: Any = None
+        self._connect(host, port)
+
+    def table(self) -> TableEntry:
+        """Raises SourceNotFound if the metastore has no table of this name."""
+        database, name = self._named.database, self._named.name
+        able = CAPABILITIES(values=[_INSERT_ONLY_TABLES])
+        request = GET_TABLE_REQUEST(dbName=database, tblName=name, capabilities=able)
+        try:
+            answer = self._call("get_table_req", GET_TABLE_REQ(a1=request), GET_TABLE_RESULT)
+            found = answer.success and answer.success.table
+        except _UnknownMethod:
+            found = self._call("get_table", GET_TABLE(a1=database, a2=name), TABLE_RESULT).success
+        if found is None or found.sd is None:
+            raise self._no_metastore("it sends no table")
+        keys = tuple((key.name or "", key.type or "") for key in found.partitionKeys or ())
+        kind = found.tableType or ""
+        return TableEntry(kind=kind, storage=_storage(found.sd), keys=keys, parameters=dict(found.parameters or {}))
+
+    def partition_names(self) -> list[str]:
+        arguments = GET_PARTITION_NAMES(a1=self._named.database, a2=self._named.name, a3=-1)
+        return list(self._call("get_partition_names", arguments, NAMES_RESULT).success or ())
+
+    def partitions(self, names: Sequence[str]) -> Iterator[PartitionEntry]:
+        """Yield the partitions of these names, asked for a few hundred at a time; those that are gone are left out.
+
+        Raises SourceIncomplete if the metastore sends fewer of them than it has: they would look like deleted ones.
+        """
+        found: set[tuple[str, ...]] = set()
+        for partition in self._partitions(names):
+            found.add(partition.values)
+            yield partition
+        if len(found) < len(names):
+            there = set(self.partition_names()).intersection(names)
+            lacking = sorted(name for name in there if _values_in(name) not in found)
+            if len(there) > len(found):
+                first = f", not {printable(lacking[0])}" if lacking else ""
+                reason = f"{self._place} names {format_count(len(there), 'partition')} and sends {len(found):,}{first}"
+                raise SourceIncomplete(self._named.url, reason, "nothing was published, check the metastore's log")
+
+    def _partitions(self, names: Sequence[str]) -> Iterator[PartitionEntry]:
+        for start in range(0, len(names), BATCH):
+            some = list(names[start : start + BATCH])
+            arguments = GET_PARTITIONS_BY_NAMES(a1=self._named.database, a2=self._named.name, a3=some)
+            answer = self._call("get_partitions_by_names", arguments, PARTITIONS_RESULT)
+            for found in answer.success or ():
+                if found.sd is None:
+                    raise self._no_metastore("it sends a partition without a storage")
+                yield PartitionEntry(tuple(found.values or ()), _storage(found.sd))
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+    def _connect(self, host: str, port: int) -> None:
+        try:
+            plain = socket.create_connection((host, port), min(self._named.timeout, FIRST_ANSWER_TIMEOUT))
+        except OSError as error:
+            advice = "" if len(self._named.hosts) > 1 else "check host and port, and that the metastore runs"
+            raise self._unavailable((error.strerror or first_line(error)).lower(), advice) from error
+        plain.settimeout(self._named.timeout)
+        self._socket = _Socket(self._named.timeout)
+        self._socket.setHandle(plain)
+        try:
+            with self._errors():
+                transport = self._transport(host)
+            self._protocol = TBinaryProtocolAccelerated(transport, strictRead=True, container_length_limit=_MAX_ITEMS)
+        except BaseException:
+            plain.close()
+            raise
+
+    def _transport(self, host: str) -> Any:
+        named = self._named
+        if named.auth == NONE:
+            kind = TTransport.TFramedTransport if named.transport == FRAMED else TTransport.TBufferedTransport
+            return kind(self._socket)
+        from puresasl import SASLError
+
+        if named.auth == PLAIN:
+            options = {"service": "hive", "mechanism": "PLAIN", "username": named.user, "password": named.password}
+            refused: tuple[type[Exception], ...] = (SASLError,)
+        else:
+            from kerberos import KrbError
+
+            service, _, instance = named.principal.partition("@")[0].partition("/")
+            host = host.lower() if instance == "_HOST" else instance
+            options = {"service": service, "mechanism": "GSSAPI"}
+            refused = (SASLError, KrbError)
+        try:
+            transport = TTransport.TSaslClientTransport(self._socket, host, **options)
+            transport.open()
+        except refused as error:
+            raise self._denied(first_line(error)) from error
+        except TTransportException as error:
+            if error.type == TTransportException.NOT_OPEN:
+                raise self._denied(first_line(error)) from error
+            raise
+        return transport
+
+    def _call(self, method: str, arguments: Any, result: Any) -> Any:
+        protocol = self._protocol
+        with self._errors():
+            protocol.writeMessageBegin(method, TMessageType.CALL, 0)
+            arguments.write(protocol)
+            protocol.writeMessageEnd()
+            protocol.trans.flush()
+            answered, kind, _ = protocol.readMessageBegin()
+            if kind == TMessageType.EXCEPTION:
+                error = TApplicationException()
+                error.read(protocol)
+                if error.type == TApplicationException.UNKNOWN_METHOD:
+                    raise _UnknownMethod
+                raise SourceError(self._named.url, f"{self._place}: {_shown(error.message)}", _ASK)
+            if answered != method:
+                raise self._no_metastore(f"it answers {_shown(answered)}")
+            found = result()
+            found.read(protocol)
+            protocol.readMessageEnd()
+        self._check(method, found)
+        return found
+
+    def _check(self, method: str, found: Any) -> None:
+        """Raise the error that the metastore reports in place of an answer."""
+        errors = [error for error in (found.o1, found.o2, found.o3) if error is not None]
+        if not errors:
+            return
+        message = _shown(errors[0].message or "an error without a message")
+        if method in ("get_table_req", "get_table") and found.o2 is not None:
+            raise SourceNotFound(self._named.url, "the metastore has no such table", "check database and name")
+        if _DENIED.search(message):
+            raise SourceDenied(self._named.url, message, "ask for the right to read this table")
+        raise SourceError(self._named.url, message, _ASK)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn errors of the Thrift library into those of this package."""
+        try:
+            yield
+        except TooSlow as error:
+            raise SourceTooSlow(self._named.url, f"{self._place} sends too slowly ({error})") from error
+        except (TTransportException, EOFError, OSError) as error:
+            inner = getattr(error, "inner", None)
+            kind = getattr(error, "type", None)
+            if isinstance(error, EOFError) or kind == TTransportException.END_OF_FILE:
+                raise self._unavailable("closed the connection", _HINT) from error
+            if kind in (TTransportException.SIZE_LIMIT, TTransportException.NEGATIVE_SIZE):
+                raise self._no_metastore(first_line(error)) from error
+            if kind == TTransportException.TIMED_OUT or isinstance(inner, TimeoutError):
+                raise self._unavailable(f"no answer within {self._named.timeout:g} seconds", _HINT) from error
+            raise self._unavailable(first_line(inner or error).lower()) from error
+        except _NOT_THRIFT as error:
+            if isinstance(error, _UnknownMethod):
+                raise
+            raise self._no_metastore(first_line(error)) from error
+
+    def _unavailable(self, reason: str, advice: str = "") -> SourceUnavailable:
+        return SourceUnavailable(self._named.url, f"{self._place}: {reason}", advice)
+
+    def _denied(self, reason: str) -> SourceError:
+        if (known := known_cause(self._named.url, reason)) is not None:
+            return known
+        advice = "check user and password" if self._named.auth == PLAIN else "check the ticket with klist"
+        return SourceDenied(self._named.url, f"{self._place} refuses the login ({_shown(reason)})", advice)
+
+    def _no_metastore(self, what: str) -> SourceError:
+        reason = f"{self._place} does not answer as a metastore does ({_shown(what)})"
+        return SourceError(self._named.url, reason, "name the metastore's Thrift port, mostly 9083; " + _HINT)
+
+
+class _UnknownMethod(TException):  # type: ignore[misc]  # the library has no types
+    """The metastore has no such call."""
+
+
+class _Socket(TSocket):  # type: ignore[misc]
+    """A socket that does not wait for ever for one byte after another."""
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__()
+        self._floor, self._limit = SpeedFloor(timeout), timeout
+
+    def read(self, size: int) -> bytes:
+        began = time.monotonic()
+        data: bytes = super().read(size)
+        self._floor.count(len(data), time.monotonic() - began)
+        return data
+
+    def write(self, data: bytes) -> None:
+        self._floor = SpeedFloor(self._limit)
+        super().write(data)
+
+
+_HINT = "it may need -o auth=kerberos, -o auth=plain or -o transport=framed"
+_ASK = "look into the metastore's log"
+
+
+def _values_in(name: str) -> tuple[str, ...]:
+    """Hive encodes values as in a path."""
+    return tuple(unquote(part.partition("=")[2]) for part in name.split("/"))
+
+
+def _shown(text: object) -> str:
+    return printable(first_line(str(text)))
+
+
+def _storage(found: Any) -> Storage:
+    serde = found.serdeInfo
+    return Storage(
+        location=found.location or "",
+        input_format=intern(found.inputFormat or ""),  # one text for all partitions
+        serde=intern((serde and serde.serializationLib) or ""),
+        subdirectories=bool(found.storedAsSubDirectories),
+        path=((serde and serde.parameters) or {}).get("path", ""),
+    )
+
 
 log = logging.getLogger("pqcache.store")
 

@@ -24,7 +24,7 @@ from pyiceberg.utils.config import Config
 from pqcache.errors import CHECK_TABLE, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source
-from pqcache.store.drivers.time_limits import Stalled, with_time_limit
+from pqcache.store.drivers.timeouts import Stalled, with_time_limit
 from pqcache.store.manifest import SourceFile
 from pqcache.store.tables.base import (
     MOVED,
@@ -36,6 +36,7 @@ from pqcache.store.tables.base import (
     digest,
     usual_url,
 )
+from pqcache.store.tables.data_files import METADATA_SUFFIXES
 from pqcache.store.tables.iceberg import (
     ACCESS,
     CLASS,
@@ -44,7 +45,6 @@ from pqcache.store.tables.iceberg import (
     listing_of,
     plain_url,
 )
-from pqcache.store.tables.table_format import METADATA_SUFFIXES
 from pqcache.store.urls import is_secret, printable, redact, url_scheme
 
 _METADATA = "metadata"  # the directory of metadata files in that of a table

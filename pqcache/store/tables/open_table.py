@@ -25,7 +25,7 @@ from pqcache.store.tables.base import (
     TableListing,
     TableLog,
 )
-from pqcache.store.tables.table_format import LOGS, METADATA_SUFFIXES, is_log, refuse_part
+from pqcache.store.tables.data_files import LOGS, METADATA_SUFFIXES, is_log, refuse_part
 from pqcache.store.urls import check_url, redact, url_scheme, with_usual_scheme
 
 _ICEBERG_LOG = "metadata"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pqcache.errors import UsageError
-from pqcache.store.drivers import hadoop
+from pqcache.store.drivers import hdfs
 from pqcache.store.drivers.hdfs3 import login
 from pqcache.store.drivers.registry import open_source, open_target
 
@@ -23,7 +23,7 @@ NOWHERE = "127.0.0.1:1"
 @pytest.fixture(autouse=True)
 def _nothing_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other tests have left open is not counted."""
-    monkeypatch.setattr(hadoop, "_open", hadoop._Clients())
+    monkeypatch.setattr(hdfs, "_open", hdfs._Clients())
 
 
 @pytest.fixture(params=[None, "carol"])

@@ -12,8 +12,15 @@ import pytest
 from pqcache.errors import SourceUnavailable
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source
-from pqcache.store.drivers.retries import Patience, SourceTooSlow, with_retries
-from pqcache.store.drivers.time_limits import FLOOR, SpeedFloor, TooSlow, with_time_limit
+from pqcache.store.drivers.timeouts import (
+    FLOOR,
+    Patience,
+    SourceTooSlow,
+    SpeedFloor,
+    TooSlow,
+    with_retries,
+    with_time_limit,
+)
 from tests.store.drivers.web_server import Asked, Server, reply, serving
 
 DATA = b"x" * 3000

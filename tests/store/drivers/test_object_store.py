@@ -29,8 +29,7 @@ from pqcache.errors import (
     SourceUnavailable,
     UsageError,
 )
-from pqcache.store.drivers.object_store import ObjectStoreSource, new_store
-from pqcache.store.drivers.object_store_config import place_of
+from pqcache.store.drivers.object_store import ObjectStoreSource, new_store, place_of
 from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.urls import is_secret, redact
 from tests.conftest import NOWHERE

@@ -11,9 +11,9 @@ import pytest
 
 import pqcache
 from pqcache.errors import SourceDenied, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.store.drivers.base import HIDDEN
 from pqcache.store.drivers.object_store import ObjectStoreTarget
 from pqcache.store.drivers.registry import open_target
-from pqcache.store.drivers.target import HIDDEN
 from tests.datasets import files_of, write_shop
 from tests.remote import Remote, make_remote
 from tests.store.drivers.web_server import reply, serving

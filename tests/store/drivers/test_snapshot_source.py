@@ -17,8 +17,8 @@ import pqcache
 from pqcache.errors import DamagedError, SourceError, SourceNotFound, UsageError
 from pqcache.events import Event, Fetched, Listed
 from pqcache.store.cache_directory import CacheDirectory, lease_at, snapshot_at
+from pqcache.store.drivers.local import SnapshotSource
 from pqcache.store.drivers.registry import open_source
-from pqcache.store.drivers.snapshot_source import SnapshotSource
 from tests.datasets import rows_of, write_day, write_shop
 from tests.delta_tables import held, judged
 

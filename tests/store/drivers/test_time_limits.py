@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import pqcache
-from pqcache.store.drivers.time_limits import Stalled, with_time_limit
+from pqcache.store.drivers.timeouts import Stalled, with_time_limit
 from tests.datasets import rows_of, write_day, write_shop
 from tests.remote import make_remote
 

@@ -19,8 +19,8 @@ import pytest
 import pqcache
 from pqcache.events import Event, Rewrote, Warned
 from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.store.drivers.base import HIDDEN
 from pqcache.store.drivers.registry import open_source, open_target
-from pqcache.store.drivers.target import HIDDEN
 from pqcache.store.repartition.endpoints import make_endpoints
 from pqcache.store.repartition.partition_job import (
     RUN,

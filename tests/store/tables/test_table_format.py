@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pqcache.errors import UsageError
-from pqcache.store.tables.table_format import FoundTable, check_above, check_tables, find_tables, table_above
+from pqcache.store.tables.data_files import FoundTable, check_above, check_tables, find_tables, table_above
 
 DATA = ["part-0.parquet", "dt=1/part-0.parquet"]
 UUID = "0fd95d6d-ea2d-47ed-91d1-fcdbe51693ce"

@@ -40,7 +40,7 @@ from pqcache.errors import (
 )
 from pqcache.events import Advanced, Fetched, OnEvent, ignore
 from pqcache.store.drivers.base import Source, ended_early
-from pqcache.store.drivers.retries import FEW_TRIES, Patience, with_retries
+from pqcache.store.drivers.timeouts import FEW_TRIES, Patience, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.row_group_index import index_columns
 from pqcache.store.sync.bad_partitions import BadPartitionsSoFar, Blame, blame_nobody, place_of

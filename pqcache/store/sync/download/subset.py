@@ -11,7 +11,7 @@ from pqcache.errors import ParquetError, PqcacheError, SourceDenied, SourceError
 from pqcache.events import ignore
 from pqcache.parquet.rewrite.options import canonical_json
 from pqcache.store.drivers.base import Source
-from pqcache.store.drivers.retries import FEW_TRIES, with_retries
+from pqcache.store.drivers.timeouts import FEW_TRIES, with_retries
 from pqcache.store.hive import parent, partition_schema, partition_table, partition_values, with_hints
 from pqcache.store.manifest import DIRECTORY, SourceFile, TableVersion, declared_types
 

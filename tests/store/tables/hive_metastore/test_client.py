@@ -32,7 +32,7 @@ from pqcache.errors import (
 )
 from pqcache.store.repartition.endpoints import make_endpoints
 from pqcache.store.tables.base import OpenOptions
-from pqcache.store.tables.hive_client import BATCH, GET_TABLE_REQ, GET_TABLE_REQUEST, MetastoreTable, ask
+from pqcache.store.tables.hive import BATCH, GET_TABLE_REQ, GET_TABLE_REQUEST, MetastoreTable, ask
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.urls import redact
 from tests.examples import examples
@@ -355,8 +355,7 @@ def test_what_a_login_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "thrift"]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("hive", "hive_client"):
-        monkeypatch.delitem(sys.modules, f"pqcache.store.tables.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "pqcache.store.tables.hive", raising=False)
     monkeypatch.setitem(sys.modules, "thrift", None)
     with pytest.raises(UsageError, match=r"^hive://h/a.b: needs thrift; install .*pip install 'pqcache\[hive\]'$"):
         open_table("hive://h/a.b", OpenOptions())

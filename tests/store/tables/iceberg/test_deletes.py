@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 
 from pqcache.errors import ParquetError, SourceError, SourceNotFound
 from pqcache.store.drivers.registry import open_source
-from pqcache.store.drivers.retries import Patience
+from pqcache.store.drivers.timeouts import Patience
 from pqcache.store.tables import iceberg as iceberg_module
 from pqcache.store.tables.base import OpenOptions, StoreFiles
 from pqcache.store.tables.deletion_vector import FRAME, DeletionVector
