@@ -20,8 +20,8 @@ TYPE_CHECKING = False  # as in typing, which takes its time to import
 if TYPE_CHECKING:  # the only list of the public names: type checkers read it, and so does _homes()
     from pqcache import errors as errors
     from pqcache import events as events
-    from pqcache.benchmark.command import BenchReport as BenchReport
-    from pqcache.benchmark.command import bench as bench
+    from pqcache.benchmark import BenchReport as BenchReport
+    from pqcache.benchmark import bench as bench
     from pqcache.dataset import Cache as Cache
     from pqcache.errors import AccessExpired as AccessExpired
     from pqcache.errors import CacheError as CacheError
@@ -52,10 +52,10 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.reader.selection.split import Split as Split
     from pqcache.reader.stats import DatasetStats as DatasetStats
     from pqcache.store.history import log as log
-    from pqcache.store.inspect.summary import Inspection as Inspection
-    from pqcache.store.inspect.summary import inspect as inspect
-    from pqcache.store.keys.command import IndexReport as IndexReport
-    from pqcache.store.keys.command import index as index
+    from pqcache.store.inspect import Inspection as Inspection
+    from pqcache.store.inspect import inspect as inspect
+    from pqcache.store.keys.build import IndexReport as IndexReport
+    from pqcache.store.keys.build import index as index
     from pqcache.store.keys.lookup import SelectedRows as SelectedRows
     from pqcache.store.publish import GcReport as GcReport
     from pqcache.store.publish import gc as gc

@@ -19,7 +19,7 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _exit_quietly)
-    from pqcache.system.startup import collect_garbage_rarely
+    from pqcache.system.processes import collect_garbage_rarely
 
     collect_garbage_rarely()
     from pqcache.cli import main as run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeGuard
@@ -134,3 +135,15 @@ def format_seconds(seconds: float) -> str:
     if total < 86400:
         return f"{total // 3600} h {total % 3600 // 60} min"
     return f"{total // 86400} d {total % 86400 // 3600} h"
+
+
+class Stopwatch:
+    """Counts the seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start, rounded to milliseconds."""
+        return round(time.monotonic() - self._start, 3)

@@ -174,12 +174,12 @@ class _ForkedChecker:
 
 def fork_checkers() -> None:
     """Let verify, called in this process, fork the processes that check files, but for those of the second engine."""
-    from pqcache.store.verify import supervised_process
+    from pqcache.store.verify import command
 
-    def popen(command: list[str], **how: Any) -> Any:
-        return subprocess.Popen(command, **how) if "fastparquet" in command else _ForkedChecker(command, **how)
+    def popen(words: list[str], **how: Any) -> Any:
+        return subprocess.Popen(words, **how) if "fastparquet" in words else _ForkedChecker(words, **how)
 
-    supervised_process.subprocess = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    command.subprocess = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
 
 
 def _send(server: socket.socket, job: bytes, streams: list[int]) -> None:
@@ -206,7 +206,7 @@ def import_pqcache() -> None:
     """
     import typer.main
 
-    from pqcache.system.startup import collect_garbage_rarely, hide_pandas, limit_blas_threads
+    from pqcache.system.processes import collect_garbage_rarely, hide_pandas, limit_blas_threads
 
     hide_pandas()
     limit_blas_threads()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pqcache.console.demo import run, shop
+from pqcache.console import demo
 from pqcache.errors import PqcacheError
 from tests.forked_commands import run_pqcache
 
@@ -37,13 +37,13 @@ def test_it_leaves_directories_of_others_alone(tmp_path: Path) -> None:
 
 
 def test_a_false_claim_ends_it(tmp_path: Path) -> None:
-    demo = run.Demo(tmp_path)
-    demo.proves("one is one", True)
+    made = demo.Demo(tmp_path)
+    made.proves("one is one", True)
     with pytest.raises(PqcacheError, match="one is two"):
-        demo.proves("one is two", False)
+        made.proves("one is two", False)
     with pytest.raises(PqcacheError, match=r"exit code 0 \(it was 1\)"):
-        run.pqcache("inspect", tmp_path / "nothing")
-    assert demo.proved == ["one is one"]
+        demo.pqcache("inspect", tmp_path / "nothing")
+    assert made.proved == ["one is one"]
 
 
 def files(root: Path) -> list[Path]:
@@ -55,7 +55,7 @@ def digests(root: Path) -> dict[str, str]:
 
 
 def test_days_are_cut_as_promised(tmp_path: Path) -> None:
-    days = shop.make_shop(tmp_path, days=4, rows=240)
+    days = demo.make_shop(tmp_path, days=4, rows=240)
     cuts = [[pq.read_metadata(f).num_row_groups for f in files(tmp_path / f"dt={day}")] for day in days]
     assert cuts[1] == [1]
     assert cuts[2] == [1] * 60
@@ -67,15 +67,15 @@ def test_days_are_cut_as_promised(tmp_path: Path) -> None:
 
 def test_a_seed_makes_the_same_files(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        shop.make_shop(tmp_path / name, days=2, rows=50, seed=seed)
+        demo.make_shop(tmp_path / name, days=2, rows=50, seed=seed)
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
     assert not set(digests(tmp_path / "a").values()) & set(digests(tmp_path / "c").values())
 
 
 def test_a_revision_keeps_the_rows_and_adds_late_ones(tmp_path: Path) -> None:
-    day = shop.FIRST_DAY + timedelta(days=3)
-    before = shop.make_day(tmp_path, day, rows=100)
-    after = shop.make_day(tmp_path, day, rows=100, revision=1)
+    day = demo.FIRST_DAY + timedelta(days=3)
+    before = demo.make_day(tmp_path, day, rows=100)
+    after = demo.make_day(tmp_path, day, rows=100, revision=1)
     written = pa.concat_tables(pq.ParquetFile(f).read() for f in files(tmp_path))
     assert written.equals(after)
     assert after["id"][:100].to_pylist() == before["id"].to_pylist()

@@ -20,12 +20,18 @@ import pytest
 import typer
 
 from pqcache import errors, events
-from pqcache.benchmark.command import Advice, BenchReport, Measured
-from pqcache.benchmark.forecast import Forecast
+from pqcache.benchmark import Advice, BenchReport, Forecast, Measured
 from pqcache.console.commands import app
-from pqcache.store.inspect.listings import Difference, FileView, RowGroupView
-from pqcache.store.inspect.summary import ColumnSummary, HistogramBar, Inspection, PartitionSummary
-from pqcache.store.keys.command import IndexReport, KeyView, index
+from pqcache.store.inspect import (
+    ColumnSummary,
+    Difference,
+    FileView,
+    HistogramBar,
+    Inspection,
+    PartitionSummary,
+    RowGroupView,
+)
+from pqcache.store.keys.build import IndexReport, KeyView, index
 from pqcache.store.keys.lookup import KEYS, KeyRun
 from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest_file import FORMAT, read_manifest

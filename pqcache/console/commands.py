@@ -29,7 +29,7 @@ def demo(given: Given) -> None:
     installed. It needs no network, and about a minute and 200 MB. Each claim that it prints is checked; a false one is
     an error.
     """
-    from pqcache.console.demo.run import run_demo
+    from pqcache.console.demo import run_demo
 
     run_demo(given.directory)
 
@@ -52,12 +52,12 @@ def repartition(given: Given) -> None:
     A cache gets a new snapshot. It remembers the options marked *, and later syncs apply them to new files.
     """
     import pqcache
-    from pqcache.console import progress
+    from pqcache.console import terminal
     from pqcache.console.text import print_proposals, print_repartition
 
     source, dest = given.source, given.dest
     if given.dense == ["auto"]:
-        with progress.reporter(given.json, given.quiet) as on_event:
+        with terminal.reporter(given.json, given.quiet) as on_event:
             proposals = pqcache.dense_proposals(
                 source,
                 options=given.options,
@@ -68,7 +68,7 @@ def repartition(given: Given) -> None:
         found = {"target": source, "columns": [proposal.to_dict() for proposal in proposals]}
         print_report(found, given.json, given.quiet, lambda: print_proposals(source, dest, proposals))
         return
-    with progress.reporter(given.json, given.quiet, dest or source) as on_event:
+    with terminal.reporter(given.json, given.quiet, dest or source) as on_event:
         options = {**given.of(REMEMBERED, RUN), "dense": _dense_columns(given.dense)}
         report = pqcache.repartition(source, dest, **options, on_event=on_event)
     print_report(report.to_dict(), given.json, given.quiet, lambda: print_repartition(report))
@@ -81,9 +81,9 @@ def inspect(given: Given) -> None:
     For a cache only its index is read, for anything else only the footers.
     """
     import pqcache
-    from pqcache.benchmark.forecast import forecast
-    from pqcache.console import inspect_text, progress
-    from pqcache.store.inspect import listings
+    from pqcache.benchmark import forecast
+    from pqcache.console import inspect_text, terminal
+    from pqcache.store import inspect as views
     from pqcache.store.tables.data_files import FileRules
 
     target, limit, json = given.target, given.block_size, given.json
@@ -97,19 +97,17 @@ def inspect(given: Given) -> None:
         }
     )
     if given.diff is not None:
-        difference = listings.difference(target, *given.diff)
+        difference = views.difference(target, *given.diff)
         return print_report(difference.to_dict(), json, False, lambda: inspect_text.print_difference(difference))
     rules = FileRules(as_files=given.as_files, all_files=given.all_files)
-    with progress.reporter(json_lines=False, quiet=json) as on_event:
+    with terminal.reporter(json_lines=False, quiet=json) as on_event:
         if view is not None:
-            looked = listings.open_inspected_dataset(
-                target, given.options, given.jobs, on_event, rules, given.candidate
-            )
+            looked = views.open_inspected_dataset(target, given.options, given.jobs, on_event, rules, given.candidate)
         else:
             found = pqcache.inspect(target, **given.of(RUN), on_event=on_event)
             training = forecast(target, rules=rules, snapshot="candidate" if given.candidate else None)
     if view is not None:
-        items = listings.items_of(view, looked, given.sample or 0, target)
+        items = views.items_of(view, looked, given.sample or 0, target)
         return inspect_text.print_items(view, items, limit, json)
     if given.html is not None:
         return inspect_text.write_page(found, training, given.html)
@@ -194,12 +192,12 @@ def index(given: Given) -> None:
 @command("bench")
 def bench(given: Given) -> None:
     """Measure how fast this machine reads a dataset, and recommend training settings."""
-    from pqcache.benchmark import command as benchmark
-    from pqcache.console import progress
+    import pqcache
+    from pqcache.console import terminal
     from pqcache.console.inspect_text import print_bench
 
-    with progress.reporter(json_lines=False, quiet=given.quiet or given.json) as on_event:
-        report = benchmark.bench(given.target, **given.of(RUN), on_event=on_event)
+    with terminal.reporter(json_lines=False, quiet=given.quiet or given.json) as on_event:
+        report = pqcache.bench(given.target, **given.of(RUN), on_event=on_event)
     print_report(report.to_dict(), given.json, given.quiet, lambda: print_bench(report))
 
 
@@ -370,14 +368,14 @@ def gc(given: Given) -> None:
 
 def _run(given: Given, function: Callable[..., Any], show: Callable[[Any], None], *words: Any, **options: Any) -> Any:
     """Call a function of the library that reports events, print its report, and return it."""
-    from pqcache.console import progress
-    from pqcache.console.line_prefix import name_lines
+    from pqcache.console import terminal
+    from pqcache.console.terminal import name_lines
 
     if vars(given).get("all_caches"):
         name_lines(words[0], always=True)
-        reporter = progress.quiet_reporter(given.json or given.quiet)
+        reporter = terminal.quiet_reporter(given.json or given.quiet)
     else:
-        reporter = progress.reporter(given.json, given.quiet, words[0])
+        reporter = terminal.reporter(given.json, given.quiet, words[0])
     with reporter as on_event:
         report = function(*words, **options, on_event=on_event)
     print_report(report.to_dict(), given.json, given.quiet, lambda: show(report))
@@ -391,8 +389,8 @@ def _run_each(given: Given, did: str, run: Callable[[Any], object]) -> None:
             raise UsageError("", "Missing argument 'CACHE'", f"'pqcache {given.command_name} -h' shows the usage")
         run(given.cache)
         return
-    from pqcache.console.line_prefix import name_lines
     from pqcache.console.sync_runner import print_count, print_failure
+    from pqcache.console.terminal import name_lines
     from pqcache.store.sync.command import exit_code_of, known_error
     from pqcache.store.tables_of_root import default_root, find_caches
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import typer
 
 import pqcache
-from pqcache.console import progress, terminal
+from pqcache.console import terminal
 from pqcache.console.app import Given, print_report
-from pqcache.console.line_prefix import name_lines
-from pqcache.console.terminal import print_line
+from pqcache.console.terminal import name_lines, print_line
 from pqcache.console.text import print_sync
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.options import REMEMBERED, RUN
@@ -36,7 +35,7 @@ def run_one(given: Given) -> None:
         given.cache = named_place(given.cache, may_be_new=True)
     place = os.path.abspath(given.cache or given.source)
     try:
-        with progress.reporter(given.json, given.quiet, place) as on_event:
+        with terminal.reporter(given.json, given.quiet, place) as on_event:
             report = pqcache.sync(given.source, given.cache, **given.of(REMEMBERED, RUN), on_event=on_event)
     except PqcacheError as error:
         _follow(TableResult(place, None, error), given)
@@ -71,7 +70,7 @@ def run_all(given: Given) -> None:
             codes.append(run_command(given, result))
 
     roots = [named_place(given.source)] if given.source else []
-    with progress.quiet_reporter(given.json or given.quiet) as on_event:
+    with terminal.quiet_reporter(given.json or given.quiet) as on_event:
         results = sync_all(*roots, on_begin=begin, on_result=show, **given.of(RUN), on_event=on_event)
     name_lines(roots[0] if roots else default_root())
     if not (given.json or given.quiet):

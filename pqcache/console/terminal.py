@@ -1,19 +1,74 @@
-"""Prints progress, reports and errors: as text, as JSON lines, or not at all."""
+"""Prints progress, reports and errors: as text, as JSON lines, or not at all.
+
+Progress is bars on a terminal, a line a minute elsewhere, or each event as JSON. Runs of many caches append to one log
+file, so a line that no person sees at once begins with when it was written and of which cache it speaks:
+``2026-11-20T04:00:03Z shop: ``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pqcache.console.line_prefix import line_prefix
 from pqcache.errors import PqcacheError
+from pqcache.events import (
+    Advanced,
+    Awaited,
+    Damaged,
+    Event,
+    Fetched,
+    Listed,
+    OnEvent,
+    Retried,
+    Reused,
+    Started,
+    Warned,
+)
 from pqcache.store.urls import printable, printable_json
+from pqcache.units import format_count, format_seconds, format_size
 
-if TYPE_CHECKING:  # rich is slow to import: only tables and progress bars need it
+if TYPE_CHECKING:
     from rich.console import Console
+    from typing_extensions import Self
+
+
+_name = ""
+_always = False
+
+
+def name_lines(cache: str | os.PathLike[str], always: bool = False) -> None:
+    """Name the cache, or the target, that lines speak of from now on; with ``always`` also on a terminal.
+
+    An empty text names none.
+    """
+    global _name, _always
+    text = os.fspath(cache)
+    if not text:
+        _name = ""
+        return
+    from pqcache.store.urls import printable, redact, url_scheme  # not for a command that only shows its version
+
+    place = redact(text).rstrip("/") if url_scheme(text) else os.path.abspath(text)
+    _name, _always = printable(place.rpartition("/")[2] or place), always
+
+
+def line_prefix(stream: TextIO) -> str:
+    """Return what a line on ``stream`` begins with: nothing on a terminal, nor before a cache is named."""
+    if not _name:
+        return ""
+    if stream.isatty():
+        return f"{_name}: " if _always else ""
+    return f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ} {_name}: "
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
@@ -114,3 +169,248 @@ def is_plain(console: Console) -> bool:
     """Return whether to print ASCII only; Python writes UTF-8 in the C locale too."""
     name = next((os.environ[key] for key in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(key)), "")
     return name in ("C", "POSIX") or console.encoding not in ("utf-8", "utf8")
+
+
+LINE_SECONDS = 60.0  # between lines of progress where there is no terminal
+_RATE_SECONDS = 15.0  # that a rate is the mean of, at least
+_PHASE_WIDTH = 16
+_PHASE_TEXT = {
+    "list": "listing",
+    "fetch": "fetching",
+    "rewrite": "rewriting",
+    "read": "reading footers",
+    "verify": "verifying",
+    "compare": "comparing",
+    "index": "indexing",
+    "measure": "measuring",
+}
+
+
+@contextlib.contextmanager
+def reporter(json_lines: bool, quiet: bool, about: str | os.PathLike[str] = "") -> Iterator[OnEvent]:
+    """Yield an ``on_event`` that prints events as JSON, as progress bars or lines, or not at all.
+
+    ``about`` is the cache that is worked on, whose name is in each line where there is no terminal.
+    """
+    name_lines(about)
+    if json_lines:
+        yield print_event
+    elif quiet:
+        yield lambda event: None
+    elif sys.stderr.isatty():
+        with ProgressBars() as bars:
+            yield bars
+    else:
+        with ProgressLines() as lines:
+            yield lines
+
+
+@contextlib.contextmanager
+def quiet_reporter(quiet: bool) -> Iterator[OnEvent]:
+    """Yield an ``on_event`` for runs of several caches: with a line a minute and warnings, or not at all."""
+    if quiet:
+        yield lambda event: None
+        return
+    with ProgressLines() as lines:
+        yield lines
+
+
+def print_event(event: Event) -> None:
+    """Print an event as JSON."""
+    if not isinstance(event, Advanced):
+        print_json({"event": type(event).__name__.lower(), **asdict(event)})
+
+
+class PhaseMeter:
+    """How far a phase is, how fast it goes, and when it will end; ``now`` is a monotonic time."""
+
+    def __init__(self, started: Started, now: float) -> None:
+        self.total, self.files, self._unit, self._phase = started.total, started.files, started.unit, started.phase
+        self.done = self.files_done = 0
+        self._samples = deque([(now, 0)])
+
+    @property
+    def text(self) -> str:
+        """What the phase does, as a word."""
+        return _PHASE_TEXT.get(self._phase, self._phase)
+
+    @property
+    def is_complete(self) -> bool:
+        return 0 < self.total <= self.done
+
+    def advance(self, amount: int, now: float) -> None:
+        """Count what was done by ``now``."""
+        self.done += amount
+        if now - self._samples[-1][0] >= 1:
+            self._samples.append((now, self.done))
+            while len(self._samples) > 2 and now - self._samples[1][0] > _RATE_SECONDS:
+                self._samples.popleft()
+
+    def rate(self, now: float) -> float:
+        """Return what is done in a second, by the last quarter of a minute; 0 where that is not known yet."""
+        since, before = self._samples[0]
+        return max(0.0, (self.done - before) / (now - since)) if now - since >= 1 else 0.0
+
+    def amount(self, now: float, width: float = math.inf) -> str:
+        """Return how much is done, of how much, how fast, and how long the rest takes.
+
+        Where that takes more than ``width`` characters, the files are left out first, then the rate.
+        """
+        done = f"{int(self.done):,}" if self.total and self._unit != "bytes" else self._amount(self.done)
+        files = f"{self.files_done:,} of {format_count(self.files, 'file')}" if self.files else ""
+        rate, speed, left = self.rate(now), "", ""
+        if rate > 0 and self._unit != "settings":
+            speed = f"{self._amount(rate)}/s"
+            left = f"{format_seconds((self.total - self.done) / rate)} left" if self.total > self.done else ""
+        parts = [f"{done} of {self._amount(self.total)}" if self.total else done, files, speed, left]
+        for leave_out in (1, 2):
+            if len(", ".join(filter(None, parts))) > width:
+                parts[leave_out] = ""
+        return ", ".join(filter(None, parts))
+
+    def _amount(self, amount: float) -> str:
+        return format_size(amount) if self._unit == "bytes" else format_count(int(amount), self._unit.removesuffix("s"))
+
+
+class _Phases:
+    """What both ways of showing progress know: the phases that have started, each with its meter."""
+
+    def __init__(self) -> None:
+        self.meters: dict[str, PhaseMeter] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        """Take an event; it may come from any thread."""
+        with self._lock:
+            now = time.monotonic()
+            if isinstance(event, Started):
+                self.meters[event.phase] = PhaseMeter(event, now)
+                self._show_started(event)
+            elif isinstance(event, Advanced):
+                if event.phase in self.meters:
+                    self.meters[event.phase].advance(event.amount, now)
+                    self._show_advanced(event, now)
+            elif isinstance(event, Fetched):
+                if "fetch" in self.meters:
+                    self.meters["fetch"].files_done += 1
+            elif isinstance(event, Awaited):
+                self._show_awaited(event)
+            else:
+                self._show_message(event)
+
+    def _show_started(self, event: Started) -> None: ...
+
+    def _show_advanced(self, event: Advanced, now: float) -> None: ...
+
+    def _show_awaited(self, event: Awaited) -> None: ...
+
+    def _show_message(self, event: Event) -> None: ...
+
+
+class ProgressBars(_Phases):
+    """Shows progress bars on a terminal, and warnings above them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        console = stderr_console()
+        self._bar = 20 if console.width >= 100 else 8
+        self.bars = Progress(
+            TextColumn(f"{{task.description:<{_PHASE_WIDTH}}}"),
+            BarColumn(bar_width=self._bar),
+            TextColumn("{task.fields[amount]}{task.fields[awaited]}"),
+            console=console,
+            transient=True,
+        )
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def _show_started(self, event: Started) -> None:
+        if event.phase in self._tasks:  # as where the source is listed again
+            self.bars.remove_task(self._tasks.pop(event.phase))
+        elif "list" in self._tasks:
+            self.bars.remove_task(self._tasks.pop("list"))
+        if event.total or event.phase == "list":
+            text = self.meters[event.phase].text
+            self._tasks[event.phase] = self.bars.add_task(text, total=event.total or None, amount="", awaited="")
+
+    def _show_advanced(self, event: Advanced, now: float) -> None:
+        if (task := self._tasks.get(event.phase)) is not None:
+            meter = self.meters[event.phase]
+            awaited = next((len(t.fields["awaited"]) for t in self.bars.tasks if t.id == task), 0)
+            width = self.bars.console.width - _PHASE_WIDTH - self._bar - awaited - 3
+            self.bars.update(task, completed=meter.done, amount=meter.amount(now, width))
+
+    def _show_awaited(self, event: Awaited) -> None:
+        if "fetch" in self._tasks:
+            awaited = f", readers wait for {format_size(event.bytes)}" if event.bytes else ""
+            self.bars.update(self._tasks["fetch"], awaited=awaited)
+
+    def _show_message(self, event: Event) -> None:
+        if (message := _message(event)) is not None:
+            self.bars.console.print(escape(message), style="yellow")
+        elif isinstance(event, Listed):
+            files = format_count(event.files, "file")
+            self.bars.console.print(f"source holds {files}, {format_size(event.bytes)}", style="dim")
+        elif isinstance(event, Reused):
+            self.bars.console.print(reused_text(event), style="dim")
+
+
+class ProgressLines(_Phases):
+    """Prints a line of progress a minute where there is no terminal, whatever happens, and warnings at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._print_lines, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(1)  # so that no line comes after the report; less where nobody takes what is printed
+
+    def _print_lines(self) -> None:
+        while not self._ended.wait(LINE_SECONDS):
+            print_line(self.line(), sys.stderr)
+
+    def line(self) -> str:
+        """Return how far the phases are that have not ended."""
+        with self._lock:
+            now = time.monotonic()
+            meters = [meter for meter in self.meters.values() if not meter.is_complete]
+            known = [meter for meter in meters if meter.total] or meters[-1:]  # the listing is known to end by the next
+            said = "; ".join(f"{meter.text}: {meter.amount(now)}" for meter in known)
+            return said or f"at work for {format_seconds(now - self._begun)}"
+
+    def _show_message(self, event: Event) -> None:
+        if (message := _message(event)) is not None:
+            print_line(message, sys.stderr)
+        elif isinstance(event, Reused):
+            print_line(reused_text(event), sys.stderr)
+
+
+def reused_text(event: Reused) -> str:
+    """Return how much an earlier run has left, as text."""
+    return f"resuming: {format_size(event.bytes)} of {format_size(event.total)} are here"
+
+
+def _message(event: Event) -> str | None:
+    """Return the line to print for an event that needs attention, or None."""
+    if isinstance(event, Warned):
+        return f"warning: {event.message}"
+    if isinstance(event, Damaged):
+        return f"damaged: {location(event.path, event.row_group, event.column)}: {event.message}"
+    if isinstance(event, Retried):
+        return f"retrying in {event.wait:.1f} s: {event.error}"
+    return None

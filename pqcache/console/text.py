@@ -14,7 +14,7 @@ from pqcache.store.urls import quoted
 from pqcache.units import format_count, format_seconds, format_size
 
 if TYPE_CHECKING:
-    from pqcache.store.keys.command import IndexReport
+    from pqcache.store.keys.build import IndexReport
     from pqcache.store.publish import GcReport
     from pqcache.store.repartition.dense_proposals import Proposal
     from pqcache.store.repartition.to_target import RepartitionReport

@@ -1,6 +1,6 @@
 """Conditions on the rows of a table as syntax trees, and their conversion to pyarrow expressions.
 
-``--where`` and ``filters=`` are parsed into these; see `pqcache.filters.sql`. Constants have their columns' types.
+``--where`` and ``filters=`` are parsed into these; see `pqcache.filters.parse`. Constants have their columns' types.
 """
 
 from __future__ import annotations

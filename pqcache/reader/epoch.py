@@ -30,7 +30,7 @@ from pqcache.reader.window import SMALLER, Group, read_groups
 from pqcache.store.keys.lookup import SelectedRows
 from pqcache.store.snapshot import closed_on_error
 from pqcache.store.tables.data_files import FileRules
-from pqcache.system.process_stats import cpu_count
+from pqcache.system.processes import cpu_count
 
 T = TypeVar("T")
 

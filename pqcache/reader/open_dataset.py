@@ -47,9 +47,8 @@ from pqcache.store.snapshot import Lease, Snapshot, closed_on_error
 from pqcache.store.sync.listing import check_one_table, dataset_files, without_links
 from pqcache.store.tables.data_files import FileRules, check_above
 from pqcache.store.urls import printable, quoted, redact
-from pqcache.system.disk import read_ahead
-from pqcache.system.mounts import has_lasting_inodes
-from pqcache.system.shared_numbers import SharedNumbers
+from pqcache.system.disk import has_lasting_inodes, read_ahead
+from pqcache.system.memory import SharedNumbers
 from pqcache.units import format_count
 
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_hashes import MODULUS, Sums, hashes_at, hashes_of, sums_of, total
 from pqcache.reader.selection.selection import digest_of
 from pqcache.store.cache_directory import CacheDirectory, cache_path
-from pqcache.system.fork_safe_threads import ForkSafeThreadPool
-from pqcache.system.process_stats import cpu_count
+from pqcache.system.processes import cpu_count
+from pqcache.system.threads import ForkSafeThreadPool
 from pqcache.units import format_count, is_whole
 
 _ALIKE = ("epoch", "seed", "batch_size", "lanes", "window", "piece", "shuffle", "drop_last")

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from pqcache.reader.arriving import without_repeats
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.system.process_stats import disk_bytes_of_thread, is_alive
+from pqcache.system.processes import disk_bytes_of_thread, is_alive
 
 Cells = npt.NDArray[np.int64]
 

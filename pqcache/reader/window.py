@@ -34,7 +34,7 @@ from pqcache.reader.rows import Column, join, to_arrow
 from pqcache.reader.selection.exclude import LEFT_OUT
 from pqcache.reader.stats import ARRIVAL_WAIT, GATHER, READ_WAIT
 from pqcache.store.keys.lookup import ranges_of
-from pqcache.system.fork_safe_threads import ForkSafeThreadPool
+from pqcache.system.threads import ForkSafeThreadPool
 
 log = logging.getLogger("pqcache.reader")
 

@@ -41,8 +41,7 @@ from pqcache.store.layout import LOCK
 from pqcache.store.urls import check_url, redact, remembered_url, url_scheme
 from pqcache.system.disk import open_plain
 from pqcache.system.locks import try_lock, user_name
-from pqcache.system.process_identity import ProcessIdentity
-from pqcache.system.startup import collect_garbage_rarely, hide_pandas, limit_blas_threads
+from pqcache.system.processes import ProcessIdentity, collect_garbage_rarely, hide_pandas, limit_blas_threads
 
 MODULE = "pqcache.store.background_run"
 _ROOT = Path(__file__).resolve().parents[2]

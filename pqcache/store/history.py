@@ -38,11 +38,10 @@ from pqcache.store.layout import HISTORY, LOCK, RUNNING
 from pqcache.store.ownership import file_mode
 from pqcache.store.snapshot import Snapshot, read_kept, write_kept
 from pqcache.store.urls import is_secret, redact
-from pqcache.system.boot import boot_id
 from pqcache.system.disk import fsync_path, open_plain, read_regular, write_durably
 from pqcache.system.locks import lock_as_writer, try_lock
-from pqcache.system.process_identity import ProcessIdentity
-from pqcache.system.stopwatch import Stopwatch
+from pqcache.system.processes import ProcessIdentity, boot_id
+from pqcache.units import Stopwatch
 
 # what a run came to
 DONE, FAILED, REFUSED, INTERRUPTED, RUNNING_NOW = "done", "failed", "refused", "interrupted", "running"

@@ -37,7 +37,7 @@ from pqcache.system.disk import (
     replace_symlink,
 )
 from pqcache.system.locks import open_to_lock, try_lock
-from pqcache.system.stopwatch import Stopwatch
+from pqcache.units import Stopwatch
 
 _PUBLISHING = 60.0  # seconds: more than a run takes between a snapshot's rename and the swap of current
 

@@ -63,7 +63,7 @@ from pqcache.parquet.types import leaves_in, names_of_chunks
 from pqcache.parquet.validation import read_footer
 from pqcache.store.hive import parent, partition_keys, partition_values, partitions_of
 from pqcache.system.disk import check_regular
-from pqcache.system.fork_safe_threads import ForkSafeThreadPool
+from pqcache.system.threads import ForkSafeThreadPool
 
 OpenFile = Callable[[str], AbstractContextManager[tuple[pq.FileMetaData, pa.Schema, Read]]]
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from pqcache.benchmark.measure import run_setting, time_epochs
+from pqcache.benchmark import run_setting, time_epochs
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.loader import Loader
 

@@ -33,7 +33,7 @@ from pqcache.reader.stats import (
     ReadingStats,
     span,
 )
-from pqcache.system.process_stats import is_alive
+from pqcache.system.processes import is_alive
 from pqcache.torch.transport import WorkerMemory
 
 _FRAMES = 16  # the innermost ones of a stack

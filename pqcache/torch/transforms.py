@@ -28,8 +28,8 @@ from pqcache.reader.batch_rows import documents_of
 from pqcache.reader.order import Order
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.stats import TRANSFORM, Meter
-from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 from pqcache.system.locks import try_lock
+from pqcache.system.threads import ForkSafeThreadPool
 from pqcache.torch.batch import Batch, Position, copied, row_count, take_rows
 
 OnError = Literal["raise", "skip"]

@@ -40,8 +40,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from pqcache.system.buffer_pool import MAX_SLACK, Buffer, aligned
-from pqcache.system.process_identity import has_ended
+from pqcache.system.memory import MAX_SLACK, Buffer, aligned
+from pqcache.system.processes import has_ended
 
 log = logging.getLogger("pqcache.torch")
 

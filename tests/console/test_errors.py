@@ -10,7 +10,7 @@ import re
 import pytest
 
 from pqcache.console import terminal
-from pqcache.console.line_prefix import name_lines
+from pqcache.console.terminal import name_lines
 from pqcache.errors import SourceDenied, UsageError
 
 

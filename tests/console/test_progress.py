@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pqcache.console import progress
+from pqcache.console import terminal
 from pqcache.events import Advanced, Awaited, Fetched, Reused, Started
 from tests.waiting import becomes_true
 
 
 def test_what_readers_wait_for() -> None:
-    with progress.ProgressBars() as bars:
+    with terminal.ProgressBars() as bars:
         bars(Awaited(1, 1))  # before there is a bar
         bars(Started("fetch", 100 << 20))
         bars(Advanced("fetch", 10 << 20))
@@ -36,7 +36,7 @@ def test_what_readers_wait_for() -> None:
 
 
 def test_the_bar_of_a_listing_goes_when_the_next_comes() -> None:
-    with progress.ProgressBars() as bars:
+    with terminal.ProgressBars() as bars:
         bars(Started("list", 0, "files"))
         bars(Advanced("list", 1000))
         (task,) = bars.bars.tasks
@@ -47,7 +47,7 @@ def test_the_bar_of_a_listing_goes_when_the_next_comes() -> None:
 
 
 def test_how_fast_and_how_long() -> None:
-    meter = progress.PhaseMeter(Started("fetch", 100 << 20, files=4), now=0.0)
+    meter = terminal.PhaseMeter(Started("fetch", 100 << 20, files=4), now=0.0)
     assert meter.amount(0.5) == "0 B of 100 MB, 0 of 4 files"
     for second in range(1, 11):
         meter.advance(5 << 20, float(second))
@@ -58,7 +58,7 @@ def test_how_fast_and_how_long() -> None:
     assert meter.amount(40.0).endswith("1 MB/s, 20.0 s left")
     meter.advance(-(1 << 20), 40.5)  # a file is fetched again
     assert meter.done == 79 << 20
-    reading = progress.PhaseMeter(Started("read", 300, "files"), now=0.0)
+    reading = terminal.PhaseMeter(Started("read", 300, "files"), now=0.0)
     reading.advance(100, 2.0)
     assert (reading.text, reading.amount(2.0)) == (
         "reading footers",
@@ -92,14 +92,14 @@ def test_a_terminal_shows_rate_and_time_left(columns: int, tmp_path: Path) -> No
 def test_lines_come_from_the_first_minute_on_whatever_happens(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.01)
     lines: list[str] = []
 
     def has(text: str) -> bool:
         lines.extend(capsys.readouterr().err.splitlines())
         return any(text in line for line in lines)
 
-    with progress.reporter(json_lines=False, quiet=False, about="caches/shop") as on_event:
+    with terminal.reporter(json_lines=False, quiet=False, about="caches/shop") as on_event:
         assert becomes_true(lambda: has("at work for "))  # before anything is reported
         on_event(Started("list", 0, "files"))
         on_event(Advanced("list", 2000))

@@ -14,8 +14,8 @@ import pytest
 
 from pqcache import sync
 from pqcache.errors import UsageError
-from pqcache.filters.dnf import condition_from
 from pqcache.filters.expression import Compare, In
+from pqcache.filters.parse import condition_from
 from pqcache.torch import ParquetDataset
 
 STAMP = pd.Timestamp("2022-11-15 18:32:09.000000002")

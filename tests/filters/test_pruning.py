@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pqcache.filters.parse import parse_condition, rows_matching
 from pqcache.filters.pruning import TruthValues, prune_by_expression, prune_row_groups
-from pqcache.filters.sql import parse_condition, rows_matching
 from pqcache.parquet.statistics import columns_table, row_group_columns
 from pqcache.store.row_group_index import Index, build_index
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import UsageError
+from pqcache.filters.parse import parse_condition
 from pqcache.filters.pruning import prune_row_groups
-from pqcache.filters.sql import parse_condition
 from pqcache.store.row_group_index import build_index
 from pqcache.torch import ParquetDataset
 from tests.examples import examples

@@ -18,7 +18,7 @@ import pytest
 
 import pqcache
 from pqcache.events import Event, Rewrote
-from pqcache.store.repartition import ray as ray_module
+from pqcache.store.repartition import clusters
 from tests import ROOT
 from tests.datasets import files_of, write_shop
 from tests.store.repartition.test_to_target import contents
@@ -143,7 +143,7 @@ def test_other_versions_and_paths_that_a_node_does_not_see(
     real = importlib.metadata.version
     with monkeypatch.context() as patch:  # here, and not there
         patch.setattr(importlib.metadata, "version", as_if := lambda name: "9.9" if name == "pyarrow" else real(name))
-        patch.setattr(ray_module.RayExecutor, "on_workers", sends(real, as_if, ray_module.RayExecutor.on_workers))
+        patch.setattr(clusters.RayExecutor, "on_workers", sends(real, as_if, clusters.RayExecutor.on_workers))
         with pytest.raises(pqcache.UsageError, match=r"worker 127\.0\.0\.1: pyarrow is version .*, here it is 9\.9"):
             run(shop, tmp_path / "out", cluster)
     monkeypatch.setattr(os.path, "exists", lambda path: False)  # sent by value: the nodes are blind
@@ -163,7 +163,7 @@ def sends(real: object, patched: object, on_workers: Callable[..., object]) -> C
 
 def test_a_job_that_kills_every_worker(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shop = write_shop(tmp_path / "shop", days=1)
-    monkeypatch.setattr(ray_module, "_RETRIES", 1)
+    monkeypatch.setattr(clusters, "_RAY_RETRIES", 1)
     monkeypatch.setattr("pqcache.store.repartition.to_target.run_job", lambda job: os._exit(3))
     with pytest.raises(pqcache.PqcacheError, match="partition dt=2026-11-01: its workers died again and again"):
         run(shop, tmp_path / "out", cluster)

@@ -212,7 +212,9 @@ def test_wrong_names_are_refused(lake: Path, tmp_path: Path, monkeypatch: pytest
     with pytest.raises(pqcache.UsageError, match="not a list of names"):
         pqcache.repartition(lake, tmp_path / "out", dense="tokens")
     # Nothing may be contacted, not even for credentials.
-    monkeypatch.setattr("pqcache.store.repartition.endpoints.open_table", lambda *_: pytest.fail("a source was opened"))
+    monkeypatch.setattr(
+        "pqcache.store.repartition.partition_job.open_table", lambda *_: pytest.fail("a source was opened")
+    )
     monkeypatch.setattr(
         "pqcache.store.repartition.dense_proposals.open_dataset", lambda *_: pytest.fail("a source was opened")
     )

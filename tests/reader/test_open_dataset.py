@@ -17,7 +17,7 @@ import pytest
 import pqcache
 from pqcache.errors import CacheError, ParquetError, UsageError
 from pqcache.reader.open_dataset import Files, open_local_dataset
-from pqcache.system import mounts
+from pqcache.system import disk
 from tests.datasets import write_day
 
 
@@ -82,14 +82,14 @@ def test_inode_numbers_that_may_change_do_not_count(tmp_path: Path, monkeypatch:
     path = tmp_path / "a.parquet"
     write(path, 0)
     text = f"1 0 0:99 / /m rw - fuse.gcsfuse x rw\n2 0 {os.major(77)}:{os.minor(77)} / /n rw - ext4 x rw\n"
-    mounts.has_lasting_inodes.cache_clear()
+    disk.has_lasting_inodes.cache_clear()
     with monkeypatch.context() as patched:
         patched.setattr(builtins, "open", lambda *_, **__: io.StringIO(text))
-        assert not mounts.has_lasting_inodes(os.makedev(0, 99))
-        assert mounts.has_lasting_inodes(77)
+        assert not disk.has_lasting_inodes(os.makedev(0, 99))
+        assert disk.has_lasting_inodes(77)
     monkeypatch.setattr("pqcache.reader.open_dataset.has_lasting_inodes", lambda _: False)
     data, _ = open_local_dataset(tmp_path)
-    mounts.has_lasting_inodes.cache_clear()
+    disk.has_lasting_inodes.cache_clear()
     shutil.copy2(path, tmp_path / "copy")
     (tmp_path / "copy").rename(path)
     assert open_local_dataset(tmp_path)[0].snapshot == data.snapshot

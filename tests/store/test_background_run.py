@@ -17,7 +17,7 @@ from pqcache.errors import CacheError
 from pqcache.store import background_run
 from pqcache.store.background_run import FillRequest, RunFiles, ensure_filling, is_filled_or_filling, run_error
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.system.process_identity import ProcessIdentity
+from pqcache.system.processes import ProcessIdentity
 from tests.datasets import write_shop
 
 BACKGROUND_RUN = background_run.MODULE

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import pqcache
-from pqcache.console.line_prefix import name_lines
+from pqcache.console.terminal import name_lines
 from pqcache.console.text import print_history
 from pqcache.events import Event, Started
 from pqcache.store import history, publish

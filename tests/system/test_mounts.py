@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pqcache.system import mounts
+from pqcache.system import disk
 
 TABLE = r"""
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -31,8 +31,8 @@ TABLE = r"""
 )
 def test_the_mount_that_a_path_lies_on(path: str, kind: str, stable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "open", lambda *_, **__: io.StringIO(TABLE.lstrip()))
-    assert mounts.file_system_type(path) == kind
-    assert mounts.has_stable_inodes(path) is stable
+    assert disk.file_system_type(path) == kind
+    assert disk.has_stable_inodes(path) is stable
 
 
 def test_a_system_without_the_table_has_no_stable_inodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,5 +40,5 @@ def test_a_system_without_the_table_has_no_stable_inodes(monkeypatch: pytest.Mon
         raise FileNotFoundError
 
     monkeypatch.setattr(builtins, "open", missing)
-    assert mounts.file_system_type("/") == ""
-    assert not mounts.has_stable_inodes("/")
+    assert disk.file_system_type("/") == ""
+    assert not disk.has_stable_inodes("/")

@@ -25,7 +25,7 @@ from pqcache.reader.stats import ArrivalStats
 from pqcache.store import background_run
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
-from pqcache.system.process_identity import is_running
+from pqcache.system.processes import is_running
 from pqcache.torch import Loader, Mix, ParquetDataset, Split
 from pqcache.torch.batch import to_rows
 from tests.datasets import write_shop

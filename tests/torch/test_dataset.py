@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import CacheError, PqcacheError, UsageError
-from pqcache.system.process_identity import is_running
+from pqcache.system.processes import is_running
 from pqcache.torch import Batch, ParquetDataset
 from tests.datasets import write_shop
 from tests.forked_commands import run_pqcache

@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from pqcache.system import buffer_pool
-from pqcache.system.process_identity import is_running
+from pqcache.system import memory
+from pqcache.system.processes import is_running
 from pqcache.torch import Batch, ParquetDataset, transport
 from pqcache.torch.transport import Slot, message_of, value_of
 
@@ -215,6 +215,6 @@ def _close_memory_and_end(there: Any, first_thread: bool) -> None:
     time.sleep(0.3)
 
 
-@pytest.mark.parametrize("kind", [buffer_pool._Borrowed, transport._Lease])
+@pytest.mark.parametrize("kind", [memory._Borrowed, transport._Lease])
 def test_an_interrupt_before_memory_is_borrowed_leaves_no_second_error(kind: Any) -> None:
     kind.__new__(kind).__del__()

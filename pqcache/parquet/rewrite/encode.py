@@ -56,7 +56,7 @@ from pqcache.parquet.thrift import (
     Struct,
 )
 from pqcache.parquet.types import leaves_in
-from pqcache.system.buffer_pool import BufferPool
+from pqcache.system.memory import BufferPool
 
 log = logging.getLogger("pqcache.parquet")
 

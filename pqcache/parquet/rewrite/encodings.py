@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from pqcache.parquet.arrow import weigh
 from pqcache.parquet.pages import CODECS
-from pqcache.system.buffer_pool import BufferPool
+from pqcache.system.memory import BufferPool
 
 _WORTH = 0.9  # a scheme must make a column this much smaller to be used at all,
 _BETTER = 0.95  # and this much smaller than a simpler one does;

@@ -39,7 +39,7 @@ from pqcache.parquet.thrift import (
     column_metadata,
 )
 from pqcache.parquet.types import is_text
-from pqcache.system.buffer_pool import BufferPool
+from pqcache.system.memory import BufferPool
 
 _PHYSICAL = {"i8": 2, "u8": 2, "f4": 4, "f8": 5}  # of numbers; smaller integers are INT32
 _Numbers = npt.NDArray[Any]

@@ -83,11 +83,11 @@ def _parsed(filters: Any, index: Index) -> RowFilter:
         text = f"{filters} {hashlib.blake2b(serialized, digest_size=16).hexdigest()}"  # long lists are cut short in it
         return RowFilter(schema=schema, expression=filters, condition=None, columns=columns, text=text)
     if isinstance(filters, str):
-        from pqcache.filters.sql import parse_condition  # imports sqlglot, which takes time
+        from pqcache.filters.parse import parse_condition  # imports sqlglot, which takes time
 
         condition = parse_condition(filters, schema, "filters")
     else:
-        from pqcache.filters.dnf import condition_from
+        from pqcache.filters.parse import condition_from
 
         condition = condition_from(filters, schema)
     expression, named = expression_of(condition), condition_columns(condition)

@@ -28,8 +28,8 @@ from pqcache.store.hive import with_hints
 from pqcache.store.keys.lookup import Ints, ranges_of
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.system.disk import read_regular, write_durably
-from pqcache.system.fork_safe_threads import ForkSafeThreadPool
-from pqcache.system.process_stats import cpu_count
+from pqcache.system.processes import cpu_count
+from pqcache.system.threads import ForkSafeThreadPool
 
 COUNTS = "_pqcache/counts"
 FORMAT = 2  # 1 had another checksum

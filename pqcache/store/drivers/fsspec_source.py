@@ -33,7 +33,7 @@ from pqcache.store.drivers.base import Capabilities, check_options
 from pqcache.store.drivers.remote import RemoteSource, answer_error
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import is_secret, redact, url_scheme
-from pqcache.system.parallel import in_parallel
+from pqcache.system.threads import in_parallel
 
 # what is local, wraps another file system, or is better served by a driver of pqcache's own
 _REFUSED = {

@@ -50,6 +50,7 @@ from pqcache.store.urls import local_path
 from pqcache.system.disk import (
     fsync_path,
     fsync_tree,
+    has_stable_inodes,
     make_directory,
     open_directory,
     open_plain,
@@ -59,7 +60,6 @@ from pqcache.system.disk import (
     write_durably,
 )
 from pqcache.system.locks import try_lock, user_name
-from pqcache.system.mounts import has_stable_inodes
 
 LOCK = f"{HIDDEN}/lock"  # of a target, which a run holds while it writes
 _CHUNK = 4 << 20

@@ -219,7 +219,7 @@ def with_retries(
         failed.append(error)  # what takes time to import is needed from here on only
     import tenacity
 
-    from pqcache.system.parallel import told_to_stop
+    from pqcache.system.threads import told_to_stop
 
     def again() -> T:
         nonlocal began

@@ -1,4 +1,8 @@
-"""Build key indexes: read a column, sort it run by run, and take over runs of the previous snapshot."""
+"""Make, list and drop the key indexes of a cache; sync and repartition update them from then on.
+
+An index is built by reading its column and sorting it run by run. A new snapshot takes over the runs of the previous
+one whose rows it still has.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,24 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pqcache.errors import DamagedError, ParquetError, UsageError, first_line
-from pqcache.events import Advanced, OnEvent, Started, Warned
+from pqcache.errors import DamagedError, ParquetError, UsageError, disk_errors, first_line
+from pqcache.events import Advanced, OnEvent, Started, Warned, ignore
+from pqcache.options import COMMANDS, IndexArguments, Unpack, all_values, documented
 from pqcache.parquet.misread import check_read_right
-from pqcache.store.cache_directory import advice_for_file
-from pqcache.store.keys.codes import Keys, is_hashed, keys_of, scramble
+from pqcache.store.cache_directory import CacheDirectory, advice_for_file
+from pqcache.store.config import read_config, write_config
+from pqcache.store.history import recorded_run
 from pqcache.store.keys.lookup import (
     BITS,
     ROWS,
@@ -26,17 +35,24 @@ from pqcache.store.keys.lookup import (
     Ints,
     KeyIndex,
     KeyRun,
+    Keys,
     check_key_index,
+    columns_indexed,
     directory_of,
     field_of,
+    is_hashed,
+    keys_of,
     read_checksums,
+    scramble,
     write_key_index,
 )
+from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.manifest import FileEntry
 from pqcache.store.ownership import make_directories
 from pqcache.store.row_group_index import Index
-from pqcache.store.snapshot import Snapshot
-from pqcache.system.disk import check_regular, fsync_path, link_or_copy, remove_tree
+from pqcache.store.snapshot import Snapshot, check_not_held
+from pqcache.system.disk import check_regular, discard, fsync_path, limit_modes, link_or_copy, remove_tree
+from pqcache.units import Stopwatch
 
 JOBS = 4  # threads, at most, as each takes up to 150 MB
 _BATCH = 1 << 18  # rows decoded at once
@@ -282,3 +298,135 @@ def _names_in(schema: pa.Schema, column: str) -> list[str] | None:
             return None
         kind = kind.field(name).type
     return names if names[0] in schema.names else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyView:
+    """A key index: its column, the type that keys are compared in, rows of the snapshot in it, bytes on disk.
+
+    ``damage`` says why it cannot be used, and is None if it can; then the others are empty.
+    """
+
+    column: str
+    type: str
+    rows: int
+    bytes: int
+    damage: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexReport:
+    """What was built and dropped, and all key indexes that the current snapshot has now."""
+
+    cache: str
+    snapshot: str
+    built: tuple[str, ...]
+    dropped: tuple[str, ...]
+    keys: tuple[KeyView, ...]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return asdict(self)
+
+
+@documented(IndexArguments, *COMMANDS["index"])
+def index(cache: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given: Unpack[IndexArguments]) -> IndexReport:
+    """Make key indexes, with which ``Cache.lookup`` finds the rows of a key without scanning.
+
+    The cache remembers them: each snapshot that sync or repartition publish has them too, made from the previous
+    one's and from new rows. Without ``keys`` and ``drop`` nothing is done, and the report lists the key indexes.
+
+    Args:
+        cache: the cache's directory.
+        on_event: called with what happens.
+        given: the options, as the table in pqcache.options has them.
+
+    >>> index("cache/shop").keys
+    ()
+
+    Raises UsageError, ParquetError, CacheError or CacheLocked; then the key indexes are unchanged.
+    """
+    watch, options = Stopwatch(), all_values(given, *COMMANDS["index"])
+    target, keys, drop = CacheDirectory.open(cache), options.keys, options.drop
+    if not (keys or drop):
+        snapshot, lease = target.lease()
+        with lease:
+            return _report(target, snapshot, watch)
+    with disk_errors(target.path), recorded_run(target, "index", options.wait, on_event) as record:
+        check_not_held(target.path)  # the candidate would not have them
+        _remove_left(target.tmp_dir)
+        snapshot, config = target.snapshot(), read_config(target.path)
+        row_groups = snapshot.checked_index()
+        for column in keys:
+            field_of(row_groups, column)
+        for column in drop:
+            if column not in (*config.keys, *columns_indexed(snapshot.path)) or column in keys:
+                raise UsageError(f"--drop {column}", f"{target.path} has no key index of it")
+        built = [column for column in dict.fromkeys(keys) if not _is_intact(snapshot, column)]
+        for column in built:
+            scratch = target.tmp_dir / f"keys-{os.getpid()}-{os.urandom(4).hex()}"
+            make_directories(scratch)
+            try:
+                build_key_index(snapshot.path, row_groups, column, scratch, on_event, options.jobs)
+                limit_modes(scratch, (snapshot.path / ROW_GROUPS).stat().st_mode)  # as it has values of the files too
+                _replace(directory_of(snapshot.path, column), scratch, target)
+            finally:
+                remove_tree(scratch)
+        for column in drop:
+            _replace(directory_of(snapshot.path, column), None, target)
+        remembered = [column for column in dict.fromkeys([*config.keys, *keys]) if column not in drop]
+        remembers = replace(config, keys=tuple(remembered))
+        write_config(target.path, remembers)
+        report = _report(target, snapshot, watch, built, drop)
+        done = {"built": built, "dropped": list(drop), "seconds": watch.seconds}
+        record.end({"snapshot": snapshot.id, "published": False, **done}, remembers)
+        return report
+
+
+def _remove_left(tmp: Path) -> None:
+    """Remove what dead runs left, but for downloads: the next sync takes those over."""
+    for left in tmp.iterdir():
+        if not left.is_dir() or left.name.startswith(("keys-", "removed-")):
+            discard(left)
+
+
+def _is_intact(snapshot: Snapshot, column: str) -> bool:
+    with suppress(DamagedError):
+        check_key_index(directory_of(snapshot.path, column), deep=True)
+        return True
+    return False
+
+
+def _replace(place: Path, built: Path | None, cache: CacheDirectory) -> None:
+    """Move a complete, durable key index to its place; None only removes the old one."""
+    make_directories(place.parent)
+    if place.exists():
+        trash = cache.tmp_dir / f"removed-{os.urandom(8).hex()}"
+        place.rename(trash)
+        remove_tree(trash)
+    if built is not None:
+        built.rename(place)
+    fsync_path(place.parent)
+    fsync_path(place.parent.parent)
+
+
+def _report(
+    cache: CacheDirectory, snapshot: Snapshot, watch: Stopwatch, built: Sequence[str] = (), dropped: Sequence[str] = ()
+) -> IndexReport:
+    keys = []
+    for column in sorted({*columns_indexed(snapshot.path), *read_config(cache.path).keys}):
+        try:
+            known = check_key_index(directory_of(snapshot.path, column))
+            kind = str(known.field.type).removeprefix("large_")
+            keys.append(KeyView(column=column, type=kind, rows=known.rows, bytes=known.size))
+        except DamagedError as error:
+            keys.append(KeyView(column=column, type="", rows=0, bytes=0, damage=str(error)))
+    return IndexReport(
+        cache=str(cache.path),
+        snapshot=snapshot.id,
+        built=tuple(built),
+        dropped=tuple(dropped),
+        keys=tuple(keys),
+        seconds=watch.seconds,
+    )

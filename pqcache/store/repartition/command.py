@@ -21,7 +21,7 @@ from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
-from pqcache.store.repartition.endpoints import check_apart, make_endpoints
+from pqcache.store.repartition.partition_job import check_apart, make_endpoints
 from pqcache.store.repartition.to_target import RepartitionReport, repartition_to
 from pqcache.store.snapshot import Snapshot, check_not_held
 from pqcache.store.sync.build_snapshot import build_snapshot

@@ -6,20 +6,18 @@ Jobs publish a partition in one step and make the same bytes wherever they run, 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from pqcache.errors import UsageError
-from pqcache.events import Advanced, OnEvent, Rewrote, Started, Warned
+from pqcache.events import Advanced, Rewrote, Started, Warned
 from pqcache.parquet.dense import parse_dense
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import Source, Target
@@ -28,12 +26,12 @@ from pqcache.store.drivers.timeouts import Patience, with_retries
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.manifest_file import schema_of_table
+from pqcache.store.repartition.clusters import ClusterExecutor, check_seen, connected
 from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
-from pqcache.store.repartition.endpoints import Endpoints
-from pqcache.store.repartition.executor import ClusterExecutor
 from pqcache.store.repartition.partition_job import (
     DirectoryRecord,
     DirectoryResult,
+    Endpoints,
     JobContext,
     PartitionJob,
     claim,
@@ -48,7 +46,7 @@ from pqcache.store.sync.listing import ListingRules, list_source
 from pqcache.store.sync.snapshot_job import rewrite_key
 from pqcache.store.sync.table_schema import TableSchema, read_table_schema
 from pqcache.store.tables.base import VersionRule
-from pqcache.store.urls import redact, url_scheme
+from pqcache.store.urls import redact
 from pqcache.units import format_count
 from pqcache.versions import __version__
 
@@ -306,62 +304,3 @@ def _kept_on_failure(run: _TargetRun, alone: bool) -> Iterator[None]:
             )
             run.options.on_event(Warned(message))
         raise
-
-
-_PACKAGES = ("pqcache", "pyarrow")  # the bytes that are written depend on both
-
-
-@contextmanager
-def connected(scheduler: str, todo: Sequence[PartitionJob], on_event: OnEvent) -> Iterator[ClusterExecutor]:
-    """Yield a cluster whose workers can do ``todo``; what it still has to do then is cancelled.
-
-    Raises SourceUnavailable if no scheduler answers, UsageError if a worker has another version or does not see
-    the source. Workers that come later are checked by their jobs.
-    """
-    with _opened(scheduler) as cluster:
-        if cluster.no_worker:
-            on_event(Warned(f"{scheduler}: {cluster.no_worker}"))
-        _check_packages(cluster)
-        if todo and url_scheme(todo[0].endpoints.source) in ("", "file"):
-            check_seen(cluster, todo[0].endpoints.source)
-        try:
-            yield cluster
-        finally:
-            cluster.shutdown(wait=False, cancel_futures=True)
-
-
-def _opened(scheduler: str) -> AbstractContextManager[ClusterExecutor]:
-    if url_scheme(scheduler) == "ray":
-        from pqcache.store.repartition.ray import ray_executor
-
-        return ray_executor(scheduler)
-    if scheduler == "yarn" or scheduler.startswith(("spark:", "local[")):
-        from pqcache.store.repartition.spark import spark_executor
-
-        return spark_executor(scheduler)
-    from pqcache.store.repartition.dask import dask_executor
-
-    return dask_executor(scheduler)
-
-
-def check_seen(cluster: ClusterExecutor, path: str) -> None:
-    blind = [worker for worker, seen in cluster.on_workers(os.path.exists, path) if seen is not True]
-    if blind:
-        raise UsageError(
-            path,
-            f"{format_count(len(blind), 'worker')} cannot see it ({blind[0]})",
-            "use hdfs://, s3:// or a path that is shared by all machines",
-        )
-
-
-def _check_packages(cluster: ClusterExecutor) -> None:
-    for package in _PACKAGES:
-        here = importlib.metadata.version(package)
-        for worker, found in cluster.on_workers(importlib.metadata.version, package):
-            if found != here:
-                what = "is not installed" if isinstance(found, Exception) else f"is version {found}"
-                raise UsageError(
-                    f"worker {worker}",
-                    f"{package} {what}, here it is {here}",
-                    "install the same packages on all workers",
-                )

@@ -17,12 +17,11 @@ from pqcache.options import COMMANDS, ServeArguments, Unpack, all_values, docume
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.registry import installed
 from pqcache.store.drivers.served_snapshot import SCHEME, TOKEN, read_token
-from pqcache.store.serve.served_cache import ServedCache, is_loopback
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from pqcache.store.serve.http_server import Counts
+    from pqcache.store.serve.http_server import Counts, ServedCache
 
 
 @documented(ServeArguments, *COMMANDS["serve"])
@@ -74,7 +73,7 @@ class CacheServer:
         lease_seconds: float = 600.0,
     ) -> None:
         with installed("pqcache serve", "aiohttp", "serve"):
-            from pqcache.store.serve.http_server import HttpServer
+            from pqcache.store.serve.http_server import HttpServer, is_loopback
         self.has_token = bool(token)
         listening = _resolve(address)
         if not token and not is_loopback(listening[1][0]):
@@ -143,6 +142,8 @@ def _served(
     caches: Sequence[str | os.PathLike[str]], only_public: bool, lease_seconds: float
 ) -> Mapping[str, ServedCache]:
     """Caches by name; CacheError for a path that is none, UsageError if two have one name."""
+    from pqcache.store.serve.http_server import ServedCache
+
     found: dict[str, ServedCache] = {}
     if not caches:
         raise UsageError("", "no cache is named", "name the directories of caches")

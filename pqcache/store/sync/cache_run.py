@@ -28,8 +28,7 @@ from pqcache.store.table_part import NewestPartitions
 from pqcache.store.tables.data_files import PassedOver
 from pqcache.store.urls import quoted, redact
 from pqcache.system.disk import discard
-from pqcache.system.stopwatch import Stopwatch
-from pqcache.units import format_count, parse_size
+from pqcache.units import Stopwatch, format_count, parse_size
 
 
 class ByteCounter:

@@ -69,7 +69,7 @@ from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables_of_root import ListedTable, add, tables_below
 from pqcache.store.urls import check_url, is_secret, local_path, quoted, redact, remembered_url, url_scheme
 from pqcache.system.disk import limit_mode
-from pqcache.system.stopwatch import Stopwatch
+from pqcache.units import Stopwatch
 
 
 @documented(SyncArguments, Remembered, SyncRun)

@@ -43,7 +43,7 @@ from pqcache.store.sync.safety_checks import (
 from pqcache.store.table_part import owners, parse_shard
 from pqcache.store.urls import redact
 from pqcache.system.checksum import checksum_of, checksum_text, new_checksum
-from pqcache.system.parallel import in_parallel
+from pqcache.system.threads import in_parallel
 
 
 @dataclass(frozen=True)

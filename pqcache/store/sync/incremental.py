@@ -67,7 +67,7 @@ from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.sync.table_schema import read_remote_footer
 from pqcache.store.tables.base import Table
 from pqcache.system.disk import discard, tree_size
-from pqcache.system.parallel import in_parallel
+from pqcache.system.threads import in_parallel
 from pqcache.units import format_count
 
 NEW_LISTINGS = 3  # from which a run goes on while its source changes

@@ -493,7 +493,7 @@ def check_one_table(
     new = sorted(roots.keys() - known)
     if len(roots) < 2 or not new:
         return
-    from pqcache.system.parallel import in_parallel  # few syncs need it
+    from pqcache.system.threads import in_parallel  # few syncs need it
 
     step = -(-len(new) // _ROOTS)
     some = {roots[root]: root for root in (*known[:1], *new[::step])}
@@ -613,7 +613,7 @@ def parquet_by_content(
     """
     unknown = [file for file in files if memo.is_parquet(source.url, file) is None]
     if unknown:
-        from pqcache.system.parallel import in_parallel  # a sync with nothing to do does not need it
+        from pqcache.system.threads import in_parallel  # a sync with nothing to do does not need it
 
         _log("%s: %d files are looked into", source.url, len(unknown))
         calls = [partial(_has_magic, source, file, patience, on_event) for file in unknown]

@@ -46,8 +46,8 @@ from pqcache.store.sync.cache_run import ByteCounter, CacheRun
 from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.plan import BuiltFile, DirectoryPlan, Plan
 from pqcache.store.sync.table_schema import TableSchema
-from pqcache.system.boot import boot_id
 from pqcache.system.disk import discard
+from pqcache.system.processes import boot_id
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

@@ -30,7 +30,7 @@ from pqcache.store.drivers.base import RangedFile, Source, read_range
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.drivers.timeouts import FEW_TRIES, with_retries
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
-from pqcache.system.parallel import in_parallel
+from pqcache.system.threads import in_parallel
 
 T = TypeVar("T")
 _JOBS = 16  # footers read at once

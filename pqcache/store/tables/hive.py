@@ -60,7 +60,7 @@ from pqcache.store.tables.base import (
     usual_url,
 )
 from pqcache.store.urls import printable, redact, url_scheme
-from pqcache.system.parallel import in_parallel
+from pqcache.system.threads import in_parallel
 from pqcache.units import format_count
 
 if TYPE_CHECKING:
@@ -627,7 +627,7 @@ class HiveTable(Table):
         values = partition_table([each.directory for each in known], schema)
         if not self._where:
             return known
-        from pqcache.filters.sql import condition_on, rows_matching  # and sqlglot: slow, and not always needed
+        from pqcache.filters.parse import condition_on, rows_matching  # and sqlglot: slow, and not always needed
 
         condition = condition_on(self._where, values.column_names)
         wanted = [known[row] for row in rows_matching(values, condition)] if condition else known

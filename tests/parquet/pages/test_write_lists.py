@@ -18,7 +18,7 @@ from pqcache.parquet.rewrite import pages as write_pages
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.encodings import Encodings
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.system.buffer_pool import BufferPool
+from pqcache.system.memory import BufferPool
 from tests.examples import examples
 from tests.pages import real_pages
 from tests.parquet.pages.test_write_binary import write

@@ -23,7 +23,7 @@ from pqcache.parquet.rewrite import pages as write_pages
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.encodings import LIMITED, Encodings
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.system.buffer_pool import BufferPool
+from pqcache.system.memory import BufferPool
 from tests.examples import examples
 
 HOW = Encodings(codecs={"x": "none"}, statistics=["x"])

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import CacheError, ParquetError, UsageError
-from pqcache.filters.sql import parse_where
+from pqcache.filters.parse import parse_where
 from pqcache.reader.load import Held, RowGroups
 from pqcache.reader.memory import Budget, Window, fit, has_pages, sizes_of
 from pqcache.reader.open_dataset import Files, RowGroup, open_local_dataset

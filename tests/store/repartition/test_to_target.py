@@ -21,7 +21,6 @@ from pqcache.events import Event, Rewrote, Warned
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import HIDDEN
 from pqcache.store.drivers.registry import open_source, open_target
-from pqcache.store.repartition.endpoints import make_endpoints
 from pqcache.store.repartition.partition_job import (
     RUN,
     DirectoryRecord,
@@ -30,6 +29,7 @@ from pqcache.store.repartition.partition_job import (
     Spool,
     claim,
     decode_record,
+    make_endpoints,
     read_records,
     run_job,
 )
@@ -382,14 +382,14 @@ def test_one_run_at_a_time_on_a_local_target(shop: Path, tmp_path: Path) -> None
 INTERRUPTED = """
 import os, signal, time
 from pqcache.cli import main
-from pqcache.console import progress
-shown = progress.print_event
+from pqcache.console import terminal
+shown = terminal.print_event
 def interrupt(event):
     shown(event)
     if type(event).__name__ == "Rewrote":
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(2)  # while the next directories would be done
-progress.print_event = interrupt
+terminal.print_event = interrupt
 main()
 """
 

@@ -25,8 +25,8 @@ import pyarrow.types as pt
 
 from pqcache.errors import CHECK_TABLE, ParquetError, UsageError, first_line
 from pqcache.filters.expression import Condition, condition_columns, expression_of, rows_where
+from pqcache.filters.parse import parse_condition
 from pqcache.filters.pruning import TruthValues, prune_row_groups
-from pqcache.filters.sql import parse_condition
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.arrow import least_width, take_of_table
 from pqcache.parquet.footer import MAGIC

@@ -49,8 +49,8 @@ from pqcache.store.sync.plan import DirectoryPlan
 from pqcache.store.urls import quoted
 from pqcache.system.checksum import add_file, checksum_of, checksum_text, is_checksum, new_checksum
 from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
-from pqcache.system.parallel import stop_with
-from pqcache.system.stopwatch import Stopwatch
+from pqcache.system.threads import stop_with
+from pqcache.units import Stopwatch
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -111,8 +111,8 @@ def select_subset(
     in_files: list[tuple[str, ...]] = []
     if where:
         from pqcache.filters.expression import expression_of, rows_where
+        from pqcache.filters.parse import parse_condition, where_columns  # as above
         from pqcache.filters.pruning import prune_row_groups
-        from pqcache.filters.sql import parse_condition, where_columns  # as above
         from pqcache.parquet.schema import condition_schema_of
 
         in_files = where_columns(where)
@@ -186,7 +186,7 @@ def _schemas(source: Source, files: Sequence[SourceFile], every: bool = False) -
     """
     from pqcache.store.manifest_file import schema_of_table
     from pqcache.store.sync.table_schema import read_remote_footer  # a plain sync need not wait for it
-    from pqcache.system.parallel import in_parallel
+    from pqcache.system.threads import in_parallel
 
     version = source.table_version
     of_table = schema_of_table(version)

@@ -30,7 +30,7 @@ from pqcache.errors import (
     SourceUnavailable,
     UsageError,
 )
-from pqcache.store.repartition.endpoints import make_endpoints
+from pqcache.store.repartition.partition_job import make_endpoints
 from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.hive import BATCH, GET_TABLE_REQ, GET_TABLE_REQUEST, MetastoreTable, ask
 from pqcache.store.tables.open_table import open_table

@@ -16,14 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.benchmark.command import Advice, BenchReport, Measured, advise, bench, recommended
-from pqcache.benchmark.forecast import describe_training, forecast_of
+from pqcache.benchmark import Advice, BenchReport, Measured, advise, bench, describe_training, forecast_of, recommended
 from pqcache.console.inspect_text import print_bench
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.load import RowGroups
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.system.process_stats import disk_read_bytes, pss
+from pqcache.system.processes import disk_read_bytes, pss
 from tests import ROOT
 from tests.datasets import write_shop
 

@@ -22,8 +22,8 @@ from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import BatchOptions, RowOptions
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.store.row_group_index import build_index
-from pqcache.system import fork_safe_threads
-from pqcache.system.fork_safe_threads import ForkSafeThreadPool
+from pqcache.system import threads
+from pqcache.system.threads import ForkSafeThreadPool
 from tests.examples import examples
 from tests.waiting import becomes_true
 
@@ -61,7 +61,7 @@ def test_a_job_may_fork() -> None:
         return status_of(child)
 
     with ForkSafeThreadPool(1) as pool:
-        assert pool.submit(job).result(fork_safe_threads._MAX_WAIT / 2) == 5
+        assert pool.submit(job).result(threads._MAX_WAIT / 2) == 5
 
 
 def test_a_fork_waits_for_threads_that_end() -> None:
@@ -84,43 +84,43 @@ def test_a_fork_waits_for_threads_that_end() -> None:
     timer = threading.Timer(0.3, go_on.set)
     timer.start()
     try:
-        fork_safe_threads._before_fork()
+        threads._before_fork()
         assert not Path(f"/proc/self/task/{begun[0]}").exists()
     finally:
-        fork_safe_threads._after_fork()
+        threads._after_fork()
     timer.join()
-    assert begun[0] not in fork_safe_threads._shutdown  # ended threads are forgotten
+    assert begun[0] not in threads._shutdown  # ended threads are forgotten
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_waits_for_it() -> None:
     """The pool is shut down while its thread waits to begin a job."""
     pool = ForkSafeThreadPool(1)
     pool.submit(int).result()
-    fork_safe_threads._gate.forking.add(0)  # another thread forks
+    threads._gate.forking.add(0)  # another thread forks
     try:
         job = pool.submit(lambda: 6)
-        while not fork_safe_threads._gate.waiting:
+        while not threads._gate.waiting:
             time.sleep(0.01)
         pool.shutdown(wait=False)
         start = time.monotonic()
         child = os.fork()
         if child == 0:
             os._exit(3)
-        assert time.monotonic() - start < fork_safe_threads._MAX_WAIT / 2
+        assert time.monotonic() - start < threads._MAX_WAIT / 2
     finally:
-        fork_safe_threads._gate.forking.discard(0)
+        threads._gate.forking.discard(0)
     assert status_of(child) == 3
-    assert job.result(2 * fork_safe_threads._MAX_WAIT) == 6
+    assert job.result(2 * threads._MAX_WAIT) == 6
 
 
 def test_no_job_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_safe_threads, "_MAX_WAIT", 0.1)
-    fork_safe_threads._gate.forking.add(0)  # a fork that never ended
+    monkeypatch.setattr(threads, "_MAX_WAIT", 0.1)
+    threads._gate.forking.add(0)  # a fork that never ended
     try:
         with ForkSafeThreadPool(1) as pool:
             assert pool.submit(lambda: 6).result(10) == 6
     finally:
-        fork_safe_threads._gate.forking.discard(0)
+        threads._gate.forking.discard(0)
 
 
 def test_ctrl_c_while_a_fork_waits_comes_after_it() -> None:
@@ -128,7 +128,7 @@ def test_ctrl_c_while_a_fork_waits_comes_after_it() -> None:
 
     def job() -> None:
         begun.set()
-        if becomes_true(lambda: bool(fork_safe_threads._gate.forking)):
+        if becomes_true(lambda: bool(threads._gate.forking)):
             os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.1)
         done.append(1)
@@ -175,7 +175,7 @@ def test_callbacks_belong_to_their_job() -> None:
 
 
 def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_safe_threads, "_MAX_WAIT", 0.1)
+    monkeypatch.setattr(threads, "_MAX_WAIT", 0.1)
     go, begun = threading.Event(), threading.Event()
 
     def job() -> None:
@@ -215,14 +215,14 @@ def counting(root: Path) -> Callable[[], Any]:
 def test_all_that_a_loader_does_waits_for_a_fork(tmp_path: Path, prepare: Callable[[Path], Callable[[], Any]]) -> None:
     pq.write_table(pa.table({"id": range(100)}), tmp_path / "a.parquet")
     job, found = prepare(tmp_path), []
-    fork_safe_threads._before_fork()
+    threads._before_fork()
     try:
         thread = threading.Thread(target=lambda: found.append(job()))
         thread.start()
         thread.join(0.2)
         assert not found
     finally:
-        fork_safe_threads._after_fork()
+        threads._after_fork()
     thread.join(30)
     assert len(found) == 1
 
@@ -231,10 +231,10 @@ def test_a_fork_does_not_wait_for_a_job_that_waits() -> None:
     begun, end, after = threading.Event(), threading.Event(), []
 
     def job() -> None:
-        with fork_safe_threads.letting_forks_go_on():
+        with threads.letting_forks_go_on():
             begun.set()
             end.wait(20)
-        after.append(threading.get_native_id() in fork_safe_threads._gate.running)
+        after.append(threading.get_native_id() in threads._gate.running)
 
     with ForkSafeThreadPool(1) as pool:
         done = pool.submit(job)
@@ -248,7 +248,7 @@ def test_a_fork_does_not_wait_for_a_job_that_waits() -> None:
         done.result(20)
         assert after == [True]
         pool.shutdown(wait=False)
-        assert not fork_safe_threads.is_shut_down()  # this is no thread of a pool
+        assert not threads.is_shut_down()  # this is no thread of a pool
 
 
 class Waiting:

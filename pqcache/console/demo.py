@@ -1,7 +1,12 @@
-"""The chapters of ``pqcache demo``: a sync of a changed source during a training is the last but one.
+"""``pqcache demo``: sync, inspect, repartition and train on a dataset that it makes; during a training, its source
+changes.
 
-Every command is shown with its output, and every claim is checked, with pyarrow, which knows nothing of pqcache: a
-false one ends the demo with exit code 1. It needs no network, no torch, and nothing that pqcache does not require.
+Every command is shown with its output, and every claim is checked with pyarrow, which knows nothing of pqcache: a false
+one ends the demo with exit code 1. It needs no network, no torch, and nothing that pqcache does not require.
+
+The dataset is a shop's, as a lake holds it: a directory ``dt=YYYY-MM-DD`` of about 9 MB for each day. The second day is
+one file with a single large row group, the third is 60 small files, the others are ordinary. The same seed gives the
+same files, byte for byte.
 """
 
 from __future__ import annotations
@@ -15,10 +20,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import date, timedelta
+from functools import cache
+from importlib.util import find_spec
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -29,8 +37,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.console.demo import shop
-from pqcache.console.demo.training import has_torch, train
+from pqcache import Cache
 from pqcache.errors import Interrupted, PqcacheError, UsageError
 from pqcache.units import format_size
 
@@ -168,7 +175,7 @@ def first_sync(demo: Demo) -> None:
         "Four daily partitions of Parquet with unsuitable row groups: one day is a single large row group, "
         "another is 60 small files. (Here the source is a directory; hdfs:// and s3:// work the same way.)",
     )
-    shop.make_shop(demo.source)
+    make_shop(demo.source)
     found = files(demo.source)
     say(f"\n(made: {shown(demo.source)}, 4 days, {len(found)} files, {format_size(size_of(demo.source, found))})")
     chapter("2. The first sync", "Copy the table as a snapshot of plain Parquet.")
@@ -252,9 +259,9 @@ def night(demo: Demo) -> None:
 
 def change_source(demo: Demo) -> set[str]:
     """Write a new day and a revised old one; return the names of both directories."""
-    added, changed = shop.FIRST_DAY + timedelta(days=4), shop.FIRST_DAY
-    shop.make_day(demo.source, added)
-    shop.make_day(demo.source, changed, revision=1)
+    added, changed = FIRST_DAY + timedelta(days=4), FIRST_DAY
+    make_day(demo.source, added)
+    make_day(demo.source, changed, revision=1)
     say(f"\n(at the source dt={added} is added and dt={changed} changes)")
     return {f"dt={added}", f"dt={changed}"}
 
@@ -374,3 +381,181 @@ def same_rows(source: Path, copy: Path) -> bool:
 
 def day_rows(directory: Path) -> pa.Table:
     return pa.concat_tables(pq.ParquetFile(directory / path).read() for path in files(directory))
+
+
+RATE = 2.0
+
+
+def has_torch() -> bool:
+    return find_spec("torch") is not None
+
+
+def train(cache: Path, epochs: int, report: Path, after_step: Callable[[int, str], None]) -> None:
+    """Train on the snapshot that is current now, whatever is published meanwhile.
+
+    Calls ``after_step`` with the number of each step in its epoch, and with what it was. Writes the snapshot, and the
+    losses and ids of each epoch, to the file ``report``.
+    """
+    if has_torch():
+        from pqcache.torch.demo import begin
+    else:
+        begin = begin_with_numpy
+    snapshot, batches_of, learn = begin(cache)
+    losses: list[list[float]] = [[] for _ in range(epochs)]
+    ids: list[list[int]] = [[] for _ in range(epochs)]
+    for epoch in range(epochs):
+        for step, batch in enumerate(batches_of(epoch), 1):
+            ids[epoch] += np.asarray(batch["id"]).tolist()
+            losses[epoch].append(learn(batch))
+            after_step(step, f"epoch {epoch + 1}, step {step:>3}: loss {losses[epoch][-1]:.3f}")
+    np.savez(report, snapshot=snapshot, losses=np.array(losses), ids=np.array(ids))
+
+
+def begin_with_numpy(cache: Path) -> tuple[str, Callable[[int], Iterable[Any]], Callable[[Any], float]]:
+    """The snapshot, the batches of an epoch, and a step of a linear classifier of the words."""
+    opened = Cache.open(cache)
+    snapshot = opened.snapshot().id
+    weights = np.zeros((VOCABULARY, len(CATEGORIES)))
+
+    def batches_of(epoch: int) -> Iterable[pa.RecordBatch]:
+        columns = ["id", "tokens", "category"]
+        return opened.batches(columns, batch_size=128, seed=0, epoch=epoch, snapshot=snapshot)
+
+    def learn(batch: pa.RecordBatch) -> float:
+        """Change the weights of each word by the gradient of a batch, and return the loss before that."""
+        tokens = batch["tokens"]  # lists of different lengths: their values, and where each begins
+        words, begins = tokens.flatten().to_numpy(), tokens.offsets.to_numpy()
+        lengths = np.diff(begins)
+        rows, labels = np.arange(len(batch)), [CATEGORIES.index(name) for name in batch["category"].to_pylist()]
+        logits = np.add.reduceat(weights[words], begins[:-1]) / lengths[:, None]
+        likely = np.exp(logits - logits.max(1, keepdims=True))
+        likely /= likely.sum(1, keepdims=True)
+        loss = float(-np.log(likely[rows, labels]).mean())
+        likely[rows, labels] -= 1
+        np.add.at(weights, words, np.repeat(likely / lengths[:, None], lengths, axis=0) * -RATE)
+        return loss
+
+    return snapshot, batches_of, learn
+
+
+FIRST_DAY = date(2026, 11, 16)
+ROWS = 1_800  # per day
+VOCABULARY = 8_192
+SIDE = 40  # pixels
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False, metadata={"comment": "one per offer, for ever"}),
+        pa.field("title", pa.string()),
+        pa.field("tokens", pa.list_(pa.int32()), metadata={"comment": "the words of the description, hashed"}),
+        pa.field("category", pa.string()),
+        pa.field("price", pa.float64(), metadata={"comment": "EUR"}),
+        pa.field("image", pa.binary(), metadata={"comment": f"{SIDE} x {SIDE} pixels, RGB"}),
+    ],
+    metadata={"owner": "catalogue team", "contract": "offers-v3"},
+)
+
+CATALOGUE = {  # by category: words of its descriptions, and a usual price
+    "backpack": ("backpack rucksack canvas nylon litres strap pocket hiking laptop", 75.0),
+    "chair": ("chair stool armchair oak beech seat legs dining backrest", 120.0),
+    "jacket": ("jacket parka blazer wool denim sleeve hood zip lining", 110.0),
+    "lamp": ("lamp lantern spotlight brass linen shade watt dimmable bulb", 55.0),
+    "mug": ("mug cup tumbler stoneware porcelain dishwasher coffee tea handle", 14.0),
+    "watch": ("watch chronograph titanium leather strap dial quartz waterproof sapphire", 210.0),
+}
+CATEGORIES = tuple(CATALOGUE)
+COMMON = (
+    "Nordvik Halden Orima Castell Mirado slim classic light large compact everyday vintage black white sand navy olive "
+    "the of with for new this very made quality design home gift set free best warranty delivery limited edition easy "
+    "care detail tested durable season work travel weekend outdoor indoor family"
+)
+
+
+def make_shop(root: Path, days: int = 4, rows: int = ROWS, seed: int = 0) -> list[date]:
+    """Write ``days`` days below ``root`` and return them."""
+    made = [FIRST_DAY + timedelta(days=number) for number in range(days)]
+    for day in made:
+        make_day(root, day, rows, seed)
+    return made
+
+
+def make_day(root: Path, day: date, rows: int = ROWS, seed: int = 0, revision: int = 0) -> pa.Table:
+    """Write one day anew and return its rows, in the order in which the files hold them.
+
+    A ``revision`` above 0 is what a shop does to its past: other prices, and rows that came late.
+    """
+    table = make_rows(day, rows, seed, revision)
+    rng = np.random.default_rng([seed, day.toordinal(), revision, 1])
+    directory = root / f"dt={day.isoformat()}"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    job, at = rng.bytes(4).hex(), 0
+    for number, groups in enumerate(_row_groups(day, table.num_rows, rng)):
+        name = f"part-{number:05}-{job}-c000.snappy.parquet"
+        with pq.ParquetWriter(directory / name, SCHEMA, use_dictionary=["category"]) as writer:
+            for size in groups:
+                writer.write_table(table.slice(at, size), row_group_size=size)
+                at += size
+    (directory / "_SUCCESS").touch()
+    return table
+
+
+def _row_groups(day: date, rows: int, rng: np.random.Generator) -> list[list[int]]:
+    """The rows of each row group of each file of a day."""
+    number = (day - FIRST_DAY).days
+    if number == 1:  # somebody coalesced the day into one task with a large block size
+        return [[rows]]
+    if number == 2:  # a stream wrote a file every few minutes
+        return [[len(part)] for part in np.array_split(np.arange(rows), 60)]
+    files = []
+    for part in np.array_split(np.arange(rows), 4):
+        ends = np.minimum(np.cumsum(rng.integers(40, 560, len(part))), len(part))
+        files.append(np.diff(np.unique(ends), prepend=0).tolist())
+    return files
+
+
+def make_rows(day: date, rows: int, seed: int = 0, revision: int = 0) -> pa.Table:
+    """The offers of a day; words, price and picture predict the category, with noise."""
+    table = _offers(day, rows, np.random.default_rng([seed, day.toordinal()]))
+    if revision:
+        rng = np.random.default_rng([seed, day.toordinal(), revision])
+        table = pa.concat_tables([table, _offers(day, 1 + rows // 20, rng, first=rows)]).combine_chunks()
+        prices = np.round(table["price"].to_numpy() * rng.choice([0.8, 0.9, 1.0, 1.1], len(table)), 2)
+        table = table.set_column(4, SCHEMA.field("price"), pa.array(prices))
+    return table
+
+
+def _offers(day: date, rows: int, rng: np.random.Generator, first: int = 0) -> pa.Table:
+    label = rng.integers(0, len(CATEGORIES), rows)
+    words = [_description(CATEGORIES[number], rng) for number in label]
+    usual = np.array([price for _, price in CATALOGUE.values()])[label]
+    columns: dict[str, Any] = {
+        "id": day.toordinal() * 1_000_000 + first + rng.permutation(rows),
+        "title": [" ".join(text[:4]) for text in words],
+        "tokens": [[token(word) for word in text] for text in words],
+        "category": [CATEGORIES[number] for number in label],
+        "price": np.round(usual * rng.lognormal(0.0, 0.35, rows), 2),
+        "image": [_picture(number, rng) for number in label],
+    }
+    return pa.table(columns, schema=SCHEMA)
+
+
+def _description(category: str, rng: np.random.Generator) -> list[str]:
+    own, common = (words.split() for words in (CATALOGUE[category][0], COMMON))
+    pools = [own if is_own else common for is_own in rng.random(int(np.clip(rng.lognormal(3.1, 0.6), 4, 160))) < 0.1]
+    return [pool[rng.integers(len(pool))] for pool in pools]
+
+
+@cache
+def token(word: str) -> int:
+    """A word's token, 1 to 8191; 0 is left for padding."""
+    return 1 + zlib.crc32(word.encode()) % (VOCABULARY - 1)
+
+
+def _picture(label: int, rng: np.random.Generator) -> bytes:
+    """Stripes before a noisy wall; their angle tells the category."""
+    y, x = np.mgrid[:SIDE, :SIDE]
+    angle = np.pi * label / len(CATEGORIES)
+    stripes = np.sin((x * np.cos(angle) + y * np.sin(angle)) / 2 + rng.uniform(0, 2 * np.pi))
+    pixels = rng.uniform(90, 160, 3) + 40 * stripes[:, :, None] + rng.normal(0, 25, (SIDE, SIDE, 3))
+    return bytes(np.clip(pixels, 0, 255).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""A thread pool that a process may fork beside, as DataLoader does to start its workers.
+"""Calls on threads: several at once, and a pool that a process may fork beside, as DataLoader does to start workers.
 
 Arrow's allocator, mimalloc, takes a lock when a thread first asks for memory, when that thread ends, and at times in
 between, and does not release it in a child. A child that is forked while another thread holds the lock hangs as soon as
@@ -266,3 +266,33 @@ def _in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+
+
+_of_thread = threading.local()
+
+
+def stop_with(stop: threading.Event) -> None:
+    """Begin a thread of a pool that ``stop`` ends."""
+    _of_thread.stop = stop
+
+
+def told_to_stop() -> bool:
+    """Return whether nobody wants any more what this thread is doing, because another one of its pool has failed."""
+    stop: threading.Event | None = getattr(_of_thread, "stop", None)
+    return stop is not None and stop.is_set()
+
+
+def in_parallel(calls: Sequence[Callable[[], T]], threads: int) -> list[T]:
+    """Return what each call returns, in order.
+
+    The first error is raised once all calls that had begun have ended, which retry no more; the others are not begun.
+    """
+    stop = threading.Event()
+    with ThreadPoolExecutor(threads, initializer=stop_with, initargs=(stop,)) as pool:
+        futures = [pool.submit(call) for call in calls]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.filters.sql import condition_on, parse_where, rows_matching, where_columns
+from pqcache.filters.parse import condition_on, parse_where, rows_matching, where_columns
 
 TABLE = pa.table(
     {

@@ -1,4 +1,4 @@
-"""Memory that is used again instead of being taken from the system each time.
+"""Memory that is used again, and numbers that a process shares with those it forks.
 
 The first touch of a fresh page costs more than filling it. An epoch that took new memory for every row group and batch
 would spend much of its time in the kernel.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -161,3 +162,24 @@ class _Borrowed:
 def aligned(size: int) -> int:
     """Return ``size`` rounded up to an offset at which an array of any dtype may begin."""
     return -(-size // 64) * 64
+
+
+_MOST_SHARED = 1 << 28  # bytes
+
+
+class SharedNumbers:
+    """``length`` numbers for each of ``names``, all 0 at first; whoever writes one has to write the same."""
+
+    def __init__(self, names: Sequence[str], length: int) -> None:
+        self.names = {name: position for position, name in enumerate(names)}
+        size = 8 * len(names) * length
+        if 0 < size <= _MOST_SHARED:  # pages that nobody writes to take no memory
+            data = np.frombuffer(mmap.mmap(-1, size), np.int64)
+        else:
+            data = np.zeros(size // 8, np.int64)
+        self._numbers = data.reshape(len(names), length)
+
+    def numbers(self, name: str) -> npt.NDArray[np.int64]:
+        """Return the numbers of a name, to be read and written."""
+        found: npt.NDArray[np.int64] = self._numbers[self.names[name]]
+        return found

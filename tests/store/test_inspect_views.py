@@ -14,10 +14,10 @@ import pytest
 
 import pqcache
 from pqcache import cli
-from pqcache.benchmark.forecast import Forecast, describe_training, forecast
+from pqcache.benchmark import Forecast, describe_training, forecast
 from pqcache.console.inspect_text import remedy, verdict
 from pqcache.reader.options import WINDOW
-from pqcache.store.inspect.listings import plain_value, readable
+from pqcache.store.inspect import plain_value, readable
 from pqcache.torch import ParquetDataset
 from pqcache.units import format_size
 from tests.datasets import files_of, write_day, write_shop

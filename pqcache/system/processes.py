@@ -1,0 +1,156 @@
+"""Processes: whether one still runs, what it uses, and what this one does without.
+
+A number alone does not name a process, as the system gives the numbers of ended ones to new ones. Most facts are from
+Linux's /proc; elsewhere they are unknown.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """A process, by default this one; ``started`` is when it began, in ticks since boot, empty where nobody knows."""
+
+    number: int = field(default_factory=os.getpid)
+    started: str = field(default_factory=lambda: _state(os.getpid())[1])
+
+    def is_alive(self) -> bool:
+        """Return whether it runs: its number is in use, by a process that began when it did and is no zombie."""
+        try:
+            os.kill(self.number, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # another user's, which has its number now
+            return False
+        return self.exists()
+
+    def exists(self) -> bool:
+        """Return whether it runs, as far as the system says, also if it is another user's."""
+        state, started = _state(self.number)
+        return state != "Z" and started == self.started
+
+
+def is_running(process: int) -> bool:
+    """Return whether a process with this number runs, as far as Linux's /proc says; a zombie does not."""
+    return _state(process)[0] not in ("", "Z")
+
+
+def has_ended(process: int) -> bool:
+    """Return whether a process has ended with all its threads; a child of this one is not waited for.
+
+    A process whose first thread alone has ended, as all end one by one after a SIGKILL, is shown as a zombie.
+    """
+    try:
+        return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # not of this process, or waited for already
+        return not is_running(process)
+
+
+def _state(process: int) -> tuple[str, str]:
+    """Return the state and the start of a process, from Linux's /proc; empty texts on other systems."""
+    with suppress(OSError, IndexError):
+        words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return words[0], words[19]
+    return "", ""
+
+
+_BLOCK = 512  # bytes, of which the system counts
+_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # of Linux
+
+
+def pss(process: int) -> int | None:
+    """Return the memory of a process and its children in bytes; shared pages count once."""
+    return _sum(process, "smaps_rollup", "Pss:", 1024)
+
+
+def disk_read_bytes(process: int) -> int | None:
+    """Return the bytes that a process and its children have read from disks."""
+    return _sum(process, "io", "read_bytes:", 1)
+
+
+def cpu_count() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def disk_bytes_of_thread() -> int:
+    """Return the bytes that this thread has had read from disks, readahead included; 0 where they are not counted."""
+    return 0 if _THREAD is None else resource.getrusage(_THREAD).ru_inblock * _BLOCK
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process exists."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
+
+
+def _sum(process: int, file: str, name: str, unit: int) -> int | None:
+    total = None
+    for number in _with_children(process):
+        with suppress(OSError, ValueError):
+            for line in (Path("/proc") / str(number) / file).read_text().splitlines():
+                if line.startswith(name):
+                    total = (total or 0) + int(line.split()[1]) * unit
+    return total
+
+
+def _with_children(process: int) -> list[int]:
+    """Return a process and all its descendants."""
+    found = [process]
+    for parent in found:  # which grows meanwhile
+        for path in (Path("/proc") / str(parent) / "task").glob("*/children"):
+            with suppress(OSError):
+                found += [int(number) for number in path.read_text().split()]
+    return found
+
+
+_LENGTH = 16
+
+
+def boot_id() -> str:
+    """Return 16 characters that differ after the next start of the machine; empty where the system has none."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return ""
+    return text.strip().replace("-", "")[:_LENGTH]
+
+
+def limit_blas_threads() -> None:
+    """Let numpy's BLAS start no threads, which wait in busy loops; call this before numpy is imported."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def hide_pandas() -> None:
+    """Hide pandas from pyarrow, which would import it with the first array, though nothing here needs it."""
+    sys.meta_path.insert(0, _NoPandas)
+
+
+def collect_garbage_rarely() -> None:
+    """Let Python look for reference cycles after 200,000 new objects, not 700: imports and listings leave few."""
+    gc.set_threshold(200_000)
+
+
+def collect_no_more_garbage() -> None:
+    """Let Python end without a last look for reference cycles; files are closed and threads joined all the same."""
+    gc.freeze()
+
+
+class _NoPandas:
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
