@@ -62,10 +62,12 @@ dist: $(DOCS)
 bench: $(READY)
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-# torch first and alone: its CPU build must be chosen before anything asks for a newer one
-$(READY): pyproject.toml constraints.txt
-	@echo "Setting up $(VENV); the first time this takes a minute or two."
+$(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: its CPU build must be chosen before anything asks for a newer one
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Setting up $(VENV); the first time this takes a minute or two."
 	@$(BIN)/python -m pip install -qq --constraint constraints.txt torch
 	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
@@ -75,7 +77,8 @@ $(FRAMEWORKS): $(READY)
 	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[frameworks]'
 	@touch $(FRAMEWORKS)
 
-$(DOCS): $(READY)
+# without torch and the extras: the pages show no more of them than names
+$(DOCS): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing what builds the documentation and checks releases."
 	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[docs,release]'
 	@touch $(DOCS)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from pqcache.versions import __version__
 from tests import ROOT
 from tests.datasets import write_shop
 
@@ -110,6 +111,12 @@ def test_the_wheel_works_without_extras(built: tuple[Path, Path, Path], tmp_path
     assert "nothing to do" in run(pqcache, "sync", "cache", cwd=tmp_path).stdout
 
 
+def test_every_file_names_this_version() -> None:
+    assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{__version__}] - " in (ROOT / "CHANGELOG.md").read_text()
+    assert f"pqcache-{__version__}-py3-none-any.whl" in (ROOT / "README.md").read_text()
+
+
 def test_the_archives_have_what_they_should(built: tuple[Path, Path, Path]) -> None:
     _, wheel, sdist = built
     with zipfile.ZipFile(wheel) as archive:
@@ -118,7 +125,8 @@ def test_the_archives_have_what_they_should(built: tuple[Path, Path, Path]) -> N
     assert not [name for name in names if name.startswith(("tests/", "tools/", "docs/"))]
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = {"README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", "tools/man.py"}
+    wanted = {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "Makefile", "constraints.txt"}
+    wanted |= {"tools/man.py"}
     assert wanted <= inside
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "man").glob("man?/*")} <= inside
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.*")} <= inside

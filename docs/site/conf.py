@@ -5,9 +5,11 @@ The pages are those that a forge shows; nothing is written for the site alone bu
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,26 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from pqcache.versions import __version__  # noqa: E402
+
+
+class StandIn(types.ModuleType):
+    """A module of torch where torch is not installed: the pages show names of its classes and nothing else."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = type(name, (), {"__module__": self.__name__, "__class_getitem__": classmethod(lambda cls, _: cls)})
+        setattr(self, name, made)
+        return made
+
+
+if importlib.util.find_spec("torch") is None:  # it would be most of what ``make docs`` installs
+    parts = "torch", "torch._utils", "torch.autograd", "torch.autograd.profiler", "torch.distributed", "torch.utils"
+    for part in (*parts, "torch.utils.data"):
+        sys.modules[part] = StandIn(part)
+        above, _, below = part.rpartition(".")
+        if above:
+            setattr(sys.modules[above], below, sys.modules[part])
 
 project, author, release = "pqcache", "The pqcache authors", __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
