@@ -32,11 +32,7 @@ def main() -> int:
     missing = [
         sorted({package for name, package in programs.items() if shutil.which(name) is None})
         # apart: apt-get installs all of a list or nothing
-        for programs in (
-            {**hdfs.PROGRAMS, **s3.PROGRAMS},
-            azure.PROGRAMS if deep and not azure.cached() else {},
-            MANUAL,
-        )
+        for programs in ({**hdfs.PROGRAMS, **s3.PROGRAMS}, azure.PROGRAMS if fetch_azurite else {}, MANUAL)
     ]
     problems = []
     apt = _Apt()
