@@ -93,8 +93,7 @@ def shop(hdfs: Hdfs, hdfs_dir: str, tmp_path: Path) -> str:
     return f"{hdfs_dir}/shop".removeprefix(hdfs.url)
 
 
-@pytest.mark.parametrize("first", ["silent", "refused"])
-@pytest.mark.parametrize("given_by", ["options", "conf"])
+@pytest.mark.parametrize(("first", "given_by"), [("silent", "conf"), ("refused", "options")])
 def test_the_second_namenode_serves_when_the_first_does_not(
     first: str, given_by: str, hdfs: Hdfs, shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

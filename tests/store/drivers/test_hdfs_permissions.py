@@ -52,16 +52,13 @@ def lake(request: pytest.FixtureRequest, hdfs: Hdfs, hdfs_dir: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("denied", "mode"),
     [
-        ("", 0o700),
         ("", 0o711),
-        ("dt=2026-11-01", 0o700),
         ("dt=2026-11-02", 0o744),
         ("dt=2026-11-03", 0o700),
-        ("dt=2026-11-03", 0o711),
     ],
 )
 def test_a_denied_directory_publishes_nothing(denied: str, mode: int, lake: Lake, tmp_path: Path) -> None:
-    """The first, one in the middle and the last that is listed; and readable without being searchable."""
+    """One in the middle and the last that is listed; readable without being searchable, or the other way round."""
     lake.chmod(denied, mode)
     line = error_of(run("sync", lake.url, tmp_path / "cache", env=lake.env), 1)
     assert lake.url in line

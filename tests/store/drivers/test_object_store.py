@@ -15,9 +15,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import obstore
 import pytest
-from obstore.exceptions import BaseError
 
 import pqcache
 from pqcache.errors import (
@@ -29,7 +27,7 @@ from pqcache.errors import (
     SourceUnavailable,
     UsageError,
 )
-from pqcache.store.drivers.object_store import ObjectStoreSource, new_store, place_of
+from pqcache.store.drivers.object_store import place_of
 from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.urls import is_secret, redact
 from tests.conftest import NOWHERE
@@ -298,21 +296,6 @@ def test_bad_servers_are_unavailable_and_never_waited_for() -> None:
     )
     with pytest.raises(SourceUnavailable, match=gone):
         read()
-
-
-def test_the_limit_of_the_client_is_no_other_error() -> None:
-    """It is the same as the driver's, and either may be first on a busy machine."""
-    bucket = Bucket()
-    bucket.cut, bucket.drip = 10, 3.0
-    with serving(bucket.answer) as server:
-        source = ObjectStoreSource("gs://lake", {"endpoint": server.url, "anon": "true"})
-        with pytest.raises(BaseError) as raised:
-            for _ in obstore.get(new_store(source.place, 0.2), "x", options={"range": (0, 100)}).stream(
-                min_chunk_size=1
-            ):
-                pass
-        with pytest.raises(SourceUnavailable, match=r"^gs://lake/x: no answer in time"), source.errors("x"):
-            raise raised.value
 
 
 def test_a_host_with_a_wrong_certificate_is_named(tmp_path: Path) -> None:

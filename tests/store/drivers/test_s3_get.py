@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.s3
 
+DATA = os.urandom(1 << 20)
 NAMES = [
     "dt=2026%2F11/x.parquet",
     "dt=2026/11/x.parquet",
@@ -47,6 +48,17 @@ def source(s3_bucket: Bucket) -> Iterator[S3Source]:
     made = S3Source(f"{s3_bucket.url}/wh", {}, 5)
     yield made
     made.close()
+
+
+@pytest.fixture
+def proxied(s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Proxy, S3Source]]:
+    """A source that reaches the server through a proxy that can disturb it; it has a file ``x.parquet``."""
+    put(s3_bucket, "x.parquet", DATA)
+    with Proxy(s3.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        made = S3Source(f"{s3_bucket.url}/wh", {}, 0.5)
+        yield proxy, made
+        made.close()
 
 
 def put(bucket: Bucket, path: str, data: bytes) -> None:
@@ -132,21 +144,15 @@ def test_public_data_is_read_unsigned(s3_bucket: Bucket, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("more", [-100, 100])
-def test_an_answer_of_another_length_is_not_read(
-    more: int, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_of_another_length_is_not_read(more: int, proxied: tuple[Proxy, S3Source]) -> None:
     """A body that was compressed on its way says the right range and a length of its own; none of it is kept."""
-    put(s3_bucket, "x.parquet", bytes(10_000))
-    with Proxy(s3.endpoint) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        source = S3Source(f"{s3_bucket.url}/wh", {}, 5)
-        identity = source.stat("x.parquet")
-        proxy.rule(faults.edit(lambda body: b"z" * (len(body) + more)), method="GET", path=r"x\.parquet")
-        with pytest.raises(SourceUnavailable, match="another range"):
-            next(iter(source.read("x.parquet", 0, identity.size, identity.tag)))
-        with pytest.raises(SourceUnavailable, match="another range"):
-            next(iter(source.read_into(memoryview(bytearray(10)), "x.parquet", 0, identity.size, identity.tag)))
-        source.close()
+    proxy, source = proxied
+    identity = source.stat("x.parquet")
+    proxy.rule(faults.edit(lambda body: b"z" * (len(body) + more)), method="GET", path=r"x\.parquet")
+    with pytest.raises(SourceUnavailable, match="another range"):
+        next(iter(source.read("x.parquet", 0, identity.size, identity.tag)))
+    with pytest.raises(SourceUnavailable, match="another range"):
+        next(iter(source.read_into(memoryview(bytearray(10)), "x.parquet", 0, identity.size, identity.tag)))
 
 
 def test_bodies_are_read_into_memory(source: S3Source, s3_bucket: Bucket) -> None:
@@ -165,59 +171,39 @@ def test_bodies_are_read_into_memory(source: S3Source, s3_bucket: Bucket) -> Non
 
 
 @pytest.mark.parametrize("fault", [faults.reset(900_000), faults.stall(900_000)], ids=["reset", "stall"])
-def test_bytes_before_an_error_are_yielded(
-    fault: faults.Fault, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = os.urandom(1 << 20)
-    put(s3_bucket, "x.parquet", data)
-    with Proxy(s3.endpoint) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        source = S3Source(f"{s3_bucket.url}/wh", {}, 0.5)
-        identity = source.stat("x.parquet")
-        assert read(source, "x.parquet", identity) == data
-        proxy.rule(fault, method="GET", path=r"x\.parquet", count=1)
-        buffer, got = memoryview(bytearray(1 << 20)), list[int]()
-        with pytest.raises(SourceUnavailable, match=r"wh/x\.parquet"):
-            got.extend(source.read_into(buffer, "x.parquet", 0, identity.size, identity.tag))
-        assert len(got) == 1
-        assert 0 < got[0] < len(data)
-        assert buffer[: got[0]] == data[: got[0]]
-        source.close()
+def test_bytes_before_an_error_are_yielded(fault: faults.Fault, proxied: tuple[Proxy, S3Source]) -> None:
+    proxy, source = proxied
+    identity = source.stat("x.parquet")
+    proxy.rule(fault, method="GET", path=r"x\.parquet", count=1)
+    buffer, got = memoryview(bytearray(1 << 20)), list[int]()
+    with pytest.raises(SourceUnavailable, match=r"wh/x\.parquet"):
+        got.extend(source.read_into(buffer, "x.parquet", 0, identity.size, identity.tag))
+    assert len(got) == 1
+    assert 0 < got[0] < len(DATA)
+    assert buffer[: got[0]] == DATA[: got[0]]
 
 
 FAULTS = {"503": faults.status(503), "429": faults.status(429), "reset": faults.reset(-1), "stall": faults.stall(-1)}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_overloaded_or_broken_server_is_unavailable(
-    fault: str, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(s3_bucket, "x.parquet", b"one")
-    with Proxy(s3.endpoint) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        source = S3Source(f"{s3_bucket.url}/wh", {}, 0.5)
-        identity = source.stat("x.parquet")
-        assert read(source, "x.parquet", identity) == b"one"
-        proxy.rule(FAULTS[fault], method="GET", path=r"x\.parquet", count=1)
-        with pytest.raises(SourceUnavailable, match=r"wh/x\.parquet"):
-            read(source, "x.parquet", identity)
-        assert read(source, "x.parquet", identity) == b"one"
-        source.close()
+def test_an_overloaded_or_broken_server_is_unavailable(fault: str, proxied: tuple[Proxy, S3Source]) -> None:
+    proxy, source = proxied
+    identity = source.stat("x.parquet")
+    assert read(source, "x.parquet", identity) == DATA
+    proxy.rule(FAULTS[fault], method="GET", path=r"x\.parquet", count=1)
+    with pytest.raises(SourceUnavailable, match=r"wh/x\.parquet"):
+        read(source, "x.parquet", identity)
+    assert read(source, "x.parquet", identity) == DATA
 
 
 @pytest.mark.parametrize("code", [301, 307, 400])
-def test_redirects_go_through_the_client(code: int, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(s3_bucket, "x.parquet", b"one")
-    with Proxy(s3.endpoint) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        source = S3Source(f"{s3_bucket.url}/wh", {}, 5)
-        identity = source.stat("x.parquet")
-        assert read(source, "x.parquet", identity) == b"one"
-        calls = count(source)
-        proxy.rule(faults.status(code), method="GET", path=r"x\.parquet", count=1)
-        assert read(source, "x.parquet", identity) == b"one"
-        assert calls == ["GetObject"]
-        source.close()
+def test_redirects_go_through_the_client(code: int, proxied: tuple[Proxy, S3Source]) -> None:
+    proxy, source = proxied
+    identity, calls = source.stat("x.parquet"), count(source)
+    proxy.rule(faults.status(code), method="GET", path=r"x\.parquet", count=1)
+    assert read(source, "x.parquet", identity) == DATA
+    assert calls == ["GetObject"]
 
 
 def test_a_proxy_is_left_to_the_client(s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -417,14 +417,12 @@ def test_a_table_without_rows_never_replaces_what_is_held(table: Path, cache: Pa
     assert len(held(cache)) == 16
 
 
-def test_deltalake_is_asked_for_by_name(table: Path, tmp_path: Path) -> None:
-    code = "import sys; sys.modules['deltalake'] = None; from pqcache.cli import run; sys.exit(run(sys.argv[1:]))"
-    words = [sys.executable, "-c", code, "sync", str(table), str(tmp_path / "cache")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert (
-        "is a Delta table, which needs deltalake; install the extra with: pip install 'pqcache[delta]'" in done.stderr
-    )
+def test_deltalake_is_asked_for_by_name(table: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pqcache.store.tables.delta", raising=False)
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    said = r"is a Delta table, which needs deltalake; install the extra with: pip install 'pqcache\[delta\]'"
+    with pytest.raises(UsageError, match=said):
+        pqcache.sync(table, cache)
 
 
 def check_not_imported(cache: Path, *names: str) -> None:

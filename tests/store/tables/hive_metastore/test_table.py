@@ -123,16 +123,6 @@ def test_a_second_night_with_an_added_a_dropped_and_a_moved_partition(database: 
     assert held(tmp_path / "cache") == expected
 
 
-def test_dropped_partitions_count_as_deletions(database: Database, tmp_path: Path) -> None:
-    url = daily(database, tmp_path / "t", 4)
-    pqcache.sync(url, tmp_path / "cache")
-    for day in ("0", "1", "2"):
-        database.drop("t", day)
-    with pytest.raises(SourceIncomplete, match="3 files of the 4 in the snapshot would be dropped"):
-        pqcache.sync(tmp_path / "cache")
-    assert pqcache.sync(tmp_path / "cache", force=True).removed == 3
-
-
 def test_two_partitions_of_one_location_are_two(database: Database, tmp_path: Path) -> None:
     url = database.table("t", tmp_path / "t", {"dt": "int"})
     place = write_ids(tmp_path / "same" / "part-0.parquet", [1, 2])
@@ -300,21 +290,6 @@ def test_deltas_of_a_transactional_table_are_found_where_the_metastore_does_not_
     database.add("t", (["1"], place))
     with pytest.raises(UsageError, match=r"is a transactional Hive table \(dt=1/delta_0000001_0000001_0000/"):
         pqcache.sync(url, tmp_path / "cache")
-
-
-def test_the_first_partition_that_is_not_parquet_is_named(database: Database, tmp_path: Path) -> None:
-    url = daily(database, tmp_path / "t", 2)
-    database.add("t", (["5"], tmp_path / "orc"), stored=ORC)
-    with pytest.raises(UsageError, match=f"^{url}/dt=5: is not stored as Parquet"):
-        pqcache.sync(url, tmp_path / "cache")
-
-
-def test_a_location_that_cannot_be_listed_is_an_error_and_not_empty(database: Database, tmp_path: Path) -> None:
-    url = daily(database, tmp_path / "t", 2)
-    shutil.rmtree(tmp_path / "t" / "dt=1")
-    (tmp_path / "t" / "dt=1").symlink_to(tmp_path / "t" / "dt=1")
-    with pytest.raises(SourceError, match="dt=1: "):
-        pqcache.sync(url, tmp_path / "cache", retries=0)
 
 
 @pytest.mark.hdfs

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyroaring import BitMap64
 
-from pqcache.errors import ParquetError, SourceError, SourceNotFound
+from pqcache.errors import SourceError
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.timeouts import Patience
 from pqcache.store.tables import iceberg as iceberg_module
@@ -78,21 +78,3 @@ def test_deletion_vectors_are_ranges_of_a_file(reads: Deletes, tmp_path: Path) -
         path.write_bytes(b"PFA1" + damaged)
         with pytest.raises(SourceError, match=r"x: its deletion vector, at 4 of .*, is damaged: .*; check the table"):
             reads.rows_of("x", [here])
-
-
-def test_delete_files_that_are_damaged_or_gone(reads: Deletes, tmp_path: Path) -> None:
-    with pytest.raises(SourceNotFound):
-        reads.rows_of("x", [str(tmp_path / "none.parquet")])
-    path = tmp_path / "d.parquet"
-    write(path, {"x": [1, 2]})
-    data = path.read_bytes()
-    nulls = pa.table({"file_path": ["x", None], "pos": [1, 2]})
-    for table in (nulls, pa.table({"pos": [1]}), pa.table({"file_path": ["x"], "pos": ["one"]})):
-        pq.write_table(table, path)
-        with pytest.raises(ParquetError, match="delete file cannot be read"):
-            reads.rows_of("x", [str(path)])
-    path.write_bytes(data[:-20])
-    with pytest.raises(ParquetError, match="delete file cannot be read"):
-        reads.rows_of("x", [str(path)])
-    path.write_bytes(data)
-    assert reads.rows_of("x", [str(path)]).tolist() == [1, 2]

@@ -490,7 +490,9 @@ def test_a_damaged_manifest_is_named(
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("wrong", [{"pos": [1.5]}, {"pos": ["1"]}, {"file_path": [1]}])
+@pytest.mark.parametrize(
+    "wrong", [{"pos": [1.5]}, {"pos": ["1"]}, {"file_path": [1]}, {"file_path": pa.array([None], pa.string())}]
+)
 def test_a_delete_file_of_other_types_is_refused(wrong: dict[str, Any], lake: Lake, tmp_path: Path) -> None:
     table = lake.create("deletes", shop(0, 1).schema)
     file = data_file(table, shop(0, 10))
