@@ -4,8 +4,7 @@ Credentials, region, profile and endpoint come from where every AWS tool finds t
 instance roles), or from ``-o``.
 
 Listings are parsed here, page by page, as botocore's client does it slowly: an event handler takes the entries out of
-each response before the client parses it. The rest is the client's: errors, the encoding of keys. A response in which
-the entries are not found is left to the client as it is.
+each response before the client parses it. The rest is the client's.
 
 Stores that imitate S3 have listings that end too early or never. So every key has to come after the one before it, as
 S3 promises, and a page that is not the last has to lead to another: by its token, or by its last key as in version 1 of
@@ -380,6 +379,8 @@ def list_bucket(client: Any, bucket: str, prefix: str, extra: Mapping[str, str])
     position: dict[str, str] = {}
     while True:
         page, before = call(**request, **position), keys.count
+        if _ENTRIES not in page:
+            raise keys.error("answers with something that is no listing")
         try:
             for key, known in entries(page):
                 keys.check(key)
@@ -388,8 +389,6 @@ def list_bucket(client: Any, bucket: str, prefix: str, extra: Mapping[str, str])
             raise keys.error(f"lists an object without {error.args[0]}") from error
         except (ValueError, OverflowError) as error:
             raise keys.error(f"lists an object whose size or date cannot be read ({first_line(error)})") from error
-        if page.keys() <= {"ResponseMetadata"}:
-            raise keys.error("answers with something that is no listing")
         token = page.get("NextContinuationToken")
         if not page.get("IsTruncated", bool(token)):
             return
@@ -411,12 +410,6 @@ def take_entries(client: Any) -> None:
 
 
 def entries(page: Mapping[str, Any]) -> Iterator[tuple[str, Identity]]:
-    if _ENTRIES not in page:  # an unknown response, or a botocore without the event
-        if page.get("Contents"):
-            log.debug("s3: botocore parsed the entries of a listing")
-        for item in page.get("Contents", ()):
-            yield item["Key"], identity(item["Size"], item["LastModified"], item["ETag"])
-        return
     encoded = page.get("EncodingType") == "url"
     for fields in page[_ENTRIES]:
         key = fields["Key"]
@@ -447,8 +440,6 @@ def _take(response_dict: dict[str, Any], customized_response_dict: dict[str, Any
         return
     skip, contents = len(space), f"{space}Contents"
     found = [{child.tag[skip:]: child.text or "" for child in item} for item in root.iter(contents)]
-    if not all(fields.keys() >= {"Key", "Size", "LastModified", "ETag"} for fields in found):
-        return
     rest = ElementTree.Element(root.tag)
     rest.extend(child for child in root if child.tag != contents)
     response_dict["body"] = ElementTree.tostring(rest)

@@ -268,19 +268,11 @@ class TableEntry:
     parameters: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionEntry:
-    """A partition in the metastore: its values, as the columns are ordered, and its storage."""
-
-    values: tuple[str, ...]
-    storage: Storage
+Partition = tuple[tuple[str, ...], Storage]  # its values, as the columns are ordered
 
 
 def ask(table: MetastoreTable, question: Callable[[Metastore], T]) -> T:
-    """Ask one metastore after the other until one answers the ``question``.
-
-    Raises SourceUnavailable if none does; what ``question`` raises else is raised at once.
-    """
+    """Ask one metastore after the other until one answers; any error but SourceUnavailable is raised at once."""
     failed: list[SourceUnavailable] = []
     for host, port in table.hosts:
         try:
@@ -326,15 +318,20 @@ class Metastore:
         arguments = GET_PARTITION_NAMES(a1=self._named.database, a2=self._named.name, a3=-1)
         return list(self._call("get_partition_names", arguments, NAMES_RESULT).success or ())
 
-    def partitions(self, names: Sequence[str]) -> Iterator[PartitionEntry]:
-        """Yield the partitions of these names, asked for a few hundred at a time; those that are gone are left out.
+    def partitions(self, names: Sequence[str]) -> list[Partition]:
+        """Ask for the partitions of these names, a few hundred at a time; those that are gone are left out.
 
         Raises SourceIncomplete if the metastore sends fewer of them than it has: they would look like deleted ones.
         """
-        found: set[tuple[str, ...]] = set()
-        for partition in self._partitions(names):
-            found.add(partition.values)
-            yield partition
+        partitions: list[Partition] = []
+        for start in range(0, len(names), BATCH):
+            some = list(names[start : start + BATCH])
+            arguments = GET_PARTITIONS_BY_NAMES(a1=self._named.database, a2=self._named.name, a3=some)
+            for sent in self._call("get_partitions_by_names", arguments, PARTITIONS_RESULT).success or ():
+                if sent.sd is None:
+                    raise self._no_metastore("it sends a partition without a storage")
+                partitions.append((tuple(sent.values or ()), _storage(sent.sd)))
+        found = {values for values, _ in partitions}
         if len(found) < len(names):
             there = set(self.partition_names()).intersection(names)
             lacking = sorted(name for name in there if _values_in(name) not in found)
@@ -342,16 +339,7 @@ class Metastore:
                 first = f", not {printable(lacking[0])}" if lacking else ""
                 reason = f"{self._place} names {format_count(len(there), 'partition')} and sends {len(found):,}{first}"
                 raise SourceIncomplete(self._named.url, reason, "nothing was published, check the metastore's log")
-
-    def _partitions(self, names: Sequence[str]) -> Iterator[PartitionEntry]:
-        for start in range(0, len(names), BATCH):
-            some = list(names[start : start + BATCH])
-            arguments = GET_PARTITIONS_BY_NAMES(a1=self._named.database, a2=self._named.name, a3=some)
-            answer = self._call("get_partitions_by_names", arguments, PARTITIONS_RESULT)
-            for found in answer.success or ():
-                if found.sd is None:
-                    raise self._no_metastore("it sends a partition without a storage")
-                yield PartitionEntry(tuple(found.values or ()), _storage(found.sd))
+        return partitions
 
     def close(self) -> None:
         if self._socket is not None:
@@ -454,8 +442,6 @@ class Metastore:
                 raise self._unavailable(f"no answer within {self._named.timeout:g} seconds", _HINT) from error
             raise self._unavailable(first_line(inner or error).lower()) from error
         except _NOT_THRIFT as error:
-            if isinstance(error, _UnknownMethod):
-                raise
             raise self._no_metastore(first_line(error)) from error
 
     def _unavailable(self, reason: str, advice: str = "") -> SourceUnavailable:
@@ -472,11 +458,11 @@ class Metastore:
         return SourceError(self._named.url, reason, "name the metastore's Thrift port, mostly 9083; " + _HINT)
 
 
-class _UnknownMethod(TException):  # type: ignore[misc]  # the library has no types
+class _UnknownMethod(Exception):
     """The metastore has no such call."""
 
 
-class _Socket(TSocket):  # type: ignore[misc]
+class _Socket(TSocket):  # type: ignore[misc]  # the library has no types
     """A socket that does not wait for ever for one byte after another."""
 
     def __init__(self, timeout: float) -> None:
@@ -526,19 +512,6 @@ _SHARE = 10  # ... if they are at least a tenth of all that the metastore knows 
 _MAX_FILES = 10_000_000  # of a location
 
 
-def open_hive(url: str, options: OpenOptions) -> Source:
-    """Open ``hive://HOST:PORT/DATABASE.TABLE``; nothing is contacted yet.
-
-    Raises UsageError for an unknown option, a malformed URL or a missing library.
-    """
-    return HiveTable(parse_url(url, options), options)
-
-
-def _open_location(url: str, options: OpenOptions) -> Source:
-    given = store_options(options.store, url_scheme(url))
-    return open_source(url, given, options.timeout, options.hdfs_driver)
-
-
 @dataclass(frozen=True, slots=True)
 class _Partition:
     """A partition, or all of a table without any: its directory in a cache, its location, and its storage."""
@@ -549,13 +522,20 @@ class _Partition:
 
 
 class HiveTable(Table):
-    """A table of a metastore, which has no versions: every listing asks it."""
+    """The table at ``hive://HOST:PORT/DATABASE.TABLE``, which has no versions: every listing asks the metastore.
+
+    Nothing is contacted yet when it is made. An unknown option, a malformed URL or a missing library is a UsageError.
+    """
 
     capabilities = Capabilities()
 
-    def __init__(self, named: MetastoreTable, options: OpenOptions) -> None:
-        super().__init__(named.url, StoreFiles(None, partial(_open_location, options=options), options), options)
-        self._named = named
+    def __init__(self, url: str, options: OpenOptions) -> None:
+        def open_location(place: str) -> Source:
+            given = store_options(options.store, url_scheme(place))
+            return open_source(place, given, options.timeout, options.hdfs_driver)
+
+        self._named = parse_url(url, options)
+        super().__init__(self._named.url, StoreFiles(None, open_location, options), options)
         self._where: str | None = None
         self._warned: set[str] = set()
 
@@ -567,7 +547,7 @@ class HiveTable(Table):
         version = None
         if table.keys:
             names, schema = [name for name, _ in table.keys], _schema(table)
-            known = [self._partition(names, partition) for partition in found]
+            known = [self._partition(names, *partition) for partition in found]
             wanted = self._wanted(known, schema)
             version = TableVersion(format="Hive", version="", time="", schema=schema.serialize().to_pybytes())
         else:
@@ -580,11 +560,11 @@ class HiveTable(Table):
         self._check_options(known)
         return TableListing(files=self._taken(known, wanted, root), version=version)
 
-    def _ask(self) -> tuple[TableEntry, list[PartitionEntry]]:
-        def read(metastore: Metastore) -> tuple[TableEntry, list[PartitionEntry]]:
+    def _ask(self) -> tuple[TableEntry, list[Partition]]:
+        def read(metastore: Metastore) -> tuple[TableEntry, list[Partition]]:
             table = metastore.table()
             check_table(self.url, table)
-            return table, list(metastore.partitions(metastore.partition_names() if table.keys else []))
+            return table, metastore.partitions(metastore.partition_names() if table.keys else [])
 
         table, found = ask(self._named, read)
         if table.keys and not found:
@@ -592,13 +572,12 @@ class HiveTable(Table):
             raise SourceIncomplete(self.url, reason, "nothing was published, add them with MSCK REPAIR TABLE")
         return table, found
 
-    def _partition(self, names: Sequence[str], found: PartitionEntry) -> _Partition:
-        if len(found.values) != len(names):
-            reason = f"a partition has {len(found.values)} values for {len(names)} columns"
+    def _partition(self, names: Sequence[str], values: Sequence[str], storage: Storage) -> _Partition:
+        if len(values) != len(names):
+            reason = f"a partition has {len(values)} values for {len(names)} columns"
             raise SourceError(self.url, reason, "check the table with Hive")
-        values = {name: None if v == NULL else v for name, v in zip(names, found.values, strict=True)}
-        directory = partition_path(values)
-        return _Partition(directory, self._location(found.storage.location, f"{self.url}/{directory}"), found.storage)
+        directory = partition_path({name: None if v == NULL else v for name, v in zip(names, values, strict=True)})
+        return _Partition(directory, self._location(storage.location, f"{self.url}/{directory}"), storage)
 
     def _location(self, text: str, of: str) -> str:
         """Spell a location as sources do; raises SourceError if it does not say in which store it is."""

@@ -106,8 +106,8 @@ def _read_delta(log: TableLog, entries: Sequence[SourceFile]) -> TableListing:
 
 def _open_hive(url: str, options: OpenOptions) -> Source:
     with installed(url, "thrift", "hive"):
-        from pqcache.store.tables.hive import open_hive
-    return open_hive(url, options)
+        from pqcache.store.tables.hive import HiveTable
+    return HiveTable(url, options)
 
 
 @contextmanager

@@ -105,13 +105,13 @@ def test_the_second_namenode_serves_when_the_first_does_not(
             write_conf(tmp_path / "conf", {**keys, "fs.defaultFS": "hdfs://${dfs.nameservices}"})
             monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path / "conf"))
             url, keys = f"hdfs://{shop}", {}
-        pqcache.sync(url, tmp_path / "cache", options=keys, timeout=3)
+        pqcache.sync(url, tmp_path / "cache", options=keys, timeout=1)
     assert rows_of(tmp_path / "cache" / "current") == rows_of(tmp_path / "shop")
 
 
 def test_when_no_namenode_answers_the_run_fails_by_name(tmp_path: Path) -> None:
     with silent() as one, silent() as two, pytest.raises(SourceUnavailable, match="hdfs://lake/x: no answer in time"):
-        pqcache.sync("hdfs://lake/x", tmp_path / "cache", options=nameservice(one, two), timeout=1)
+        pqcache.sync("hdfs://lake/x", tmp_path / "cache", options=nameservice(one, two), timeout=0.3)
 
 
 def test_a_namenode_that_falls_silent_during_the_run_is_passed_over(hdfs: Hdfs, shop: str) -> None:

@@ -68,7 +68,7 @@ def test_several_pages_of_a_real_store(s3_bucket: Bucket) -> None:
         (listing()[:-30], "t: "),
         (
             "<Error><Code>AccessDenied</Code></Error>",
-            r"access denied \(200 AccessDenied\)",
+            r"access denied \(500 AccessDenied\)",
         ),  # S3 has errors of status 200
         *((listing(size=size), "whose size or date cannot be read") for size in ("x", "-1", "9" * 30, "9" * 5000)),
         *(
