@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from pqcache.console.app import app
+from pqcache.console.commands import app
 from pqcache.console.terminal import name_lines
 from pqcache.errors import Interrupted, PqcacheError, UsageError, first_line, open_error
 from pqcache.system.processes import collect_no_more_garbage, hide_pandas, limit_blas_threads

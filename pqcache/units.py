@@ -1,4 +1,4 @@
-"""Sizes, durations, counts and lists of names: read as users give them, and shown to a person."""
+"""Sizes, durations, counts and lists of names: read as users give them, and shown to a person, as texts are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeGuard
+from urllib.parse import quote
 
 from pqcache.errors import UsageError
 
@@ -15,6 +16,8 @@ _SUFFIX = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtpe]?)(?:i?b)?\s*", re.IGNORECASE)
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", re.IGNORECASE)
+
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 BLOCK_SIZE = 128 << 20  # bytes: the default block of HDFS, and what row groups are made to fill
 
@@ -147,3 +150,15 @@ class Stopwatch:
     def seconds(self) -> float:
         """Seconds since the start, rounded to milliseconds."""
         return round(time.monotonic() - self._start, 3)
+
+
+def printable(text: str) -> str:
+    """For one line of output: what controls a terminal is percent-encoded."""
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    return _UNSAFE.sub(lambda match: quote(match[0], safe=""), shown)
+
+
+def printable_json(text: str) -> str:
+    """The same JSON value, with everything that controls a terminal escaped."""
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", shown)

@@ -34,8 +34,7 @@ from pqcache.events import (
     Started,
     Warned,
 )
-from pqcache.store.urls import printable, printable_json
-from pqcache.units import format_count, format_seconds, format_size
+from pqcache.units import format_count, format_seconds, format_size, printable, printable_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +55,8 @@ def name_lines(cache: str | os.PathLike[str], always: bool = False) -> None:
     if not text:
         _name = ""
         return
-    from pqcache.store.urls import printable, redact, url_scheme  # not for a command that only shows its version
+    from pqcache.store.urls import redact, url_scheme  # here, as a command that shows its version needs none
+    from pqcache.units import printable  # here, as a command that shows its version needs none
 
     place = redact(text).rstrip("/") if url_scheme(text) else os.path.abspath(text)
     _name, _always = printable(place.rpartition("/")[2] or place), always

@@ -46,10 +46,10 @@ from pqcache.store.row_group_index import NO_SCHEMA, Index, build_index, local_f
 from pqcache.store.snapshot import Lease, Snapshot, closed_on_error
 from pqcache.store.sync.listing import check_one_table, dataset_files, without_links
 from pqcache.store.tables.data_files import FileRules, check_above
-from pqcache.store.urls import printable, quoted, redact
+from pqcache.store.urls import quoted, redact
 from pqcache.system.disk import has_lasting_inodes, read_ahead
 from pqcache.system.memory import SharedNumbers
-from pqcache.units import format_count
+from pqcache.units import format_count, printable
 
 T = TypeVar("T")
 

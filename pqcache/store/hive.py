@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from pqcache.errors import CHECK_TABLE, SourceError, TypeClash, UsageError
-from pqcache.store.urls import printable
+from pqcache.units import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,9 +21,9 @@ from pqcache.store.config import Config, config_of, read_config, write_config
 from pqcache.store.layout import CONFIG
 from pqcache.store.ownership import is_own
 from pqcache.store.snapshot import read_kept
-from pqcache.store.urls import check_url, is_secret, local_path, printable, quoted, remembered_url, url_scheme
+from pqcache.store.urls import check_url, is_secret, local_path, quoted, remembered_url, url_scheme
 from pqcache.system.disk import freed_bytes, fsync_path, remove_tree
-from pqcache.units import parse_duration
+from pqcache.units import parse_duration, printable
 
 ROOT = "PQCACHE_ROOT"
 _DEPTH = 4  # of directories below a root that are searched for caches

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pqcache.errors import UsageError
 
@@ -18,7 +18,6 @@ _QUERY = re.compile(r"(?<=[?&])([^=&/?]*)=([^&/#]*)")  # NAME=VALUE behind a que
 _PARAMETER = re.compile(r"(?<=[?&;#])([^=&/?;#]*)=([^&/;#]*)")  # also behind what ends a path on the web
 _WEB = ("http", "https", "webhdfs", "pqcache+http", "pqcache+https")
 _ALIASES = {"s3a": "s3", "s3n": "s3"}  # as Hadoop calls S3
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def url_scheme(url: str) -> str:
@@ -109,15 +108,3 @@ def userinfo(url: str) -> tuple[str, str]:
 
 def quoted(path: str | os.PathLike[str]) -> str:
     return shlex.quote(os.fspath(path))
-
-
-def printable(text: str) -> str:
-    """For one line of output: what controls a terminal is percent-encoded."""
-    shown = text.encode("utf-8", "backslashreplace").decode()
-    return _UNSAFE.sub(lambda match: quote(match[0], safe=""), shown)
-
-
-def printable_json(text: str) -> str:
-    """The same JSON value, with everything that controls a terminal escaped."""
-    shown = text.encode("utf-8", "backslashreplace").decode()
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", shown)

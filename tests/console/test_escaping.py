@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.cli import run
-from pqcache.store.urls import printable, printable_json
+from pqcache.units import printable, printable_json
 
 NAME = "a\x1b]0;owned\x07\x9b31m\x7f\u202eb\n[bold]c"
 SHOWN = "a%1B]0;owned%07%C2%9B31m%7F%E2%80%AEb%0A[bold]c"

@@ -56,7 +56,8 @@ from pqcache.store.drivers.base import HIDDEN, Capabilities, StagedFile, StoreTa
 from pqcache.store.drivers.http_client import Body, HttpConnections, HttpSource, pool_classes
 from pqcache.store.drivers.remote import answer_error
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.urls import printable, redact, userinfo
+from pqcache.store.urls import redact, userinfo
+from pqcache.units import printable
 
 log = logging.getLogger("pqcache.store")
 

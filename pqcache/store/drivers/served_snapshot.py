@@ -39,9 +39,10 @@ from pqcache.store.drivers.base import Capabilities, check_options
 from pqcache.store.drivers.http_client import MAX_ANSWER, HttpConnections, HttpSource
 from pqcache.store.drivers.local import files_below, identity_of, table_below
 from pqcache.store.manifest import FileEntry, Identity, SourceFile, TableVersion
-from pqcache.store.urls import printable, quoted, url_scheme
+from pqcache.store.urls import quoted, url_scheme
 from pqcache.system.checksum import checksum_text, new_checksum
 from pqcache.system.disk import open_regular
+from pqcache.units import printable
 
 SCHEME = "pqcache+http"
 TLS_SCHEME = "pqcache+https"

@@ -23,7 +23,8 @@ from pqcache.store.drivers.base import check_options, root_of
 from pqcache.store.drivers.http_client import MAX_ANSWER, pool_classes
 from pqcache.store.drivers.remote import RemoteSource
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.urls import printable, userinfo
+from pqcache.store.urls import userinfo
+from pqcache.units import printable
 
 OPTIONS = {
     "user": "user name, as in webhdfs://USER@HOST:PORT",

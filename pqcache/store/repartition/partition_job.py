@@ -45,11 +45,11 @@ from pqcache.store.sync.download.download_file import DownloadOptions, download_
 from pqcache.store.tables.base import OpenOptions, Table, VersionRule, store_options
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.urls import check_url, local_path, printable, redact, url_scheme
+from pqcache.store.urls import check_url, local_path, redact, url_scheme
 from pqcache.system.disk import remove_tree, tree_size
 from pqcache.system.locks import try_lock
 from pqcache.system.threads import in_parallel
-from pqcache.units import format_size
+from pqcache.units import format_size, printable
 from pqcache.versions import __version__
 
 _KINDS = {**dict.fromkeys(GCS_SCHEMES, "gs"), **dict.fromkeys(AZURE_SCHEMES, "az")}  # by scheme

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pqcache.errors import ParquetError, PqcacheError, SourceDenied, TypeClash
 from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, SourceFile
-from pqcache.store.urls import printable
+from pqcache.units import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa

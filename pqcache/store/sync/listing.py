@@ -73,9 +73,8 @@ from pqcache.store.tables.data_files import (
     table_roots,
     without_other_snapshots,
 )
-from pqcache.store.urls import printable
 from pqcache.system.disk import open_plain, write_durably
-from pqcache.units import format_count
+from pqcache.units import format_count, printable
 from pqcache.versions import __version__
 
 if TYPE_CHECKING:

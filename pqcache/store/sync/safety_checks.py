@@ -20,8 +20,7 @@ from pqcache.store.manifest import FileEntry, SourceFile
 from pqcache.store.sync.cache_run import CacheRun
 from pqcache.store.sync.plan import Plan
 from pqcache.store.table_part import FREE, parse_newest
-from pqcache.store.urls import printable
-from pqcache.units import format_count, format_seconds, format_size
+from pqcache.units import format_count, format_seconds, format_size, printable
 
 if TYPE_CHECKING:
     pass

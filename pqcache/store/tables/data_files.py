@@ -22,8 +22,8 @@ from pqcache.store.cache_directory import named_caches
 from pqcache.store.hive import is_hidden, is_hidden_directory, parent
 from pqcache.store.layout import ARRIVING, CONFIG, HISTORY, LOCK, MEMO
 from pqcache.store.manifest import SourceFile
-from pqcache.store.urls import local_path, printable, url_scheme
-from pqcache.units import format_count
+from pqcache.store.urls import local_path, url_scheme
+from pqcache.units import format_count, printable
 
 MAGIC = (b"PAR1", b"PARE")  # at both ends of a file; the second where its footer is encrypted
 MIN_SIZE = 12  # bytes of a Parquet file without a column

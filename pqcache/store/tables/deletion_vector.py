@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pqcache.errors import CHECK_TABLE, SourceError
-from pqcache.store.urls import printable
+from pqcache.units import printable
 
 FRAME = 8  # bytes around a vector in a file: its length before it, a CRC-32 after it
 _MAX_SIZE = 1 << 28  # bytes

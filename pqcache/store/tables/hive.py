@@ -59,9 +59,9 @@ from pqcache.store.tables.base import (
     store_options,
     usual_url,
 )
-from pqcache.store.urls import printable, redact, url_scheme
+from pqcache.store.urls import redact, url_scheme
 from pqcache.system.threads import in_parallel
-from pqcache.units import format_count
+from pqcache.units import format_count, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa

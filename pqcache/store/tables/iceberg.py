@@ -63,7 +63,8 @@ from pqcache.store.tables.base import (
     usual_url,
 )
 from pqcache.store.tables.deletion_vector import FRAME, DeletionVector, Positions
-from pqcache.store.urls import printable, url_scheme
+from pqcache.store.urls import url_scheme
+from pqcache.units import printable
 
 _ID = re.compile(r"-?[0-9]{1,20}")
 _PUFFIN = "PUFFIN"

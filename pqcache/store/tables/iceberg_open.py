@@ -45,7 +45,8 @@ from pqcache.store.tables.iceberg import (
     listing_of,
     plain_url,
 )
-from pqcache.store.urls import is_secret, printable, redact, url_scheme
+from pqcache.store.urls import is_secret, redact, url_scheme
+from pqcache.units import printable
 
 _METADATA = "metadata"  # the directory of metadata files in that of a table
 HINT = "version-hint.text"
