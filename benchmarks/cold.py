@@ -34,10 +34,10 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.bandwidth import BandwidthLimit  # noqa: E402
 from pqcache.units import parse_size  # noqa: E402
 from tests.servers import hdfs as hdfs_server  # noqa: E402
 from tests.servers import s3 as s3_server  # noqa: E402
-from tests.servers.bandwidth import BandwidthLimit  # noqa: E402
 
 _BATCH = 256
 _COUNT = """

@@ -65,29 +65,6 @@ def test_the_order_is_the_datasets(cache: pqcache.Cache, how: dict[str, Any]) ->
             assert batch["pair"].to_pylist() == [[i, i + 1] for i in batch["id"].to_pylist()]
 
 
-def test_all_columns_and_rows_once(cache: pqcache.Cache) -> None:
-    table = pa.Table.from_batches(cache.batches(batch_size=64))
-    files = sorted((cache.path / "current").glob("dt=*/*.parquet"))
-    expected = pa.concat_tables([pq.read_table(path, partitioning=None) for path in files])
-    assert table.schema.names == [*expected.schema.names, "dt"]
-    assert table.drop_columns("dt").sort_by("id").equals(expected.sort_by("id"))
-    assert [len(batch) for batch in cache.batches(["id"], batch_size=1000)] == [1000, 600]
-
-
-def test_it_goes_on_from_any_batch(cache: pqcache.Cache) -> None:
-    epoch = ids(cache.batches(["id"], batch_size=100, lanes=6))
-    for start in (0, 1, 7, 16, 20):
-        assert ids(cache.batches(["id"], batch_size=100, lanes=6, start=start)) == epoch[start:]
-    rest = {
-        rank: ids(cache.batches(["id"], batch_size=100, lanes=6, start=5, num_replicas=3, rank=rank))
-        for rank in range(3)
-    }
-    assert [len(part) for part in rest.values()] == [4, 4, 4]  # 11 batches, and one that repeats the first
-    assert sorted(i for part in rest.values() for batch in part for i in batch) == sorted(
-        [i for batch in epoch[5:] for i in batch] + epoch[0]
-    )
-
-
 def test_it_keeps_its_snapshot(tmp_path: Path) -> None:
     source = write_shop(tmp_path / "source", days=1, files=2, rows=200)
     pqcache.sync(str(source), tmp_path / "cache", keep=1)

@@ -19,31 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.console import terminal
-from pqcache.events import Advanced, Awaited, Fetched, Reused, Started
+from pqcache.events import Advanced, Fetched, Reused, Started
 from tests.waiting import becomes_true
-
-
-def test_what_readers_wait_for() -> None:
-    with terminal.ProgressBars() as bars:
-        bars(Awaited(1, 1))  # before there is a bar
-        bars(Started("fetch", 100 << 20))
-        bars(Advanced("fetch", 10 << 20))
-        bars(Awaited(2, 3 << 20))
-        fields = bars.bars.tasks[0].fields
-        assert (fields["amount"], fields["awaited"]) == ("10 MB of 100 MB", ", readers wait for 3 MB")
-        bars(Awaited(0, 0))
-        assert bars.bars.tasks[0].fields["awaited"] == ""
-
-
-def test_the_bar_of_a_listing_goes_when_the_next_comes() -> None:
-    with terminal.ProgressBars() as bars:
-        bars(Started("list", 0, "files"))
-        bars(Advanced("list", 1000))
-        (task,) = bars.bars.tasks
-        assert (task.total, task.fields["amount"]) == (None, "1,000 files")
-        bars(Started("list", 0, "files"))
-        bars(Started("fetch", 1 << 20, files=2))
-        assert [task.description for task in bars.bars.tasks] == ["fetching"]
 
 
 def test_how_fast_and_how_long() -> None:

@@ -18,11 +18,9 @@ import pytest
 
 import pqcache
 from pqcache.events import Event, Fetched, Listed, Published
-from pqcache.parquet.rewrite import directory as rewrite
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.sync import safety_checks
 from pqcache.store.sync.snapshot_job import file_key
-from pqcache.system import disk
 from tests.datasets import write_day
 from tests.faults.checks import check_clean, check_snapshot, rows_at
 from tests.faults.runner import Runner, RunResult
@@ -264,11 +262,10 @@ def test_a_target_of_somebody_else(what: str, runner: Runner, tmp_path: Path) ->
     assert check_snapshot(cache, [old]) == 0
 
 
-CANNOT = [errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP]
-
-
-@pytest.mark.parametrize("number", CANNOT, ids=[errno.errorcode[number] for number in CANNOT])
-@pytest.mark.parametrize("row_group_size", [None, 16 << 10])
+@pytest.mark.parametrize(
+    ("number", "row_group_size"),
+    [(errno.EPERM, None), (errno.EXDEV, 16 << 10), (errno.EMLINK, 16 << 10), (errno.ENOTSUP, None)],
+)
 def test_without_hard_links(
     number: int, row_group_size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,19 +295,6 @@ def test_without_hard_links(
         assert path.stat().st_mode & 0o777 == 0o444
         assert path.stat().st_ino in synced, f"{path.name} was copied and not made durable"
     assert (cache / "current" / "dt=2026-11-02" / kept).stat().st_ino != before
-
-
-def test_another_error_of_link_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cannot(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    source = tmp_path / "a"
-    source.touch()
-    monkeypatch.setattr(os, "link", cannot)
-    with pytest.raises(OSError, match="Input/output"):
-        disk.link_or_copy(source, tmp_path / "b")
-    with pytest.raises(pqcache.PqcacheError, match="Input/output"):
-        rewrite._link(source, tmp_path / "c")
 
 
 # Two runs at once where flock says yes to both, as on some network file systems: the lock saves work, and
@@ -412,19 +396,6 @@ def test_two_processes_without_a_lock(deep: bool, runner: Runner, tmp_path: Path
             pqcache.sync(cache)
             assert check_snapshot(cache, versions[-1:]) == 0
             check_clean(cache)
-
-
-def test_a_lock_that_works_keeps_the_second_out(tmp_path: Path) -> None:
-    lake, cache = tmp_path / "lake", tmp_path / "cache"
-    yesterday(lake)
-    pqcache.sync(str(lake), cache)
-    today(lake)
-    second = Second(cache, 1)
-    pqcache.sync(cache, on_event=second)
-    second.wait()
-    assert isinstance(second.outcome, pqcache.CacheLocked)
-    assert second.outcome.exit_code == 75
-    assert check_snapshot(cache, [rows_at(lake)]) == 0
 
 
 def test_a_writer_left_behind_by_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ import pqcache
 from pqcache.store import ownership, snapshot
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.ownership import CACHES, GROUPS
-from pqcache.store.sync import command
 from pqcache.store.sync import snapshot_job as workdir
 from tests.datasets import write_day
 from tests.faults.checks import check_clean, check_snapshot, rows_at
@@ -158,6 +157,7 @@ def test_what_a_sync_makes_is_writable_by_its_owner_alone(umask: int, tmp_path: 
         assert path.is_symlink() or not path.stat().st_mode & 0o022, path
         assert not path.lstat().st_mode & umask or path.is_symlink(), path
     assert (cache / "lock").stat().st_mode & 0o777 == 0o600
+    assert (cache / "tmp").stat().st_mode & 0o777 == 0o700, "others can read downloads"
 
 
 @as_root
@@ -180,13 +180,6 @@ def test_a_group_that_is_trusted_may_share_a_cache(cache: Path, monkeypatch: pyt
     monkeypatch.delenv(GROUPS)
     monkeypatch.setenv(CACHES, f"/elsewhere:{cache}")
     pqcache.sync(cache)
-
-
-@as_root
-def test_the_lock_of_an_early_version_is_closed_to_others(cache: Path) -> None:
-    (cache / "lock").chmod(0o644)
-    pqcache.sync(cache)
-    assert (cache / "lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_who_holds_the_lock_is_named(cache: Path) -> None:
@@ -293,21 +286,6 @@ def test_kept_files_become_as_private_as_their_source(row_group_size: int | None
     assert {mode for name, mode in modes(cache).items() if name.startswith("dt=2026-11-02")} == {0o400}
 
 
-@pytest.mark.parametrize("private", [False, True])
-def test_modes_of_kept_files_come_from_the_listing(
-    private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lake, cache = lake_of(tmp_path, days=2)
-    pqcache.sync(str(lake), cache)
-    if private:
-        lake.chmod(0o700)
-    looked_at: list[str] = []
-    monkeypatch.setattr(LocalSource, "copy_mode", lambda self, path, *_: looked_at.append(path))
-    monkeypatch.setattr(command, "_files", lambda snapshot, _: looked_at.append(str(snapshot)) or ())
-    assert not pqcache.sync(cache).published
-    assert looked_at == ([str((cache / "current").resolve())] if private else [])  # the source's files were listed
-
-
 @as_root
 def test_the_group_of_each_kept_file_counts(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path, days=1)
@@ -380,13 +358,6 @@ def test_group_permissions_are_those_of_the_same_group(tmp_path: Path) -> None:
     found = modes(cache)
     assert found["dt=2026-11-01/part-00000.parquet"] == 0o440
     assert found["dt=2026-11-01/part-00001.parquet"] == 0o400
-
-
-def test_nobody_else_can_read_a_download_in_progress(cache: Path) -> None:
-    assert (cache / "tmp").stat().st_mode & 0o777 == 0o700
-    (cache / "tmp").chmod(0o755)  # as early versions made it
-    pqcache.sync(cache)
-    assert (cache / "tmp").stat().st_mode & 0o777 == 0o700
 
 
 @as_root

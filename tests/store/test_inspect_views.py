@@ -14,10 +14,10 @@ import pytest
 
 import pqcache
 from pqcache import cli
-from pqcache.benchmark import Forecast, describe_training, forecast
+from pqcache.benchmark import forecast
 from pqcache.console.inspect_text import remedy, verdict
 from pqcache.reader.options import WINDOW
-from pqcache.store.inspect import plain_value, readable
+from pqcache.store.inspect import plain_value
 from pqcache.torch import ParquetDataset
 from pqcache.units import format_size
 from tests.datasets import files_of, write_day, write_shop
@@ -73,12 +73,6 @@ def test_schema_and_sample(shop: Path, tmp_path: Path, capfd: pytest.CaptureFixt
     pq.write_table(pa.table({"long": [list(range(12))]}), tmp_path / "long.parquet")
     assert "  long  [0, 1, 2, 3, 4, 5, 6, 7, … 4 more]" in lines(capfd, str(tmp_path / "long.parquet"), "--sample", "1")
     assert "<binary, " in shown
-
-
-def test_values_are_readable() -> None:
-    assert readable(b"\x89PNG\r\n\x1a\n") == "<PNG, 8 B>"
-    assert readable("x" * 300) == "x" * 200 + "… 100 more"
-    assert readable([[b"a"], {"k": None}, np.float32(0.5), True]) == [["<binary, 1 B>"], {"k": None}, "0.5", True]
 
 
 def test_what_differs_between_snapshots(shop: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -203,37 +197,6 @@ def test_the_forecast_of_row_groups_that_take_more_than_memory(
     less = forecast(tmp_path, 4 * found.needed)
     assert less is not None
     assert less.needed is None
-
-
-def words(row_groups: int = 100, **how: Any) -> str:
-    known = {"memory": 2 << 30, "lanes": 2, "decoded": 1 << 20, "window": 16, "mixed": 1.0, "row_group_size": None}
-    given, *lines = describe_training(Forecast(**{**known, **how}), row_groups)
-    assert all(len(line) <= 78 for line in lines)
-    return f"{given}: {'; '.join(lines)}"
-
-
-def test_the_verdict_on_training_says_what_why_and_what_is_better() -> None:
-    assert words() == (
-        "memory=2GB, num_workers=2: window=16: each worker mixes all row groups that it reads; "
-        "a row group takes up to 1 MB decoded; all fit"
-    ), "of three row groups nobody mixes 16"
-    assert "16 row groups, together 41 % of the rows" in words(mixed=0.41)
-    assert "16 are mixed at most, unless all fit" in words(mixed=0.41)
-    assert "32 are mixed at most" in words(mixed=0.5, window=32)
-    assert "less than 1 %" in words(mixed=0.004)
-    assert "num_workers=0 or 1: window=16: each batch is of 16 row groups, 41 % of the rows" in words(
-        mixed=0.41, lanes=1
-    )
-    memory = words(mixed=0.1, window=6, row_group_size=8 << 20)
-    assert memory.endswith("6 fit; better: row groups of 8 MB on disk, of which 16 are mixed")
-    large = words(decoded=1 << 30, mixed=0.12, pieces=8)
-    assert "16 pieces, together 12 % of the rows; a row group takes up to 1 GB decoded; read in 8 pieces" in large
-    over = words(decoded=400 << 20, window=1, mixed=0.02, needed=3 << 30)
-    assert "a row group takes up to 400 MB decoded; one is read at a time; over memory: one at a time may" in over
-    pieces = words(decoded=1 << 30, window=0, mixed=0.0, row_group_size=1 << 20)
-    assert "memory is too small for a row group; a row group takes up to 1 GB decoded, too much" in pieces
-    assert "better: row groups of 1 MB on disk: 1 is few for" in words(row_groups=1, row_group_size=1 << 20)
-    assert "the fixed cost of small ones shows" in words(row_groups=10_000, row_group_size=16 << 20)
 
 
 def test_blocks_and_training_are_kept_apart(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -56,11 +56,6 @@ def test_a_lock_is_opened_for_writing_and_never_through_a_link(tmp_path: Path) -
         locks.open_to_lock(tmp_path / "link")
 
 
-def test_a_user_without_a_name_is_a_number() -> None:
-    assert locks.user_name(0) == "root"
-    assert locks.user_name(4_000_000) == "4000000"
-
-
 @pytest.mark.parametrize("knows", [True, False], ids=["own locks", "flock alone"])
 def test_a_lock_of_those_who_may_write(knows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lock"

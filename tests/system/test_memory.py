@@ -77,16 +77,6 @@ def test_a_pool_keeps_hardly_more_than_was_in_use(steps: list[tuple[int, int]]) 
     assert used(pool) == 0
 
 
-def test_a_small_block_does_not_cost_a_large_one() -> None:
-    pool = BufferPool()
-    large, small = pool.acquire(8 << 20), pool.acquire(4096)
-    place = large.ctypes.data
-    pool.release(large)
-    several = [pool.acquire(5000) for _ in range(3)]
-    assert pool.acquire(8 << 20).ctypes.data == place
-    assert len({buffer.ctypes.data for buffer in (*several, small)}) == 4
-
-
 def test_blocks_that_were_idle_for_the_longest_time_are_freed_first() -> None:
     """What an epoch uses all the time is kept, whatever sizes are asked for once."""
     pool = BufferPool()
@@ -98,25 +88,6 @@ def test_blocks_that_were_idle_for_the_longest_time_are_freed_first() -> None:
         pool.release(pool.acquire(size * (100 << 10)))
         regular = [pool.acquire(3 << 20) for _ in range(8)]
         assert {block.ctypes.data for block in regular} == places
-
-
-def test_so_many_idle_blocks_are_freed_that_a_new_one_fits() -> None:
-    pool = BufferPool()
-    for block in [pool.acquire(1 << 20) for _ in range(64)]:
-        pool.release(block)
-    del block
-    large = pool.acquire(60 << 20)
-    assert len(large) == 60 << 20
-    assert used(pool) == pool.size <= (64 + 16) << 20
-    pool = BufferPool()
-    first, second = pool.acquire(10 << 20), pool.acquire(10 << 20)
-    place = second.ctypes.data
-    pool.release(first)
-    pool.release(second)
-    del first, second
-    large = pool.acquire(30 << 20)
-    assert used(pool) == len(large) + (10 << 20)
-    assert pool.acquire(10 << 20).ctypes.data == place, "of one size, too, that idle for the longest time"
 
 
 def test_a_collection_while_blocks_are_freed_does_not_disturb_that() -> None:
@@ -145,31 +116,6 @@ def test_a_collection_while_blocks_are_freed_does_not_disturb_that() -> None:
     finally:
         gc.set_threshold(*threshold)
     assert len(pairs) == 3000
-
-
-def test_much_too_large_blocks_are_lent_while_little_is_wasted() -> None:
-    pool = BufferPool()
-    for block in [pool.acquire(20 << 20) for _ in range(3)]:
-        pool.release(block)
-    lent = [pool.acquire(12 << 20) for _ in range(3)]
-    assert [block.nbytes >> 20 for block in lent] == [20, 20, 12]
-    for block in lent:
-        pool.release(block)
-    assert pool.acquire(9 << 20).nbytes >> 20 == 12
-    assert pool.acquire(9 << 20).nbytes >> 20 == 9, "of 20 MB more than half would be wasted"
-
-
-def test_a_block_of_some_megabytes_serves_requests_of_other_sizes() -> None:
-    """Blocks of batches differ in size, and fresh memory for each would cost more than what is written to it."""
-    pool = BufferPool()
-    block = pool.acquire(5 << 20)
-    place = block.ctypes.data
-    for size in (3 << 20, 4 << 20, 5 << 20):
-        pool.release(block)
-        block = pool.acquire(size)
-        assert block.ctypes.data == place
-    pool.release(pool.acquire(1 << 20))
-    assert used(pool) == (5 << 20) + (1 << 20)
 
 
 def test_borrowed_blocks_are_released_with_the_last_array() -> None:

@@ -113,16 +113,6 @@ def test_a_fork_does_not_wait_for_a_thread_that_waits_for_it() -> None:
     assert job.result(2 * threads._MAX_WAIT) == 6
 
 
-def test_no_job_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_MAX_WAIT", 0.1)
-    threads._gate.forking.add(0)  # a fork that never ended
-    try:
-        with ForkSafeThreadPool(1) as pool:
-            assert pool.submit(lambda: 6).result(10) == 6
-    finally:
-        threads._gate.forking.discard(0)
-
-
 def test_ctrl_c_while_a_fork_waits_comes_after_it() -> None:
     begun, done, children = threading.Event(), [], []
 
@@ -287,27 +277,6 @@ def test_all_jobs_that_no_thread_has_begun_are_cancelled() -> None:
     first.result(10)
 
 
-def test_so_many_jobs_run_at_once_and_others_beside_them() -> None:
-    go_on, running, most = threading.Event(), list[int](), list[int]()
-
-    def job(number: int) -> int:
-        running.append(number)
-        most.append(len(running))
-        assert len(running) == 1
-        assert go_on.wait(60)
-        running.remove(number)
-        return number
-
-    with ForkSafeThreadPool(3, at_once=1) as pool:
-        jobs = [pool.submit(job, number) for number in range(5)]
-        assert [pool.submit_first(lambda: 7).result(10) for _ in range(4)] == [7] * 4
-        assert not any(future.done() for future in jobs)
-        go_on.set()
-        assert [future.result(10) for future in jobs] == list(range(5))
-        assert pool.submit(lambda: 8).result(10) == 8
-    assert max(most) == 1
-
-
 @pytest.mark.parametrize("cancel", [False, True])
 def test_jobs_that_wait_for_another_are_cancelled_or_run_when_a_pool_is_shut_down(cancel: bool) -> None:
     wait = Waiting()
@@ -367,15 +336,3 @@ def test_a_job_that_is_refused_costs_no_other() -> None:
     pool.shutdown()
     assert refused == [True]
     assert [job.result(0) for job in jobs] == [0] * 4
-
-
-def test_threads_that_others_do_not_use_take_first_jobs() -> None:
-    """A thread that has decoded decodes again, in memory that it has, while another gathers what came of it."""
-    wait = Waiting()
-    with ForkSafeThreadPool(4, at_once=1) as pool:
-        held = pool.submit_first(wait)
-        assert wait.begun.wait(60)
-        decoding = {pool.submit(threading.get_native_id).result(10) for _ in range(20)}
-        assert len(decoding) == 1
-        wait.go_on.set()
-        assert held.result(10) not in decoding

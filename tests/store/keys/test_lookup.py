@@ -6,8 +6,6 @@ import datetime
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from decimal import Decimal
@@ -371,17 +369,6 @@ def test_rows_belong_to_their_snapshot(cache: Cache, lake: Path) -> None:
     for wanted in ([5], [-1]):
         with pytest.raises(UsageError, match="no column 'nothing'"):
             cache.read(cache.lookup("id", wanted), ["nothing"])
-
-
-def test_lookup_without_torch(cache: Cache) -> None:
-    program = (
-        "import sys; sys.modules['torch'] = None\n"
-        "import pqcache\n"
-        f"cache = pqcache.Cache.open({str(cache.path)!r})\n"
-        "print(cache.read(cache.lookup('id', [5, 6]), ['id'])['id'].to_pylist())\n"
-    )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout == "[5, 6]\n"
 
 
 def test_the_command(cache: Cache, capsys: pytest.CaptureFixture[str]) -> None:

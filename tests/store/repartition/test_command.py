@@ -15,7 +15,6 @@ import pqcache
 from pqcache.store.config import read_config
 from tests.datasets import files_of, rows_of, shop_table, write_day, write_shop
 from tests.forked_commands import run_pqcache
-from tests.remote import make_remote
 
 LIMIT = 32 << 10
 
@@ -113,26 +112,6 @@ def test_from_a_cache_to_a_directory(tmp_path: Path) -> None:
     pqcache.repartition(cache, tmp_path / "out", row_group_size=LIMIT)
     assert_cut_right(shop, tmp_path / "out", LIMIT)
     assert not (tmp_path / "out" / "_pqcache").exists()
-
-
-@pytest.mark.parametrize(
-    "kind", [pytest.param("hdfs", marks=pytest.mark.hdfs), pytest.param("s3", marks=pytest.mark.s3)]
-)
-def test_from_a_store_to_a_directory(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    shop = write_shop(tmp_path / "shop", files=2)
-    for remote in make_remote(kind, request, tmp_path):
-        remote.upload(shop)
-        pqcache.repartition(remote.url, tmp_path / "out", row_group_size=LIMIT)
-        assert_cut_right(shop, tmp_path / "out", LIMIT)
-
-
-def test_files_beside_partition_directories(tmp_path: Path) -> None:
-    shop = tmp_path / "shop"
-    (shop / "more").mkdir(parents=True)
-    pq.write_table(shop_table(0, 500), shop / "a.parquet")
-    pq.write_table(shop_table(500, 500), shop / "more" / "b.parquet")
-    pqcache.repartition(shop, tmp_path / "out", row_group_size=LIMIT)
-    assert ordered_ids(tmp_path / "out") == ordered_ids(shop)
 
 
 def test_metadata_and_odd_partitions_survive(tmp_path: Path) -> None:

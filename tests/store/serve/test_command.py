@@ -62,21 +62,3 @@ def test_a_server_that_is_ended(number: signal.Signals, shop: Path, token: Path,
         out, err = server.communicate(timeout=30)
         assert (server.returncode, err) == (0, "")
         assert re.fullmatch(r"served \d+ requests, [\d.]+ KB in .*\n", out)
-
-
-def test_what_is_refused(shop: Path, token: Path, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "PQCACHE_TOKEN"}
-    token.chmod(0o644)
-    for words, code, reason in (
-        ([shop], 1, "is closed to other users, and there is no token; set a token that clients need"),
-        ([shop, "--bind", "0.0.0.0"], 2, "--bind 0.0.0.0: other machines can connect to this address"),
-        ([shop, "--token-file", token], 2, "every user can read it; chmod 600"),
-        ([shop, shop], 2, "are both named shop"),
-        ([tmp_path], 1, "not a pqcache"),
-        ([shop, "--token", TOKEN], 2, "No such option"),
-        ([], 2, "Missing argument"),
-    ):
-        done = run_pqcache("serve", *words, env=environment)
-        assert (done.returncode, done.stdout) == (code, ""), done.stderr
-        assert len(done.stderr.splitlines()) == 1
-        assert reason in done.stderr

@@ -25,7 +25,7 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.serve.command import CacheServer
 from tests.datasets import write_shop
 from tests.examples import examples
-from tests.store.serve.serving import TOKEN, answer_of, ask, connect, send, served
+from tests.store.serve.serving import TOKEN, ask, connect, send, served
 from tests.waiting import becomes_true
 
 FILE = "dt=2026-11-01/part-00000.parquet"
@@ -158,14 +158,6 @@ def test_a_wrong_token_learns_nothing(server: CacheServer, shop: Path) -> None:
             assert (answer.status, answer.error) == (401, "the token is missing or wrong")
             assert answer.headers["www-authenticate"] == "Bearer"
         assert ask(server, target, token="", Authorization=f"Basic {TOKEN}").status == 401
-
-
-def test_requests_one_after_the_other_on_one_connection(server: CacheServer) -> None:
-    line = f"GET /shop/current HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
-    with connect(server) as client:
-        client.sendall(f"{line}\r\n{line}\r\n{line}Connection: close\r\n\r\n".encode())
-        answer = answer_of(client)
-    assert answer.body.count(b"HTTP/1.1 200 OK") == 2, "the first is in the head"
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /shop/current HTTP/1.1\r\nHost: 127", CURRENT, CURRENT + b"GET /sh"])

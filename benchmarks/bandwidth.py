@@ -4,7 +4,7 @@
         line.url(s3.endpoint)  # in place of the endpoint
 
 All connections share the rate, of what the server sends. What a server says about its other ports in the header
-``Location``, as WebHDFS does, leads through the relay too if these are named. ``python -m tests.servers.bandwidth
+``Location``, as WebHDFS does, leads through the relay too if these are named. ``python -m benchmarks.bandwidth
 PORT...`` is the process: it prints its own ports, and takes the rate as lines of JSON from standard input.
 """
 
@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from tests.servers.processes import free_ports
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 _CHUNK = 256 << 10  # bytes moved at once
 _BURST = 0.02  # seconds of the rate that may be sent at once
@@ -38,7 +38,7 @@ class BandwidthLimit:
     def __init__(self, endpoints: Sequence[str], rate: float | None = None) -> None:
         self._ports = [urlsplit(endpoint).port or 0 for endpoint in endpoints]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.servers.bandwidth", *map(str, self._ports)],
+            [sys.executable, "-m", "benchmarks.bandwidth", *map(str, self._ports)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
