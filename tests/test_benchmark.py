@@ -72,28 +72,7 @@ def test_a_real_run(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "bottleneck   " in shown
 
 
-def test_the_command_line_reads_a_share_by_itself(cache: Path, tmp_path: Path) -> None:
-    pqcache.sync(str(cache.parent / "shop"), tmp_path / "cache", shard="0/3")
-    words = [str(tmp_path / "cache"), "--columns", "id,price,dt", "--filters", "id < 101000", "--workers", "0"]
-    done = run(*words, "--seconds", str(QUICK), "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert set(found) - {"event"} == {field.name for field in fields(BenchReport)}
-    assert found["columns"] == ["id", "price", "dt"]
-    ids = pq.read_table(tmp_path / "cache" / "current", columns=["id"])["id"].to_numpy()
-    assert 0 < found["rows"] == np.count_nonzero(ids < 101_000) < len(ids) < 5400
-    (measured,) = found["measured"]
-    assert set(measured) == {field.name for field in fields(Measured)}
-    assert all(set(item) == {field.name for field in fields(Advice)} for item in found["advice"])
-
-
-def test_decimals_without_an_exact_tensor_are_measured_too(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"d": pa.array([1], pa.decimal128(38, 2))}), tmp_path / "a.parquet")
-    (measured,) = bench(tmp_path, workers=[0], seconds=QUICK).measured
-    assert measured.rows_per_second > 0
-
-
-def test_without_torch(cache: Path, tmp_path: Path) -> None:
+def test_the_command_line_reads_a_share_without_torch(cache: Path, tmp_path: Path) -> None:
     """As where torch is not installed: every process of the bench refuses to import it."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
@@ -103,12 +82,20 @@ def test_without_torch(cache: Path, tmp_path: Path) -> None:
         "            raise ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, Blocked())\n"
     )
-    done = run(str(cache), "--seconds", str(QUICK), "--json", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    pqcache.sync(str(cache.parent / "shop"), tmp_path / "cache", shard="0/3")
+    words = [str(tmp_path / "cache"), "--columns", "id,price,dt", "--filters", "id < 101000"]
+    done = run(*words, "--seconds", str(QUICK), "--json", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert [item["workers"] for item in found["measured"]] == [None]
-    assert found["measured"][0]["rows_per_second"] > 0
-    assert found["recommended"] is None
+    assert set(found) - {"event"} == {field.name for field in fields(BenchReport)}
+    assert found["columns"] == ["id", "price", "dt"]
+    ids = pq.read_table(tmp_path / "cache" / "current", columns=["id"])["id"].to_numpy()
+    assert 0 < found["rows"] == np.count_nonzero(ids < 101_000) < len(ids) < 5400
+    (measured,) = found["measured"]
+    assert set(measured) == {field.name for field in fields(Measured)}
+    assert (measured["workers"], found["recommended"]) == (None, None)
+    assert measured["rows_per_second"] > 0
+    assert all(set(item) == {field.name for field in fields(Advice)} for item in found["advice"])
     assert any("pqcache[torch]" in item["text"] for item in found["advice"])
 
 
@@ -138,42 +125,23 @@ def test_errors_of_the_measuring_processes_are_raised(cache: Path, tmp_path: Pat
     assert run(str(tmp_path / "nothing")).returncode == 2
 
 
-def test_the_fewest_workers_that_are_about_as_fast_are_recommended() -> None:
-    def rates(*found: float) -> list[Measured]:
-        return [
-            Measured(
-                workers=workers,
-                rows_per_second=rate,
-                bytes_per_second=0,
-                of_limit=0,
-                first_batch=0,
-                memory=None,
-                from_disk=None,
-                window=16,
-            )
-            for workers, rate in enumerate(found)
-        ]
-
-    assert recommended(rates(100, 50, 90)) == 0
-    assert recommended(rates(97, 100, 90)) == 0
-    assert recommended(rates(50, 97, 100)) == 1
-    assert (
-        recommended(
-            [
-                Measured(
-                    workers=None,
-                    rows_per_second=5,
-                    bytes_per_second=0,
-                    of_limit=0,
-                    first_batch=0,
-                    memory=None,
-                    from_disk=None,
-                    window=16,
-                )
-            ]
-        )
-        is None
+def measured(workers: int | None, rate: float = 1.0, of_limit: float = 0.9) -> Measured:
+    return Measured(
+        workers=workers,
+        rows_per_second=rate,
+        bytes_per_second=1.0,
+        of_limit=of_limit,
+        first_batch=0.1,
+        memory=None,
+        from_disk=None,
+        window=16,
     )
+
+
+def test_the_fewest_workers_that_are_about_as_fast_are_recommended() -> None:
+    for rates, workers in (((100, 50, 90), 0), ((97, 100, 90), 0), ((50, 97, 100), 1)):
+        assert recommended([measured(number, rate) for number, rate in enumerate(rates)]) == workers
+    assert recommended([measured(None)]) is None
 
 
 def advice_for(
@@ -194,18 +162,7 @@ def advice_for(
         decoded=int(groups.sizes.selected.sum()),
         limit=1,
         limit_from_disk=None,
-        measured=(
-            Measured(
-                workers=2,
-                rows_per_second=1.0,
-                bytes_per_second=1.0,
-                of_limit=of_limit,
-                first_batch=0.1,
-                memory=None,
-                from_disk=None,
-                window=16,
-            ),
-        ),
+        measured=(measured(2, of_limit=of_limit),),
         recommended=2,
         advice=(),
     )
@@ -227,11 +184,6 @@ def test_advice(tmp_path: Path) -> None:
     assert verdict.text == f"{given}: {'; '.join(lines)}", "the words of inspect"
     dense, _ = advice_for(fine, dense={"tokens": 0.9, "box": 0.1})
     assert dense.command == f"pqcache repartition {fine.plan.data.root} DEST --dense tokens"
-    (narrow,) = advice_for(groups_of(tmp_path / "narrow", 40, 600_000))
-    assert "window=3: each worker mixes 3 row groups, together 15 % of the rows" in narrow.text
-    assert "--row-group-size 2MB" in (narrow.command or "")
-    (few,) = advice_for(groups_of(tmp_path / "few", 3, 1_000_000), memory=1 << 30)
-    assert "3 are few for" in few.text
     small, batch = advice_for(groups_of(tmp_path / "small", 2200, 1000), of_limit=0.2)
     assert "the fixed cost of small ones shows" in small.text
     assert "larger batches are read faster" in batch.text

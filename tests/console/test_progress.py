@@ -43,15 +43,14 @@ def test_how_fast_and_how_long() -> None:
     )
 
 
-@pytest.mark.parametrize("columns", [66, 120])
-def test_a_terminal_shows_rate_and_time_left(columns: int, tmp_path: Path) -> None:
-    """A narrow one is as short for these few files as one of 80 columns is for many."""
+def test_a_narrow_terminal_shows_rate_and_time_left(tmp_path: Path) -> None:
+    """66 columns are as short for these few files as 80 are for many."""
     lake = tmp_path / "lake"
     lake.mkdir()
     for number in range(12):
         pq.write_table(pa.table({"x": [os.urandom(40_000)]}), lake / f"{number}.parquet", compression="none")
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 66, 0, 0))
     command = [sys.executable, "-m", "pqcache", "sync", lake, tmp_path / "cache", "--bwlimit", "200KB", "-j", "1"]
     environment = {**os.environ, "TERM": "xterm", "LC_ALL": "C.UTF-8"}
     environment.pop("COLUMNS", None)

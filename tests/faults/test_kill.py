@@ -230,7 +230,13 @@ def test_the_sweep_sees_a_broken_publish(
     assert any(re.search(complaint, text) for text in complaints), complaints
 
 
-@pytest.fixture(params=["path", pytest.param("hdfs", marks=pytest.mark.hdfs), pytest.param("s3", marks=pytest.mark.s3)])
+@pytest.fixture(
+    params=[
+        "path",
+        pytest.param("hdfs", marks=[pytest.mark.hdfs, pytest.mark.deep]),
+        pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.deep]),
+    ]
+)
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
     yield from make_remote(request.param, request, tmp_path)
 

@@ -127,6 +127,7 @@ def test_a_served_cache_that_publishes(cluster: Cluster, tmp_path: Path, monkeyp
 
 
 @pytest.mark.s3
+@pytest.mark.deep
 def test_s3_and_a_shared_path(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     bucket = request.getfixturevalue("s3_bucket")  # the workers need its environment: first
     cluster = request.getfixturevalue("cluster").add(1)

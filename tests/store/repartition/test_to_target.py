@@ -40,10 +40,10 @@ STORES = [
     pytest.param("gs", marks=pytest.mark.gcs),
     pytest.param("az", marks=pytest.mark.azure),
 ]
-LESS_OF_AZURE = [
-    *STORES[:-1],
-    pytest.param("az", marks=[pytest.mark.azure, pytest.mark.deep]),
-]  # of which one is enough here
+FEW = [
+    store if store == "path" else pytest.param(*store.values, marks=[*store.marks, pytest.mark.deep])
+    for store in STORES
+]
 
 
 @pytest.fixture(params=STORES)
@@ -379,7 +379,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("remote", LESS_OF_AZURE, indirect=True)
+@pytest.mark.parametrize("remote", FEW, indirect=True)
 def test_ctrl_c_in_the_middle_and_again(remote: Remote, tmp_path: Path) -> None:
     shop = write_shop(tmp_path / "shop", days=8)
     words = ["repartition", str(shop), remote.url, "--row-group-size", "32KB", "-j1", "--json"]
