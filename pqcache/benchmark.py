@@ -220,7 +220,7 @@ def _measure(groups: RowGroups, job: dict[str, Any], workers: int | None, limit:
 
 
 def recommended(measured: Sequence[Measured]) -> int | None:
-    """Return the fewest workers that are about as fast as the fastest."""
+    """The fewest workers that are about as fast as the fastest."""
     best = max(item.rows_per_second for item in measured)
     return min(
         (item.workers for item in measured if item.workers is not None and item.rows_per_second >= _NEAR * best),
@@ -277,7 +277,7 @@ def _has_torch() -> bool:
 
 
 def _from_disk(found: dict[str, Any], plan: ReadPlan) -> float | None:
-    """Return the share of what a setting read of the files that came from the disk; at most 1, despite readahead."""
+    """The share of the bytes read that came from the disk; at most 1, despite readahead."""
     read = found["rows"] * _disk_size(plan) / int(plan.counts.sum())
     return None if found["disk"] is None or not read else min(1.0, found["disk"] / read)
 
@@ -287,7 +287,7 @@ def _disk_size(plan: ReadPlan) -> int:
 
 
 def _run(module: str, job: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
-    """Run a setting; return what it found, and the most memory that its processes took together."""
+    """Run a setting; return its findings, and the most memory that its processes took together."""
     words = [sys.executable, "-m", module, json.dumps(job)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         peak, deadline = 0, time.monotonic() + _STARTING + 10 * job["seconds"]
@@ -313,7 +313,7 @@ def _run(module: str, job: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
 
 
 def run_setting(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Measure the setting in the process's first argument, print what was found as JSON, and end the process."""
+    """Measure the setting in the process's first argument, print the findings as JSON, and end the process."""
     job = json.loads(sys.argv[1])
     try:
         found = measure(job)
@@ -324,7 +324,7 @@ def run_setting(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
 
 
 def time_epochs(epochs: Iterator[Iterator[int]], seconds: float) -> dict[str, Any]:
-    """Return the rows read in ``seconds``, after half as long to warm up; ``epochs`` yield the rows of each batch."""
+    """Count the rows read in ``seconds``, after half as long to warm up; ``epochs`` yield the rows of each batch."""
     began = time.perf_counter()
     first, start, now, rows = 0.0, 0.0, began, 0
     disk: int | None = None
@@ -405,7 +405,7 @@ def _decode_limit(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shares(read: Callable[[Sequence[str]], object], names: Sequence[str], lists: Sequence[str]) -> dict[str, float]:
-    """Return the share of the time to decode all columns that each of ``lists`` takes, the best of three."""
+    """The share of the time to decode all columns that each of ``lists`` takes, the best of three."""
 
     def best(wanted: Sequence[str]) -> float:
         times = []
@@ -460,7 +460,7 @@ def forecast(
     rules: FileRules | None = None,
     snapshot: str | None = None,
 ) -> Forecast | None:
-    """Return what a training run will get, or None of a remote, arriving, empty or unreadable dataset."""
+    """What a training will get, or None of a remote, arriving, empty or unreadable dataset."""
     text = os.fspath(target)
     if url_scheme(text) not in ("", "file"):
         return None
@@ -477,7 +477,7 @@ def forecast(
 
 
 def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Forecast:
-    """Return what a training run gets that reads ``plan``, whose row groups have ``sizes`` in memory."""
+    """What a training gets that reads ``plan``; its row groups have ``sizes`` in memory."""
     fitted, largest = _window(plan, sizes, memory, lanes), int(np.argmax(sizes.decoded))
     window, rows = fitted.row_groups, int(plan.counts.sum())
     pieces = -(-int(sizes.decoded_rows[largest]) // fitted.piece_rows) if fitted.piece_rows else 1
@@ -499,7 +499,7 @@ def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -
 
 
 def _window(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Window:
-    """Return the window of a training, of 0 row groups where memory is too small for one."""
+    """The window of a training; 0 row groups if memory is too small for one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -540,7 +540,6 @@ def _mixed(training: Forecast) -> str:
 
 
 def _limit(training: Forecast) -> str:
-    """Return what limits the window, or how it is reached."""
     if training.pieces > 1:
         return f"read in {training.pieces} pieces"
     if training.needed is not None:
@@ -568,7 +567,7 @@ def _gain(training: Forecast, row_groups: int) -> str:
 def _better_size(
     plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int, window: int, mixed: float
 ) -> int | None:
-    """Return the bytes on disk of row groups that would mix better, or be read faster; None where that gains little."""
+    """Bytes on disk of row groups that would mix better, or be read faster; None if that gains little."""
     total, decoded = int(plan.data.index.numbers("bytes").sum()), int(sizes.selected.sum())
     if window < WINDOW and mixed < 1:
         return row_group_size_for(plan, sizes, memory, lanes)
@@ -583,7 +582,7 @@ def _better_size(
 
 
 def _least(plan: ReadPlan, size: int) -> int:
-    """Return how few row groups of up to ``size`` bytes on disk the partitions can have."""
+    """The fewest row groups of up to ``size`` bytes on disk that the partitions can have."""
     index = plan.data.index
     of_file = np.bincount(index.numbers("file"), index.numbers("bytes"), len(index.paths))
     held: Counter[str] = Counter()
@@ -593,14 +592,14 @@ def _least(plan: ReadPlan, size: int) -> int:
 
 
 def row_group_size_for(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> int:
-    """Return the bytes on disk, a power of two, of row groups of which each lane can mix 16 in ``memory`` bytes."""
+    """Bytes on disk, a power of two, of row groups of which each lane can mix 16 in ``memory`` bytes."""
     scale = memory / lanes / sizes.of_lane(WINDOW)
     largest = int(plan.data.index.numbers("bytes").max())
     return max(_SMALLEST_WINDOW, min(BLOCK_SIZE, _power_of_two(int(scale * largest))))
 
 
 def _power_of_two(size: int) -> int:
-    """Return the largest power of two that is at most ``size``."""
+    """The largest power of two up to ``size``."""
     return 1 << (max(1, size).bit_length() - 1)
 
 

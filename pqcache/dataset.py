@@ -57,7 +57,7 @@ class Cache(CacheDirectory):
         return read_record_batches(self.path, options)
 
     def _replicas(self, options: BatchOptions, workers: int) -> tuple[int, int]:
-        """Return ``num_replicas`` and ``rank`` as given, else those of this process."""
+        """``num_replicas`` and ``rank`` as given, else those of this process."""
         if options.num_replicas is not None or options.rank is not None:
             if options.ranks > 1 and workers > 1:
                 raise UsageError(

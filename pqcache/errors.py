@@ -39,7 +39,7 @@ CHECK_TABLE = "check the table with the engine that wrote it"  # advice where lo
 
 
 def first_line(error: BaseException | str) -> str:
-    """Return the first line of what another library's error says, or its type where it says nothing."""
+    """The first line of another library's error, or its type if it says nothing."""
     text = str(error).strip()
     return text.splitlines()[0].rstrip(". ") if text else type(error).__name__
 
@@ -68,12 +68,12 @@ class PqcacheError(Exception):
         return f"{about}; {self.advice}" if self.advice else about
 
     def within(self, subject: object) -> Self:
-        """Return the same error about what holds its subject: a file's column, a dataset of several."""
+        """The same error about the file or dataset that its subject is part of."""
         reason = f"{self.subject}: {self.reason}" if self.subject else self.reason
         return type(self)(subject, reason, self.advice)
 
     def renamed(self, old: object, new: object) -> Self:
-        """Return the same error with the path ``old`` called ``new``, as a copy is called by where it came from."""
+        """The same error with the path ``old`` called ``new``: a copy is called by where it came from."""
         return type(self)(*(text.replace(str(old), str(new)) for text in (self.subject, self.reason, self.advice)))
 
 
@@ -190,7 +190,7 @@ class Interrupted(PqcacheError):
 
 
 def open_error(error: BaseException) -> tuple[str, str] | None:
-    """Return reason and advice for a file that could not be opened for what is no fault of its content, else None."""
+    """Reason and advice for a file that cannot be opened through no fault of its content, else None."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return "too many open files", "raise the limit with 'ulimit -n 4096', or use fewer jobs or workers"
     if isinstance(error, OSError) and error.errno == errno.EINVAL and error.strerror == NOT_REGULAR:
@@ -199,7 +199,7 @@ def open_error(error: BaseException) -> tuple[str, str] | None:
 
 
 def disk_error(path: Path, error: OSError) -> PqcacheError:
-    """Return the error for a failed write below the cache."""
+    """The error for a failed write below the cache."""
     if error.errno in DISK_FULL:
         return PqcacheError(path.parent, "no space left on the device", "free some, or put the cache on a larger disk")
     if (known := open_error(error)) is not None:
@@ -208,7 +208,7 @@ def disk_error(path: Path, error: OSError) -> PqcacheError:
 
 
 def error_below(cache: Path, error: OSError) -> PqcacheError:
-    """Return the error for what the file system of the cache refuses, about the file that ``error`` names, if any."""
+    """The error for what the file system of the cache refuses, about the file that ``error`` names, if any."""
     return disk_error(Path(os.fsdecode(error.filename)) if error.filename else cache, error)
 
 

@@ -153,12 +153,12 @@ class Stopwatch:
 
 
 def printable(text: str) -> str:
-    """For one line of output: what controls a terminal is percent-encoded."""
+    """Percent-encode what controls a terminal."""
     shown = text.encode("utf-8", "backslashreplace").decode()
     return _UNSAFE.sub(lambda match: quote(match[0], safe=""), shown)
 
 
 def printable_json(text: str) -> str:
-    """The same JSON value, with everything that controls a terminal escaped."""
+    """Escape what controls a terminal; the JSON value stays the same."""
     shown = text.encode("utf-8", "backslashreplace").decode()
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", shown)

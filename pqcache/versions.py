@@ -23,7 +23,7 @@ _EXTRAS = (
 
 
 def report() -> list[str]:
-    """Return one line for each name and version, without importing the libraries."""
+    """One line for each name and version, without importing the libraries."""
     import platform
     import sys
 

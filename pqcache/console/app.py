@@ -339,7 +339,6 @@ class Given(SimpleNamespace):
     """What a command line gives: the value of each option by its name, the default where it is absent."""
 
     def of(self, *scopes: str) -> dict[str, Any]:
-        """The options of these scopes, as the library takes them."""
         known = options_of(*COMMANDS[self.command_name])
         return {name: getattr(self, name) for name, option in known.items() if option.scope in scopes}
 

@@ -56,7 +56,6 @@ class Demo:
 
     @property
     def source(self) -> Path:
-        """The lake's table."""
         return self.root / "lake" / "offers"
 
     @property
@@ -65,7 +64,6 @@ class Demo:
 
     @property
     def held(self) -> Path:
-        """The files of the current snapshot."""
         return self.cache / "current"
 
     @property
@@ -208,7 +206,6 @@ def repartition(demo: Demo) -> None:
 
 
 def inspection(demo: Demo, name: str) -> dict[str, Any]:
-    """Show an inspection, and return its JSON."""
     pqcache("inspect", demo.cache, "--block-size", LIMIT)
     text = pqcache("inspect", demo.cache, "--block-size", LIMIT, "--json", to=demo.root / name)
     found: dict[str, Any] = json.loads(text)
@@ -302,7 +299,6 @@ def morning(demo: Demo) -> None:
 
 
 def trained(demo: Demo, report: str, epochs: int) -> Any:
-    """Train in a process of its own, and return what it has seen."""
     with training_process(demo, report, epochs):
         pass
     return np.load(demo.root / report)
@@ -342,7 +338,6 @@ def train_here(cache: Path, epochs: int, report: Path, pause: Pause | None) -> N
 
 
 def files(root: Path) -> list[str]:
-    """The Parquet files below a directory, in order."""
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*.parquet"))
 
 
@@ -355,7 +350,6 @@ def inode_of(path: Path) -> int:
 
 
 def row_group_sizes(root: Path) -> list[int]:
-    """The compressed bytes of each row group below a directory, by its footers."""
     footers = [pq.read_metadata(root / path) for path in files(root)]
     groups = [footer.row_group(number) for footer in footers for number in range(footer.num_row_groups)]
     return [sum(g.column(c).total_compressed_size for c in range(g.num_columns)) for g in groups]
@@ -501,7 +495,7 @@ def make_day(root: Path, day: date, rows: int = ROWS, seed: int = 0, revision: i
 
 
 def _row_groups(day: date, rows: int, rng: np.random.Generator) -> list[list[int]]:
-    """The rows of each row group of each file of a day."""
+    """Rows of each row group of each file of a day."""
     number = (day - FIRST_DAY).days
     if number == 1:  # somebody coalesced the day into one task with a large block size
         return [[rows]]

@@ -337,7 +337,7 @@ def print_rows(found: RowPlaces, target: str, columns: list[str] | None, sample:
 
 
 def _values(found: RowPlaces, target: str, columns: list[str] | None) -> list[Any]:
-    """The values of each row, ready for JSON; for sequences, a list of rows each."""
+    """Values of each row, ready for JSON; for sequences, a list of rows each."""
     table = found.read(target, columns)
     each = 1 if found.rows.ndim == 1 else found.rows.shape[1]
     rows = [

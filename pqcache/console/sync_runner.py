@@ -162,7 +162,6 @@ def variables(result: TableResult) -> dict[str, str]:
 
 
 def metrics_text(results: Iterable[TableResult]) -> str:
-    """The results of syncs in the text format of Prometheus."""
     values: dict[str, list[str]] = {name: [] for name in _GAUGES}
     for result in results:
         label = f'{{cache="{_escaped(Path(result.cache).name)}",path="{_escaped(result.cache)}"}}'

@@ -63,7 +63,7 @@ def name_lines(cache: str | os.PathLike[str], always: bool = False) -> None:
 
 
 def line_prefix(stream: TextIO) -> str:
-    """Return what a line on ``stream`` begins with: nothing on a terminal, nor before a cache is named."""
+    """How a line on ``stream`` begins: with nothing on a terminal, or before a cache is named."""
     if not _name:
         return ""
     if stream.isatty():
@@ -94,7 +94,7 @@ def ask(question: str) -> bool:
 
 
 def print_sentence(text: str) -> None:
-    """Print one line to standard output, which a terminal shows with its words whole."""
+    """Print one line to standard output; a terminal does not break its words."""
     if sys.stdout.isatty():
         import shutil
         import textwrap
@@ -107,14 +107,14 @@ def print_sentence(text: str) -> None:
 
 
 def escape(text: str) -> str:
-    """Return ``text`` for a console, where it neither is markup nor controls the terminal."""
+    """Escape markup, and characters that control a terminal."""
     from rich.markup import escape as escape_markup
 
     return escape_markup(printable(text))
 
 
 def stdout_console() -> Console:
-    """Return the console for tables and styles; it wraps lines only on a terminal."""
+    """The console for tables and styles; it wraps lines only on a terminal."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -123,7 +123,6 @@ def stdout_console() -> Console:
 
 
 def stderr_console() -> Console:
-    """Return the console for progress."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
@@ -136,7 +135,6 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def error_values(error: PqcacheError) -> dict[str, Any]:
-    """Return an error as plain values."""
     parts = {"subject": error.subject, "reason": error.reason, "advice": error.advice}
     return {"kind": type(error).__name__, "message": str(error), **parts, "exit_code": error.exit_code}
 
@@ -154,19 +152,19 @@ def print_error(error: PqcacheError, json_lines: bool) -> None:
 
 
 def location(path: str, row_group: int | None, column: str | None) -> str:
-    """Return a file, and a row group and a column of it where they are known, as text."""
+    """A file, and a row group and a column of it if known, as text."""
     parts = [path, *([] if row_group is None else [f"row group {row_group}"])]
     return ", ".join([*parts, *([] if column is None else [f"column {column}"])])
 
 
 def bar(console: Console, part: float, total: float, width: int) -> str:
-    """Return a bar of up to ``width`` characters, at least a thin one if ``part`` is not 0."""
+    """A bar of up to ``width`` characters, at least a thin one if ``part`` is not 0."""
     full, thin = ("#", "|") if is_plain(console) else ("█", "▏")
     return full * round(width * part / max(1, total)) or (thin if part else "")
 
 
 def is_plain(console: Console) -> bool:
-    """Return whether to print ASCII only; Python writes UTF-8 in the C locale too."""
+    """Whether to print ASCII only; Python writes UTF-8 in the C locale too."""
     name = next((os.environ[key] for key in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(key)), "")
     return name in ("C", "POSIX") or console.encoding not in ("utf-8", "utf8")
 
@@ -247,7 +245,7 @@ class PhaseMeter:
                 self._samples.popleft()
 
     def rate(self, now: float) -> float:
-        """Return what is done in a second, by the last quarter of a minute; 0 where that is not known yet."""
+        """Progress in a second, over the last quarter of a minute; 0 while unknown."""
         since, before = self._samples[0]
         return max(0.0, (self.done - before) / (now - since)) if now - since >= 1 else 0.0
 
@@ -273,7 +271,7 @@ class PhaseMeter:
 
 
 class _Phases:
-    """What both ways of showing progress know: the phases that have started, each with its meter."""
+    """The phases that have started, each with its meter, for both ways of showing progress."""
 
     def __init__(self) -> None:
         self.meters: dict[str, PhaseMeter] = {}
@@ -385,7 +383,7 @@ class ProgressLines(_Phases):
             print_line(self.line(), sys.stderr)
 
     def line(self) -> str:
-        """Return how far the phases are that have not ended."""
+        """How far the unfinished phases are."""
         with self._lock:
             now = time.monotonic()
             meters = [meter for meter in self.meters.values() if not meter.is_complete]
@@ -401,12 +399,11 @@ class ProgressLines(_Phases):
 
 
 def reused_text(event: Reused) -> str:
-    """Return how much an earlier run has left, as text."""
     return f"resuming: {format_size(event.bytes)} of {format_size(event.total)} are here"
 
 
 def _message(event: Event) -> str | None:
-    """Return the line to print for an event that needs attention, or None."""
+    """The line for an event that needs attention, else None."""
     if isinstance(event, Warned):
         return f"warning: {event.message}"
     if isinstance(event, Damaged):

@@ -124,7 +124,7 @@ class Operand:
 
 
 def text_of(condition: Condition) -> str:
-    """Return ``condition`` as text that names it: two that differ have different texts."""
+    """A text that names ``condition``: different conditions have different texts."""
     if isinstance(condition, Always):
         return "TRUE" if condition.value else "FALSE"
     if isinstance(condition, And | Or):
@@ -170,7 +170,7 @@ def rows_where(table: pa.Table, expression: pc.Expression) -> npt.NDArray[np.int
 
 
 def condition_columns(condition: Condition) -> list[str]:
-    """Return the names of the columns in ``condition``, each once, as the schema spells them."""
+    """Names of the columns in ``condition``, each once, as the schema spells them."""
     if isinstance(condition, And | Or):
         return list(dict.fromkeys(name for part in condition.parts for name in condition_columns(part)))
     if isinstance(condition, Not):
@@ -179,7 +179,7 @@ def condition_columns(condition: Condition) -> list[str]:
 
 
 def expression_of(condition: Condition, constants: Mapping[str, pa.Scalar] | None = None) -> pc.Expression:
-    """Return ``condition`` as a pyarrow expression in which the columns in ``constants`` have that one value."""
+    """Turn ``condition`` into a pyarrow expression; the columns in ``constants`` have that one value."""
     known = constants or {}
 
     def build(node: Condition) -> pc.Expression:
@@ -208,7 +208,7 @@ def expression_of(condition: Condition, constants: Mapping[str, pa.Scalar] | Non
 
 
 def _inside(value: pa.Scalar, inner: Sequence[str]) -> pa.Scalar:
-    """Return the field of a struct that the names lead to; those of a null are null."""
+    """The field of a struct that the names lead to; those of a null are null."""
     for name in inner:
         kind = value.type.field(name).type
         value = value[name] if value.is_valid else pa.scalar(None, kind)
@@ -225,7 +225,7 @@ def _any_of(column: pc.Expression, values: Sequence[pa.Scalar]) -> pc.Expression
 
 
 def _balanced(join: Callable[[Any, Any], Any], parts: list[pc.Expression]) -> pc.Expression:
-    """Return ``parts`` joined two by two: a chain of a thousand would nest a thousand deep."""
+    """Join ``parts`` two by two: a chain of a thousand would nest a thousand deep."""
     while len(parts) > 1:
         parts = [reduce(join, parts[i : i + 2]) for i in range(0, len(parts), 2)]
     return parts[0]
@@ -249,7 +249,7 @@ def operand_of(parts: Sequence[str], schema: pa.Schema) -> Operand:
 
 
 def _missing(parts: Sequence[str], schema: pa.Schema) -> UsageError:
-    """Return the error that says how far ``parts`` lead."""
+    """The error that says how far ``parts`` lead."""
     inside = next((found for n in range(len(parts) - 1, 0, -1) if (found := _found(parts[:n], schema))), None)
     if inside is not None and pt.is_struct(inside.type):
         known = ", ".join(field.name for field in inside.type.fields) or "none"
@@ -278,7 +278,7 @@ def _named(name: str, fields: Sequence[pa.Field]) -> pa.Field | None:
 
 
 def comparison(operand: Operand, op: str, value: pa.Scalar | int) -> Condition:
-    """Return a comparison; an int stands for a number between itself and the next one."""
+    """Make a comparison; an int stands for a number between itself and the next one."""
     if isinstance(value, pa.Scalar):
         return Compare(operand.column, op, value, operand.inner)
     if op in ("EQ", "NEQ"):
@@ -288,12 +288,12 @@ def comparison(operand: Operand, op: str, value: pa.Scalar | int) -> Condition:
 
 
 def in_condition(operand: Operand, values: Sequence[pa.Scalar | int]) -> Condition:
-    """Return the condition that the operand is one of ``values``; an int among them matches nothing."""
+    """The operand is one of ``values``; an int among them matches nothing."""
     return In(operand.column, tuple(value for value in values if isinstance(value, pa.Scalar)), operand.inner)
 
 
 def value_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values of a column, which dictionaries encode."""
+    """The type of a column's values, whether or not a dictionary encodes them."""
     return kind.value_type if pt.is_dictionary(kind) else kind
 
 
@@ -339,7 +339,7 @@ def _cast(text: str, field: Operand) -> pa.Scalar:
 
 
 def number_against_text(text: str, operand: Operand, as_text: str) -> UsageError:
-    """Return the error for a number or a boolean that a column of text is compared with."""
+    """The error for a number or a boolean that is compared with a column of text."""
     hints = json.loads((operand.metadata or {}).get(HINTS, b"{}"))
     what = "a boolean" if text.lower() in ("true", "false") else "a number"
     example = hints.get("like") if what == "a number" else None
@@ -358,7 +358,7 @@ def number_against_text(text: str, operand: Operand, as_text: str) -> UsageError
 
 
 def no_value(text: str, field: Operand) -> UsageError:
-    """Return the error for a constant that does not fit what it is compared with."""
+    """The error for a constant that does not fit what it is compared with."""
     kind = value_type(field.type)
     zone = "; say in which zone, like '2026-11-20T04:00:00Z'" if pt.is_timestamp(kind) and kind.tz else ""
     return UsageError("", f"{text!r} is not a value of {field.name}, which is {field.type}{zone}")

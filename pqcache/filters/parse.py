@@ -62,7 +62,7 @@ def parse_where(where: str, schema: pa.Schema, option: str = "--where") -> pc.Ex
 
 
 def parse_condition(where: str, schema: pa.Schema, option: str = "--where") -> Condition:
-    """Return ``where`` as a condition on the columns of ``schema``; see `parse_where`."""
+    """Parse ``where`` as a condition on the columns of ``schema``; see `parse_where`."""
     try:
         return _condition(_parse(where), schema)
     except UsageError as error:
@@ -72,7 +72,7 @@ def parse_condition(where: str, schema: pa.Schema, option: str = "--where") -> C
 
 
 def where_columns(where: str) -> list[tuple[str, ...]]:
-    """Return the columns in ``where``, in order of appearance, each as the names between its dots."""
+    """Columns in ``where``, in order of appearance, each as the names between its dots."""
     try:
         return _columns_in(_parse(where))
     except UsageError as error:
@@ -80,7 +80,7 @@ def where_columns(where: str) -> list[tuple[str, ...]]:
 
 
 def condition_on(where: str, columns: Collection[str]) -> str:
-    """Return those of the conditions that AND joins in ``where`` that name ``columns`` alone; empty where none does."""
+    """The parts of ``where``, joined by AND, that name only ``columns``; empty if there are none."""
     known = {name.lower() for name in columns}
     try:
         tree = _parse(where)
@@ -92,7 +92,7 @@ def condition_on(where: str, columns: Collection[str]) -> str:
 
 
 def rows_matching(table: pa.Table, where: str) -> list[int]:
-    """Return the positions of the rows of ``table`` for which ``where`` is true."""
+    """Positions of the rows of ``table`` for which ``where`` is true."""
     if table.num_rows == 0:
         return []
     found: list[int] = rows_where(table, parse_where(where, table.schema)).tolist()
@@ -283,7 +283,7 @@ _FORMS = (
 
 
 def condition_from(filters: Any, schema: pa.Schema) -> Condition:
-    """Return a list of comparisons as a condition on the columns of ``schema``; anything else raises UsageError."""
+    """Parse a list of comparisons as a condition on the columns of ``schema``; anything else raises UsageError."""
     try:
         if not isinstance(filters, list | tuple) or not filters:
             raise UsageError("", "not a condition", _FORMS)
@@ -342,7 +342,7 @@ def _path_names(path: str) -> list[str]:
 
 
 def _value(value: Any, operand: Operand, as_text: str) -> pa.Scalar | int:
-    """Return a value of Python, numpy, pandas or Arrow in the type of ``operand``, as `constant_of` does."""
+    """Convert a value of Python, numpy, pandas or Arrow to the type of ``operand``, as `constant_of` does."""
     kind = value_type(operand.type)
     if isinstance(value, np.generic) and not isinstance(value, np.datetime64 | np.timedelta64):
         value = value.item()
@@ -372,7 +372,7 @@ def _value(value: Any, operand: Operand, as_text: str) -> pa.Scalar | int:
 
 
 def _scalar(value: Any) -> pa.Scalar:
-    """Return what is neither text nor a number as an Arrow value, with its nanoseconds."""
+    """Convert a value, neither text nor a number, to Arrow with its nanoseconds."""
     if isinstance(value, pa.Scalar):
         return value
     zone = getattr(value, "tzinfo", None)

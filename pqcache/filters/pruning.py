@@ -149,7 +149,7 @@ def prune_by_expression(index: RowGroups, expression: pc.Expression, columns: It
 
 
 def _known(index: RowGroups, column: str) -> list[pc.Expression | None]:
-    """Return an expression for each row group that its statistics and partition values imply, or None."""
+    """For each row group an expression that its statistics and partition values imply, or None."""
     field = pc.field(column)
     if column in index.partitions.column_names:
         values = index.partitions[column]
@@ -191,7 +191,7 @@ def _column_bounds(table: pa.Table, column: str, rows: npt.NDArray[np.int64]) ->
 
 
 def _field_bounds(table: pa.Table, path: Sequence[str], rows: npt.NDArray[np.int64]) -> _Bounds:
-    """Return what is known of a field inside a struct, of which any value may be null: the struct is, perhaps."""
+    """Bounds of a field inside a struct. Any value may be null, as the struct may be."""
     key, some = field_key(path), rows > 0
     low, high = _minima_and_maxima(table, f"{key}:field_min", f"{key}:field_max")
     nan = low is not None and pt.is_floating(low.type)
@@ -207,7 +207,7 @@ def _minima_and_maxima(table: pa.Table, low: str, high: str) -> tuple[Any, Any]:
 
 
 def _in_order(low: Any, high: Any) -> tuple[Any, Any]:
-    """Return bounds with nulls for those in the wrong order: an old writer's idea of order, or a corrupt footer."""
+    """Bounds with nulls for those in the wrong order: an old writer's idea of order, or a corrupt footer."""
     try:
         order = pc.less_equal(low, high)
         unknown = pa.scalar(None, low.type)
@@ -252,7 +252,7 @@ def _either(left: TruthValues, right: TruthValues) -> TruthValues:
 
 
 def _compare(column: _Bounds, op: str, value: pa.Scalar) -> tuple[Flags, Flags]:
-    """Return whether ``column op value`` may be true, and may be false, for values that are not null."""
+    """Whether ``column op value`` may be true, and may be false, for values that are not null."""
     if op == "NEQ":
         true, false = _compare(column, "EQ", value)
         return false, true
@@ -296,5 +296,5 @@ def _like(column: _Bounds, node: Like) -> tuple[Flags, Flags]:
 
 
 def _may(flags: Any, unknown: bool = True) -> Flags:
-    """Return Arrow flags as numpy's; a null means that the bounds are unknown."""
+    """Arrow flags as numpy's; a null means that the bounds are unknown."""
     return np.asarray(pc.fill_null(flags, unknown).to_numpy(zero_copy_only=False), np.bool_)

@@ -648,7 +648,7 @@ def plain_value(value: pa.Scalar) -> Any:
 
 
 def _described(value: pa.Scalar) -> Any:
-    """Replace what Python's types cannot hold by numbers, or texts with replacement characters."""
+    """Numbers for values that Python cannot hold, and texts with replacement characters."""
     kind = value.type
     if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
         return plain_value(value.value)

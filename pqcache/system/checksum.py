@@ -24,17 +24,17 @@ Checksum = xxhash.xxh3_64
 
 
 def new_checksum() -> Checksum:
-    """Return the checksum of no bytes; ``update`` adds some."""
+    """A checksum of no bytes yet; ``update`` adds some."""
     return Checksum()
 
 
 def checksum_text(checksum: Checksum) -> str:
-    """Return a checksum as it is recorded: ``xxh3:`` and 16 hexadecimal digits."""
+    """The recorded form: ``xxh3:`` and 16 hexadecimal digits."""
     return _PREFIX + checksum.hexdigest()
 
 
 def is_checksum(text: str) -> bool:
-    """Return whether a text is a recorded checksum."""
+    """Whether a text is a recorded checksum."""
     return text.startswith(_PREFIX)
 
 
@@ -56,7 +56,7 @@ def blocks_of(descriptor: int, length: int = sys.maxsize) -> Iterator[memoryview
 
 
 def checksum_of(path: Path | str) -> str:
-    """Return a file's checksum as it is recorded; raises OSError."""
+    """A file's checksum in its recorded form; raises OSError."""
     checksum = new_checksum()
     descriptor = open_regular(path)
     try:
@@ -67,5 +67,5 @@ def checksum_of(path: Path | str) -> str:
 
 
 def checksum_matches(recorded: str, path: Path | str) -> bool:
-    """Return whether a file has the ``recorded`` checksum; raises OSError."""
+    """Whether a file has the ``recorded`` checksum; raises OSError."""
     return checksum_of(path) == recorded

@@ -31,7 +31,7 @@ def fsync_path(path: Path) -> None:
 
 
 def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
-    """Return a descriptor of a regular file; anything else raises OSError, where opening a FIFO would block."""
+    """Open a regular file; anything else raises OSError, where opening a FIFO would block."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)  # regular files ignore O_NONBLOCK
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -41,7 +41,7 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666) 
 
 @contextmanager
 def open_directory(path: str | Path) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """Yield the entries of a directory by its descriptor, below which the system finds files sooner than by paths."""
+    """Yield the entries of a directory. Below its open descriptor the system finds files sooner than by their paths."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with os.scandir(descriptor) as found:
@@ -51,18 +51,18 @@ def open_directory(path: str | Path) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
-    """Return a descriptor of a regular file as ``open_regular`` does; a symbolic link in its place raises OSError."""
+    """Open a regular file as ``open_regular`` does; a symbolic link in its place raises OSError."""
     return open_regular(path, flags | os.O_NOFOLLOW, mode)
 
 
 def read_regular(path: str | Path) -> bytes:
-    """Return a regular file's bytes; raises as ``open_regular`` does."""
+    """Read a regular file; raises as ``open_regular`` does."""
     with open(path, "rb", opener=open_regular) as file:
         return file.read()
 
 
 def read_ahead(path: str | Path, offset: int, size: int) -> None:
-    """Ask the kernel to read a range of a regular file in the background, where the system can be asked."""
+    """Ask the kernel to read a range of a regular file in the background, if the system can be asked."""
     if hasattr(os, "posix_fadvise"):
         descriptor = open_regular(path)
         try:
@@ -72,7 +72,7 @@ def read_ahead(path: str | Path, offset: int, size: int) -> None:
 
 
 def check_regular(path: str | Path) -> None:
-    """Raise OSError for what is no regular file: before a library opens it, which could block."""
+    """Raise OSError unless this is a regular file, before a library opens it and blocks."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise _not_regular(path)
 
@@ -82,20 +82,20 @@ def _not_regular(path: str | Path) -> OSError:
 
 
 def real_path(descriptor: int, name: str) -> str:
-    """Return the path, without links, of what was opened as ``name``; where the system does not say, of ``name``."""
+    """The path, without links, of what was opened as ``name``; that of ``name`` if the system does not say."""
     found = os.path.realpath(f"/dev/fd/{descriptor}")
     return os.path.realpath(name) if found.startswith("/dev/fd/") else found
 
 
 def limit_modes(root: Path, mode: int) -> None:
-    """Let only those of ``mode`` read the files below a directory, and only the owner write them."""
+    """Keep the files below a directory from readers that ``mode`` excludes, and from writers other than the owner."""
     for directory, _, names in os.walk(root):
         for name in names:
             limit_mode(Path(directory, name), mode)
 
 
 def limit_mode(path: str | Path, mode: int, status: os.stat_result | None = None) -> None:
-    """Let only those of ``mode`` read a file, of those who can, and only the owner write it."""
+    """Keep a file from readers that ``mode`` excludes, and from writers other than the owner."""
     now = stat.S_IMODE((status or os.stat(path)).st_mode)
     limited = now & (mode & 0o444 | 0o300)
     if now != limited:
@@ -224,7 +224,7 @@ def freed_bytes(*roots: Path) -> int:
 
 
 def tree_size(root: Path) -> int:
-    """Return the bytes of all files below ``root``; files that are removed meanwhile do not count."""
+    """Bytes of all files below ``root``; files that are removed meanwhile do not count."""
     total = 0
     for directory, _, names in os.walk(root):
         for name in names:
@@ -234,7 +234,7 @@ def tree_size(root: Path) -> int:
 
 
 def enable_direct_io(descriptor: int) -> bool:
-    """Make writes to an open file bypass the page cache; return whether the file system can do that."""
+    """Make writes to an open file bypass the page cache; False if the file system cannot."""
     return bool(_O_DIRECT) and _set_flags(descriptor, _O_DIRECT)
 
 
@@ -260,7 +260,7 @@ def write_at(descriptor: int, data: memoryview, offset: int, direct: bool) -> No
 
 
 def _set_flags(descriptor: int, flags: int) -> bool:
-    """Set a file's flags to O_DIRECT or nothing; return whether the file system can."""
+    """Set a file's flags to O_DIRECT or nothing; False if the file system cannot."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
     except OSError as error:
@@ -276,7 +276,7 @@ def _write(descriptor: int, data: memoryview, offset: int) -> None:
 
 
 def _log(message: str, *values: object) -> None:
-    """Log why a fast path was not taken."""
+    """Say why a fast path was not taken."""
     import logging  # here, as every command imports this module first
 
     logging.getLogger("pqcache.system").debug(message, *values)
@@ -294,7 +294,7 @@ def has_stable_inodes(path: str) -> bool:
 
 
 def file_system_type(path: str) -> str:
-    """Return the type of the file system of ``path``, like ``ext4``; empty where it is not known."""
+    """The type of the file system of ``path``, like ``ext4``; empty if unknown."""
     real, found = os.path.realpath(path), ("", "")
     for _, point, kind in _mounts():
         if len(point) >= len(found[0]) and f"{real}/".startswith(f"{point.rstrip('/')}/"):
@@ -304,13 +304,13 @@ def file_system_type(path: str) -> str:
 
 @lru_cache
 def has_lasting_inodes(device: int) -> bool:
-    """Return whether files of a device keep their inode numbers; FUSE may give them new ones at any time."""
+    """Whether files of a device keep their inode numbers; FUSE may give them new ones at any time."""
     number = f"{os.major(device)}:{os.minor(device)}"
     return not any(mounted == number and kind.startswith("fuse") for mounted, _, kind in _mounts())
 
 
 def _mounts() -> list[tuple[str, str, str]]:
-    """Return the device, the mount point and the type of each mount, in order; none where /proc does not say."""
+    """Device, mount point and type of each mount, in order; none if /proc does not say."""
     found = []
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:

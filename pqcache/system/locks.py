@@ -19,7 +19,7 @@ _LOCK = struct.Struct("hhqqi4x")  # struct flock: kind, whence, start, length, p
 
 
 def try_lock(descriptor: int, exclusive: bool) -> bool | None:
-    """Lock an open file without waiting; return False while another process holds it, None where there are no locks."""
+    """Lock an open file without waiting: False while another process holds the lock, None if there are no locks."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError as error:
@@ -33,7 +33,7 @@ def try_lock(descriptor: int, exclusive: bool) -> bool | None:
 
 
 def unlock(descriptor: int) -> None:
-    """Release what `try_lock` has locked, also where a process that was forked meanwhile has the file open."""
+    """Release the lock of `try_lock`, even if a process that was forked meanwhile has the file open."""
     with suppress(OSError):  # there are no locks
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
@@ -61,7 +61,7 @@ def lock_as_writer(descriptor: int) -> bool | None:
 
 
 def unlock_as_writer(descriptor: int) -> None:
-    """Release what `lock_as_writer` has locked, also where a process that was forked meanwhile has the file open."""
+    """Release the lock of `lock_as_writer`, even if a process that was forked meanwhile has the file open."""
     with suppress(OSError):  # there are none of a kind, and nothing was locked
         if sys.platform == "linux":
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
@@ -69,7 +69,7 @@ def unlock_as_writer(descriptor: int) -> None:
 
 
 def has_writer(descriptor: int) -> bool:
-    """Return whether somebody holds the lock of `lock_as_writer`; the file may be open for reading only."""
+    """Whether somebody holds the lock of `lock_as_writer`; the file may be open for reading only."""
     if sys.platform == "linux":
         try:
             found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
@@ -88,7 +88,7 @@ def has_writer(descriptor: int) -> bool:
 
 
 def open_to_lock(path: Path) -> int:
-    """Open a file for writing, as NFS locks no other exclusively, or for reading where this user may not write it."""
+    """Open a file for writing, which an exclusive lock on NFS needs, or for reading if this user may not write it."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, os.O_RDWR | flags)
@@ -99,7 +99,7 @@ def open_to_lock(path: Path) -> int:
 
 
 def lock_holder(descriptor: int) -> str:
-    """Return who holds the lock of an open file, like ``process 12 of alice``; empty where the system does not say."""
+    """Who holds the lock of an open file, like ``process 12 of alice``; empty if the system does not say."""
     status = os.fstat(descriptor)
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with suppress(OSError, ValueError):
@@ -133,7 +133,7 @@ def readers_of(path: Path) -> int | None:
 
 
 def _listed(place: str) -> int:
-    """Count the locks of a file in a listing, in which lines repeat or are missing if others come and go meanwhile."""
+    """Count the locks of a file in a listing. Lines repeat or are missing if others come and go meanwhile."""
     try:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
@@ -142,7 +142,7 @@ def _listed(place: str) -> int:
 
 
 def user_name(user: int) -> str:
-    """Return the name of a user, or the number where there is none."""
+    """A user's name, or the number if there is none."""
     import pwd
 
     try:

@@ -38,7 +38,7 @@ def buffer_size(size: int) -> int:
 
 
 def _allocate(size: int) -> Buffer:
-    """Return new memory; a large block is a mapping of its own, which leaves no hole in the heap when it is freed."""
+    """New memory; a large block is a mapping of its own, which leaves no hole in the heap when it is freed."""
     if size < _MIN_MAPPED or not hasattr(mmap, "MAP_ANONYMOUS"):
         return np.empty(size, np.uint8)
     try:
@@ -86,7 +86,7 @@ class BufferPool:
         return sum(self._sizes.values())
 
     def acquire(self, size: int) -> Buffer:
-        """Return a block of at least ``size`` bytes, not cleared; ``release`` it afterwards."""
+        """A block of at least ``size`` bytes, not cleared; ``release`` it afterwards."""
         wanted = buffer_size(size)
         buffer = self._idle(wanted, wanted + wanted // 4)
         if buffer is None:  # better too large a block than new memory, while not much is wasted
@@ -104,7 +104,7 @@ class BufferPool:
         return buffer
 
     def _idle(self, wanted: int, most: int) -> Buffer | None:
-        """Return the smallest idle block of ``wanted`` to ``most`` bytes."""
+        """The smallest idle block of ``wanted`` to ``most`` bytes."""
         while wanted <= most:
             try:
                 return self._free[wanted].pop().buffer
@@ -113,7 +113,7 @@ class BufferPool:
         return None
 
     def _excess(self, wanted: int) -> int:
-        """Return by how many bytes the pool would be too large with ``wanted`` more."""
+        """By how many bytes the pool would be too large with ``wanted`` more."""
         total = wanted + sum(self._sizes.values())
         idle = sum(size * len(self._free[size]) for size in list(self._free))
         self._peak = max(self._peak, total - idle)
@@ -136,7 +136,7 @@ class BufferPool:
         self._free[buffer.nbytes].append(_Idle(next(self._released), buffer))
 
     def borrow(self, size: int) -> Buffer:
-        """Return ``size`` bytes, which are released when the last array over them is freed."""
+        """An array of ``size`` bytes, which are released when the last array over them is freed."""
         return np.asarray(_Borrowed(self, self.acquire(size), size))
 
 
@@ -160,7 +160,7 @@ class _Borrowed:
 
 
 def aligned(size: int) -> int:
-    """Return ``size`` rounded up to an offset at which an array of any dtype may begin."""
+    """Round ``size`` up to an offset at which an array of any dtype may begin."""
     return -(-size // 64) * 64
 
 
@@ -180,6 +180,6 @@ class SharedNumbers:
         self._numbers = data.reshape(len(names), length)
 
     def numbers(self, name: str) -> npt.NDArray[np.int64]:
-        """Return the numbers of a name, to be read and written."""
+        """The numbers of a name, for reading and writing."""
         found: npt.NDArray[np.int64] = self._numbers[self.names[name]]
         return found

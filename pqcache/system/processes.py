@@ -23,7 +23,7 @@ class ProcessIdentity:
     started: str = field(default_factory=lambda: _state(os.getpid())[1])
 
     def is_alive(self) -> bool:
-        """Return whether it runs: its number is in use, by a process that began when it did and is no zombie."""
+        """Whether it runs: its number belongs to a process of this user that began when it did and is no zombie."""
         try:
             os.kill(self.number, 0)
         except ProcessLookupError:
@@ -39,7 +39,7 @@ class ProcessIdentity:
 
 
 def is_running(process: int) -> bool:
-    """Return whether a process with this number runs, as far as Linux's /proc says; a zombie does not."""
+    """Whether a process with this number runs; a zombie does not."""
     return _state(process)[0] not in ("", "Z")
 
 
@@ -55,7 +55,7 @@ def has_ended(process: int) -> bool:
 
 
 def _state(process: int) -> tuple[str, str]:
-    """Return the state and the start of a process, from Linux's /proc; empty texts on other systems."""
+    """State and start of a process, from /proc; empty texts on other systems."""
     with suppress(OSError, IndexError):
         words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return words[0], words[19]
@@ -67,27 +67,27 @@ _THREAD = getattr(resource, "RUSAGE_THREAD", None)  # of Linux
 
 
 def pss(process: int) -> int | None:
-    """Return the memory of a process and its children in bytes; shared pages count once."""
+    """Memory of a process and its children in bytes; shared pages count once."""
     return _sum(process, "smaps_rollup", "Pss:", 1024)
 
 
 def disk_read_bytes(process: int) -> int | None:
-    """Return the bytes that a process and its children have read from disks."""
+    """Bytes that a process and its children have read from disks."""
     return _sum(process, "io", "read_bytes:", 1)
 
 
 def cpu_count() -> int:
-    """Return the number of cores this process may use."""
+    """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def disk_bytes_of_thread() -> int:
-    """Return the bytes that this thread has had read from disks, readahead included; 0 where they are not counted."""
+    """Bytes that were read from disks for this thread, readahead included; 0 if they are not counted."""
     return 0 if _THREAD is None else resource.getrusage(_THREAD).ru_inblock * _BLOCK
 
 
 def is_alive(process: int) -> bool:
-    """Return whether a process exists."""
+    """Whether a process exists."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -108,7 +108,7 @@ def _sum(process: int, file: str, name: str, unit: int) -> int | None:
 
 
 def _with_children(process: int) -> list[int]:
-    """Return a process and all its descendants."""
+    """A process and all its descendants."""
     found = [process]
     for parent in found:  # which grows meanwhile
         for path in (Path("/proc") / str(parent) / "task").glob("*/children"):
@@ -121,7 +121,7 @@ _LENGTH = 16
 
 
 def boot_id() -> str:
-    """Return 16 characters that differ after the next start of the machine; empty where the system has none."""
+    """16 characters that change with each start of the machine; empty if the system has none."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:

@@ -111,7 +111,7 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
             pass
 
     def _run_next(self, only_first: bool) -> bool:
-        """Run the next job; return whether there was one."""
+        """Run the next job; False if there was none."""
         gate, thread = _gate, threading.get_native_id()
         with gate.changed:
             gate.waiting.add(thread)
@@ -135,7 +135,7 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
         return True
 
     def _next_queue(self, only_first: bool) -> deque[Job]:
-        """Return where a thread's next job is, if any: first jobs are left to idle threads that run no others."""
+        """A thread's next queue, perhaps empty: first jobs are left to idle threads that run no others."""
         return self._first if only_first or len(self._first) > self._idle else self._jobs
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -160,7 +160,7 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
 
 
 def pass_on(future: Future[Any], job: Future[Any]) -> None:
-    """Give ``future`` what has become of ``job``."""
+    """Give ``future`` the outcome of ``job``."""
     if job.cancelled():
         future.cancel()
     elif future.set_running_or_notify_cancel():
@@ -192,7 +192,7 @@ def letting_forks_go_on() -> Iterator[None]:
 
 
 def is_shut_down() -> bool:
-    """Return whether this is a thread of a pool that is shut down, so that nobody wants what it does."""
+    """Whether this is a thread of a pool that is shut down, so that nobody wants its result."""
     event = _shutdown.get(threading.get_native_id())
     return event is not None and event.is_set()
 
@@ -218,7 +218,7 @@ def _ending() -> list[int]:
 
 
 def _exists(thread: int) -> bool:
-    """Return whether a thread still exists; False on systems without /proc."""
+    """Whether a thread still exists; False on systems without /proc."""
     return os.path.exists(f"/proc/self/task/{thread}")
 
 
@@ -277,7 +277,7 @@ def stop_with(stop: threading.Event) -> None:
 
 
 def told_to_stop() -> bool:
-    """Return whether nobody wants any more what this thread is doing, because another one of its pool has failed."""
+    """Whether nobody wants the result of this thread any more, because another one of its pool has failed."""
     stop: threading.Event | None = getattr(_of_thread, "stop", None)
     return stop is not None and stop.is_set()
 

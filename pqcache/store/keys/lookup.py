@@ -318,7 +318,7 @@ class SelectedRows:
         return digest.hexdigest()
 
     def positions(self, group: int) -> Ints:
-        """Return the rows of one row group; none of one that is not among ``groups``."""
+        """Positions of the rows of one row group; empty unless it is among ``groups``."""
         at = int(np.searchsorted(self.groups, group))
         if at == len(self.groups) or self.groups[at] != group:
             return np.zeros(0, np.int64)

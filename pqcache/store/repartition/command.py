@@ -182,7 +182,7 @@ def _repartition_cache(
 
 
 def _repartition_snapshot(run: CacheRun, current: Snapshot, before: Manifest) -> RunResult:
-    """Rewrite what isn't as the options say, and publish it, unless it is a dry run."""
+    """Rewrite what does not meet the options, and publish it, unless it is a dry run."""
     rewrite = run.config.rewrite()
     assert rewrite is not None
     recipe = Recipe(recipe_of(before.files[0].recipe).subset if before.files else "", rewrite.recipe)

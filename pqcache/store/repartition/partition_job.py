@@ -144,7 +144,7 @@ def _absolute(url: str) -> str:
 
 
 def _place(url: str) -> tuple[str, ...]:
-    """Parts of a URL or path; what lies below another begins with its parts."""
+    """Parts of a URL or path. A place below another begins with its parts."""
     scheme = url_scheme(url)
     if scheme in ("", "file"):
         return ("file", *Path(local_path(url)).expanduser().resolve().parts)

@@ -185,7 +185,6 @@ class ServedCache:
             raise RequestRefused(410, f"snapshot {name} is not kept any more") from None
 
     def _why_not(self, leased: LeasedSnapshot, path: str, error: OSError) -> tuple[int, str]:
-        """Status and reason if a file cannot be opened."""
         if not leased.snapshot.path.is_dir():  # a file system without locks, or somebody's rm
             with self._lock:
                 if self._leased.pop(leased.snapshot.id, None) is not None:
