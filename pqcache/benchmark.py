@@ -57,18 +57,18 @@ _SLOW = 0.5  # of the decode limit
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was measured of one setting.
+    """Measurements of one setting.
 
     ``workers``            of the DataLoader; None for batches that are read without torch
     ``rows_per_second``, ``bytes_per_second``   rows, and bytes of them when decoded
     ``of_limit``           the share of the decode limit, from 0 to 1
     ``first_batch``        seconds from the start of the iteration to the first batch
-    ``memory``             the highest PSS of all its processes in bytes; None where the system has no PSS
+    ``memory``             the highest PSS of all its processes in bytes; None if the system has no PSS
     ``from_disk``          the share of the bytes read that came from the disk and not from the page cache, from 0 to 1;
-                           None where the system does not count them
+                           None if the system does not count them
     ``window``             row groups of a lane that are mixed
-    ``limited_by``         what took longest, as in ``ReadingStats``; None where it is not known
-    ``seconds_of``         seconds that its threads and workers were busy, by what they did
+    ``limited_by``         the slowest stage, as in ``ReadingStats``; None if unknown
+    ``seconds_of``         busy seconds of its threads and workers, by stage
     """
 
     workers: int | None
@@ -85,7 +85,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Advice:
-    """What would make reading faster, and the command for that where there is one."""
+    """A way to read faster, and the command for it if there is one."""
 
     text: str
     command: str | None = None
@@ -93,7 +93,7 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """What was measured of a dataset, and what follows from it.
+    """Measurements of a dataset, and the advice that follows from them.
 
     ``columns`` of ``rows`` rows in ``row_groups`` row groups were read, which take ``bytes`` on disk and ``decoded``
     bytes in memory. ``limit`` is the decode limit in rows per second on ``cores`` cores: the better of columns and row
@@ -229,7 +229,7 @@ def recommended(measured: Sequence[Measured]) -> int | None:
 
 
 def advise(report: BenchReport, groups: RowGroups, dense: dict[str, float]) -> Iterator[Advice]:
-    """Yield what would make reading faster or mix better; ``dense`` has shares of the time to decode."""
+    """Yield ways to read faster or mix better; ``dense`` has shares of the time to decode."""
     where = [report.target, *([] if cache_at(report.target) is not None else ["DEST"])]
     chosen = next((item for item in report.measured if item.workers == report.recommended), report.measured[0])
     lanes = max(1, chosen.workers or 1)
@@ -434,9 +434,9 @@ class Forecast:
 
     ``decoded`` is the largest row group in memory, in bytes. ``window`` row groups of a lane are mixed, or ``pieces``
     of them if there is more than one of each, which are ``mixed`` of all rows, from 0 to 1. A window of 0 means that
-    memory is too small for one row group. ``needed`` are the bytes that it takes to read one at a time in each lane
-    where that is more than memory, else None. ``row_group_size`` in bytes on disk is what would mix better or be read
-    faster, or None if that gains little.
+    memory is too small for one row group. ``needed`` are the bytes for one at a time in each lane if memory is
+    less than that, else None. ``row_group_size``, in bytes on disk, would mix better or be read
+    faster; None if that gains little.
     """
 
     memory: int
@@ -460,7 +460,7 @@ def forecast(
     rules: FileRules | None = None,
     snapshot: str | None = None,
 ) -> Forecast | None:
-    """What a training will get, or None of a remote, arriving, empty or unreadable dataset."""
+    """The forecast for a training; None for a remote, arriving, empty or unreadable dataset."""
     text = os.fspath(target)
     if url_scheme(text) not in ("", "file"):
         return None
@@ -477,7 +477,7 @@ def forecast(
 
 
 def forecast_of(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Forecast:
-    """What a training gets that reads ``plan``; its row groups have ``sizes`` in memory."""
+    """The forecast for a training on ``plan``; its row groups have ``sizes`` in memory."""
     fitted, largest = _window(plan, sizes, memory, lanes), int(np.argmax(sizes.decoded))
     window, rows = fitted.row_groups, int(plan.counts.sum())
     pieces = -(-int(sizes.decoded_rows[largest]) // fitted.piece_rows) if fitted.piece_rows else 1
@@ -509,7 +509,7 @@ def _window(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> Wi
 
 
 def describe_training(training: Forecast, row_groups: int) -> tuple[str, ...]:
-    """Return what a training gets of its ``row_groups`` row groups, why, and what would be better; a line for each.
+    """Describe a forecast for ``row_groups`` row groups: the window, the reason, and a better size; a line for each.
 
     The first line says for which settings that is.
     """

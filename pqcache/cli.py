@@ -67,7 +67,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _drop_output() -> None:
-    """Discard what could not be written, so that Python does not write it again at exit."""
+    """Discard unwritten output, so that Python does not try again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

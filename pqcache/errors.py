@@ -73,7 +73,7 @@ class PqcacheError(Exception):
         return type(self)(subject, reason, self.advice)
 
     def renamed(self, old: object, new: object) -> Self:
-        """The same error with the path ``old`` called ``new``: a copy is called by where it came from."""
+        """The same error with the path ``old`` called ``new``: a copy goes by the name of its source."""
         return type(self)(*(text.replace(str(old), str(new)) for text in (self.subject, self.reason, self.advice)))
 
 
@@ -208,13 +208,13 @@ def disk_error(path: Path, error: OSError) -> PqcacheError:
 
 
 def error_below(cache: Path, error: OSError) -> PqcacheError:
-    """The error for what the file system of the cache refuses, about the file that ``error`` names, if any."""
+    """The error for an operation that the cache's file system refused, about the file that ``error`` names, if any."""
     return disk_error(Path(os.fsdecode(error.filename)) if error.filename else cache, error)
 
 
 @contextmanager
 def disk_errors(cache: Path) -> Iterator[None]:
-    """Turn what the file system of the cache refuses into errors with advice."""
+    """Turn errors of the cache's file system into errors with advice."""
     try:
         yield
     except OSError as error:

@@ -33,7 +33,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Planned:
-    """A dry run would ``add``, ``change``, ``remove`` or ``rewrite`` what lies at ``path``, and fetch so many bytes."""
+    """A dry run would ``add``, ``change``, ``remove`` or ``rewrite`` ``path``, and fetch ``bytes`` for it."""
 
     path: str
     action: str

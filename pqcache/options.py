@@ -2,7 +2,7 @@
 
 Each class below lists options that belong together: a field's name, its default, and `option()` with its kind and
 help. From these come the commands with their help, manual pages and shell completion, the keys of ``pqcache.toml``,
-and what ``help()`` says of the Python functions. To add an option, add a field here and use it where it matters; for
+and the text of ``help()`` for the Python functions. To add an option, add a field here and use it; for
 one that Python takes too, name its type in the arguments at the end, which type checkers read. Those that only Python
 has, of ``ParquetDataset`` and ``Cache.batches``, are in `pqcache.reader.options` and `pqcache.torch.options`.
 """
@@ -58,15 +58,15 @@ class Kind:
     """How an option's value is written.
 
     Attributes:
-        parse: turns what Python or ``pqcache.toml`` has into the value; raises UsageError.
-        split: turns a word of the shell into what Python takes; raises UsageError.
+        parse: turns an argument of Python, or an entry of ``pqcache.toml``, into the value; raises UsageError.
+        split: turns a word of the shell into an argument for Python; raises UsageError.
         metavar: stands for the value in the help.
-        show: turns the value into what ``pqcache.toml`` has.
+        show: turns the value into an entry of ``pqcache.toml``.
         is_flag: takes no value in the shell.
         is_list: may be repeated in the shell; `split` gets all words.
         words: how many words each use takes in the shell.
         values: the only ones, if there are few.
-        config: says in the manual page of ``pqcache.toml`` what to write there.
+        config: describes the entry in the manual page of ``pqcache.toml``.
     """
 
     parse: Callable[[Any], Any]
@@ -137,7 +137,7 @@ class Option:
         return self.scope == REMEMBERED and not self.kind.is_list and isinstance(given, str) and not given
 
     def from_shell(self, words: Any) -> Any:
-        """Turn words of the shell into what Python takes; UsageError names the option."""
+        """Turn words of the shell into an argument for Python; UsageError names the option."""
         if self.kind.is_flag or self.resets(words):
             return words
         return self._checked(f"{self.label} {words}", self.kind.split, words)
@@ -411,7 +411,7 @@ TWO = Kind(tuple, tuple, words=2)
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What is fetched of a source."""
+    """The part of a source to fetch."""
 
     where: str | None = remembered(
         None,
@@ -443,11 +443,7 @@ class Selection:
         metavar="I/N",
     )
     marker: str | None = remembered(
-        None,
-        TEXT,
-        SELECTION,
-        "Fetch only partitions that contain a file of this name, like _SUCCESS.",
-        metavar="NAME",
+        None, TEXT, SELECTION, "Fetch only partitions that contain a file of this name, like _SUCCESS.", metavar="NAME"
     )
     settle: float = remembered(0.0, DURATION, SELECTION, "Skip files younger than this, like 10m, until the next run.")
     partition_types: Mapping[str, str] | None = remembered(
@@ -504,7 +500,7 @@ class RowGroupSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Safety:
-    """What protects a cache from a bad night of its source."""
+    """Protection of a cache from a bad night of its source."""
 
     keep: int = remembered(2, COUNT, SAFETY, "Snapshots to keep, including the current one.", low=1)
     max_delete: str = remembered(
@@ -515,10 +511,7 @@ class Safety:
         metavar="N|P%",
     )
     checksum: bool = remembered(
-        False,
-        FLAG,
-        SAFETY,
-        "Compare every file with the store's checksum, if it has one. Costs CPU. Default: off.",
+        False, FLAG, SAFETY, "Compare every file with the store's checksum, if it has one. Costs CPU. Default: off."
     )
     skip_bad: bool = remembered(
         False,
@@ -587,10 +580,7 @@ class Rewriting:
         completes="codec",
     )
     compat: bool = remembered(
-        False,
-        FLAG,
-        ROW_GROUPS,
-        "Write for old readers: no DELTA, no BYTE_STREAM_SPLIT, and snappy.",
+        False, FLAG, ROW_GROUPS, "Write for old readers: no DELTA, no BYTE_STREAM_SPLIT, and snappy."
     )
     keep_int96: bool = remembered(False, FLAG, ROW_GROUPS, "Keep INT96 timestamps as INT96.")
     shuffle: int | None = remembered(
@@ -600,7 +590,7 @@ class Rewriting:
 
 @dataclass(frozen=True, kw_only=True)
 class Remembered(Rewriting, Store, Safety, RowGroupSize, Selection):
-    """What ``pqcache.toml`` has."""
+    """The entries of ``pqcache.toml``."""
 
     source: str = remembered("", TEXT, SELECTION, "The URL or the absolute path of the source.")
     dense: Mapping[str, str] | None = remembered(
@@ -618,7 +608,7 @@ class Remembered(Rewriting, Store, Safety, RowGroupSize, Selection):
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What every run that changes a cache can be asked for."""
+    """Options of every run that changes a cache."""
 
     bwlimit: str | int | None = option(
         None,
@@ -639,12 +629,7 @@ class Shared:
     cache = argument("CACHE", "The cache: a path, or its name in $PQCACHE_ROOT.", completes="cache")
     snapshot = argument("SNAPSHOT", "Its ID, its number, like 7, or the name of its pin.", completes="snapshot")
     options = option(
-        NOTHING,
-        SETTINGS,
-        STORE,
-        "An option of the store, like endpoint=http://host:9000.",
-        flag="--option",
-        short="-o",
+        NOTHING, SETTINGS, STORE, "An option of the store, like endpoint=http://host:9000.", flag="--option", short="-o"
     )
     as_files = option(
         False,
@@ -661,7 +646,7 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncRun(Run):
-    """What one sync is asked for beside what the cache remembers."""
+    """Options of one sync, beside those that the cache remembers."""
 
     force: bool = option(False, FLAG, SAFETY, "Publish although more than --max-delete allows is deleted.")
     compare: str = option(
@@ -701,7 +686,7 @@ class SyncRun(Run):
 
 
 class OneOrAll:
-    """What a command that can be given to many caches works on."""
+    """The targets of a command that can work on many caches."""
 
     cache = argument("CACHE", "The cache: a path, or its name in $PQCACHE_ROOT.", default=None, completes="cache")
     all_caches = option(
@@ -715,7 +700,7 @@ class OneOrAll:
 
 
 class SyncCommand:
-    """What only the command has."""
+    """Options that only the command has."""
 
     source = argument(
         "SOURCE",
@@ -814,12 +799,7 @@ class Rows:
     state = option(
         None, PATH, SELECTION, "A JSON file with a state that the training saved: json.dumps(loader.state_dict())."
     )
-    batch = option(
-        None,
-        COUNT,
-        SELECTION,
-        "The number of the batch in its epoch, counted over all ranks: batch.index.",
-    )
+    batch = option(None, COUNT, SELECTION, "The number of the batch in its epoch, counted over all ranks: batch.index.")
     last = option(
         None, COUNT, SELECTION, "In place of --batch: the last N batches before the state, of all ranks.", low=1
     )

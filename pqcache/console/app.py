@@ -25,7 +25,7 @@ Proposals = Callable[[Any, list[str], str], list[str]]
 
 
 def proposals_for(option: Option) -> Proposals:
-    """What Typer calls with the context, the words, and the beginning of the word."""
+    """The completion of an option; Typer calls it with the context, all words, and the beginning of this one."""
     known: Callable[[Any, str], Iterator[str]] = {
         "cache": _caches,
         "place": _caches,
@@ -159,7 +159,7 @@ class CommandGroup(TyperGroup):
     """The top level: all commands, each with the first sentence of its help."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands by what they are for, then the options."""
+        """Write the commands by purpose, then the options."""
         for title, names in COMMAND_GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, first_line(self.commands[name])) for name in names])
@@ -336,7 +336,7 @@ app = typer.Typer(
 
 
 class Given(SimpleNamespace):
-    """What a command line gives: the value of each option by its name, the default where it is absent."""
+    """The values of a command line, by option; an absent option has its default."""
 
     def of(self, *scopes: str) -> dict[str, Any]:
         known = options_of(*COMMANDS[self.command_name])
@@ -361,7 +361,7 @@ def _given(name: str, known: dict[str, Option], words: dict[str, Any]) -> Given:
 
 
 def _value(option: Option, words: Any) -> Any:
-    """What Python takes; an option that is absent and remembered is None, as the cache knows it."""
+    """The value for Python; an absent option that is remembered is None, as the cache knows it."""
     if words is None or words == ():
         return None if option.scope == REMEMBERED else option.default
     if option.scope == ARGUMENT and words == "":  # an unset shell variable; Path("") would be the working directory
@@ -382,7 +382,7 @@ def _with_signature(function: Callable[..., Any], known: dict[str, Option]) -> C
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """What Typer is told of an option: all but flags are text, which `Option.from_shell` converts."""
+    """An option for Typer: all but flags are text, which `Option.from_shell` converts."""
     kind = option.kind
     about: dict[str, Any] = {"metavar": option.metavar, "help": option.help_text}
     if option.completes or kind.values:

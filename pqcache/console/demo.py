@@ -387,7 +387,7 @@ def has_torch() -> bool:
 def train(cache: Path, epochs: int, report: Path, after_step: Callable[[int, str], None]) -> None:
     """Train on the snapshot that is current now, whatever is published meanwhile.
 
-    Calls ``after_step`` with the number of each step in its epoch, and with what it was. Writes the snapshot, and the
+    Calls ``after_step`` with the number of each step in its epoch, and a line about it. Writes the snapshot, and the
     losses and ids of each epoch, to the file ``report``.
     """
     if has_torch():
@@ -476,7 +476,7 @@ def make_shop(root: Path, days: int = 4, rows: int = ROWS, seed: int = 0) -> lis
 def make_day(root: Path, day: date, rows: int = ROWS, seed: int = 0, revision: int = 0) -> pa.Table:
     """Write one day anew and return its rows, in the order in which the files hold them.
 
-    A ``revision`` above 0 is what a shop does to its past: other prices, and rows that came late.
+    A ``revision`` above 0 has other prices, and rows that came late.
     """
     table = make_rows(day, rows, seed, revision)
     rng = np.random.default_rng([seed, day.toordinal(), revision, 1])

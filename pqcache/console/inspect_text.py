@@ -315,7 +315,7 @@ def _share(size: int, found: Inspection) -> str:
 
 
 def print_rows(found: RowPlaces, target: str, columns: list[str] | None, sample: bool, json: bool) -> None:
-    """Print where the rows of a batch lie, and with ``sample`` their values."""
+    """Print the places of a batch's rows, and with ``sample`` their values."""
     values = _values(found, target, columns) if sample else [None] * len(found)
     items = found.table().to_pylist()
     if json:
@@ -352,7 +352,7 @@ _WARM = 0.01  # largest share read from the disk that counts as a warm page cach
 
 
 def print_bench(report: BenchReport) -> None:
-    """Print what was read, the rates with bars, and the recommended settings."""
+    """Print the dataset, the rates with bars, and the recommended settings."""
     console = stdout_console()
     columns = format_count(len(report.columns), "column")
     groups = format_count(report.row_groups, "row group")
@@ -381,7 +381,7 @@ def print_bench(report: BenchReport) -> None:
 
 
 def _bottleneck(item: Measured) -> str:
-    """What limits a setting, and the share of each stage in the time of its threads and workers."""
+    """The bottleneck of a setting, and the share of each stage in the time of its threads and workers."""
     total = sum(item.seconds_of.values())
     shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in item.seconds_of.items() if total)
     return f"{item.limited_by}; time for batches: {shares}"

@@ -1,4 +1,4 @@
-"""Runs the command sync: of one cache or of all below a directory, with what follows."""
+"""Runs the command sync: of one cache or of all below a directory, with metrics and commands that follow."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_one(given: Given) -> None:
 
 
 def _follow(result: TableResult, given: Given) -> int:
-    """Do what follows a sync, unless it was a dry run; return the exit code of that."""
+    """Write metrics and run the command that follows a sync, unless it was a dry run; return its exit code."""
     if given.dry_run:
         return 0
     write_metrics(given.metrics, [result])
@@ -87,7 +87,7 @@ def print_count(did: str, caches: int, failed: list[str]) -> None:
 
 
 def _check_for_all(given: Given) -> None:
-    """Raise UsageError for what is of one cache: its directory, and options that it remembers."""
+    """Raise UsageError for options of a single cache: its directory, and those that it remembers."""
     if given.cache is not None:
         raise UsageError("--all", "takes one directory", "name the one that your caches are in")
     for name, value in given.of(REMEMBERED).items():
@@ -149,7 +149,7 @@ _GAUGES = {
 
 
 def variables(result: TableResult) -> dict[str, str]:
-    """What a command learns of a sync, as environment variables."""
+    """The environment variables of a command that follows a sync."""
     report, error = result.report, result.error
     came_to = DONE if error is None else FAILED
     came_to = {3: REFUSED, 6: REFUSED, 75: REFUSED, 5: "skipped"}.get(result.exit_code, came_to)

@@ -1,7 +1,7 @@
 """Prints progress, reports and errors: as text, as JSON lines, or not at all.
 
 Progress is bars on a terminal, a line a minute elsewhere, or each event as JSON. Runs of many caches append to one log
-file, so a line that no person sees at once begins with when it was written and of which cache it speaks:
+file, so every line outside of a terminal begins with its time and the name of its cache:
 ``2026-11-20T04:00:03Z shop: ``.
 """
 
@@ -72,7 +72,7 @@ def line_prefix(stream: TextIO) -> str:
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
-    """Print one line without markup to standard output, or to ``stream``; what controls a terminal is escaped.
+    """Print one line without markup to standard output, or to ``stream``; control characters are escaped.
 
     Where no terminal is, a line of a run on a cache begins with the time and the cache's name.
     """
@@ -188,7 +188,7 @@ _PHASE_TEXT = {
 def reporter(json_lines: bool, quiet: bool, about: str | os.PathLike[str] = "") -> Iterator[OnEvent]:
     """Yield an ``on_event`` that prints events as JSON, as progress bars or lines, or not at all.
 
-    ``about`` is the cache that is worked on, whose name is in each line where there is no terminal.
+    ``about`` is the cache at work; without a terminal its name is in each line.
     """
     name_lines(about)
     if json_lines:
@@ -229,7 +229,7 @@ class PhaseMeter:
 
     @property
     def text(self) -> str:
-        """What the phase does, as a word."""
+        """The phase as a word, like ``fetching``."""
         return _PHASE_TEXT.get(self._phase, self._phase)
 
     @property
@@ -237,7 +237,7 @@ class PhaseMeter:
         return 0 < self.total <= self.done
 
     def advance(self, amount: int, now: float) -> None:
-        """Count what was done by ``now``."""
+        """Count progress up to ``now``."""
         self.done += amount
         if now - self._samples[-1][0] >= 1:
             self._samples.append((now, self.done))
@@ -362,7 +362,7 @@ class ProgressBars(_Phases):
 
 
 class ProgressLines(_Phases):
-    """Prints a line of progress a minute where there is no terminal, whatever happens, and warnings at once."""
+    """Prints a line of progress a minute, whatever happens, and warnings at once; for logs."""
 
     def __init__(self) -> None:
         super().__init__()

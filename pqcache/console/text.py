@@ -60,7 +60,7 @@ def print_sync(report: SyncReport, verbose: bool = False) -> None:
 
 
 def summary_line(report: SyncReport) -> str:
-    """What a sync did, or would do."""
+    """A sync in one line."""
     changes = _changes(report)
     if report.dry_run:
         if not changes and not report.rewritten:
@@ -147,7 +147,7 @@ _SHOWN = 20  # files of a list
 
 
 def print_verify(report: VerifyReport) -> None:
-    """Print what was checked and what differs; damage was printed when it was found."""
+    """Print the result; damage was printed when it was found."""
     for name, reason in report.unread.items():
         print_line(f"not compared: column {name}: {reason}")
     for path in (report.changed or ())[:_SHOWN]:
@@ -206,7 +206,7 @@ def _run_cells(record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def did(record: Mapping[str, Any]) -> str:
-    """What a run did in a few words: the numbers of new, changed and removed files, or what it came to."""
+    """A run in a few words: the numbers of new, changed and removed files, or its result."""
     result = result_of(record)
     if result != DONE:
         return result
@@ -401,7 +401,7 @@ def print_gc(report: GcReport) -> None:
 
 
 def print_index(report: IndexReport) -> None:
-    """Print what was built and removed, and a line for each key index."""
+    """Print the columns that were built and removed, and a line for each key index."""
     done = [f"built {', '.join(report.built)}"] if report.built else []
     done += [f"removed {', '.join(report.dropped)}"] if report.dropped else []
     if done:
@@ -414,7 +414,7 @@ def print_index(report: IndexReport) -> None:
 
 
 def run_server(server: CacheServer, quiet: bool) -> None:
-    """Print where a server's caches are, one line for each, wait for its end, and print what it did."""
+    """Print the URL of each cache of a server, wait for its end, and print a summary."""
     with server, contextlib.suppress(KeyboardInterrupt):  # which is how a server ends
         for url in server.urls.values() if not quiet else ():
             print_line(f"serving {url} ({'with a token' if server.has_token else 'without a token'})")

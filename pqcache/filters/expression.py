@@ -58,7 +58,7 @@ class In:
 
 @dataclass(frozen=True)
 class Like:
-    """A column of text, of type ``kind``, against a pattern of ``%``, ``_`` and ``\\`` before what is literal."""
+    """A column of text, of type ``kind``, against a pattern of ``%`` and ``_``; ``\\`` makes the next one literal."""
 
     column: str
     pattern: str
@@ -83,21 +83,21 @@ class Always:
 
 @dataclass(frozen=True)
 class And:
-    """True where all parts are."""
+    """True if all parts are."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True)
 class Or:
-    """True where one part is."""
+    """True if one part is."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True)
 class Not:
-    """True where ``part`` is false; null where that is null."""
+    """True if ``part`` is false; null if that is null."""
 
     part: Condition
 
@@ -107,7 +107,7 @@ Condition = Compare | In | Like | IsNull | Always | And | Or | Not
 
 @dataclass(frozen=True)
 class Operand:
-    """What a condition compares: a column, or a field inside a column of structs, and its type.
+    """The left side of a comparison: a column, or a field inside a column of structs, and its type.
 
     ``metadata`` is that of the column, with HINTS for a partition column of text.
     """
@@ -234,7 +234,7 @@ def _balanced(join: Callable[[Any, Any], Any], parts: list[pc.Expression]) -> pc
 def operand_of(parts: Sequence[str], schema: pa.Schema) -> Operand:
     """Return the column that is called ``parts``, joined by dots, or the field of a struct that they lead to.
 
-    Case is folded where no name is spelled so, as in SQL. What is not there, or not unique, raises UsageError.
+    Case is folded if no name is spelled so, as in SQL. A missing or ambiguous name raises UsageError.
     """
     for length in range(len(parts), 0, -1):
         column = _named(".".join(parts[:length]), list(schema))
@@ -298,7 +298,7 @@ def value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def constant_of(text: str, operand: Operand, as_text: str = "") -> pa.Scalar | int:
-    """Return what ``text`` stands for in the type of ``operand``; see `comparison` for an int.
+    """Read ``text`` as a constant in the type of ``operand``; see `comparison` for an int.
 
     A number or a boolean is never compared as text or with a time: for one, ``as_text`` is how the same comparison is
     written with text. Anything that is not a value of the type raises UsageError.
@@ -358,7 +358,7 @@ def number_against_text(text: str, operand: Operand, as_text: str) -> UsageError
 
 
 def no_value(text: str, field: Operand) -> UsageError:
-    """The error for a constant that does not fit what it is compared with."""
+    """The error for a constant that does not fit its column."""
     kind = value_type(field.type)
     zone = "; say in which zone, like '2026-11-20T04:00:00Z'" if pt.is_timestamp(kind) and kind.tz else ""
     return UsageError("", f"{text!r} is not a value of {field.name}, which is {field.type}{zone}")

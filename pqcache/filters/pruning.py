@@ -32,7 +32,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class RowGroups(Protocol):
-    """What is asked of a row-group index, such as ``pqcache.store.row_group_index.Index``.
+    """The part of ``pqcache.store.row_group_index.Index`` that pruning needs.
 
     ``statistics`` has a row for each row group and ``rows`` its number of rows; ``partitions`` has a row for each file,
     and ``numbers("file")`` says which file a row group is in.
@@ -57,7 +57,7 @@ class RowGroups(Protocol):
 
 @dataclass(frozen=True)
 class TruthValues:
-    """What a condition may be for the rows of each row group: three flags per row group.
+    """The possible results of a condition in each row group: three flags per row group.
 
     Attributes:
         true: it may be true for some row.
@@ -82,9 +82,9 @@ class TruthValues:
 
 @dataclass(frozen=True, kw_only=True)
 class _Bounds:
-    """What is known of one column in each row group.
+    """Knowledge of one column in each row group.
 
-    ``low`` and ``high`` are None where nothing is known of any row group, and null where nothing is known of one.
+    ``low`` and ``high`` are None if unknown for all row groups, and null for each one for which they are unknown.
     ``nan`` says whether values may be NaN, which min and max leave out.
     """
 
@@ -278,7 +278,7 @@ def _compare(column: _Bounds, op: str, value: pa.Scalar) -> tuple[Flags, Flags]:
 def _like(column: _Bounds, node: Like) -> tuple[Flags, Flags]:
     """Return whether a LIKE may be true, and may be false, for values that are not null.
 
-    It is bounded by what stands before the first wildcard, and exact where all values are one.
+    The text before the first wildcard bounds it; it is exact if all values are equal.
     """
     anything = np.ones(len(column.some_value), np.bool_)
     low, high = column.low, column.high

@@ -87,11 +87,11 @@ class HistogramBar:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What is in a dataset.
+    """The contents of a dataset.
 
     ``kind`` is cache, directory or remote. ``over_block`` counts row groups of more compressed bytes than
     ``block_size``, ``straddling`` those that lie across a block boundary of files on HDFS, or of files in blocks of
-    the size that was asked for, and ``blocks_touched`` the blocks that all row groups lie in; both are None where
+    the size that was asked for, and ``blocks_touched`` the blocks that all row groups lie in; both are None if
     there are no blocks. ``compression`` maps codecs to bytes. ``under_quarter`` counts row groups of less
     than a quarter of ``block_size``. ``keys`` are the columns that a cache has a key index of.
     ``shard`` is the node whose share a cache holds, like ``0/3``, or None for all;
@@ -182,13 +182,13 @@ def inspect(
 
 @dataclass(frozen=True, kw_only=True)
 class _SummaryInput:
-    """What a summary is made from.
+    """The input of a summary.
 
     Attributes:
         index: row groups of the dataset.
         sizes: bytes of each file.
-        block_size: what row groups are measured against.
-        blocks: the block size of each file, 0 where it has none.
+        block_size: the limit for row groups.
+        blocks: the block size of each file, 0 if it has none.
         encodings: of each column, in the first file.
     """
 
@@ -400,7 +400,7 @@ class ArrivalProgress:
     """How much of a snapshot is there: bytes, complete files, and row groups.
 
     ``changed`` counts files that are not at the source any more as they were listed. ``run`` is the process that
-    fetches it, like ``process 12 of alice``; empty where none does. ``abandoned`` says that nothing more will come.
+    fetches it, like ``process 12 of alice``; empty if none does. ``abandoned`` says that nothing more will come.
     """
 
     bytes: int
@@ -491,7 +491,7 @@ class RowGroupView:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """What differs between two snapshots, ``old`` and ``new`` by ID: files by path, and rows and bytes of either.
+    """The difference between two snapshots, ``old`` and ``new`` by ID: files by path, and rows and bytes of either.
 
     ``partitions`` has the numbers of added and removed rows. Where a partition has both new source files and other ones
     no longer, all rows of files that were written anew count.
@@ -683,7 +683,7 @@ def readable(value: Any, items: int = 8, characters: int = 200) -> Any:
 
 
 def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference:
-    """Return what differs between two snapshots of a cache that are kept; others raise CacheError."""
+    """Compare two snapshots of a cache; raises CacheError if one is not kept."""
     cache = CacheDirectory.open(target)
     snapshots = cache.snapshot(old), cache.snapshot(new)
     before, after = ({entry.path: entry for entry in snapshot.manifest().files} for snapshot in snapshots)

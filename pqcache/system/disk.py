@@ -31,7 +31,7 @@ def fsync_path(path: Path) -> None:
 
 
 def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
-    """Open a regular file; anything else raises OSError, where opening a FIFO would block."""
+    """Open a regular file; anything else raises OSError, as opening a FIFO would block."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)  # regular files ignore O_NONBLOCK
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -121,7 +121,7 @@ def fsync_tree(root: Path) -> None:
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """Make ``target`` a hard link to ``source``, or a durable copy where the file system cannot link."""
+    """Make ``target`` a hard link to ``source``, or a durable copy if the file system cannot link."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -219,7 +219,7 @@ def allocated(*roots: Path) -> dict[tuple[int, int], tuple[int, bool]]:
 
 
 def freed_bytes(*roots: Path) -> int:
-    """What removing ``roots`` frees: files that are also linked from elsewhere free nothing."""
+    """Bytes that are freed by removing ``roots``: files that are also linked from elsewhere free nothing."""
     return sum(size for size, is_alone in allocated(*roots).values() if is_alone)
 
 

@@ -1,4 +1,4 @@
-"""Locks of files, which the kernel releases when their process ends; on NFS, and where there are none."""
+"""Locks of files, which the kernel releases when their process ends; on NFS, and on systems without any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes: whether one still runs, what it uses, and what this one does without.
+"""Processes: whether one still runs, its memory and reads, and how this one starts and ends sooner.
 
 A number alone does not name a process, as the system gives the numbers of ended ones to new ones. Most facts are from
 Linux's /proc; elsewhere they are unknown.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process, by default this one; ``started`` is when it began, in ticks since boot, empty where nobody knows."""
+    """A process, by default this one; ``started`` is when it began, in ticks since boot, empty if unknown."""
 
     number: int = field(default_factory=os.getpid)
     started: str = field(default_factory=lambda: _state(os.getpid())[1])

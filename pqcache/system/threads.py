@@ -44,8 +44,8 @@ _interrupted = False  # by Ctrl-C, while a fork waited
 class ForkSafeThreadPool(ThreadPoolExecutor):
     """A thread pool for jobs that use Arrow and do not wait for other threads.
 
-    What `submit` is given runs on ``at_once`` of the ``count`` threads (None: on all), as each thread keeps some of the
-    memory that Arrow takes there. What `submit_first` is given runs on any of them.
+    Jobs of `submit` run on ``at_once`` of the ``count`` threads (None: on all), as each thread keeps some of the
+    memory that Arrow takes there. Those of `submit_first` run on any of them.
     """
 
     def __init__(self, count: int, at_once: int | None = None) -> None:
@@ -62,7 +62,7 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
         return self._submit(self._jobs, partial(fn, *args, **kwargs))
 
     def submit_first(self, fn: Callable[[], T]) -> Future[T]:
-        """Run ``fn`` on the next thread that is free, before what `submit` was given and no thread has begun."""
+        """Run ``fn`` on the next thread that is free, before the waiting jobs of `submit`."""
         return self._submit(self._first, fn)
 
     def submit_after(self, futures: Sequence[Future[Any]], fn: Callable[[], T]) -> Future[T]:
@@ -283,7 +283,7 @@ def told_to_stop() -> bool:
 
 
 def in_parallel(calls: Sequence[Callable[[], T]], threads: int) -> list[T]:
-    """Return what each call returns, in order.
+    """Run calls on threads; return their results in order.
 
     The first error is raised once all calls that had begun have ended, which retry no more; the others are not begun.
     """

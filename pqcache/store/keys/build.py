@@ -316,7 +316,7 @@ class KeyView:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexReport:
-    """What was built and dropped, and all key indexes that the current snapshot has now."""
+    """The key indexes that were built and dropped, and all that the current snapshot has now."""
 
     cache: str
     snapshot: str
@@ -385,7 +385,7 @@ def index(cache: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given:
 
 
 def _remove_left(tmp: Path) -> None:
-    """Remove what dead runs left, but for downloads: the next sync takes those over."""
+    """Clean up after dead runs, but keep downloads: the next sync takes those over."""
     for left in tmp.iterdir():
         if not left.is_dir() or left.name.startswith(("keys-", "removed-")):
             discard(left)

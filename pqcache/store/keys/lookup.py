@@ -50,7 +50,7 @@ _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)  # the first 
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys as numbers: ``first`` of each, ``second`` only where they are hashed; those not ``valid`` are null."""
+    """Keys as numbers: ``first`` of each, ``second`` only if they are hashed; those not ``valid`` are null."""
 
     first: Codes
     second: Codes | None
@@ -357,7 +357,7 @@ SPANS = pa.schema(
 class KeyRun:
     """A file of sorted keys: ``keys`` rows of its ``rows`` have one.
 
-    Keys between ``low`` and ``high`` (as numbers) may be in it; both are None where keys are hashed. ``wide`` runs have
+    Keys between ``low`` and ``high`` (as numbers) may be in it; both are None if keys are hashed. ``wide`` runs have
     a second word for each key, because it does not fit into the first one beside the row number.
     """
 

@@ -48,9 +48,9 @@ class ClusterExecutor(Executor):
 
     @abstractmethod
     def on_workers(self, function: Callable[[str], Any], argument: str) -> list[tuple[str, Any]]:
-        """Return the address of each worker with what ``function`` returns there, or raises.
+        """Call ``function`` on all workers; return its result or exception by the address of the worker.
 
-        Only functions of the standard library are sent, as pqcache may be what is missing. Workers that have just died
+        Only functions of the standard library are sent, as a worker may lack pqcache. Workers that have just died
         are left out.
         """
 
@@ -370,7 +370,7 @@ _PACKAGES = ("pqcache", "pyarrow")  # the bytes that are written depend on both
 
 @contextmanager
 def connected(scheduler: str, todo: Sequence[PartitionJob], on_event: OnEvent) -> Iterator[ClusterExecutor]:
-    """Yield a cluster whose workers can do ``todo``; what it still has to do then is cancelled.
+    """Yield a cluster whose workers can do ``todo``; its unfinished jobs are cancelled at the end.
 
     Raises SourceUnavailable if no scheduler answers, UsageError if a worker has another version or does not see
     the source. Workers that come later are checked by their jobs.

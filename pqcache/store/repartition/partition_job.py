@@ -164,18 +164,18 @@ _TRANSFERS = 4  # files of one partition downloaded or sent at once
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionJob:
-    """What to do with one partition directory.
+    """The job for one partition directory.
 
     Attributes:
         endpoints: the source and the target, with their store options; they may hold secrets.
         directory: the partition directory.
         files: its source files, in row order.
         options: sizes and codecs.
-        key: names the files' identities and everything that decides what is written.
+        key: names the files' identities and everything that determines the output.
         is_leaf: no other partition lies below this one, so it can be published by one rename.
         version: of the pqcache that made the job.
         run: the run that the target has to belong to.
-        schema: of the table, as an Arrow IPC message; empty where the partition is all of it.
+        schema: of the table, as an Arrow IPC message; empty if the partition is all of it.
         int96: the unit in which the table's INT96 time stamps are read, or None.
         row_groups: of the source files.
         decoded: about how many bytes the rows take in memory.
@@ -220,7 +220,7 @@ class PartitionJob:
 
 @dataclass(frozen=True, kw_only=True)
 class JobContext:
-    """What a process has open to do jobs with.
+    """The open resources of a process that does jobs.
 
     Attributes:
         source: where files come from.
@@ -424,9 +424,9 @@ class Spool:
 
 @contextmanager
 def open_spool(target: Target) -> Iterator[Spool]:
-    """Yield a directory for files on their way, on the target's own file system where that is local.
+    """Yield a directory for files on their way, on the target's own file system if that is local.
 
-    Elsewhere it is in ``TMPDIR``, and what processes that died have left there is removed first.
+    Otherwise it is in ``TMPDIR``, after directories of processes that died are removed there.
     """
     if target.scratch is not None:
         yield Spool(target.scratch)
@@ -464,7 +464,7 @@ RUN = f"{HIDDEN}/run"
 
 @dataclass(frozen=True, kw_only=True)
 class DirectoryResult:
-    """What one directory was rewritten to: files, row groups and bytes before and after, rows, and warnings."""
+    """The outcome for one directory: files, row groups and bytes before and after, rows, and warnings."""
 
     files: tuple[int, int]
     row_groups: tuple[int, int]
@@ -475,7 +475,7 @@ class DirectoryResult:
 
 @dataclass(frozen=True)
 class DirectoryRecord:
-    """One directory of the target: its ``key`` names from what and how it was made; ``files`` are names and sizes."""
+    """One directory of the target: its ``key`` names its sources and options; ``files`` are names and sizes."""
 
     directory: str
     key: str

@@ -57,7 +57,7 @@ _PATIENCE = Patience(2)  # of reading the records at the target
 
 @dataclass(frozen=True, kw_only=True)
 class RepartitionReport:
-    """What a repartition did; with ``dry_run`` the ``_after`` numbers are 0.
+    """The outcome of a repartition; with ``dry_run`` the ``_after`` numbers are 0.
 
     ``rewritten`` counts partition directories, ``kept`` those that an earlier run had finished at the target.
     ``snapshot`` is None unless a cache was repartitioned in place.
@@ -86,7 +86,7 @@ class RepartitionReport:
 
 @dataclass(frozen=True, kw_only=True)
 class _TargetRun:
-    """A repartition into ``target``: a job for each partition, and what is done.
+    """A repartition into ``target``: a job for each partition, and the finished ones.
 
     ``records`` are those of an earlier run, ``done`` is by directory, with what that run had finished.
     """
@@ -107,7 +107,7 @@ class _TargetRun:
 def repartition_to(
     endpoints: Endpoints, rewrite: RewriteOptions, dense: DenseRequest, scheduler: str | None, options: RunOptions
 ) -> RepartitionReport:
-    """Rewrite one dataset into another, in which what an earlier run has finished is kept."""
+    """Rewrite one dataset into another; partitions that an earlier run has finished are kept."""
     with ExitStack() as stack:
         target = open_target(endpoints.target, endpoints.target_options, endpoints.block_size)
         stack.callback(target.close)
@@ -286,7 +286,7 @@ def _jobs_for(
 
 @contextmanager
 def _kept_on_failure(run: _TargetRun, alone: bool) -> Iterator[None]:
-    """After a failure keep for the next run what is finished, and say so; remove everything if nothing is.
+    """After a failure keep finished partitions for the next run, and say so; remove everything if there are none.
 
     After an interruption, or not ``alone``, something may still be published.
     """

@@ -44,7 +44,7 @@ def serve(caches: Sequence[str | os.PathLike[str]], **given: Unpack[ServeArgumen
     >>> report.added, report.rows
     (6, 600)
 
-    Needs the extra ``serve``. Raises UsageError, CacheError, or PqcacheError where the address cannot be listened on.
+    Needs the extra ``serve``. Raises UsageError, CacheError, or PqcacheError if the address cannot be listened on.
     """
     options = all_values(given, *COMMANDS["serve"])
     token, address = read_token(options.token_file), (options.bind, options.port)
@@ -55,10 +55,10 @@ class CacheServer:
     """A running server; ``close`` ends it.
 
     Attributes:
-        urls: what clients on this machine name as their source, by the names of the caches.
+        urls: sources for clients on this machine, by the names of the caches.
         address: where it listens.
         has_token: whether clients need a token.
-        counts: what was served until now.
+        counts: requests and bytes until now.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class CacheServer:
         return time.monotonic() - self._began
 
     def wait(self) -> None:
-        """Return when another thread has closed the server; raise what ended it otherwise."""
+        """Return when another thread has closed the server; otherwise raise the error that ended it."""
         self._http.wait()
 
     def close(self) -> None:

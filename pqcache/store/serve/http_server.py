@@ -97,7 +97,7 @@ class ServedCache:
                 found.last_used = time.monotonic()
 
     def open_file(self, leased: LeasedSnapshot, path: str, size: int) -> BinaryIO:
-        """Open a snapshot's file; RequestRefused where it is not as the manifest has it, or private.
+        """Open a snapshot's file; RequestRefused if it is private, or not as the manifest has it.
 
         Nothing but a regular file at this very place is opened, whatever links there are on the way.
         """
@@ -266,7 +266,7 @@ class HttpServer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for ``close``; raise what ended the server otherwise."""
+        """Wait for ``close``; otherwise raise the error that ended the server."""
         self._ended.wait()
         if self._failure is not None:
             raise self._failure

@@ -88,7 +88,7 @@ _SECONDS = 60.0  # for the smallest step of reading a file, after which it count
 
 @dataclass(frozen=True)
 class Damage:
-    """One thing that is wrong: a path below the snapshot, the row group and the column where known, and what it is."""
+    """One finding: a path below the snapshot, the row group and the column if known, and a message."""
 
     path: str
     row_group: int | None
@@ -98,11 +98,11 @@ class Damage:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """What a verify found in a snapshot of ``files`` files with ``rows`` rows and ``bytes`` bytes.
+    """The findings in a snapshot of ``files`` files with ``rows`` rows and ``bytes`` bytes.
 
     ``damage`` is empty if all is well. ``changed`` lists source files that the source does not have as the cache does
     (None without ``source``). ``unread`` maps columns that the second engine could not read to the reason. ``repaired``
-    is the new snapshot if one was made; then ``damage`` is what was found before, and ``left`` what is still wrong in
+    is the new snapshot if one was made; then ``damage`` was found in the old one, and ``left`` is still wrong in
     the new one. ``skipped`` are the partitions that the last sync could not take, as in `SyncReport`.
     """
 
@@ -160,7 +160,7 @@ def verify(
 
     Every file of the manifest has to exist, of the recorded size, with a footer that parses and agrees with
     manifest and index. Files are read in processes of their own, with bounded memory and time, since damaged Parquet
-    may crash what reads it.
+    may crash its reader.
 
     Args:
         cache: the cache's directory.
@@ -335,7 +335,7 @@ def _repair(
 ) -> Snapshot:
     """Publish a new snapshot in which the files at the paths ``damaged`` are downloaded again from the source.
 
-    All other files are kept, also where the source has newer ones: to download those is what sync does. If a damaged
+    All other files are kept, even if the source has newer ones: sync is there to fetch those. If a damaged
     file itself has changed at the source, SourceIncomplete is raised. Without a ``manifest`` it is not known what is
     held, so all is synced.
     """

@@ -186,7 +186,7 @@ def compare_index(footer: pa.Table, indexed: pa.Table) -> Iterator[tuple[str, in
 
 
 def decode(path: Path, schema: pa.Schema, footer: pa.Table, size: int, seconds: float, report: Report) -> None:
-    """Decode every page, and compare row counts and statistics with what is there."""
+    """Decode every page, and compare row counts and statistics with the values."""
     with pq.ParquetFile(path, buffer_size=1 << 20, page_checksum_verification=True) as file:
         for group in range(footer.num_rows):
             line = {name: footer[name][group] for name in footer.column_names}
@@ -207,7 +207,7 @@ def decode(path: Path, schema: pa.Schema, footer: pa.Table, size: int, seconds: 
 
 
 def _bytes_of_row(group: StoredRowGroup, field: pa.Field, line: dict[str, Any]) -> float:
-    """Decoded bytes of a row where texts are longest: those of a dictionary are stored once."""
+    """Decoded bytes of a row among the longest texts: those of a dictionary are stored once."""
     each = (line[f"{field.name}:uncompressed"].as_py() or 0) / max(1, group.rows)
     if varies(field.type):
         with suppress(Exception):  # what is damaged is found when it is decoded
@@ -220,7 +220,7 @@ def _bytes_of_row(group: StoredRowGroup, field: pa.Field, line: dict[str, Any]) 
 def _decode_column(
     file: pq.ParquetFile, group: int, field: pa.Field, line: dict[str, Any], batch_rows: int
 ) -> str | None:
-    """What is wrong with a column of a row group, or None."""
+    """Describe the damage of a column of a row group; None if there is none."""
     name, rows = field.name, line["rows"].as_py()
     low, high = line.get(f"{name}:min"), line.get(f"{name}:max")
     count = nulls = 0
@@ -279,7 +279,7 @@ _NANOSECONDS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 def compare_engines(path: Path, schema: pa.Schema, seconds: float, report: Callable[..., None]) -> None:
     """Compare every column of every row group as pyarrow and fastparquet, an independent implementation, read it.
 
-    fastparquet does not know every type and encoding. What it cannot read is reported, and is no damage.
+    fastparquet does not know every type and encoding. Columns that it cannot read are reported, but are no damage.
     """
     import fastparquet
 
