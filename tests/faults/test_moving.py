@@ -28,7 +28,7 @@ BIG = "dt=2026-11-02/part-00000.parquet"
 STORES = [
     "path",
     pytest.param("hdfs", marks=pytest.mark.hdfs),
-    pytest.param("webhdfs", marks=pytest.mark.hdfs),
+    pytest.param("webhdfs", marks=[pytest.mark.hdfs, pytest.mark.deep]),
     pytest.param("s3", marks=pytest.mark.s3),
 ]
 

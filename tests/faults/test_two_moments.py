@@ -73,8 +73,7 @@ HOW: dict[str, dict[str, Any]] = {"plain": {}, "rewritten": {"row_group_size": 8
         *(pytest.param("path", how, id=f"path-{how}") for how in HOW),
         *(  # what is rewritten is downloaded as what is copied
             pytest.param(store, how, id=f"{store}-{how}", marks=pytest.mark.hdfs)
-            for store in ("hdfs", "webhdfs")
-            for how in ("plain", "where")
+            for store, how in (("hdfs", "plain"), ("hdfs", "where"), ("webhdfs", "plain"))
         ),
     ],
     indirect=["remote"],

@@ -37,7 +37,7 @@ STORES = [
     "path",
     pytest.param("hdfs", marks=pytest.mark.hdfs),
     pytest.param("s3", marks=pytest.mark.s3),
-    pytest.param("gs", marks=pytest.mark.gcs),
+    pytest.param("gs", marks=[pytest.mark.gcs, pytest.mark.deep]),
     pytest.param("az", marks=pytest.mark.azure),
 ]
 FEW = [
@@ -106,6 +106,7 @@ def test_any_store_holds_the_same_bytes(
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.parametrize("remote", STORES[:3:2], indirect=True)
 def test_from_store_to_store(remote: Remote, shop: Path, tmp_path: Path) -> None:
     remote.upload(shop)
     target = f"{remote.url}-again"
