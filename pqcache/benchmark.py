@@ -42,7 +42,7 @@ from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.store.cache_directory import cache_at
 from pqcache.store.hive import parent
 from pqcache.store.tables.data_files import FileRules
-from pqcache.store.urls import local_path, url_scheme
+from pqcache.store.urls import is_local, local_path
 from pqcache.system.processes import cpu_count, disk_read_bytes, pss
 from pqcache.units import BLOCK_SIZE, format_count, format_size, parse_size, size_word
 
@@ -462,7 +462,7 @@ def forecast(
 ) -> Forecast | None:
     """The forecast for a training; None for a remote, arriving, empty or unreadable dataset."""
     text = os.fspath(target)
-    if url_scheme(text) not in ("", "file"):
+    if not is_local(text):
         return None
     try:
         data, lease = open_local_dataset(local_path(text), snapshot, rules=rules)

@@ -44,7 +44,7 @@ from pqcache.store.layout import (
 )
 from pqcache.store.ownership import GROUPS, check_ownership, directory_mode, file_mode, make_private, private_mode
 from pqcache.store.snapshot import Lease, Snapshot, read_kept
-from pqcache.store.urls import local_path, quoted, url_scheme
+from pqcache.store.urls import is_local, local_path, quoted
 from pqcache.system.disk import fsync_path, make_directory, open_plain, read_regular, replace_symlink, write_durably
 from pqcache.system.locks import lock_holder, open_to_lock, try_lock
 from pqcache.units import format_seconds
@@ -414,7 +414,7 @@ def cache_path(path: str | os.PathLike[str]) -> Path:
 
 def cache_at(text: str) -> CacheDirectory | None:
     """The cache at a path or ``file://`` URL, if there is one."""
-    if url_scheme(text) not in ("", "file"):
+    if not is_local(text):
         return None
     cache = CacheDirectory(Path(local_path(text)).expanduser().absolute())
     return cache if cache.exists() else None
@@ -432,7 +432,7 @@ def snapshot_at(text: str, copies: bool = False) -> tuple[Snapshot, str] | None:
     in a copy of one elsewhere. A path into a snapshot that is still arriving, or into a copy of one, raises CacheError:
     not all of its files are there.
     """
-    if url_scheme(text) not in ("", "file"):
+    if not is_local(text):
         return None
     real = Path(os.path.realpath(os.path.expanduser(local_path(text))))
     for path in (real, *real.parents):

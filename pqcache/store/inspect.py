@@ -44,7 +44,7 @@ from pqcache.store.sync.table_schema import read_remote_footer
 from pqcache.store.tables.base import OpenOptions
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.urls import local_path, quoted, redact, url_scheme
+from pqcache.store.urls import is_local, local_directory, quoted, redact, url_scheme
 from pqcache.system.disk import check_regular
 from pqcache.units import BLOCK_SIZE, format_size
 
@@ -152,51 +152,35 @@ def inspect(
     Raises UsageError, SourceError, SourceIncomplete (no Parquet there) or ParquetError.
     """
     options = all_values(given, *COMMANDS["inspect"])
-    text, size, as_files = os.fspath(target), options.block_size, options.as_files
+    text, size = os.fspath(target), options.block_size
     if (cache := cache_at(text)) is not None:
         return _inspect_cache(cache, size, options.candidate)
-    if options.candidate:
-        raise UsageError("--candidate", f"{redact(text)} is not a pqcache", "name a cache")
-    source = open_table(text, OpenOptions(store=options.options, as_files=as_files))
-    rules = FileRules(as_files=as_files, all_files=options.all_files)
-    try:
-        listing = list_source(source, on_event, ListingRules(files=rules))
+    rules = FileRules(as_files=options.as_files, all_files=options.all_files)
+    with _opened(text, options.options, rules, options.candidate, on_event) as (source, files):
         table = source.table_version
-        files = sorted(listing.files, key=lambda file: file.path)
         index = read_remote_index(source, files, options.jobs, on_event)
         encodings = encodings_of([read_remote_footer(source, file) for file in files[:1]])
-    finally:
-        source.close()
     blocks = np.array([size or file.block_size for file in files], np.int64)
     default = int(blocks.max()) if blocks.all() else BLOCK_SIZE
-    dataset = _SummaryInput(
-        index=index,
-        sizes=np.array([file.identity.size for file in files], np.int64),
-        block_size=size or default,
-        blocks=blocks,
-        encodings=encodings,
-    )
-    kind = "directory" if url_scheme(text) in ("", "file") else "remote"
-    return replace(_describe(dataset, source.url, kind), version=_version(table))
+    sizes = np.array([file.identity.size for file in files], np.int64)
+    kind = "directory" if is_local(text) else "remote"
+    described = _describe(source.url, kind, index, encodings, sizes=sizes, blocks=blocks, block_size=size or default)
+    return replace(described, version=_version(table))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SummaryInput:
-    """The input of a summary.
-
-    Attributes:
-        index: row groups of the dataset.
-        sizes: bytes of each file.
-        block_size: the limit for row groups.
-        blocks: the block size of each file, 0 if it has none.
-        encodings: of each column, in the first file.
-    """
-
-    index: Index
-    sizes: npt.NDArray[np.int64]
-    block_size: int
-    blocks: npt.NDArray[np.int64]
-    encodings: Mapping[str, tuple[str, ...]]
+@contextmanager
+def _opened(
+    text: str, store: Mapping[str, str], rules: FileRules, candidate: bool, on_event: OnEvent
+) -> Iterator[tuple[Source, list[SourceFile]]]:
+    """Yield a source that is not a cache, and its files in the order of their paths."""
+    if candidate:
+        raise UsageError("--candidate", f"{redact(text)} is not a pqcache", "name a cache")
+    source = open_table(text, OpenOptions(store=store, as_files=rules.as_files))
+    try:
+        listing = list_source(source, on_event, ListingRules(files=rules))
+        yield source, sorted(listing.files, key=lambda file: file.path)
+    finally:
+        source.close()
 
 
 def _inspect_cache(cache: CacheDirectory, block_size: int | None, candidate: bool) -> Inspection:
@@ -214,15 +198,10 @@ def _inspect_cache(cache: CacheDirectory, block_size: int | None, candidate: boo
         encodings = encodings_of([read_footer(snapshot.path / path) for path in there[:1]])
         keys = tuple(columns_indexed(snapshot.path))
     sizes = np.array([entry.size for entry in manifest.files], np.int64)
-    dataset = _SummaryInput(
-        index=index,
-        sizes=sizes,
-        block_size=block_size or read_config(cache.path).row_group_size or BLOCK_SIZE,
-        blocks=np.full(len(sizes), block_size or 0, np.int64),
-        encodings=encodings,
-    )
+    blocks = np.full(len(sizes), block_size or 0, np.int64)
+    size = block_size or read_config(cache.path).row_group_size or BLOCK_SIZE
     return replace(
-        _describe(dataset, str(cache.path), "cache"),
+        _describe(str(cache.path), "cache", index, encodings, sizes=sizes, blocks=blocks, block_size=size),
         source=manifest.source,
         snapshot=snapshot.id,
         created=manifest.created,
@@ -250,13 +229,22 @@ def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on
     return builder.finish([file.path for file in files])
 
 
-def _describe(dataset: _SummaryInput, target: str, kind: str) -> Inspection:
-    index, block_size = dataset.index, dataset.block_size
+def _describe(
+    target: str,
+    kind: str,
+    index: Index,
+    encodings: Mapping[str, tuple[str, ...]],
+    *,
+    sizes: npt.NDArray[np.int64],
+    blocks: npt.NDArray[np.int64],
+    block_size: int,
+) -> Inspection:
+    """Summarize an index; ``sizes`` and ``blocks`` are of each file, 0 for one that is not in blocks."""
     groups = index.numbers("bytes")
     straddling = touched = None
-    if dataset.blocks.all():
+    if blocks.all():
         first = index.numbers("offset")
-        block = dataset.blocks[index.numbers("file")]
+        block = blocks[index.numbers("file")]
         count = (first + np.maximum(groups, 1) - 1) // block - first // block + 1
         straddling, touched = int((count > 1).sum()), int(count.sum())
     return Inspection(
@@ -265,7 +253,7 @@ def _describe(dataset: _SummaryInput, target: str, kind: str) -> Inspection:
         files=len(index.paths),
         rows=int(index.rows.sum()),
         row_groups=len(index),
-        bytes=int(dataset.sizes.sum()),
+        bytes=int(sizes.sum()),
         uncompressed=int(index.numbers("uncompressed").sum()),
         block_size=block_size,
         over_block=int((groups > block_size).sum()),
@@ -274,8 +262,8 @@ def _describe(dataset: _SummaryInput, target: str, kind: str) -> Inspection:
         row_group_bytes=_spread(groups),
         histogram=_histogram(groups, block_size),
         compression=_compression(index),
-        partitions=_partitions(index, dataset.sizes),
-        columns=_columns(index, dataset.encodings),
+        partitions=_partitions(index, sizes),
+        columns=_columns(index, encodings),
         under_quarter=int((groups < block_size // 4).sum()),
     )
 
@@ -543,19 +531,12 @@ def open_inspected_dataset(
             entries = snapshot.manifest().files
             sizes = [entry.size for entry in entries]
             return InspectedDataset(snapshot.index(), sizes, snapshot.path, arriving=progress is not None)
-    if candidate:
-        raise UsageError("--candidate", f"{redact(text)} is not a pqcache", "name a cache")
-    source = open_table(text, OpenOptions(store=options or {}, as_files=rules is not None and rules.as_files))
-    try:
-        listing = list_source(source, on_event, ListingRules(files=rules or FileRules()))
-        files = sorted(listing.files, key=lambda file: file.path)
+    rules = rules or FileRules()
+    with _opened(text, options or {}, rules, candidate, on_event) as (source, files):
         index = read_remote_index(source, files, jobs, on_event)
-    finally:
-        source.close()
     root = None
-    if url_scheme(text) in ("", "file"):
-        root = Path(os.path.abspath(os.path.expanduser(local_path(text))))
-        root = root.parent if root.is_file() else root
+    if is_local(text):
+        root = local_directory(text)
     return InspectedDataset(index, [file.identity.size for file in files], root)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pqcache.errors import UsageError
@@ -53,6 +54,10 @@ def check_url(url: str) -> None:
         raise UsageError(redact(url), "has a secret in its path", "give it as an option instead: -o token=...")
 
 
+def is_local(url: str) -> bool:
+    return url_scheme(url) in ("", "file")
+
+
 def local_path(url: str) -> str:
     """The path in a ``file://`` URL, or the path itself."""
     if url_scheme(url) != "file":
@@ -61,6 +66,16 @@ def local_path(url: str) -> str:
     if parts.netloc not in ("", "localhost"):
         raise UsageError(redact(url), "has a host", "write file:///PATH with three slashes")
     return unquote(parts.path)
+
+
+def absolute_path(url: str) -> str:
+    return os.path.abspath(os.path.expanduser(local_path(url)))
+
+
+def local_directory(url: str) -> Path:
+    """The absolute directory of a local source; a single file is in it."""
+    path = Path(absolute_path(url))
+    return path.parent if path.is_file() else path
 
 
 def is_secret(option: str) -> bool:
@@ -92,7 +107,7 @@ def remembered_url(url: str) -> str:
     """As a cache remembers its source: without secrets, local paths absolute."""
     if url_scheme(url) not in ("", "file"):
         return redact(with_usual_scheme(url))
-    return os.path.abspath(os.path.expanduser(local_path(url)))
+    return absolute_path(url)
 
 
 def _values(scheme: str) -> re.Pattern[str]:

@@ -46,7 +46,7 @@ from pqcache.store.layout import ARRIVED, CONFIG
 from pqcache.store.manifest import DIRECTORY, FileEntry, Identity, Manifest, SourceFile, TableVersion, local_tag
 from pqcache.store.ownership import is_trusted
 from pqcache.store.snapshot import Lease, Snapshot
-from pqcache.store.urls import local_path
+from pqcache.store.urls import absolute_path
 from pqcache.system.disk import (
     fsync_path,
     fsync_tree,
@@ -485,7 +485,7 @@ class SnapshotSource(Source, LocalModes):
     capabilities = Capabilities(lists_only_data_files=True, lists_one_version=True)
 
     def __init__(self, url: str, snapshot: Snapshot, below: str, lease: Lease) -> None:
-        self.url = os.path.abspath(os.path.expanduser(local_path(url)))
+        self.url = absolute_path(url)
         self._snapshot, self._below, self._lease = snapshot, below, lease
         self._files = LocalSource(str(snapshot.path / below), {})
 

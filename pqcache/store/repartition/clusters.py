@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from pqcache.errors import PqcacheError, SourceUnavailable, UsageError, first_line
 from pqcache.events import OnEvent, Warned
 from pqcache.store.repartition.partition_job import PartitionJob
-from pqcache.store.urls import url_scheme
+from pqcache.store.urls import is_local, url_scheme
 from pqcache.units import format_count
 
 CONNECT = 10.0  # seconds
@@ -379,7 +379,7 @@ def connected(scheduler: str, todo: Sequence[PartitionJob], on_event: OnEvent) -
         if cluster.no_worker:
             on_event(Warned(f"{scheduler}: {cluster.no_worker}"))
         _check_packages(cluster)
-        if todo and url_scheme(todo[0].endpoints.source) in ("", "file"):
+        if todo and is_local(todo[0].endpoints.source):
             check_seen(cluster, todo[0].endpoints.source)
         try:
             yield cluster

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pqcache.errors import DamagedError, UsageError, disk_errors
+from pqcache.errors import UsageError, disk_errors
 from pqcache.events import OnEvent, ignore
 from pqcache.options import COMMANDS, RepartitionArguments, Rewriting, Unpack, documented, options_of, parsed
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
@@ -30,7 +30,7 @@ from pqcache.store.sync.plan import Recipe, plan_repartition, recipe_of
 from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.table_schema import local_table_schema
 from pqcache.store.tables.data_files import FileRules
-from pqcache.store.urls import local_path, quoted, redact, url_scheme
+from pqcache.store.urls import is_local, local_path, quoted, redact
 from pqcache.system.disk import tree_size
 from pqcache.units import BLOCK_SIZE
 
@@ -95,7 +95,7 @@ def repartition(
                 f"pqcache repartition {quoted(redact(text))} DEST",
             )
         return _repartition_cache(cache, changes, wanted, run)
-    if url_scheme(os.fspath(dest)) in ("", "file"):
+    if is_local(os.fspath(dest)):
         check_outside_caches(Path(local_path(os.fspath(dest))))
     if scheduler is not None and bwlimit is not None:
         raise UsageError("--bwlimit", "excludes --scheduler, whose workers fetch on other machines", "give one of them")
@@ -138,17 +138,6 @@ def _rewrite_options(changes: Mapping[str, Any], align_to: int | None) -> Rewrit
     )
 
 
-def _is_done(snapshot: Snapshot, manifest: Manifest, recipe: Recipe) -> bool:
-    """Whether all files are known to be made by ``recipe``, with one schema."""
-    if any(entry.recipe != recipe.text for entry in manifest.files):
-        return False
-    try:
-        return snapshot.checked_index().uniform
-    except DamagedError as error:
-        log.debug("footers of all files are read: %s", error)
-        return False
-
-
 def _repartition_cache(
     cache: CacheDirectory, changes: Mapping[str, Any], dense: DenseRequest, options: RunOptions
 ) -> RepartitionReport:
@@ -187,7 +176,7 @@ def _repartition_snapshot(run: CacheRun, current: Snapshot, before: Manifest) ->
     assert rewrite is not None
     recipe = Recipe(recipe_of(before.files[0].recipe).subset if before.files else "", rewrite.recipe)
     table = None
-    if not _is_done(current, before, recipe):
+    if any(entry.recipe != recipe.text for entry in before.files):
         of_table = schema_of_table(before.table)
         table = local_table_schema(current.path, before.files, rewrite.keep_int96, of_table)
     plan = plan_repartition(before.files, recipe, table.others if table is not None else frozenset())

@@ -34,7 +34,7 @@ from pqcache.store.cache_directory import cache_at
 from pqcache.store.drivers.registry import open_source as open_dataset
 from pqcache.store.sync.listing import ListingRules, list_source
 from pqcache.store.tables.data_files import FileRules
-from pqcache.store.urls import local_path, quoted, redact, url_scheme
+from pqcache.store.urls import is_local, local_directory, quoted, redact
 
 _JOBS = 8
 _SAMPLE = 1024  # rows
@@ -266,11 +266,10 @@ class DenseRequest:
 
 def local_root(url: str) -> Path:
     """The directory of a source; UsageError unless it is local."""
-    if url_scheme(url) not in ("", "file"):
+    if not is_local(url):
         raise UsageError(
             "--dense",
             f"every file has to be read first, and {redact(url)} is not local",
             f"copy it with 'pqcache sync {quoted(redact(url))} CACHE', then run 'pqcache repartition CACHE'",
         )
-    root = Path(os.path.abspath(os.path.expanduser(local_path(url))))
-    return root.parent if root.is_file() else root
+    return local_directory(url)

@@ -45,7 +45,7 @@ from pqcache.store.sync.download.download_file import DownloadOptions, download_
 from pqcache.store.tables.base import OpenOptions, Table, VersionRule, store_options
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.open_table import open_table
-from pqcache.store.urls import check_url, local_path, redact, url_scheme
+from pqcache.store.urls import absolute_path, check_url, is_local, local_directory, local_path, redact, url_scheme
 from pqcache.system.disk import remove_tree, tree_size
 from pqcache.system.locks import try_lock
 from pqcache.system.threads import in_parallel
@@ -82,7 +82,7 @@ def make_endpoints(source: str, target: str, options: Mapping[str, str], block_s
     """Divide ``options`` among source and target; UsageError if these cannot go together."""
     check_url(source)
     check_url(target)
-    if url_scheme(target) not in ("", "file") and target.partition("://")[2].strip("/") == "":
+    if not is_local(target) and target.partition("://")[2].strip("/") == "":
         raise UsageError(target, "names no directory", f"write {url_scheme(target)}://HOST/PATH")
     check_apart(source, target)
     source_options = _options_for(source, target, options)
@@ -138,9 +138,9 @@ def _options_for(url: str, other: str, options: Mapping[str, str]) -> Mapping[st
 
 def _absolute(url: str) -> str:
     """Make local paths absolute, as workers may run elsewhere."""
-    if url_scheme(url) not in ("", "file"):
+    if not is_local(url):
         return url
-    return os.path.abspath(os.path.expanduser(local_path(url)))
+    return absolute_path(url)
 
 
 def _place(url: str) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ class PartitionJob:
     @property
     def spool_size(self) -> int:
         """Most bytes on the local disk at once, roughly: source files, new files, rows being shuffled."""
-        copies = sum(url_scheme(url) not in ("", "file") for url in (self.endpoints.source, self.endpoints.target))
+        copies = sum(not is_local(url) for url in (self.endpoints.source, self.endpoints.target))
         spilled = self.decoded if self.shuffles and self.decoded > 2 * self.options.row_group_size else 0
         return copies * self.size + spilled
 
@@ -309,9 +309,8 @@ def _local_files(job: PartitionJob, context: JobContext, scratch: Path) -> tuple
 
     A table's files lie elsewhere than in the directory, and may have other columns and rows than the table.
     """
-    if url_scheme(job.endpoints.source) in ("", "file") and not isinstance(context.source, Table):
-        root = Path(os.path.abspath(os.path.expanduser(local_path(job.endpoints.source))))
-        root = root.parent if root.is_file() else root
+    if is_local(job.endpoints.source) and not isinstance(context.source, Table):
+        root = local_directory(job.endpoints.source)
         _check_unchanged(job, context)
         return root / job.directory, [root / file.path for file in job.files]
     inside = scratch / "in"

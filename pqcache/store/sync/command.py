@@ -67,7 +67,7 @@ from pqcache.store.sync.safety_checks import check_identities, wait_rules
 from pqcache.store.tables.base import OpenOptions, Table
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables_of_root import ListedTable, add, tables_below
-from pqcache.store.urls import check_url, is_secret, local_path, quoted, redact, remembered_url, url_scheme
+from pqcache.store.urls import check_url, is_local, is_secret, local_path, quoted, redact, remembered_url
 from pqcache.system.disk import limit_mode
 from pqcache.units import Stopwatch
 
@@ -423,7 +423,7 @@ def _unchanged(current: Snapshot, sources: str, recipe: Recipe, shard: str | Non
 def check_order(source: str, cache: str) -> None:
     """Raise UsageError if source and cache were named in the wrong order."""
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):/", cache)  # Path makes one slash of two
-    if scheme is not None and url_scheme(source) in ("", "file"):
+    if scheme is not None and is_local(source):
         subject, reason = f"{scheme[1]}://...", "a cache is a local directory"
     elif cache_at(source) is not None and os.path.isdir(cache) and cache_at(cache) is None:
         subject, reason = source, f"is a pqcache, and {cache} is none"
@@ -434,7 +434,7 @@ def check_order(source: str, cache: str) -> None:
 
 def check_apart(source: str, cache: Path) -> None:
     """Raise UsageError if a cache lies in its local source, or contains it."""
-    if url_scheme(source) in ("", "file"):
+    if is_local(source):
         path = Path(local_path(source)).resolve()
         ours = cache.resolve()
         if path == ours or ours in path.parents or path in ours.parents:

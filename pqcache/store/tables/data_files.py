@@ -22,7 +22,7 @@ from pqcache.store.cache_directory import named_caches
 from pqcache.store.hive import is_hidden, is_hidden_directory, parent
 from pqcache.store.layout import ARRIVING, CONFIG, HISTORY, LOCK, MEMO
 from pqcache.store.manifest import SourceFile
-from pqcache.store.urls import local_path, url_scheme
+from pqcache.store.urls import is_local, local_path
 from pqcache.units import format_count, printable
 
 MAGIC = (b"PAR1", b"PARE")  # at both ends of a file; the second where its footer is encrypted
@@ -371,7 +371,7 @@ def check_above(url: str) -> None:
     It is known by the directories above a local path, which takes a few system calls, and of another store by the
     names in the URL alone, which show Hive's transactional tables only.
     """
-    if url_scheme(url) not in ("", "file"):
+    if not is_local(url):
         names = [name for name in url.partition("://")[2].split("/")[1:] if name]
         table = next((FoundTable(_HIVE, "", name) for name in names[-2:] if _HIVE_DIRECTORY.fullmatch(name)), None)
         if table is not None:

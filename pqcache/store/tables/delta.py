@@ -48,7 +48,7 @@ from pqcache.store.tables.base import (
     partition_path,
 )
 from pqcache.store.tables.deletion_vector import ReadBytes, vector_of_delta
-from pqcache.store.urls import local_path, url_scheme
+from pqcache.store.urls import is_local, local_path
 
 LOG = "_delta_log"  # the log's directory in that of its table
 SIDECARS = "_sidecars"  # directory of the parts of checkpoints that name them
@@ -330,7 +330,7 @@ def file_url_of(url: str, path: str) -> str:
 
 
 def _is_local(url: str) -> bool:
-    return url_scheme(url) in ("", "file")
+    return is_local(url)
 
 
 def _authority(url: str) -> str:

@@ -26,7 +26,7 @@ from pqcache.store.tables.base import (
     TableLog,
 )
 from pqcache.store.tables.data_files import LOGS, METADATA_SUFFIXES, is_log, refuse_part
-from pqcache.store.urls import check_url, redact, url_scheme, with_usual_scheme
+from pqcache.store.urls import check_url, is_local, redact, url_scheme, with_usual_scheme
 
 _ICEBERG_LOG = "metadata"
 
@@ -150,7 +150,7 @@ _CATALOGS: Mapping[str, OpenUrl] = {"hive": _open_hive, "iceberg": _iceberg_cata
 
 def _check_not_part(url: str, options: OpenOptions) -> None:
     """Raise UsageError if ``url`` is a partition of a table; `check_above` does so for a local one."""
-    if url_scheme(url) in ("", "file"):
+    if is_local(url):
         return
     above = url.rstrip("/")
     while "=" in above.rpartition("/")[2]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,8 @@ import pytest
 import pqcache
 from pqcache.parquet.dense import Dense, with_dense_columns
 from pqcache.parquet.schema import SPARK
-from pqcache.store.layout import ROW_GROUPS
-from pqcache.store.row_group_index import IndexBuilder
-from pqcache.store.snapshot import write_checksums
 from pqcache.torch import ParquetDataset
 from tests.datasets import files_of
-from tests.remote import Remote, make_remote
 
 LIMIT = 16 << 10
 ROWS = 3_000
@@ -173,30 +168,6 @@ def stamps(*values: datetime.datetime | None, ns: int = 0) -> pa.Array:
     return pa.array(numbers, pa.timestamp("us"))
 
 
-@pytest.fixture(params=["path", pytest.param("hdfs", marks=pytest.mark.hdfs), pytest.param("s3", marks=pytest.mark.s3)])
-def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    yield from make_remote(request.param, request, tmp_path)
-
-
-@pytest.mark.parametrize("finer", [0, 7])
-def test_int96_has_one_unit_in_all_partitions(remote: Remote, tmp_path: Path, finer: int) -> None:
-    far = datetime.datetime(2026, 11, 3, 1, 2, 3, 4) if finer else datetime.datetime(9999, 12, 31, 23, 59)
-    columns = [stamps(far, None, *[far] * 3_000), stamps(datetime.datetime(2026, 1, 1), ns=finer)]
-    tables = [pa.table({"at": column}) for column in columns]
-    source = write_table(tmp_path / "in", *tables, use_deprecated_int96_timestamps=True)
-    remote.upload(source)
-    pqcache.repartition(remote.url, tmp_path / "out", row_group_size=LIMIT)
-    expected = pa.timestamp("ns" if finer else "us")
-    assert [schema.field("at").type for schema in schemas(tmp_path / "out")] == [expected] * len(
-        files_of(tmp_path / "out")
-    )
-    for number, column in enumerate(columns):
-        parts = [pq.read_table(path).column("at") for path in sorted((tmp_path / "out" / f"day={number}").iterdir())]
-        assert pa.chunked_array([chunk for part in parts for chunk in part.chunks]).to_pylist() == (
-            column.cast(expected).to_pylist()
-        )
-
-
 def test_int96_that_no_unit_holds_is_refused_across_partitions(tmp_path: Path) -> None:
     source = write_table(
         tmp_path / "in",
@@ -207,17 +178,6 @@ def test_int96_that_no_unit_holds_is_refused_across_partitions(tmp_path: Path) -
     # pyarrow itself would write the year 9999 only from microseconds, and does
     with pytest.raises(pqcache.ParquetError, match=r"day=1/part-0\.parquet: has INT96 .*day=0/part-0\.parquet"):
         pqcache.repartition(source, tmp_path / "out", row_group_size=LIMIT)
-
-
-def test_a_column_that_is_dense_in_one_partition_only(tmp_path: Path) -> None:
-    lists = pa.table({"x": pa.array([[n, n + 1] for n in range(10)], pa.list_(pa.int32()))})
-    dense = with_dense_columns(lists.schema, {"x": Dense("int32", 2)})
-    stored = pa.table([pa.array([bytes(8)] * 10, pa.binary(8))], schema=dense)
-    source = write_table(tmp_path / "in", lists, stored)
-    pqcache.repartition(source, tmp_path / "out", row_group_size=LIMIT)
-    found = schemas(tmp_path / "out")
-    assert found[0].field("x").type == found[1].field("x").type
-    assert pq.read_table(tmp_path / "out" / files_of(tmp_path / "out")[1]).column("x").to_pylist() == [[0, 0]] * 10
 
 
 def test_a_changed_schema_does_everything_again(tmp_path: Path) -> None:
@@ -376,21 +336,6 @@ def test_a_refusal_leaves_a_cache_as_it_was(tmp_path: Path) -> None:
     pqcache.sync(cache)
     pqcache.repartition(cache, row_group_size=LIMIT)
     assert_one_table(cache, source)
-
-
-def test_a_cache_from_before_schemas_were_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, cache = write_table(tmp_path / "in", numbers(pa.int32()), numbers(pa.int64())), tmp_path / "cache"
-    with monkeypatch.context() as patched:
-        patched.setattr(IndexBuilder, "is_uniform", lambda *_: True)
-        pqcache.sync(str(source), cache, row_group_size=LIMIT)
-    assert len({str(schema) for schema in schemas(cache / "current")}) == 2
-    snapshot = pqcache.Cache.open(cache).snapshot()
-    index = replace(snapshot.index(), uniform=False)
-    IndexBuilder().write(index.paths, index, tmp_path / "index")
-    (tmp_path / "index").replace(snapshot.path / ROW_GROUPS)
-    write_checksums(snapshot.path)
-    assert pqcache.repartition(cache, row_group_size=LIMIT).rewritten == 1
-    assert assert_one_table(cache, source).field("v").type == pa.int64()
 
 
 @pytest.mark.parametrize("finer", [0, 7])
