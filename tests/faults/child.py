@@ -237,26 +237,6 @@ def _no_fsync() -> None:
     os.fsync = lambda descriptor: None
 
 
-def _unsynced_rewrite() -> None:
-    import pqcache.parquet.rewrite.directory as module
-
-    real = module.rewrite_directory
-
-    def rewrite_directory(*arguments: Any, **named: Any) -> Any:
-        result = real(*arguments, **named)
-        for output in result.outputs:  # as if written again, after the fsync
-            os.utime(output.path, ns=(1, 1))
-        return result
-
-    module.rewrite_directory = rewrite_directory
-
-
-def _no_directory_fsync() -> None:
-    import pqcache.store.publish
-
-    pqcache.store.publish.fsync_tree = lambda root: None  # type: ignore[attr-defined]
-
-
 def _current_before_the_files() -> None:
     import pqcache.store.publish as module
     import pqcache.store.sync.build_snapshot
@@ -277,36 +257,9 @@ def _current_before_the_files() -> None:
     pqcache.store.sync.build_snapshot.publish = publish
 
 
-def _links_fail_silently() -> None:
-    import pqcache.store.sync.build_snapshot as module
-
-    real = module.link_or_copy
-
-    def link_or_copy(source: Path, target: Path) -> None:
-        try:
-            real(source, target)
-        except OSError:
-            Path(target).touch()  # a file that is not there ends the run
-
-    module.link_or_copy = link_or_copy
-
-
-def _leftovers_are_kept() -> None:
-    import pqcache.store.sync.build_snapshot as build
-    import pqcache.store.sync.command as sync
-
-    build.take_over_or_remove = lambda *_: None  # type: ignore[assignment]
-    build.remove_tree = lambda *_: None  # type: ignore[assignment]
-    sync.remove_tree = lambda *_: None  # type: ignore[assignment]
-
-
 BREAKS: Mapping[str, Callable[[], None]] = {
     "no fsync": _no_fsync,
-    "unsynced rewrite": _unsynced_rewrite,
-    "no directory fsync": _no_directory_fsync,
     "current before the files": _current_before_the_files,
-    "links fail silently": _links_fail_silently,
-    "leftovers are kept": _leftovers_are_kept,
 }
 
 

@@ -47,9 +47,6 @@ def test_the_way_to_a_new_cache_is_on_disk(runner: Runner, tmp_path: Path) -> No
     assert ran.order["found"] == []
 
 
-@pytest.mark.parametrize(
-    ("broken", "missed"), [("no fsync", "part-00000.parquet"), ("no directory fsync", "tmp/"), ("unsynced rewrite", "")]
-)
-def test_a_missing_fsync_is_seen(broken: str, missed: str, runner: Runner, tmp_path: Path) -> None:
-    ran = watched(runner, tmp_path, "rewritten", **{"break": broken})
-    assert any(missed in line for line in ran.order["found"]), ran.order["found"]
+def test_a_missing_fsync_is_seen(runner: Runner, tmp_path: Path) -> None:
+    ran = watched(runner, tmp_path, "rewritten", **{"break": "no fsync"})
+    assert any("part-00000.parquet" in line for line in ran.order["found"]), ran.order["found"]
