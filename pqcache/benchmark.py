@@ -557,7 +557,7 @@ def _gain(training: Forecast, row_groups: int) -> str:
     assert training.row_group_size is not None
     size = format_size(training.row_group_size)
     if training.mixed < 1 and training.window < WINDOW:
-        return f"row groups of {size} on disk, of which {WINDOW} are mixed"
+        return f"row groups of {size} on disk, so that {WINDOW} are mixed"
     if row_groups < 2 * cpu_count():
         few = f"{row_groups:,} {'is' if row_groups == 1 else 'are'} few"
         return f"row groups of {size} on disk: {few} for {format_count(cpu_count(), 'core')} to decode, and to mix"

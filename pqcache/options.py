@@ -614,7 +614,7 @@ class Run:
         None,
         WORD,
         NETWORK,
-        "Fetch at most so many bytes a second, like 100MB, or by the time of day: '08:00,10M 19:00,off'.",
+        "Limit the bandwidth, in bytes a second like 100MB, or by the time of day: '08:00,10M 19:00,off'.",
         metavar="RATE",
     )
     wait: float = option(

@@ -346,7 +346,7 @@ def _values(found: RowPlaces, target: str, columns: list[str] | None) -> list[An
     return rows if found.rows.ndim == 1 else [rows[first : first + each] for first in range(0, len(rows), each)]
 
 
-_WIDTH = 24  # of the bars, where there is space beside _NUMBERS characters of other columns
+_WIDTH = 24  # of the bars, if there is space beside _NUMBERS characters of other columns
 _NUMBERS = 66
 _WARM = 0.01  # largest share read from the disk that counts as a warm page cache
 

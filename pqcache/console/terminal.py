@@ -169,7 +169,7 @@ def is_plain(console: Console) -> bool:
     return name in ("C", "POSIX") or console.encoding not in ("utf-8", "utf8")
 
 
-LINE_SECONDS = 60.0  # between lines of progress where there is no terminal
+LINE_SECONDS = 60.0  # between lines of progress without a terminal
 _RATE_SECONDS = 15.0  # that a rate is the mean of, at least
 _PHASE_WIDTH = 16
 _PHASE_TEXT = {
@@ -376,7 +376,7 @@ class ProgressLines(_Phases):
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join(1)  # so that no line comes after the report; less where nobody takes what is printed
+        self._thread.join(1)  # so that no line comes after the report; not for long, as nobody may read the output
 
     def _print_lines(self) -> None:
         while not self._ended.wait(LINE_SECONDS):

@@ -305,7 +305,7 @@ def _is_comparison(part: Any) -> bool:
 
 def _comparison(part: Any, schema: pa.Schema) -> Condition:
     if not _is_comparison(part):
-        raise UsageError("", f"{part!r} is no comparison", _FORMS)
+        raise UsageError("", f"not a comparison: {part!r}", _FORMS)
     column, op, value = part
     if not isinstance(column, str):
         raise UsageError("", f"{column!r} is not the name of a column", _FORMS)
@@ -376,7 +376,7 @@ def _scalar(value: Any) -> pa.Scalar:
     if isinstance(value, pa.Scalar):
         return value
     zone = getattr(value, "tzinfo", None)
-    if value == value and hasattr(value, "asm8"):  # pandas, of which pa.scalar() takes microseconds; not NaT
+    if value == value and hasattr(value, "asm8"):  # pandas, not NaT: pa.scalar() would take microseconds
         value = value.asm8  # of UTC
     if not isinstance(value, np.datetime64 | np.timedelta64):
         return pa.scalar(value)

@@ -14,7 +14,7 @@ from pathlib import Path
 _NO_LOCKS = {errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 _BUSY = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 
-_LISTINGS = 5  # of which the middle one counts
+_LISTINGS = 5  # the median counts
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: kind, whence, start, length, process
 
 

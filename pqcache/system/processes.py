@@ -62,7 +62,7 @@ def _state(process: int) -> tuple[str, str]:
     return "", ""
 
 
-_BLOCK = 512  # bytes, of which the system counts
+_BLOCK = 512  # bytes, the unit of the system
 _THREAD = getattr(resource, "RUSAGE_THREAD", None)  # of Linux
 
 

@@ -43,7 +43,7 @@ from pqcache.system.disk import fsync_path, open_regular, read_regular
 
 Codes = npt.NDArray[np.uint64]
 _SIGN = np.uint64(1 << 63)
-_BLOCK = 1 << 14  # values hashed at once: what is made of them fits the processor's cache
+_BLOCK = 1 << 14  # values hashed at once: the intermediate arrays fit the processor's cache
 _WORD = np.dtype("<u8")
 _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)  # the first n bytes of a word
 
@@ -85,7 +85,7 @@ def key_type(column: str, kind: pa.DataType) -> pa.DataType:
         return pa.large_binary()
     if pa.types.is_boolean(kind) or (pa.types.is_temporal(kind) and not pa.types.is_interval(kind)):
         return pa.date32() if pa.types.is_date(kind) else kind
-    why = "numbers that are rounded are no keys" if pa.types.is_floating(kind) else "values of this type are no keys"
+    why = "rounded numbers cannot be keys" if pa.types.is_floating(kind) else "values of this type cannot be keys"
     raise UsageError(
         f"--key {column}", f"is {kind}, and {why}", "choose integers, strings, binary, decimals, dates or times"
     )
@@ -120,7 +120,7 @@ def keys_to_find(column: str, values: Any, kind: pa.DataType, operand: Operand |
     """
     array = _as_array(column, values, kind)
     if array.null_count:
-        raise UsageError(f"lookup of {column}", "None is no key, as nulls are in no index", "leave it out")
+        raise UsageError(f"lookup of {column}", "None cannot be a key, as no index has nulls", "leave it out")
     if not len(array):
         return Keys(np.zeros(0, np.uint64), np.zeros(0, np.uint64) if is_hashed(kind) else None, None)
     if not _alike(array.type, kind):
@@ -149,7 +149,7 @@ def _as_array(column: str, values: Any, kind: pa.DataType) -> pa.Array:
     try:
         try:
             array = values if isinstance(values, pa.Array) else pa.array(values)
-        except OverflowError:  # beyond int64, which is what Arrow takes integers for
+        except OverflowError:  # beyond int64, which Arrow takes integers for
             array = pa.array(values, kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise UsageError(f"lookup of {column}", f"the values are not of one type: {first_line(error)}") from error

@@ -316,7 +316,7 @@ class SparkExecutor(ClusterExecutor):
 
         sent = cloudpickle.dumps((function, arguments))  # type: ignore[no-untyped-call, unused-ignore]
 
-        def call(_: Iterator[int]) -> list[tuple[str, Any]]:  # sent by value, as pqcache may be what is missing
+        def call(_: Iterator[int]) -> list[tuple[str, Any]]:  # sent by value, as the worker may lack pqcache
             import socket
 
             try:

@@ -131,7 +131,7 @@ def _options_for(url: str, other: str, options: Mapping[str, str]) -> Mapping[st
     if "hdfs" in (one, two):
         options = {name: value for name, value in options.items() if ("." in name) == (one == "hdfs")}
     ours, others = _CLOUD_OPTIONS.get(one, {}), _CLOUD_OPTIONS.get(two, {})
-    if ours:  # what is unknown to both is refused by the other one, or by this if it is that one's too
+    if ours:  # options that neither knows are refused by the other store
         return {name: value for name, value in options.items() if name in ours}
     return {name: value for name, value in options.items() if name not in others or name in _COMMON_OPTIONS}
 

@@ -160,13 +160,13 @@ def _served(
 def _resolve(address: tuple[str, int]) -> tuple[int, tuple[str, int]]:
     host, port = address
     if not 0 <= port < 1 << 16:
-        raise UsageError(f"--port {port}", "is no port", "write a number up to 65535")
+        raise UsageError(f"--port {port}", "not a port", "write a number up to 65535")
     try:
         found = socket.getaddrinfo(host or "::", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "no such host"
         raise UsageError(
-            f"--bind {host}", f"is no address of this machine ({reason})", "write it like 10.0.0.7"
+            f"--bind {host}", f"not an address of this machine ({reason})", "write it like 10.0.0.7"
         ) from None
     family, _, _, _, place = found[0]
     return family, (str(place[0]), int(place[1]))

@@ -424,7 +424,7 @@ def _changes_at_source(
     if comparison.uncompared:
         raise UsageError(
             "--compare content",
-            f"{format_count(len(comparison.uncompared), 'file')} of the cache are no copies of source files, like "
+            f"{format_count(len(comparison.uncompared), 'file')} of the cache are not copies of source files, like "
             f"{min(comparison.uncompared)}",
             f"'pqcache sync {quoted(cache.path)} --compare content' fetches such files again",
         )

@@ -180,7 +180,7 @@ def compare_index(footer: pa.Table, indexed: pa.Table) -> Iterator[tuple[str, in
             continue
         for group, (one, other) in enumerate(zip(here, there, strict=True)):
             if one.equals(other) or (what in (*EXTREMES, "nulls") and not (one.is_valid and other.is_valid)):
-                continue  # one that is unknown to either is fine: what is believed of a file differs between versions
+                continue  # fine if unknown to one of them: versions differ in what they believe of a file
             yield f"the index has {_text(other)} as {what}, the footer {_text(one)}", group, column
             break
 
@@ -210,7 +210,7 @@ def _bytes_of_row(group: StoredRowGroup, field: pa.Field, line: dict[str, Any]) 
     """Decoded bytes of a row among the longest texts: those of a dictionary are stored once."""
     each = (line[f"{field.name}:uncompressed"].as_py() or 0) / max(1, group.rows)
     if varies(field.type):
-        with suppress(Exception):  # what is damaged is found when it is decoded
+        with suppress(Exception):  # damage is found by decoding
             most = decoded_size(group, [field.name]).most
             if most is None or most > MEMORY // 8:
                 each = max(each, longest_rows(group, field.name))

@@ -352,7 +352,7 @@ def test_expressions_may_mix_partitions_and_columns(tmp_path: Path, filters: pc.
         ([("label", "=", None)], "write filters='label IS NULL'"),
         ([("nope", "=", 3)], "there is no column nope"),
         ([("label", "=", "noon")], "'noon' is not a value of label"),
-        ([("label", "=")], "is no comparison"),
+        ([("label", "=")], "not a comparison"),
         ([[("label", "=", 1)], []], "give SQL text, a list like"),
         ([(3, "=", 1)], "3 is not the name of a column"),
         ({"label": 3}, "give SQL text, a list like"),

@@ -205,7 +205,7 @@ def test_values_come_as_anything(cache: Cache) -> None:
     ("column", "values", "kind", "said"),
     [
         ("id", "5", UsageError, "lookup of id: its keys are int64, and these values are string"),
-        ("id", [5, None], UsageError, "lookup of id: None is no key"),
+        ("id", [5, None], UsageError, "lookup of id: None cannot be a key"),
         ("id", [5.0], UsageError, "these values are double"),
         ("id", True, UsageError, "these values are bool"),
         ("id", 2**64, UsageError, "lookup of id: "),
@@ -394,8 +394,8 @@ def test_the_command(cache: Cache, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--key", "price"], "--key price: is double, and numbers that are rounded are no keys"),
-        (["--key", "tokens"], "--key tokens: is list<element: int32>, and values of this type are no keys"),
+        (["--key", "price"], "--key price: is double, and rounded numbers cannot be keys"),
+        (["--key", "tokens"], "--key tokens: is list<element: int32>, and values of this type cannot be keys"),
         (["--key", "dt"], "--key dt: is a partition column"),
         (["--key", "nope"], "nope: there is no such column"),
         (["--drop", "note"], "--drop note: "),

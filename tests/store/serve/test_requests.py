@@ -306,8 +306,8 @@ def test_what_cannot_be_served(shop: Path, tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(UsageError, match="no cache is named"):
         pqcache.serve([], port=0)
     for option, reason in (
-        ({"bind": "no such host"}, "no address"),
-        ({"port": 70_000}, "no port"),
+        ({"bind": "no such host"}, "not an address"),
+        ({"port": 70_000}, "not a port"),
         ({"connections": 0}, "at least 1"),
     ):
         with pytest.raises(UsageError, match=reason):

@@ -155,7 +155,7 @@ def test_content_is_compared_on_request(
         assert pqcache.verify(cache, compare="content").changed == (NAME,)
         assert cli.run(["verify", str(cache), "--compare", "content", "-q"]) == 1
     else:
-        with pytest.raises(pqcache.UsageError, match="3 files of the cache are no copies of source files"):
+        with pytest.raises(pqcache.UsageError, match="3 files of the cache are not copies of source files"):
             pqcache.verify(cache, compare="content")
     assert rows_of(cache / "current") == held
     report, fetched, _ = sync(cache, compare="content")
