@@ -425,13 +425,3 @@ def common(context: typer.Context, version: Version = False, verbose: Verbose = 
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(UsageError.exit_code)
-
-
-def print_report(summary: dict[str, Any], json: bool, quiet: bool, print_text: Callable[[], None]) -> None:
-    """Print a report as JSON, as text, or not at all."""
-    from pqcache.console import terminal
-
-    if json:
-        terminal.print_json({"event": "summary", **summary} if "partitions" not in summary else summary)
-    elif not quiet:
-        print_text()

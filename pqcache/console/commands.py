@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pqcache.console.app import Given, app, command, print_report
+import pqcache
+from pqcache.console import terminal
+from pqcache.console.app import Given, app, command
 from pqcache.errors import UsageError
 from pqcache.options import REMEMBERED, RUN
 
@@ -51,8 +53,6 @@ def repartition(given: Given) -> None:
 
     A cache gets a new snapshot. It remembers the options marked *, and later syncs apply them to new files.
     """
-    import pqcache
-    from pqcache.console import terminal
     from pqcache.console.text import print_proposals, print_repartition
 
     source, dest = given.source, given.dest
@@ -66,12 +66,12 @@ def repartition(given: Given) -> None:
                 on_event=on_event,
             )
         found = {"target": source, "columns": [proposal.to_dict() for proposal in proposals]}
-        print_report(found, given.json, given.quiet, lambda: print_proposals(source, dest, proposals))
+        terminal.print_report(found, given.json, given.quiet, lambda: print_proposals(source, dest, proposals))
         return
     with terminal.reporter(given.json, given.quiet, dest or source) as on_event:
         options = {**given.of(REMEMBERED, RUN), "dense": _dense_columns(given.dense)}
         report = pqcache.repartition(source, dest, **options, on_event=on_event)
-    print_report(report.to_dict(), given.json, given.quiet, lambda: print_repartition(report))
+    terminal.print_report(report.to_dict(), given.json, given.quiet, lambda: print_repartition(report))
 
 
 @command("inspect")
@@ -80,9 +80,8 @@ def inspect(given: Given) -> None:
 
     For a cache only its index is read, for anything else only the footers.
     """
-    import pqcache
     from pqcache.benchmark import forecast
-    from pqcache.console import inspect_text, terminal
+    from pqcache.console import inspect_text
     from pqcache.store import inspect as views
     from pqcache.store.tables.data_files import FileRules
 
@@ -98,7 +97,9 @@ def inspect(given: Given) -> None:
     )
     if given.diff is not None:
         difference = views.difference(target, *given.diff)
-        return print_report(difference.to_dict(), json, False, lambda: inspect_text.print_difference(difference))
+        return terminal.print_report(
+            difference.to_dict(), json, False, lambda: inspect_text.print_difference(difference)
+        )
     rules = FileRules(as_files=given.as_files, all_files=given.all_files)
     with terminal.reporter(json_lines=False, quiet=json) as on_event:
         if view is not None:
@@ -114,7 +115,9 @@ def inspect(given: Given) -> None:
     if given.columns and not json:
         return inspect_text.print_columns(found, None)
     summary = {**found.to_dict(), "training": None if training is None else training.to_dict()}
-    return print_report(summary, json, False, lambda: inspect_text.print_inspection(found, training, given.partitions))
+    return terminal.print_report(
+        summary, json, False, lambda: inspect_text.print_inspection(found, training, given.partitions)
+    )
 
 
 @command("rows")
@@ -124,9 +127,7 @@ def rows(given: Given) -> None:
     For the batch whose loss exploded, or the last ones before a checkpoint. They follow from a state that the same
     training saved, at whatever batch. With --prove, show whether an epoch had every row exactly once.
     """
-    import pqcache
     from pqcache.console.inspect_text import print_rows
-    from pqcache.console.terminal import print_line
 
     options: RowArguments = {
         "filters": given.filters,
@@ -142,7 +143,7 @@ def rows(given: Given) -> None:
             reason = "proofs are of whole epochs, which they name"
             raise UsageError("--prove", reason, "leave out --state, --batch, --last and --epoch")
         proof = pqcache.prove(given.target, given.proofs or (), **options)
-        print_report(proof.to_dict(), given.json, False, lambda: print_line(str(proof)))
+        terminal.print_report(proof.to_dict(), given.json, False, lambda: terminal.print_line(str(proof)))
         raise typer.Exit(0 if proof.holds else 1)
     if given.proofs:
         raise UsageError(given.proofs[0], "files are of proofs", "give --prove, or --state for a state")
@@ -168,7 +169,6 @@ def verify(given: Given) -> None:
 
     Without options: every file exists with its recorded size, and footers agree with manifest and index.
     """
-    import pqcache
     from pqcache.console.text import print_verify
 
     def verify_one(cache: str) -> None:
@@ -183,7 +183,6 @@ def index(given: Given) -> None:
 
     Without options: list them. Each later snapshot gets them too, updated with what changed.
     """
-    import pqcache
     from pqcache.console.text import print_index
 
     _run(given, pqcache.index, print_index, given.cache, **given.of(RUN))
@@ -192,13 +191,11 @@ def index(given: Given) -> None:
 @command("bench")
 def bench(given: Given) -> None:
     """Measure how fast this machine reads a dataset, and recommend training settings."""
-    import pqcache
-    from pqcache.console import terminal
     from pqcache.console.inspect_text import print_bench
 
     with terminal.reporter(json_lines=False, quiet=given.quiet or given.json) as on_event:
         report = pqcache.bench(given.target, **given.of(RUN), on_event=on_event)
-    print_report(report.to_dict(), given.json, given.quiet, lambda: print_bench(report))
+    terminal.print_report(report.to_dict(), given.json, given.quiet, lambda: print_bench(report))
 
 
 @command("help")
@@ -221,7 +218,6 @@ def serve(given: Given) -> None:
 
     It ends with Ctrl-C or SIGTERM. Clients read pqcache+http://HOST:PORT/NAME, where NAME is that of the directory.
     """
-    import pqcache
     from pqcache.console.text import run_server
 
     running = pqcache.serve(given.caches, **given.of(RUN))
@@ -231,8 +227,6 @@ def serve(given: Given) -> None:
 @command("snapshots")
 def snapshots(given: Given) -> None:
     """Show the snapshots of a cache: time, size, version, readers, pins."""
-    import pqcache
-    from pqcache.console import terminal
     from pqcache.console.text import print_snapshots
 
     found = pqcache.snapshots(given.cache)
@@ -249,7 +243,6 @@ def pin(given: Given) -> None:
 
     Pinned snapshots are kept beside those that --keep counts. No gc removes them.
     """
-    import pqcache
     from pqcache.console.text import print_pin
 
     _run(given, pqcache.pin, print_pin, given.cache, given.snapshot, **given.of(RUN))
@@ -258,7 +251,6 @@ def pin(given: Given) -> None:
 @command("unpin")
 def unpin(given: Given) -> None:
     """Let a pinned snapshot be removed as any other."""
-    import pqcache
     from pqcache.console.text import print_unpin
 
     _run(given, pqcache.unpin, print_unpin, given.cache, given.snapshot, **given.of(RUN))
@@ -271,7 +263,6 @@ def rollback(given: Given) -> None:
     Readers that have another one open keep it. The next sync publishes what the source holds then, unless the cache is
     held.
     """
-    import pqcache
     from pqcache.console.text import print_rollback
 
     _run(given, pqcache.rollback, print_rollback, given.cache, given.snapshot, **given.of(RUN))
@@ -283,8 +274,6 @@ def status(given: Given) -> None:
 
     The age is that of the data: the time since a listing of the source last matched what the cache serves.
     """
-    import pqcache
-    from pqcache.console import terminal
     from pqcache.console.text import print_status
 
     report = pqcache.status(*(given.roots or ()))
@@ -303,8 +292,6 @@ def add(given: Given) -> None:
 
     Its pqcache.toml may be edited, and 'pqcache sync CACHE' with options sets those that are remembered.
     """
-    import pqcache
-    from pqcache.console import terminal
     from pqcache.store.urls import quoted
 
     place = pqcache.add(given.source, given.name, root=given.root, options=given.options)
@@ -317,8 +304,6 @@ def remove(given: Given) -> None:
 
     On a terminal it asks first, and says how much it will free.
     """
-    import pqcache
-    from pqcache.console import terminal
     from pqcache.console.text import held_text
     from pqcache.store.tables_of_root import named_place
 
@@ -334,14 +319,12 @@ def remove(given: Given) -> None:
     report = pqcache.remove(name, force=given.force, dry_run=given.dry_run, **where)
     did = "would remove {}: {} would be freed" if given.dry_run else "removed {}: {} freed"
     said = did.format(report.cache, held_text(report))
-    print_report(report.to_dict(), given.json, False, lambda: terminal.print_line(said))
+    terminal.print_report(report.to_dict(), given.json, False, lambda: terminal.print_line(said))
 
 
 @command("log")
 def log(given: Given) -> None:
     """Show the runs of a cache: time, command, files, bytes, snapshot."""
-    import pqcache
-    from pqcache.console import terminal
     from pqcache.console.text import print_history
 
     def show(cache: str) -> None:
@@ -360,7 +343,6 @@ def log(given: Given) -> None:
 @command("gc")
 def gc(given: Given) -> None:
     """Remove old snapshots that no reader holds."""
-    import pqcache
     from pqcache.console.text import print_gc
 
     _run_each(given, "went through", lambda cache: _run(given, pqcache.gc, print_gc, cache, **given.of(RUN)))
@@ -368,17 +350,14 @@ def gc(given: Given) -> None:
 
 def _run(given: Given, function: Callable[..., Any], show: Callable[[Any], None], *words: Any, **options: Any) -> Any:
     """Call a function of the library that reports events, print its report, and return it."""
-    from pqcache.console import terminal
-    from pqcache.console.terminal import name_lines
-
     if vars(given).get("all_caches"):
-        name_lines(words[0], always=True)
+        terminal.name_lines(words[0], always=True)
         reporter = terminal.quiet_reporter(given.json or given.quiet)
     else:
         reporter = terminal.reporter(given.json, given.quiet, words[0])
     with reporter as on_event:
         report = function(*words, **options, on_event=on_event)
-    print_report(report.to_dict(), given.json, given.quiet, lambda: show(report))
+    terminal.print_report(report.to_dict(), given.json, given.quiet, lambda: show(report))
     return report
 
 
@@ -390,7 +369,6 @@ def _run_each(given: Given, did: str, run: Callable[[Any], object]) -> None:
         run(given.cache)
         return
     from pqcache.console.sync_runner import print_count, print_failure
-    from pqcache.console.terminal import name_lines
     from pqcache.store.sync.command import exit_code_of, known_error
     from pqcache.store.tables_of_root import default_root, find_caches
 
@@ -408,7 +386,7 @@ def _run_each(given: Given, did: str, run: Callable[[Any], object]) -> None:
             failed[cache] = known_error(error).exit_code
             print_failure(cache, known_error(error), given.json)
     if did and not (given.json or given.quiet):
-        name_lines(roots[0] if roots else default_root())
+        terminal.name_lines(roots[0] if roots else default_root())
         print_count(did, len(caches), list(failed))
     if failed:
         raise typer.Exit(exit_code_of(list(failed.values())))

@@ -13,7 +13,7 @@ import typer
 
 import pqcache
 from pqcache.console import terminal
-from pqcache.console.app import Given, print_report
+from pqcache.console.app import Given
 from pqcache.console.terminal import name_lines, print_line
 from pqcache.console.text import print_sync
 from pqcache.errors import PqcacheError, UsageError
@@ -40,7 +40,7 @@ def run_one(given: Given) -> None:
     except PqcacheError as error:
         _follow(TableResult(place, None, error), given)
         raise
-    print_report(report.to_dict(), given.json, given.quiet, lambda: print_sync(report, given.verbose))
+    terminal.print_report(report.to_dict(), given.json, given.quiet, lambda: print_sync(report, given.verbose))
     code = _follow(TableResult(place, report, report.skipped_error()), given)
     report.raise_if_skipped()
     if code:
@@ -101,7 +101,7 @@ def _print_result(result: TableResult, given: Given) -> None:
     if error is not None:
         print_failure(result.cache, error, given.json)
     if report is not None:
-        print_report(report.to_dict(), given.json, given.quiet, lambda: print_sync(report, given.verbose))
+        terminal.print_report(report.to_dict(), given.json, given.quiet, lambda: print_sync(report, given.verbose))
 
 
 def print_failure(cache: str, error: PqcacheError, json: bool) -> None:

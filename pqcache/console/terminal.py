@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TextIO
@@ -132,6 +132,14 @@ def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object on a line of its own."""
     sys.stdout.write(printable_json(json.dumps(value, ensure_ascii=False, default=str)) + "\n")
     sys.stdout.flush()
+
+
+def print_report(summary: dict[str, Any], json: bool, quiet: bool, print_text: Callable[[], None]) -> None:
+    """Print a report as JSON, as text, or not at all."""
+    if json:
+        print_json({"event": "summary", **summary} if "partitions" not in summary else summary)
+    elif not quiet:
+        print_text()
 
 
 def error_values(error: PqcacheError) -> dict[str, Any]:

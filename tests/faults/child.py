@@ -270,8 +270,6 @@ def _child(job: Mapping[str, Any]) -> NoReturn:
         os.dup2(descriptor, number)
     read: dict[str, int] = {}
     _count_reads(read)
-    if job.get("no_lock"):
-        _no_lock()
     if job.get("clock"):
         _set_clock(job["clock"])
     instrument = job["instrument"]
@@ -362,12 +360,6 @@ def _set_clock(ahead: float) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("pqcache.") and getattr(module, "datetime", None) is datetime:
             module.datetime = Shifted  # type: ignore[attr-defined]
-
-
-def _no_lock() -> None:
-    import fcntl
-
-    fcntl.flock = lambda *_: None
 
 
 def main() -> None:

@@ -365,30 +365,6 @@ def test_two_runs_without_a_lock(
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("deep", DEPTHS)
-def test_two_processes_without_a_lock(deep: bool, runner: Runner, tmp_path: Path) -> None:
-    """The same with real processes that start together, again and again."""
-    lake, cache = tmp_path / "lake", tmp_path / "cache"
-    yesterday(lake)
-    versions = [rows_at(lake)]
-    pqcache.sync(str(lake), cache, keep=1)
-    (tmp_path / "out").mkdir()
-    with contextlib.closing(Runner(tmp_path / "out")) as other:
-        for number in range(20 if deep else 2):
-            write_day(lake, "2026-11-01", files=4, rows=150, first=1000, seed=number + 10)
-            versions.append(rows_at(lake))
-            command = (cache, "sync", cache)
-            threads = [threading.Thread(target=r.run, args=command, kwargs={"no_lock": True}) for r in (runner, other)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            check_snapshot(cache, versions)
-            pqcache.sync(cache)
-            assert check_snapshot(cache, versions[-1:]) == 0
-            check_clean(cache)
-
-
 def test_a_writer_left_behind_by_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread of a run that failed wakes up while the next run goes on with its download."""
     import numpy as np

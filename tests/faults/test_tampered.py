@@ -16,8 +16,7 @@ import zstandard
 from deltalake import DeltaTable, write_deltalake
 
 import pqcache
-from pqcache.errors import DamagedError, PqcacheError
-from pqcache.store.snapshot import write_checksums
+from pqcache.errors import PqcacheError
 from tests.forked_commands import run_pqcache
 
 COUNT = 12
@@ -186,37 +185,6 @@ def test_a_manifest_of_other_columns(column: str, originals: Path, tmp_path: Pat
     assert found.error is not None
     assert "the manifest cannot be read" in found.error
     assert pqcache.sync(cache).published, "it is built again"
-
-
-@pytest.mark.parametrize(
-    ("file", "column", "use"),
-    [
-        ("row_groups.arrow", "rows", read),
-        ("row_groups.arrow", "v:bytes", read),
-        ("keys/id/index.arrow", "start", lambda cache: pqcache.Cache.open(cache).lookup("id", [12])),
-    ],
-)
-def test_an_index_of_other_columns(
-    file: str, column: str, use: Callable[[Path], object], originals: Path, tmp_path: Path
-) -> None:
-    cache = Path(shutil.copytree(originals / "caches/cache", tmp_path / "cache", symlinks=True))
-    path = (cache / "current/_pqcache" / file).resolve()
-    of_texts(path, column)
-    if "keys" not in file:
-        write_checksums(path.parent.parent)
-    with pytest.raises(DamagedError, match=path.name):
-        use(cache)
-
-
-def test_a_manifest_of_fewer_files_than_the_index(originals: Path, tmp_path: Path) -> None:
-    cache = Path(shutil.copytree(originals / "caches/cache", tmp_path / "cache", symlinks=True))
-    path = (cache / "current/_pqcache/files.arrow").resolve()
-    table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all().slice(1)
-    path.unlink()
-    with pa.ipc.new_file(path, table.schema) as writer:
-        writer.write_table(table)
-    with pytest.raises(DamagedError, match="names other files than the row-group index"):
-        pqcache.inspect(cache)
 
 
 def test_a_damaged_line_of_the_history_is_passed_over(originals: Path, tmp_path: Path) -> None:
