@@ -53,6 +53,13 @@ _DOMINATES = 0.3  # of the time to decode
 _SMALL_BATCH = 256 << 10  # bytes of a batch when decoded, below which the cost of each shows
 _COLD = 0.1  # of what was read
 _SLOW = 0.5  # of the decode limit
+MEMORY = 2 << 30
+LANES = 2
+_SMALLEST = 64 << 10  # bytes on disk of a row group that is proposed
+_SMALLEST_WINDOW = 1 << 20  # the same, where memory is what limits the window
+_LARGEST = 16 << 20  # the same, where row groups are small
+_COSTLY = 1 << 20  # bytes of a decoded row group, below which the fixed cost of each shows
+_TINY = 16 << 20  # bytes of a decoded dataset for which nothing is gained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,15 +424,6 @@ def _shares(read: Callable[[Sequence[str]], object], names: Sequence[str], lists
 
     total = best(names) if lists else 1.0
     return {name: min(1.0, best([name]) / total) for name in lists}
-
-
-MEMORY = 2 << 30
-LANES = 2
-_SMALLEST = 64 << 10  # bytes on disk of a row group that is proposed
-_SMALLEST_WINDOW = 1 << 20  # the same, where memory is what limits the window
-_LARGEST = 16 << 20  # the same, where row groups are small
-_COSTLY = 1 << 20  # bytes of a decoded row group, below which the fixed cost of each shows
-_TINY = 16 << 20  # bytes of a decoded dataset for which nothing is gained
 
 
 @dataclass(frozen=True, kw_only=True)

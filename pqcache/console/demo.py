@@ -45,6 +45,36 @@ MARK = ".pqcache-demo"  # marks a directory that the demo may empty
 LIMIT = "4MB"
 SPAWN = multiprocessing.get_context("spawn")  # trainings are separate processes
 Ids = npt.NDArray[np.int64]
+RATE = 2.0
+FIRST_DAY = date(2026, 11, 16)
+ROWS = 1_800  # per day
+VOCABULARY = 8_192
+SIDE = 40  # pixels
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False, metadata={"comment": "one per offer, for ever"}),
+        pa.field("title", pa.string()),
+        pa.field("tokens", pa.list_(pa.int32()), metadata={"comment": "the words of the description, hashed"}),
+        pa.field("category", pa.string()),
+        pa.field("price", pa.float64(), metadata={"comment": "EUR"}),
+        pa.field("image", pa.binary(), metadata={"comment": f"{SIDE} x {SIDE} pixels, RGB"}),
+    ],
+    metadata={"owner": "catalogue team", "contract": "offers-v3"},
+)
+CATALOGUE = {  # by category: words of its descriptions, and a usual price
+    "backpack": ("backpack rucksack canvas nylon litres strap pocket hiking laptop", 75.0),
+    "chair": ("chair stool armchair oak beech seat legs dining backrest", 120.0),
+    "jacket": ("jacket parka blazer wool denim sleeve hood zip lining", 110.0),
+    "lamp": ("lamp lantern spotlight brass linen shade watt dimmable bulb", 55.0),
+    "mug": ("mug cup tumbler stoneware porcelain dishwasher coffee tea handle", 14.0),
+    "watch": ("watch chronograph titanium leather strap dial quartz waterproof sapphire", 210.0),
+}
+CATEGORIES = tuple(CATALOGUE)
+COMMON = (
+    "Nordvik Halden Orima Castell Mirado slim classic light large compact everyday vintage black white sand navy olive "
+    "the of with for new this very made quality design home gift set free best warranty delivery limited edition easy "
+    "care detail tested durable season work travel weekend outdoor indoor family"
+)
 
 
 @dataclass
@@ -377,9 +407,6 @@ def day_rows(directory: Path) -> pa.Table:
     return pa.concat_tables(pq.ParquetFile(directory / path).read() for path in files(directory))
 
 
-RATE = 2.0
-
-
 def has_torch() -> bool:
     return find_spec("torch") is not None
 
@@ -430,39 +457,6 @@ def begin_with_numpy(cache: Path) -> tuple[str, Callable[[int], Iterable[Any]], 
         return loss
 
     return snapshot, batches_of, learn
-
-
-FIRST_DAY = date(2026, 11, 16)
-ROWS = 1_800  # per day
-VOCABULARY = 8_192
-SIDE = 40  # pixels
-
-SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.int64(), nullable=False, metadata={"comment": "one per offer, for ever"}),
-        pa.field("title", pa.string()),
-        pa.field("tokens", pa.list_(pa.int32()), metadata={"comment": "the words of the description, hashed"}),
-        pa.field("category", pa.string()),
-        pa.field("price", pa.float64(), metadata={"comment": "EUR"}),
-        pa.field("image", pa.binary(), metadata={"comment": f"{SIDE} x {SIDE} pixels, RGB"}),
-    ],
-    metadata={"owner": "catalogue team", "contract": "offers-v3"},
-)
-
-CATALOGUE = {  # by category: words of its descriptions, and a usual price
-    "backpack": ("backpack rucksack canvas nylon litres strap pocket hiking laptop", 75.0),
-    "chair": ("chair stool armchair oak beech seat legs dining backrest", 120.0),
-    "jacket": ("jacket parka blazer wool denim sleeve hood zip lining", 110.0),
-    "lamp": ("lamp lantern spotlight brass linen shade watt dimmable bulb", 55.0),
-    "mug": ("mug cup tumbler stoneware porcelain dishwasher coffee tea handle", 14.0),
-    "watch": ("watch chronograph titanium leather strap dial quartz waterproof sapphire", 210.0),
-}
-CATEGORIES = tuple(CATALOGUE)
-COMMON = (
-    "Nordvik Halden Orima Castell Mirado slim classic light large compact everyday vintage black white sand navy olive "
-    "the of with for new this very made quality design home gift set free best warranty delivery limited edition easy "
-    "care detail tested durable season work travel weekend outdoor indoor family"
-)
 
 
 def make_shop(root: Path, days: int = 4, rows: int = ROWS, seed: int = 0) -> list[date]:

@@ -26,6 +26,20 @@ from pqcache.units import BLOCK_SIZE, format_count, format_seconds, format_size,
 
 _PARTITIONS = 20
 _COLUMNS = 30
+_WIDTH = 24  # of the bars, if there is space beside _NUMBERS characters of other columns
+_NUMBERS = 66
+_WARM = 0.01  # largest share read from the disk that counts as a warm page cache
+_STYLE = """
+:root { color-scheme: light dark; --bar: #3b7dd8; --over: #d64545; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.3rem; overflow-wrap: anywhere; } h2 { font-size: 1.05rem; margin-top: 2rem; }
+table { border-collapse: collapse; width: 100%; } td, th { padding: .15rem .6rem .15rem 0; text-align: left; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.wide { overflow-x: auto; } .chart td { padding-right: .5rem; } .chart td:first-child { white-space: nowrap; }
+.chart td:nth-child(2) { width: 70%; } .chart .over td { color: var(--over); }
+.bar { height: .9rem; background: var(--bar); } .over .bar { background: var(--over); }
+code { background: #8882; padding: .1rem .3rem; overflow-wrap: anywhere; }
+"""
 
 
 def print_inspection(found: Inspection, training: Forecast | None, all_partitions: bool) -> None:
@@ -346,11 +360,6 @@ def _values(found: RowPlaces, target: str, columns: list[str] | None) -> list[An
     return rows if found.rows.ndim == 1 else [rows[first : first + each] for first in range(0, len(rows), each)]
 
 
-_WIDTH = 24  # of the bars, if there is space beside _NUMBERS characters of other columns
-_NUMBERS = 66
-_WARM = 0.01  # largest share read from the disk that counts as a warm page cache
-
-
 def print_bench(report: BenchReport) -> None:
     """Print the dataset, the rates with bars, and the recommended settings."""
     console = stdout_console()
@@ -420,19 +429,6 @@ def _cache(report: BenchReport) -> str:
     if max(known) < _WARM:
         return "page cache warm: nothing read from the disk"
     return f"page cache partly cold: up to {100 * max(known):.0f} % read from the disk"
-
-
-_STYLE = """
-:root { color-scheme: light dark; --bar: #3b7dd8; --over: #d64545; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.3rem; overflow-wrap: anywhere; } h2 { font-size: 1.05rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; } td, th { padding: .15rem .6rem .15rem 0; text-align: left; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.wide { overflow-x: auto; } .chart td { padding-right: .5rem; } .chart td:first-child { white-space: nowrap; }
-.chart td:nth-child(2) { width: 70%; } .chart .over td { color: var(--over); }
-.bar { height: .9rem; background: var(--bar); } .over .bar { background: var(--over); }
-code { background: #8882; padding: .1rem .3rem; overflow-wrap: anywhere; }
-"""
 
 
 def inspection_page(

@@ -43,6 +43,19 @@ if TYPE_CHECKING:
 
 _name = ""
 _always = False
+LINE_SECONDS = 60.0  # between lines of progress without a terminal
+_RATE_SECONDS = 15.0  # that a rate is the mean of, at least
+_PHASE_WIDTH = 16
+_PHASE_TEXT = {
+    "list": "listing",
+    "fetch": "fetching",
+    "rewrite": "rewriting",
+    "read": "reading footers",
+    "verify": "verifying",
+    "compare": "comparing",
+    "index": "indexing",
+    "measure": "measuring",
+}
 
 
 def name_lines(cache: str | os.PathLike[str], always: bool = False) -> None:
@@ -175,21 +188,6 @@ def is_plain(console: Console) -> bool:
     """Whether to print ASCII only; Python writes UTF-8 in the C locale too."""
     name = next((os.environ[key] for key in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(key)), "")
     return name in ("C", "POSIX") or console.encoding not in ("utf-8", "utf8")
-
-
-LINE_SECONDS = 60.0  # between lines of progress without a terminal
-_RATE_SECONDS = 15.0  # that a rate is the mean of, at least
-_PHASE_WIDTH = 16
-_PHASE_TEXT = {
-    "list": "listing",
-    "fetch": "fetching",
-    "rewrite": "rewriting",
-    "read": "reading footers",
-    "verify": "verifying",
-    "compare": "comparing",
-    "index": "indexing",
-    "measure": "measuring",
-}
 
 
 @contextlib.contextmanager

@@ -48,6 +48,28 @@ _COLUMN = ("Column", "Dot")  # the second from the fifth name of a path on
 _COMPARE = ("EQ", "NEQ", "LT", "LTE", "GT", "GTE")
 _SYMBOLS = {"EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
 _MIRROR = {"EQ": "EQ", "NEQ": "NEQ", "LT": "GT", "LTE": "GTE", "GT": "LT", "GTE": "LTE"}
+# What each node may hold; anything else (SYMMETRIC, UNNEST, a sub-select) changes its meaning.
+_ARGUMENTS = {
+    "Paren": {"this"},
+    "And": {"this", "expression"},
+    "Or": {"this", "expression"},
+    "Not": {"this"},
+    **{name: {"this", "expression"} for name in _COMPARE},
+    "In": {"this", "expressions", "negate"},
+    "Between": {"this", "low", "high", "negate"},
+    "Like": {"this", "expression", "negate"},
+    "Is": {"this", "expression", "negate"},
+    "Boolean": {"this"},
+    "Column": {"this", "table", "db", "catalog"},
+    "Dot": {"this", "expression"},
+}
+_OPS = {"=": "EQ", "==": "EQ", "!=": "NEQ", "<": "LT", "<=": "LTE", ">": "GT", ">=": "GTE"}
+_NAME = r'"((?:[^"]|"")*)"|([^".]+)'
+_PATH = rf"(?:{_NAME})(?:\.(?:{_NAME}))*"
+_FORMS = (
+    'give SQL text, a list like [("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])], where a list of lists is an OR, '
+    "or a pyarrow expression"
+)
 
 
 def parse_where(where: str, schema: pa.Schema, option: str = "--where") -> pc.Expression:
@@ -123,23 +145,6 @@ def _parse(where: str) -> Any:
     if extra or "where" not in tree.args:
         raise UsageError("", "not a single condition", _HELP)
     return tree.args["where"].this
-
-
-# What each node may hold; anything else (SYMMETRIC, UNNEST, a sub-select) changes its meaning.
-_ARGUMENTS = {
-    "Paren": {"this"},
-    "And": {"this", "expression"},
-    "Or": {"this", "expression"},
-    "Not": {"this"},
-    **{name: {"this", "expression"} for name in _COMPARE},
-    "In": {"this", "expressions", "negate"},
-    "Between": {"this", "low", "high", "negate"},
-    "Like": {"this", "expression", "negate"},
-    "Is": {"this", "expression", "negate"},
-    "Boolean": {"this"},
-    "Column": {"this", "table", "db", "catalog"},
-    "Dot": {"this", "expression"},
-}
 
 
 def _condition(node: Any, schema: pa.Schema) -> Condition:
@@ -271,15 +276,6 @@ def _no_constant(node: Any) -> UsageError:
 
 def _quoted(date: str) -> str:
     return f"write dates and times in quotes: '{date}'"
-
-
-_OPS = {"=": "EQ", "==": "EQ", "!=": "NEQ", "<": "LT", "<=": "LTE", ">": "GT", ">=": "GTE"}
-_NAME = r'"((?:[^"]|"")*)"|([^".]+)'
-_PATH = rf"(?:{_NAME})(?:\.(?:{_NAME}))*"
-_FORMS = (
-    'give SQL text, a list like [("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])], where a list of lists is an OR, '
-    "or a pyarrow expression"
-)
 
 
 def condition_from(filters: Any, schema: pa.Schema) -> Condition:

@@ -48,6 +48,18 @@ from pqcache.store.urls import is_local, local_directory, quoted, redact, url_sc
 from pqcache.system.disk import check_regular
 from pqcache.units import BLOCK_SIZE, format_size
 
+_MOVING = 2.0  # seconds: more than a snapshot takes from ``arriving/`` to where ``current`` points to it
+_MAGIC = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n": "PNG",
+    b"GIF8": "GIF",
+    b"RIFF": "RIFF",
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x93NUMPY": "npy",
+    b"PK\x03\x04": "zip",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionSummary:
@@ -380,9 +392,6 @@ def _sum(known: Mapping[str, pa.ChunkedArray], column: str) -> int:
     return int(np.nansum(known[column].to_numpy())) if column in known else 0
 
 
-_MOVING = 2.0  # seconds: more than a snapshot takes from ``arriving/`` to where ``current`` points to it
-
-
 @dataclass(frozen=True, kw_only=True)
 class ArrivalProgress:
     """How much of a snapshot is there: bytes, complete files, and row groups.
@@ -440,18 +449,6 @@ def _progress(snapshot: ArrivingSnapshot) -> ArrivalProgress:
         run=(snapshot.filled_by() or "a process") if snapshot.is_being_filled() else "",
         abandoned="" in errors,
     )
-
-
-_MAGIC = {
-    b"\xff\xd8\xff": "JPEG",
-    b"\x89PNG\r\n": "PNG",
-    b"GIF8": "GIF",
-    b"RIFF": "RIFF",
-    b"\x1f\x8b": "gzip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x93NUMPY": "npy",
-    b"PK\x03\x04": "zip",
-}
 
 
 @dataclass(frozen=True, kw_only=True)

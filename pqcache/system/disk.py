@@ -19,6 +19,7 @@ DIRECT_IO_BLOCK = 4096  # memory, offsets and lengths of direct writes are multi
 
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # not on every system
 _CANNOT_LINK = {errno.EXDEV, errno.EMLINK, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP}
+_LOCAL = frozenset(("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "xfs", "zfs"))
 
 
 def fsync_path(path: Path) -> None:
@@ -280,9 +281,6 @@ def _log(message: str, *values: object) -> None:
     import logging  # here, as every command imports this module first
 
     logging.getLogger("pqcache.system").debug(message, *values)
-
-
-_LOCAL = frozenset(("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "xfs", "zfs"))
 
 
 def has_stable_inodes(path: str) -> bool:

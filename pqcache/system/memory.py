@@ -23,6 +23,7 @@ Buffer = npt.NDArray[np.uint8]
 _MIN_BLOCK = 4096  # bytes
 _MIN_MAPPED = 1 << 16  # bytes of a block from which on it is a mapping of its own
 MAX_SLACK = 16 << 20  # bytes, about, that a pool may have beyond the most that were in use
+_MOST_SHARED = 1 << 28  # bytes
 
 
 def buffer_size(size: int) -> int:
@@ -162,9 +163,6 @@ class _Borrowed:
 def aligned(size: int) -> int:
     """Round ``size`` up to an offset at which an array of any dtype may begin."""
     return -(-size // 64) * 64
-
-
-_MOST_SHARED = 1 << 28  # bytes
 
 
 class SharedNumbers:

@@ -14,6 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+_BLOCK = 512  # bytes, the unit of the system
+_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # of Linux
+_LENGTH = 16
+
 
 @dataclass(frozen=True)
 class ProcessIdentity:
@@ -60,10 +64,6 @@ def _state(process: int) -> tuple[str, str]:
         words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return words[0], words[19]
     return "", ""
-
-
-_BLOCK = 512  # bytes, the unit of the system
-_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # of Linux
 
 
 def pss(process: int) -> int | None:
@@ -115,9 +115,6 @@ def _with_children(process: int) -> list[int]:
             with suppress(OSError):
                 found += [int(number) for number in path.read_text().split()]
     return found
-
-
-_LENGTH = 16
 
 
 def boot_id() -> str:

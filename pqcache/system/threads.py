@@ -24,6 +24,7 @@ T = TypeVar("T")
 Job = tuple[Future[Any], Callable[[], Any]]
 
 _MAX_WAIT = 10.0  # seconds that a fork waits for threads, and a thread for forks
+_of_thread = threading.local()
 
 
 class _Gate:
@@ -266,9 +267,6 @@ def _in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
-
-
-_of_thread = threading.local()
 
 
 def stop_with(stop: threading.Event) -> None:

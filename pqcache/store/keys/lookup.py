@@ -46,6 +46,22 @@ _SIGN = np.uint64(1 << 63)
 _BLOCK = 1 << 14  # values hashed at once: the intermediate arrays fit the processor's cache
 _WORD = np.dtype("<u8")
 _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)  # the first n bytes of a word
+FORMAT = 1
+KEYS = "_pqcache/keys"
+BITS = 21
+ROWS = 1 << BITS  # of a run: its row numbers take these bits of a word, and its keys the rest
+_INDEX = "index.arrow"
+CHECKSUMS = "checksums.json"
+_HEADER = 128  # bytes of a .npy file before its numbers, at most
+SPANS = pa.schema(
+    [
+        ("run", pa.int32()),
+        ("start", pa.int64()),
+        ("length", pa.int64()),
+        ("group", pa.int64()),
+        ("first", pa.int64()),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -333,24 +349,6 @@ class SelectedRows:
         if np.any(beyond):
             group = int(self.groups[self.counts > 0][beyond][0])
             raise UsageError("rows", f"row group {group} has {rows[group]:,} rows, and no row {last[beyond][0]:,}")
-
-
-FORMAT = 1
-KEYS = "_pqcache/keys"
-BITS = 21
-ROWS = 1 << BITS  # of a run: its row numbers take these bits of a word, and its keys the rest
-_INDEX = "index.arrow"
-CHECKSUMS = "checksums.json"
-_HEADER = 128  # bytes of a .npy file before its numbers, at most
-SPANS = pa.schema(
-    [
-        ("run", pa.int32()),
-        ("start", pa.int64()),
-        ("length", pa.int64()),
-        ("group", pa.int64()),
-        ("first", pa.int64()),
-    ]
-)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,17 @@ from pqcache.store.repartition.partition_job import PartitionJob
 from pqcache.store.urls import is_local, url_scheme
 from pqcache.units import format_count
 
-CONNECT = 10.0  # seconds
+_CONNECT = 10.0  # seconds
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Settle = Callable[[Callable[[], Any]], None]  # gives a future what a call returns or raises
+_RAY_CPUS = 2  # of a job, which decodes, encodes and transfers on threads; fewer where no node has as many
+_RAY_RETRIES = 3  # of a job whose worker died
+_ANSWER = 60.0  # seconds for each node to answer
+_SPARK_JOBS = 64  # that Spark knows of at once; each is waited for by a thread
+_CHECKS = 4  # tasks for each core, so that every executor gets one
+_PACKAGES = ("pqcache", "pyarrow")  # the bytes that are written depend on both
 
 
 class ClusterExecutor(Executor):
@@ -101,7 +107,7 @@ def check_address(scheduler: str, schemes: Sequence[str], example: str, unreacha
         raise UsageError(f"--scheduler {scheduler}", f"write it like {example}") from None
     try:
         # Fails sooner than a client does, and leaves no threads.
-        socket.create_connection((place.hostname, place.port), CONNECT).close()
+        socket.create_connection((place.hostname, place.port), _CONNECT).close()
     except OSError as error:
         raise unreachable from error
 
@@ -159,18 +165,13 @@ def dask_executor(scheduler: str) -> Iterator[DaskExecutor]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what they report is raised here as well
     untyped: Any = Client
     try:
-        client = untyped(scheduler, timeout=CONNECT, set_as_default=False)
+        client = untyped(scheduler, timeout=_CONNECT, set_as_default=False)
     except (OSError, ValueError, RuntimeError) as error:
         raise unreachable from error
     try:
         yield DaskExecutor(client, scheduler)
     finally:
         client.close()
-
-
-_RAY_CPUS = 2  # of a job, which decodes, encodes and transfers on threads; fewer where no node has as many
-_RAY_RETRIES = 3  # of a job whose worker died
-_ANSWER = 60.0  # seconds for each node to answer
 
 
 class RayExecutor(ClusterExecutor):
@@ -280,10 +281,6 @@ def ray_executor(scheduler: str) -> Iterator[RayExecutor]:
         client.disconnect()
 
 
-_SPARK_JOBS = 64  # that Spark knows of at once; each is waited for by a thread
-_CHECKS = 4  # tasks for each core, so that every executor gets one
-
-
 class SparkExecutor(ClusterExecutor):
     """The executors of the Spark application that ``context`` is. Jobs that are cancelled are interrupted."""
 
@@ -363,9 +360,6 @@ def spark_executor(master: str) -> Iterator[SparkExecutor]:
         yield SparkExecutor(context, master)
     finally:
         context.stop()
-
-
-_PACKAGES = ("pqcache", "pyarrow")  # the bytes that are written depend on both
 
 
 @contextmanager

@@ -55,6 +55,13 @@ from pqcache.versions import __version__
 _KINDS = {**dict.fromkeys(GCS_SCHEMES, "gs"), **dict.fromkeys(AZURE_SCHEMES, "az")}  # by scheme
 _CLOUD_OPTIONS = {"gs": GCS_OPTIONS, "az": AZURE_OPTIONS}
 _COMMON_OPTIONS = {"endpoint", "token", "anon"}  # that other stores have as well
+_TRANSFERS = 4  # files of one partition downloaded or sent at once
+_PREFIX = "pqcache-spool-"
+_SPARE = 64 << 20
+_FRESH = 60.0  # seconds: a spool so young may not have its lock yet
+log = logging.getLogger("pqcache.repartition")
+RECORDS = f"{HIDDEN}/records"
+RUN = f"{HIDDEN}/run"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -157,9 +164,6 @@ def _place(url: str) -> tuple[str, ...]:
 def _account(url: str) -> str:
     """Empty if the options name the account instead."""
     return url.partition("://")[2].partition("/")[0].partition("@")[2].partition(".")[0].lower()
-
-
-_TRANSFERS = 4  # files of one partition downloaded or sent at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,13 +371,6 @@ def _check_unchanged(job: PartitionJob, context: JobContext) -> None:
             )
 
 
-_PREFIX = "pqcache-spool-"
-_SPARE = 64 << 20
-_FRESH = 60.0  # seconds: a spool so young may not have its lock yet
-
-log = logging.getLogger("pqcache.repartition")
-
-
 @dataclass
 class Spool:
     """A local directory, shared by jobs that would fill its disk if all began at once."""
@@ -455,10 +452,6 @@ def _remove_if_dead(left: Path) -> None:
                 remove_tree(left)
         finally:
             os.close(lock)
-
-
-RECORDS = f"{HIDDEN}/records"
-RUN = f"{HIDDEN}/run"
 
 
 @dataclass(frozen=True, kw_only=True)

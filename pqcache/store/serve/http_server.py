@@ -42,6 +42,14 @@ from pqcache.system.disk import open_plain, real_path
 from pqcache.system.threads import ForkSafeThreadPool
 from pqcache.versions import __version__
 
+_LONGEST_LINE = 64 << 10  # bytes: a path of MAX_PATH characters, percent-encoded, fits
+_AT_ONCE = 1 << 24  # bytes that one call sends at most, so that the server can end in between
+_STRANGERS = 64  # connections beside those that have shown the token
+_BACKLOG = 128  # connections that are not accepted yet
+_TICK = 1.0  # seconds between looks at the leases
+_END_SECONDS = 2.0  # for requests in progress
+log = logging.getLogger("pqcache.serve")
+
 
 class RequestRefused(Exception):
     """Answer a request with this status and reason."""
@@ -218,16 +226,6 @@ def check_public(name: str, status: os.stat_result) -> None:
 
 def _name_of(leased: LeasedSnapshot, path: str) -> str:
     return f"{leased.snapshot.path}/{path}"
-
-
-_LONGEST_LINE = 64 << 10  # bytes: a path of MAX_PATH characters, percent-encoded, fits
-_AT_ONCE = 1 << 24  # bytes that one call sends at most, so that the server can end in between
-_STRANGERS = 64  # connections beside those that have shown the token
-_BACKLOG = 128  # connections that are not accepted yet
-_TICK = 1.0  # seconds between looks at the leases
-_END_SECONDS = 2.0  # for requests in progress
-
-log = logging.getLogger("pqcache.serve")
 
 
 @dataclass

@@ -84,6 +84,13 @@ FASTPARQUET = "fastparquet"
 _FOOTERS_AT_ONCE = 64  # files whose footers are compared with the index at once
 _FOOTERS_EACH, _BYTES_EACH = 256, 32 << 20  # that a process checks in the time in which another one starts
 _SECONDS = 60.0  # for the smallest step of reading a file, after which it counts as hanging
+_START = 120.0  # seconds in which a process has to have loaded its libraries
+_ROOT = Path(__file__).resolve().parents[3]
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX")  # each thread reserves address space
+log = logging.getLogger("pqcache.verify")
+Request = dict[str, Any]
+Answer = dict[str, Any]
+WELL: Answer = {"well": True}
 
 
 @dataclass(frozen=True)
@@ -447,17 +454,6 @@ def _open(
         keys=known_keys(snapshot) if config.ignore_case else None,
     )
     return open_table(config.source, options)
-
-
-_START = 120.0  # seconds in which a process has to have loaded its libraries
-_ROOT = Path(__file__).resolve().parents[3]
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX")  # each thread reserves address space
-
-log = logging.getLogger("pqcache.verify")
-
-Request = dict[str, Any]
-Answer = dict[str, Any]
-WELL: Answer = {"well": True}
 
 
 class Checker:
