@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 import pqcache
-from pqcache.store.history import append_history, read_history
 from tests.datasets import rows_of, write_day, write_shop
 from tests.forked_commands import run_pqcache
 
@@ -87,10 +86,6 @@ def test_nothing_is_written_into_a_cache(place: str, cache: pqcache.Cache) -> No
             done
         )
     assert sorted(cache.path.rglob("*")) == before
-
-
-def test_a_cache_may_be_named_by_text(cache: pqcache.Cache) -> None:
-    assert pqcache.Cache(str(cache.path)) == cache  # type: ignore[arg-type]
 
 
 def test_current_is_a_relative_link(cache: pqcache.Cache) -> None:
@@ -184,29 +179,6 @@ def test_damaged_parts_are_named(cache: pqcache.Cache) -> None:
     (cache.path / "current").symlink_to("snapshots/not-there")
     with pytest.raises(pqcache.CacheError, match="not-there"):
         pqcache.sync(cache.path)
-
-
-def test_comments_in_the_configuration_are_kept(cache: pqcache.Cache) -> None:
-    path = cache.path / "pqcache.toml"
-    path.write_text(path.read_text().replace("keep = 2", "keep = 2  # the disk is small"))
-    pqcache.sync(cache.path, where="dt > '2026-11-01'")
-    assert "# the disk is small" in path.read_text()
-    assert "dt > '2026-11-01'" in path.read_text()
-
-
-def test_history_survives_a_torn_frame(tmp_path: Path) -> None:
-    about = {"time": "2026-11-01T04:00:00+00:00", "command": "sync"}
-    for run in "012":
-        append_history(tmp_path, {**about, "run": run})
-    whole = (tmp_path / "history.jsonl.zst").read_bytes()
-    append_history(tmp_path, {**about, "run": "torn", "text": "x" * 100})
-    torn = (tmp_path / "history.jsonl.zst").read_bytes()
-    for length in range(len(whole), len(torn)):
-        (tmp_path / "history.jsonl.zst").write_bytes(torn[:length])
-        assert [record["run"] for record in read_history(tmp_path)] == [*"012"]
-    append_history(tmp_path, {**about, "run": "3"})
-    assert [record["run"] for record in read_history(tmp_path)] == [*"0123"]
-    assert read_history(tmp_path / "none") == []
 
 
 def test_nothing_but_the_torch_companion_needs_torch(tmp_path: Path) -> None:

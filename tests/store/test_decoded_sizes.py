@@ -32,7 +32,6 @@ TABLE = pa.table(
         "about": [{"x": i, "name": "n" * (i % 5)} for i in range(8 * ROWS)],
     }
 )
-BYTES = [b"", b"\0", b"a\0\0\0b", b"\0" * 7, b"x" * 255, b"y" * 256, b"z" * 70_000]
 VARYING = ["label", "text", "tags", "tokens", "about"]
 
 

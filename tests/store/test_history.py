@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -24,7 +23,6 @@ from pqcache.store.history import options_of, read_history
 from pqcache.store.layout import HISTORY, RUNNING
 from tests import ROOT
 from tests.datasets import write_day, write_shop
-from tests.forked_commands import run_pqcache
 
 
 @pytest.fixture
@@ -199,16 +197,6 @@ def test_a_run_at_work_and_an_interrupted_one(cache: Path, shop: Path, monkeypat
     assert not (cache / RUNNING).exists()
 
 
-def test_the_order_is_that_of_the_runs_whatever_the_clock_is(cache: Path, shop: Path) -> None:
-    write_day(shop, "2026-11-20", files=1, rows=20)
-    killed_at(cache, "Published")
-    running = json.loads((cache / RUNNING).read_text())
-    (cache / RUNNING).write_text(json.dumps({**running, "began": "2020-01-01T00:00:00+00:00"}))  # the clock was wrong
-    assert [record["result"] for record in pqcache.log(cache)] == ["done", "interrupted"]
-    pqcache.sync(cache)
-    assert [record["result"] for record in pqcache.log(cache)] == ["done", "interrupted", "done"]
-
-
 def test_damage_of_the_note_of_a_run_is_no_obstacle(cache: Path) -> None:
     (cache / RUNNING).write_text('{"run": "ab')
     assert len(pqcache.log(cache)) == 1
@@ -227,23 +215,6 @@ def test_gc_frees_space_on_a_full_disk(cache: Path, shop: Path, monkeypatch: pyt
     monkeypatch.setattr(history, "append_history", full)
     assert len(pqcache.gc(cache, keep=1, on_event=events.append).removed) == 1
     assert "no space left for the record of this run" in str(events)
-
-
-def test_the_history_of_years_is_read_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = cache / HISTORY
-    one = path.read_bytes()
-    path.write_bytes(one * 3000 + one[:-2])
-    sizes: list[int] = []
-    frame_of = history._frame
-
-    def counted(decompressor: Any, data: bytes, position: int) -> tuple[bytes, int]:
-        sizes.append(position)
-        return frame_of(decompressor, data, position)
-
-    monkeypatch.setattr(history, "_frame", counted)
-    assert len(pqcache.log(cache)) == 3000
-    assert len(sizes) <= 3010, "each frame is decompressed once"
-    assert run_pqcache("log", cache, "--last", "2").stdout.count("sync") == 2
 
 
 def test_the_table_says_why_and_what_changed(

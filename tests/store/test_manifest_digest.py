@@ -17,7 +17,7 @@ import pqcache
 from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
 from pqcache.store.manifest_digest import digest_of_held, digest_of_sources, read_summary, summarize
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.plan import Recipe, plan_sync
+from pqcache.store.sync.plan import plan_sync
 from tests.datasets import rows_of, write_shop
 
 _PATHS = st.sampled_from(["dt=1/a", "dt=1/b", "dt=2/a", "dt=2/b\u3042", "c"])
@@ -38,18 +38,6 @@ def test_digests_agree_with_the_plan(before: list[SourceFile], now: list[SourceF
     for listing in (now, [*reversed(before)]):
         assert (summary.sources == digest_of_sources(listing)) == plan_sync(listing, entries).nothing_to_do
     assert (summary.recipe, summary.source_files, summary.totals.files) == ("", len(before), len(before))
-
-
-def test_files_of_two_recipes_have_none_together() -> None:
-    file = SourceFile("a", Identity(1, 1))
-    entries = tuple(
-        FileEntry(path=path, size=1, rows=1, row_groups=1, sources=(file,), recipe=recipe)
-        for path, recipe in (("a", ""), ("b", '{"rewrite":{"row_group_size":1}}'))
-    )
-    summary = summarize(Manifest(files=entries, source="source", created="now"))
-    assert summary.recipe is None
-    assert summary.source_files == 1
-    assert not plan_sync([file], entries, Recipe()).nothing_to_do
 
 
 @pytest.fixture
@@ -136,14 +124,3 @@ def test_a_directory_reached_by_a_link_is_not_held(snapshot: Snapshot, shop: Pat
 def test_a_file_that_is_not_ours_changes_nothing(snapshot: Snapshot) -> None:
     (snapshot.path / "dt=2026-11-02" / "notes").write_text("mine")
     assert not pqcache.sync(snapshot.path.parents[1]).published
-
-
-def test_a_change_at_the_source_is_seen(snapshot: Snapshot, shop: Path) -> None:
-    path = shop / "dt=2026-11-03" / "part-00001.parquet"
-    os.utime(path, ns=(0, path.stat().st_mtime_ns - 1))
-    assert pqcache.sync(snapshot.path.parents[1]).changed == 1
-
-
-def test_another_recipe_is_seen(snapshot: Snapshot) -> None:
-    assert pqcache.sync(snapshot.path.parents[1], row_group_size=16 << 10).rewritten == 3
-    assert pqcache.sync(snapshot.path.parents[1], columns=["id"]).published

@@ -86,11 +86,6 @@ def test_the_order_of_two_does_not_depend_on_others(table: dict[str, int], data:
     assert [name for name in newest_first(list(table)) if name in some] == newest_first(some)
 
 
-def test_the_first_that_does_not_fit_ends_them() -> None:
-    found = newest_partitions(sizes_of, Newest("45B", size=45))
-    assert (found.taken, found.outside) == (2, {"dt=1", "dt=2", "dt=3"})
-
-
 def test_what_waits_leaves_nothing_out() -> None:
     three = Newest("3", partitions=3)
     assert newest_partitions(sizes_of, three).outside == {"dt=1", "dt=2"}
@@ -131,21 +126,10 @@ def test_what_may_be_written(text: str, partitions: int | None, size: int | None
     assert parse_newest("Free") == Newest(FREE)
 
 
-@given(st.text("0123456789.-+ kGBfreex\n", max_size=6) | st.sampled_from(["9" * 400 + "E", "9" * 5000, "٣", "0GB"]))
-@settings(max_examples=examples(200))
-def test_anything_else_is_refused_by_name(text: str) -> None:
-    try:
-        found = parse_newest(text)
-    except UsageError as error:
-        refused = error
-    else:
-        assert found.text == FREE or (found.partitions or found.size or 0) > 0
-        return
-    assert refused.subject == f"--newest {text!r}"
-    assert refused.advice
+REFUSED = ["", "0", "-5", "30x", "2.5", "0GB", "abc", "1_000", "9" * 400 + "E", "9" * 5000, "٣"]
 
 
-@pytest.mark.parametrize("text", ["", "0", "-5", "30x", "2.5", "0GB", "abc", "1_000"])
+@pytest.mark.parametrize("text", REFUSED, ids=range(len(REFUSED)))
 def test_what_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--newest"):
         parse_newest(text)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.errors import CacheError, ParquetError
+from pqcache.errors import ParquetError
 from pqcache.parquet.validation import read_footer
 from pqcache.store.row_group_index import IndexBuilder, build_index, read_index
 from pqcache.store.verify.file_checks import IndexedFiles
@@ -138,13 +138,6 @@ def test_views_have_minima_and_mix_with_strings(tmp_path: Path) -> None:
     assert sum(batch.num_rows for batch in cache.batches(["s"], filters="s = 'c'")) == 1
 
 
-def test_types_that_do_not_mix_are_named(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"a": ["x"]}), tmp_path / "b.parquet")
-    with pytest.raises(ParquetError, match=r"[ab]\.parquet"):
-        build_index(tmp_path, ["a.parquet", "b.parquet"])
-
-
 def test_statistics_of_every_ordered_type(tmp_path: Path) -> None:
     day = datetime.date(2026, 11, 20)
     moment = datetime.datetime(2026, 11, 20, 4, tzinfo=datetime.timezone.utc)
@@ -174,15 +167,6 @@ def test_statistics_of_every_ordered_type(tmp_path: Path) -> None:
     assert "st:min" not in line
 
 
-def test_bad_files_are_named(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"not parquet at all")
-    with pytest.raises(ParquetError, match=r"a\.parquet: not a Parquet file"):
-        build_index(tmp_path, ["a.parquet"])
-    (tmp_path / "i.arrow").write_bytes(b"garbage")
-    with pytest.raises(CacheError, match=r"i\.arrow"):
-        read_index(tmp_path / "i.arrow")
-
-
 @pytest.mark.parametrize("name", [b"prize", b"pri\xe9e"])
 @pytest.mark.parametrize("where", ["schema", "column chunk", "both"])
 def test_names_damaged_in_a_footer_are_no_traceback(tmp_path: Path, name: bytes, where: str) -> None:
@@ -198,17 +182,3 @@ def test_names_damaged_in_a_footer_are_no_traceback(tmp_path: Path, name: bytes,
         return
     with pytest.raises(ParquetError, match=r"a\.parquet: (not a Parquet file|its footer contradicts itself)"):
         build_index(tmp_path, ["a.parquet"])
-
-
-def test_rows_of_files_are_cut_when_they_are_asked_for(tmp_path: Path) -> None:
-    names = [f"{number}.parquet" for number in range(3)]
-    for number, name in enumerate(names):
-        pq.write_table(pa.table({"id": range(10 * number)}), tmp_path / name, row_group_size=5)
-    files = IndexedFiles(build_index(tmp_path, names))
-    held = [value for value in vars(files).values() if isinstance(value, dict)]
-    assert not [value for values in held for value in values.values() if isinstance(value, pa.Table)]
-    for name in names:
-        table = files.get(name)
-        assert table is not None
-        assert table.num_rows == pq.read_metadata(tmp_path / name).num_row_groups
-    assert files.get("9.parquet") is None

@@ -97,10 +97,6 @@ def test_a_change_moves_few_of_the_other_files(table: Partitions, new: list[int]
     assert moved <= (n - 1) * (sum(new) / 2 + 2 * unit) + 1e-6
 
 
-def test_a_table_without_partitions_is_shared_by_files() -> None:
-    assert list(owners(files({"": [10] * 10}), 3).values()) == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
-
-
 def test_what_the_digest_depends_on() -> None:
     listing = files({"dt=1": [1, 2], "dt=2": [3]})
     paths = [file.path for file in listing]
@@ -223,12 +219,6 @@ def test_a_share_without_a_file_is_refused(tmp_path: Path) -> None:
                 pqcache.sync(str(shop), tmp_path / f"node{node}", shard=f"{node}/3")
         else:
             pqcache.sync(str(shop), tmp_path / f"node{node}", shard=f"{node}/3")
-
-
-def test_one_of_one_is_all(tmp_path: Path) -> None:
-    shop = write_shop(tmp_path / "shop")
-    pqcache.sync(str(shop), tmp_path / "cache", shard="0/1")
-    assert rows_of(tmp_path / "cache" / "current") == rows_of(shop)
 
 
 def test_the_command_line_remembers_and_shows_it(tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ import pytest
 import pqcache
 from pqcache.errors import ParquetError, PartitionsSkipped, SourceError, TypeClash
 from pqcache.events import Event, Fetched, Started
-from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.sync import build_snapshot, incremental, snapshot_job
+from pqcache.store.sync import build_snapshot
 from tests.damage import flip
 from tests.datasets import files_of
 from tests.forked_commands import run_pqcache
@@ -116,23 +115,6 @@ def test_old_versions_are_kept_and_the_rest_is_taken(lake: Path, tmp_path: Path,
     assert not any((cache / "tmp").iterdir())
     with pytest.raises(PartitionsSkipped, match=r"3 partitions skipped: dt=1, dt=3, dt=4"):
         report.raise_if_skipped()
-
-
-@pytest.mark.parametrize("row_group_size", [None, "1MB"])
-def test_many_bad_files_are_found_at_once(
-    lake: Path, tmp_path: Path, row_group_size: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pqcache.sync(lake, tmp_path / "cache", row_group_size=row_group_size)
-    for day in range(3, 13):
-        write(lake, day, ["x"])
-        write(lake, day + 20, [day]).write_bytes(BROKEN)
-    tries: list[object] = []
-    build = incremental.build_snapshot
-    monkeypatch.setattr(incremental, "build_snapshot", lambda *a, **k: tries.append(a) or build(*a, **k))
-    write(lake, 50, [5])
-    report = pqcache.sync(tmp_path / "cache", skip_bad=True)
-    assert (len(report.skipped), report.added) == (20, 1)
-    assert len(tries) <= 3
 
 
 def test_each_night_tries_again(lake: Path, cache: Path) -> None:
@@ -457,19 +439,3 @@ def test_what_has_begun_is_ended_before_it_is_taken_over(
     report = pqcache.sync(cache, skip_bad=True)
     assert [item.partition for item in report.skipped] == ["dt=9"]
     assert [day for day, is_done in rewritten if not is_done] == [f"dt={day}" for day in range(3, 9)]
-
-
-def test_a_file_that_a_stopped_thread_removes_is_not_taken_over(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = CacheDirectory(cache)
-    left, run = snapshot_job.make_workdir(opened), snapshot_job.make_workdir(opened)
-    (left / "fetch" / "one").touch()
-    (left / "fetch" / "two").touch()
-    real = snapshot_job._is_all_own
-
-    def removed(path: Path) -> bool:
-        (path.parent / "one").unlink(missing_ok=True)
-        return real(path)
-
-    monkeypatch.setattr(snapshot_job, "_is_all_own", removed)
-    snapshot_job.take_over_or_remove(opened, run, ["one", "two"], [])
-    assert [path.name for path in (run / "fetch").iterdir()] == ["two"]

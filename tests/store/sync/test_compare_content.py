@@ -107,16 +107,6 @@ def sources(cache: Path) -> list[Any]:
     return [file for entry in pqcache.Cache(cache).snapshot().manifest().files for file in entry.sources]
 
 
-def test_a_repair_of_a_cache_without_tags(lake: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "has_stable_inodes", lambda path: False)
-        pqcache.sync(str(lake), cache)
-    (cache / "current" / NAME).unlink()
-    assert pqcache.verify(cache, repair=True).ok
-    assert rows_of(cache / "current") == rows_of(lake)
-
-
 def test_nodes_with_copies_of_a_source_agree(lake: Path, tmp_path: Path) -> None:
     """Inodes and ctimes of two copies differ, so what nodes compare is without them."""
     shutil.copytree(lake, tmp_path / "copy")

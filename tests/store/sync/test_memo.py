@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
@@ -153,25 +152,12 @@ def test_what_proves_nothing_has_it_read_again(
     assert len(readings) == 1
 
 
-def test_a_dry_run_remembers_nothing(cache: Path, table: Path) -> None:
-    before = (cache / MEMO).read_bytes()
-    append(table, 18, 20)
-    pqcache.sync(cache, dry_run=True)
-    assert (cache / MEMO).read_bytes() == before
-
-
 def test_files_that_become_private_at_the_source_do_here(cache: Path, table: Path, readings: list[str]) -> None:
     file = next((table / "dt=2026-11-01").glob("*.parquet"))
     file.chmod(0o600)
     pqcache.sync(cache)
     assert len(readings) == 1
     assert stat.S_IMODE((cache / "current" / file.relative_to(table)).stat().st_mode) == 0o400
-
-
-def test_a_source_that_is_no_table_leaves_nothing(cache: Path, table: Path) -> None:
-    assert (cache / MEMO).exists()
-    pqcache.sync(cache, as_files=True)
-    assert json.loads((cache / MEMO).read_text())["listing"] is None
 
 
 def test_sizes_alone_are_no_state() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 import pqcache
-from pqcache.errors import ParquetError, SourceError, SourceIncomplete, UsageError
+from pqcache.errors import ParquetError, SourceError, UsageError
 from pqcache.events import Event, Warned
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.layout import MEMO
@@ -96,14 +95,6 @@ def test_a_damaged_memory_is_read_again(text: str, lake: Path, tmp_path: Path, r
     assert len(reads) == 8
 
 
-def test_a_dry_run_remembers_nothing(lake: Path, tmp_path: Path) -> None:
-    sync(lake, tmp_path / "cache", dry_run=True)
-    assert not (tmp_path / "cache").exists()
-    (lake / "dt=2026-11-01" / "000000_0").rename(lake / "part-0.parquet")
-    sync(lake / "part-0.parquet", tmp_path / "cache")
-    assert not (tmp_path / "cache" / MEMO).exists(), "nothing had to be looked into"
-
-
 def test_what_is_passed_over_is_counted(lake: Path, tmp_path: Path) -> None:
     cache, other = tmp_path / "cache", lake / "dt=2026-11-01" / "000009_0"
     other.write_bytes(b"ORC" + bytes(50))
@@ -155,13 +146,6 @@ def test_the_last_bytes_count_too(lake: Path, tmp_path: Path) -> None:
     path = lake / "dt=2026-11-01" / "000000_0"
     path.write_bytes(bytes(4) + path.read_bytes()[4:])
     assert sync(lake, tmp_path / "cache")[0].rows == 80
-
-
-def test_no_parquet_at_all(tmp_path: Path) -> None:
-    (tmp_path / "lake").mkdir()
-    (tmp_path / "lake" / "000000_0").write_text("rows as text, 20 bytes")
-    with pytest.raises(SourceIncomplete, match="no Parquet file among its 1 files"):
-        sync(tmp_path / "lake", tmp_path / "cache")
 
 
 def test_documents_are_not_counted(lake: Path, tmp_path: Path) -> None:
@@ -224,10 +208,3 @@ def test_a_file_that_vanishes_before_it_is_looked_into_is_listed_again(
 
     monkeypatch.setattr(LocalSource, "read", read)
     assert pqcache.sync(lake, tmp_path / "cache").published
-
-
-def test_a_memory_that_is_no_file_is_an_error(lake: Path, tmp_path: Path) -> None:
-    pqcache.sync(lake, tmp_path / "cache")
-    (tmp_path / "cache" / "memo.json").unlink()
-    os.mkfifo(tmp_path / "cache" / "memo.json")
-    assert not pqcache.sync(tmp_path / "cache", dry_run=True).published

@@ -13,7 +13,7 @@ import pqcache
 from pqcache import cli
 from pqcache.events import Event, Warned
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.tables.data_files import PassedOver, count_passed_over, without_other_snapshots
+from pqcache.store.tables.data_files import PassedOver, without_other_snapshots
 from tests.datasets import write_day, write_shop
 from tests.forked_commands import run_pqcache
 
@@ -69,13 +69,6 @@ def test_what_waits_is_counted_and_wrong_clocks_are_named(shop: Path, tmp_path: 
     assert "1 file with times in the future, like dt=2026-11-01/part-00001.parquet: waiting for --settle" in warning
     assert "4 hidden, 2 waiting for --marker or --settle" in run_pqcache("sync", cache).stdout
     assert pqcache.sync(cache, settle=0, marker="").passed_over == PassedOver(hidden=4)
-
-
-def test_counting_follows_the_order_of_the_listing() -> None:
-    found = files_at("_SUCCESS", "a.parquet", ".b.crc", "c.csv", "d.parquet", "_x/e.parquet")
-    assert count_passed_over(found, [found[1], found[4]]) == PassedOver(hidden=3, other=1)
-    assert count_passed_over(found, found) == PassedOver()
-    assert count_passed_over(found, []) == PassedOver(hidden=3, other=3)
 
 
 def test_a_cache_below_a_directory_counts_once(shop: Path, tmp_path: Path) -> None:

@@ -22,43 +22,6 @@ def copy_of(file: SourceFile) -> FileEntry:
 A, B, C = source("dt=1/a"), source("dt=1/b"), source("dt=2/c")
 
 
-def test_first_run_fetches_all() -> None:
-    plan = plan_sync([A, B, C], [])
-    assert plan.downloads == [A, B, C]
-    assert plan.download_bytes == 30
-    assert (len(plan.added), len(plan.changed), len(plan.removed), plan.unchanged) == (3, 0, 0, 0)
-    assert not plan.nothing_to_do
-
-
-def test_unchanged_is_kept() -> None:
-    plan = plan_sync([A, B, C], [copy_of(A), copy_of(B), copy_of(C)])
-    assert plan.nothing_to_do
-    assert plan.unchanged == 3
-    assert [entry.path for d in plan.directories for entry in d.keep] == ["dt=1/a", "dt=1/b", "dt=2/c"]
-
-
-def test_any_difference_of_identity_is_a_change() -> None:
-    """A newer time, an older one (a rollback) and another tag of the same size all count."""
-    for now in (Identity(10, 2), Identity(10, 0), Identity(10, 1, "etag"), Identity(9, 1)):
-        moved = SourceFile("dt=1/a", now)
-        plan = plan_sync([moved, B], [copy_of(A), copy_of(B)])
-        assert plan.downloads == [moved]
-        assert plan.changed == ("dt=1/a",)
-
-
-def test_what_is_gone_at_the_source_goes() -> None:
-    plan = plan_sync([A], [copy_of(A), copy_of(C)])
-    assert plan.removed == ("dt=2/c",)
-    assert not plan.nothing_to_do
-    assert plan.downloads == []
-
-
-def test_a_damaged_file_is_fetched_again() -> None:
-    plan = plan_sync([A, B], [copy_of(A), copy_of(B)], damaged=frozenset({"dt=1/b"}))
-    assert plan.downloads == [B]
-    assert (plan.added, plan.changed) == ((), ())
-
-
 RECIPE = Recipe(rewrite='{"row_group_size":1}')
 MERGED = FileEntry(path="dt=1/part-00000.parquet", size=15, rows=2, row_groups=1, sources=(A, B), recipe=RECIPE.text)
 
@@ -89,12 +52,6 @@ def test_another_recipe_needs_no_download() -> None:
     assert [item.entry for item in plan.directories[0].rewrite] == [MERGED]
     assert plan_repartition([MERGED], Recipe(rewrite='{"row_group_size":2}')) == plan
     assert plan_repartition([MERGED], RECIPE).nothing_to_do
-
-
-def test_copies_held_already_are_rewritten_without_download() -> None:
-    plan = plan_sync([A, B, C], [copy_of(A), copy_of(C)], RECIPE)
-    assert plan.downloads == [B]
-    assert [d.directory for d in plan.directories if d.rewrite] == ["dt=1", "dt=2"]
 
 
 def test_other_columns_are_fetched_again() -> None:

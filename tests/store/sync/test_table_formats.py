@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.cli import run
 from pqcache.errors import PqcacheError, SourceError, UsageError
 from pqcache.store.config import read_config
 from pqcache.torch import ParquetDataset
@@ -77,16 +76,6 @@ def test_those_who_know_better_take_the_files(table: tuple[str, Path], tmp_path:
         pqcache.sync(cache, as_files=False)
 
 
-def test_the_command_line_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root, cache, out = str(write(tmp_path / "lake", *LAYOUTS["Spark"])), str(tmp_path / "cache"), str(tmp_path / "out")
-    for words in (["sync", root, cache], ["inspect", root], ["inspect", root, "--files"], ["repartition", root, out]):
-        assert run(words) == 2
-        printed = capsys.readouterr()
-        assert "is the output of a Spark stream (_spark_metadata/0)" in printed.err
-        assert len(printed.err.splitlines()) == 1
-        assert run([*words, "--as-files"]) == 0
-
-
 @pytest.mark.parametrize("part", ["dt=1", "dt=1/part-0.parquet"])
 def test_a_part_of_a_table_is_refused_too(part: str, tmp_path: Path) -> None:
     root = write(tmp_path / "lake", "dt=1/part-0.parquet", "dt=2/part-0.parquet", LAYOUTS["Delta"][-1])
@@ -95,13 +84,6 @@ def test_a_part_of_a_table_is_refused_too(part: str, tmp_path: Path) -> None:
             call(root / part, tmp_path / "out")
     assert pqcache.sync(root / part, tmp_path / "cache", as_files=True).rows == 10
     assert len(ParquetDataset(root / part, columns=["id"], batch_size=None, as_files=True)) == 10
-
-
-def test_bench_reads_the_files_of_a_table(tmp_path: Path) -> None:
-    root = write(tmp_path / "lake", *LAYOUTS["Delta"])
-    with pytest.raises(UsageError, match="is a Delta table"):
-        pqcache.bench(root, workers=[0], seconds=0.01)
-    assert pqcache.bench(root, workers=[0], seconds=0.01, as_files=True).rows == 20
 
 
 def test_a_table_that_appears_later_publishes_nothing(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from pqcache.store.drivers.base import FileShape
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.manifest import SourceFile
 from pqcache.store.sync.download.download_columns import download_columns
-from pqcache.store.sync.download.download_file import DownloadOptions, download_file
 from pqcache.store.sync.download.subset import Subset
 from tests.examples import examples
 
@@ -110,22 +109,3 @@ def test_a_row_group_of_which_all_rows_are_deleted_is_not_downloaded(tmp_path: P
 def test_deleted_rows_behind_the_end_are_refused(root: Path) -> None:
     with pytest.raises(ParquetError, match=r"its table deletes row 1,200 of it, and it has 1,200"):
         _download(root, _shape(np.array([3, _ROWS]), mapped=False), Subset())
-
-
-def test_a_plain_sync_applies_the_shape(root: Path, tmp_path: Path) -> None:
-    source = _Shaped(root, _shape(np.array([0, 7]), mapped=True))
-    file = SourceFile("a.parquet", source.stat("a.parquet"))
-    copy = download_file(source, file, lambda _: tmp_path / "copy.parquet", DownloadOptions())
-    assert copy.metadata.num_rows == _ROWS - 2
-    assert copy.schema.names == ["user", "label"]
-    assert copy.file.identity == source.stat("a.parquet")
-    assert pq.read_table(tmp_path / "copy.parquet")["user"].to_pylist()[:7] == [1, 2, 3, 4, 5, 6, 8]
-
-
-def test_a_filtered_copy_may_be_larger_than_its_file(tmp_path: Path) -> None:
-    table = pa.table({"c1": pa.array(range(3))})
-    pq.write_table(table, tmp_path / "a.parquet", store_schema=False, write_statistics=False, use_dictionary=False)
-    source = _Shaped(tmp_path, _shape(np.array([1]), mapped=False))
-    file = SourceFile("a.parquet", source.stat("a.parquet"))
-    copy = download_file(source, file, lambda _: tmp_path / "copy.parquet", DownloadOptions())
-    assert copy.metadata.num_rows == 2

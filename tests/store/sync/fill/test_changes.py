@@ -362,9 +362,3 @@ def test_a_source_that_does_not_come_back(reads: LocalReads, made: Path, tmp_pat
     assert not snapshot.is_abandoned()
     reads.before = lambda *_: None
     assert pqcache.sync(made, tmp_path / "cache").snapshot == snapshot.id
-
-
-def test_gc_keeps_what_a_run_will_continue(reads: LocalReads, made: Path, tmp_path: Path) -> None:
-    snapshot = leave_one_file(reads, made, tmp_path / "cache")
-    assert pqcache.gc(tmp_path / "cache").removed == ()
-    assert snapshot.path.exists()

@@ -372,23 +372,3 @@ def test_space_for_the_rewritten_files_when_a_run_goes_on(
         pqcache.sync(tmp_path / "cache")
     monkeypatch.undo()
     assert pqcache.sync(tmp_path / "cache").rewritten == 3
-
-
-def test_footers_are_expected_to_be_as_long_as_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few bytes are read of each file before the snapshot arrives; a longer footer is read in a second request."""
-    (tmp_path / "made").mkdir()
-    for number in range(40):
-        table = pa.table({"id": np.arange(30_000) + number * 30_000})
-        size = 100 if number == 39 else 30_000  # rows of a row group
-        path = tmp_path / "made" / f"part-{number:02d}.parquet"
-        pq.write_table(table, path, size, compression="none", use_dictionary=False)
-    reads = LocalReads(monkeypatch)
-    filling = Filling(reads, tmp_path / "made", tmp_path / "cache", jobs=1)
-    filling.arriving()
-    lengths = [[length for path, _, length in reads.done if f"-{number:02d}." in path] for number in (0, 30, 39)]
-    assert lengths[:2] == [[64 << 10], [8 << 10]]
-    assert lengths[2][0] == 8 << 10
-    assert len(lengths[2]) == 2
-    filling.end()
-    pqcache.sync(tmp_path / "made", tmp_path / "plain")
-    check_same(tmp_path / "plain", tmp_path / "cache")
