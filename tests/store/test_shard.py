@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
@@ -20,13 +19,6 @@ from pqcache.store.table_part import MIN_PARTS, Shard, listing_digest, owners, p
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.examples import examples
 from tests.forked_commands import run_pqcache
-from tests.remote import Remote, make_remote
-
-
-@pytest.fixture(params=["path", "hdfs", "s3"])
-def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
-    yield from make_remote(request.param, request, tmp_path)
-
 
 Partitions = dict[str, list[int]]
 
@@ -119,13 +111,12 @@ def test_shards_that_make_no_sense_are_refused(text: str) -> None:
     assert parse_shard(" 1/3 ") == Shard(1, 3)
 
 
-def test_three_nodes_hold_the_whole_once(remote: Remote, tmp_path: Path) -> None:
+def test_three_nodes_hold_the_whole_once(tmp_path: Path) -> None:
     """And so they do after a night's change, of which each has fetched only what is new to it."""
     shop = write_uneven(tmp_path / "shop")
-    remote.upload(shop)
     caches = [tmp_path / f"node{node}" for node in range(3)]
     for node, cache in enumerate(caches):
-        report = pqcache.sync(remote.url, cache, shard=f"{node}/3")
+        report = pqcache.sync(shop, cache, shard=f"{node}/3")
         assert report.shard == f"{node}/3"
     together(caches, shop)
     listings = {manifest_of(cache).listing for cache in caches}
@@ -135,8 +126,6 @@ def test_three_nodes_hold_the_whole_once(remote: Remote, tmp_path: Path) -> None
 
     held = [set(files_of(cache / "current")) for cache in caches]
     write_day(shop, "2026-11-09", first=900_000, files=1)
-    new = "dt=2026-11-09/part-00000.parquet"
-    remote.put(new, (shop / new).read_bytes())
     for cache, before in zip(caches, held, strict=True):
         report = pqcache.sync(cache)  # from cron: everything is remembered
         assert report.published  # every node, as every node has a part in the new listing

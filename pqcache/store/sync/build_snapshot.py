@@ -196,9 +196,9 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
         for directory in plan.directories:
             if directory.rewrite and not missing[directory.directory]:
                 rewrite(directory)
-        tasks = ((d, f) for d in plan.directories if d.directory not in finished for f in d.downloads)
+        tasks = [(d, f) for d in plan.directories if d.directory not in finished for f in d.downloads]
         with bad.collected():  # what has begun is ended all the same: the next attempt takes it over
-            for (directory, file), copy in download_all(threads, downloader_of(job, stop.is_set), tasks, jobs):
+            for (directory, file), copy in download_all(threads, downloader_of(job, stop.is_set), tasks, jobs, stop):
                 if not directory.rewrite:
                     with bad.collected(), job.blame(place_of(file.path)):
                         index.add(plan.path_of(copy.file), copy.metadata, copy.schema, copy.columns)

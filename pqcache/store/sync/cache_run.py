@@ -91,8 +91,7 @@ class CacheRun:
     ``config`` is what the cache remembers from now on, ``current`` the snapshot that the run began with. A sync starts
     from the ``candidate`` if there is one, and publishes nothing if the cache ``is_held``. ``record`` is what the
     history will have of it; a run that changes nothing has none. ``previous_source`` is the source that the cache was
-    a copy of, where this run takes another one. With ``changes_index`` a new snapshot is published even if no file has
-    changed.
+    a copy of, where this run takes another one, and ``remembered`` what the cache remembers from before a sync.
     """
 
     command: str
@@ -104,7 +103,7 @@ class CacheRun:
     is_held: bool = False
     record: RunRecord | None = None
     previous_source: str | None = None
-    changes_index: bool = False
+    remembered: Config | None = None
 
     @property
     def base(self) -> Snapshot | None:
@@ -115,6 +114,11 @@ class CacheRun:
     def candidate_is_due(self) -> bool:
         """Whether a sync that finds nothing new has to look again at whether the candidate can be published."""
         return self.candidate is not None and (not self.is_held or bool(unmet_of(self.candidate)))
+
+    @property
+    def changes_index(self) -> bool:
+        """Whether a new snapshot is published even if no file has changed."""
+        return self.remembered is not None and self.config.time_units != self.remembered.time_units
 
     def __post_init__(self) -> None:
         self.options.on_event.record = self.record

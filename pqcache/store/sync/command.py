@@ -147,69 +147,36 @@ class _Request:
     is_patient: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class _CacheState:
-    """What a cache has: its snapshot, what it remembers, and what it will remember after this run.
-
-    ``previous_source`` is the source that it is a copy of, where that is another one than this run's. ``base`` is the
-    candidate, if there is one, else the current snapshot.
-    """
-
-    current: Snapshot | None
-    candidate: Snapshot | None
-    is_held: bool
-    remembered: Config | None
-    config: Config
-    previous_source: str | None
-
-    @property
-    def base(self) -> Snapshot | None:
-        return self.candidate or self.current
-
-
-def _read_state(request: _Request) -> _CacheState:
-    cache = request.cache
-    remembered = read_config(cache.path) if cache.exists() else None
+def _read_run(request: _Request, record: RunRecord | None) -> CacheRun:
+    """Read what the cache has; a run that was waited for may have changed it."""
+    cache, options = request.cache, request.run
+    exists = cache.exists()
+    remembered = read_config(cache.path) if exists else None
     config = updated(merged_config(remembered, request.url, request.store_options), request.changes)
-    current, candidate = (cache.current(), cache.candidate()) if cache.exists() else (None, None)
-    previous = changed_source(cache, candidate or current, remembered, config, request.run.new_source)
-    return _CacheState(
+    current, candidate = (cache.current(), cache.candidate()) if exists else (None, None)
+    return CacheRun(
+        command="sync",
+        cache=cache,
+        config=config,
+        remembered=remembered,
         current=current,
         candidate=candidate,
         is_held=read_kept(cache.path).hold is not None,
-        remembered=remembered,
-        config=config,
-        previous_source=previous,
+        options=options,
+        record=record,
+        previous_source=changed_source(cache, candidate or current, remembered, config, options.new_source),
     )
 
 
-def _run_of(request: _Request, state: _CacheState) -> CacheRun:
-    return CacheRun(
-        command="sync",
-        cache=request.cache,
-        config=state.config,
-        current=state.current,
-        candidate=state.candidate,
-        is_held=state.is_held,
-        options=request.run,
-        previous_source=state.previous_source,
-        changes_index=state.remembered is not None and state.config.time_units != state.remembered.time_units,
-    )
-
-
-def _replaced_source(state: _CacheState) -> str | None:
-    """The source that this run replaces, also if none of its files was ever here."""
-    if state.base is None and state.remembered is not None and state.remembered.source != state.config.source:
-        return redact(state.remembered.source)
-    return state.previous_source
-
-
-def _warn_of_changes(state: _CacheState, cache: CacheDirectory, on_event: OnEvent, published: bool) -> None:
-    """Warn after a rollback, and of another source."""
-    if published and (was := rolled_back_from(cache.path, state.current)):
+def _warn_of_changes(run: CacheRun, published: bool) -> None:
+    """Warn after a rollback, and of another source, also if none of the files of the one before was ever here."""
+    on_event, remembered, before = run.options.on_event, run.remembered, run.previous_source
+    if published and (was := rolled_back_from(run.cache.path, run.current)):
         on_event(Warned(f"the cache was rolled back from {was}; what the source holds now is current again"))
-    if (was := _replaced_source(state)) is not None:
-        on_event(Warned(f"the source was {was} and is {redact(state.config.source)} from now on"))
+    if run.base is None and remembered is not None and remembered.source != run.config.source:
+        before = redact(remembered.source)
+    if before is not None:
+        on_event(Warned(f"the source was {before} and is {redact(run.config.source)} from now on"))
 
 
 def _sync(request: _Request, stack: ExitStack) -> SyncReport:
@@ -218,60 +185,57 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     cache.check_usable()  # before its options are believed, and before the source is listed for it
     if cache.exists() and not options.dry_run:
         record = stack.enter_context(recorded_run(cache, "sync", options.wait, options.on_event))
-    state = _read_state(request)  # read under the lock: a run that was waited for may have changed it
-    check_apart(state.config.source, cache.path)
-    source = _open(request, state)
-    stack.callback(source.close)
-    run = replace(_run_of(request, state), record=record)
+    run = _read_run(request, record)
+    check_apart(run.config.source, cache.path)
+    source = _open(request, run, stack)
     memo = Memo() if options.compare == CONTENT else read_memo(cache.path)
-    if (known := _known_result(run, state, source, memo)) is not None:
+    if (known := _known_result(run, source, memo)) is not None:
         return finish_run(run, known)
-    list_it = _lister(request, state, source, memo)
+    list_it = _lister(request, run, source, memo)
     listing = list_it(options.on_event)
     if not options.dry_run and record is None:
         cache.create()
         record = stack.enter_context(recorded_run(cache, "sync", options.wait, options.on_event))
+        run = replace(run, record=record)
         if cache.current() is not None:  # another first run was faster: what is taken is what it has left
-            state = _read_state(request)
-            source = _open(request, state)
-            stack.callback(source.close)
-            list_it = _lister(request, state, source, memo)
+            run = _read_run(request, record)
+            source = _open(request, run, stack)
+            list_it = _lister(request, run, source, memo)
             listing = list_it(options.on_event)
-        run = replace(_run_of(request, state), record=record)
-    if state.base is None and arriving_snapshots(cache):  # what a killed run has left is continued in its way
+    if run.base is None and arriving_snapshots(cache):  # what a killed run has left is continued in its way
         run = replace(run, options=replace(options, fill=True))
-    key = listing_key(source, state.config)  # of what was listed: the run may read a newer version later
+    key = listing_key(source, run.config)  # of what was listed: the run may read a newer version later
     if listing.odd or listing.misfits:  # each run has to say so
         key = None
     try:
         result = _run_result(run, source, listing, list_it)
     except UsageError:
-        if record is not None and state.current is None and not arriving_snapshots(cache):
-            _forget_options(cache, state)
+        if record is not None and run.current is None and not arriving_snapshots(cache):
+            _forget_options(run)
         raise
     if not options.dry_run:
-        if state.config != state.remembered:  # at once: the snapshot has these options already
-            write_config(cache.path, state.config)
-        held = result.published or result.candidate or state.current
+        if run.config != run.remembered:  # at once: the snapshot has these options already
+            write_config(cache.path, run.config)
+        held = result.published or result.candidate or run.current
         if held is not None and (warning := limit_to_source(held.path, source, listing.files)):
             options.on_event(Warned(warning))
         if memo.listing(key) is None:
             memo.remember(None if key is None else listing.known(key, source))
         memo.write(cache.path)
-        _warn_of_changes(state, cache, options.on_event, bool(result.published))
+        _warn_of_changes(run, bool(result.published))
     report = finish_run(run, result)
     is_raw = bool(result.published) and not result.plan.recipe.rewrite
-    if run.options.fill and state.current is None and is_raw and state.config.rewrite() is not None:
+    if run.options.fill and run.current is None and is_raw and run.config.rewrite() is not None:
         return _rewrite_arrived(run, report, source, list_it)
     return report
 
 
-def _forget_options(cache: CacheDirectory, state: _CacheState) -> None:
+def _forget_options(run: CacheRun) -> None:
     """Remove a refused first run's options from ``pqcache.toml``, which it has written already."""
-    if state.remembered is None:
-        (cache.path / CONFIG).unlink(missing_ok=True)
+    if run.remembered is None:
+        (run.cache.path / CONFIG).unlink(missing_ok=True)
     else:
-        write_config(cache.path, state.remembered)
+        write_config(run.cache.path, run.remembered)
 
 
 def _rewrite_arrived(run: CacheRun, arrived: SyncReport, source: Source, list_it: ListSource) -> SyncReport:
@@ -296,13 +260,13 @@ def _rewrite_arrived(run: CacheRun, arrived: SyncReport, source: Source, list_it
     )
 
 
-def _first_contact(request: _Request, state: _CacheState) -> Patience:
+def _first_contact(request: _Request, run: CacheRun) -> Patience:
     """How long to ask a source that has not answered yet in this run: a mistyped one should fail soon."""
-    return request.run.patience if request.is_patient or state.base is not None else FIRST_CONTACT
+    return request.run.patience if request.is_patient or run.base is not None else FIRST_CONTACT
 
 
-def _open(request: _Request, state: _CacheState) -> Source:
-    config = state.config
+def _open(request: _Request, run: CacheRun, stack: ExitStack) -> Source:
+    config = run.config
     request.run.on_event.listed = now_text()  # a table's log is read now
     source = open_table(
         request.url or config.source,
@@ -312,28 +276,27 @@ def _open(request: _Request, state: _CacheState) -> Source:
             hdfs_driver=config.hdfs_driver,
             as_files=config.as_files,
             rule=config.version_rule,
-            patience=_first_contact(request, state),
+            patience=_first_contact(request, run),
             on_event=request.run.on_event,
-            keys=known_keys(state.base) if config.ignore_case else None,
+            keys=known_keys(run.base) if config.ignore_case else None,
         ),
     )
+    stack.callback(source.close)
     if isinstance(source, Table) and source.capabilities.lists_one_version and (config.marker or config.settle):
-        source.close()
         given, none = ("--marker", "''") if config.marker else ("--settle", "0")
         reason = "is a table, whose files are complete when they are committed"
         raise UsageError(source.url, f"{reason}; {given} is for directories", f"leave it out with {given} {none}")
     if isinstance(source, Table) and config.partition_types:
-        source.close()
         reason = "is a table, which has types of its own; --partition-types is for directories"
         raise UsageError(source.url, reason, "leave it out with --partition-types ''")
     return source
 
 
-def _lister(request: _Request, state: _CacheState, source: Source, memo: Memo) -> ListSource:
+def _lister(request: _Request, run: CacheRun, source: Source, memo: Memo) -> ListSource:
     """The listing function of this run, always for the same partitions."""
-    held = state.base if state.previous_source is None else None
-    rules, patience = listing_rules(state.config, held), _first_contact(request, state)
-    rule = newest_rule(state.config, request.cache, state.base)
+    held = run.base if run.previous_source is None else None
+    rules, patience = listing_rules(run.config, held), _first_contact(request, run)
+    rule = newest_rule(run.config, request.cache, run.base)
     last: Listing | None = None
 
     def list_it(on_event: OnEvent) -> Listing:
@@ -341,9 +304,9 @@ def _lister(request: _Request, state: _CacheState, source: Source, memo: Memo) -
         last = listed = list_source(source, on_event, rules, patience, memo, last)
         patience = request.run.patience
         wanted = only_newest(listed, rule)
-        if not _is_typed(held, wanted, source.table_version, state.config):
+        if not _is_typed(held, wanted, source.table_version, run.config):
             misfits = misfits_of(source, listed, rules)
-            wanted = without_misfits(only_newest(listed, rule, misfits), misfits, rules, wait_rules(state.config))
+            wanted = without_misfits(only_newest(listed, rule, misfits), misfits, rules, wait_rules(run.config))
         return wanted
 
     return list_it
@@ -359,10 +322,10 @@ def _is_typed(held: Snapshot | None, listing: Listing, table: TableVersion | Non
     return summary is not None and summary.table == table_digest(listing.typed(table, config))
 
 
-def _known_result(run: CacheRun, state: _CacheState, source: Source, memo: Memo) -> RunResult | None:
+def _known_result(run: CacheRun, source: Source, memo: Memo) -> RunResult | None:
     """The result if a table's log and the cache prove that there is nothing to do."""
-    config = state.config
-    if state.base is None or run.options.compare != IDENTITY or config != state.remembered:
+    config = run.config
+    if run.base is None or run.options.compare != IDENTITY or config != run.remembered:
         return None
     known = memo.listing(listing_key(source, config))
     if known is None:

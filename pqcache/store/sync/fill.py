@@ -16,12 +16,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +69,14 @@ from pqcache.store.sync.build_snapshot import downloader_of, manifest_of, write_
 from pqcache.store.sync.cache_run import CacheRun, RunResult, report_fetching
 from pqcache.store.sync.decide import NeedsRewriting
 from pqcache.store.sync.download.download_columns import project_file, write_nulls
-from pqcache.store.sync.download.download_file import Downloaded, Vanished, copy_mode, read_chunks, stoppable_threads
+from pqcache.store.sync.download.download_file import (
+    Downloaded,
+    Vanished,
+    copy_mode,
+    in_batches,
+    read_chunks,
+    stoppable_threads,
+)
 from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.judge import judged
 from pqcache.store.sync.plan import Plan, plan_sync
@@ -175,18 +181,11 @@ def _continue(
     hold_run(snapshot.path, job.workdir, stack)
     _retire_others(job, snapshot)
     manifest = snapshot.manifest()
-    metadata = SnapshotMetadata(
-        source=manifest.source,
-        where=manifest.where,
-        shard=manifest.shard,
-        listing=manifest.listing,
-        table=manifest.table,
-    )
     plan = plan_sync([file for entry in manifest.files for file in entry.sources], (), job.plan.recipe)
     _check_space(job, plan, tree_size(snapshot.path) + tree_size(job.workdir))
     _announce_rewriting(job, plan)
     log.debug("%s is continued", snapshot.path)
-    return replace(job, metadata=metadata, plan=plan), snapshot, list(manifest.files)
+    return replace(job, metadata=manifest, plan=plan), snapshot, list(manifest.files)
 
 
 def _find_left(job: SnapshotJob) -> tuple[ArrivingSnapshot | None, str]:
@@ -279,12 +278,9 @@ def _check_locks(job: SnapshotJob) -> None:
             raise UsageError("--fill", reason, "sync without it, or put the cache on a local disk")
 
 
-T = TypeVar("T")
-R = TypeVar("R")
 Ints = npt.NDArray[np.int64]
 
 _READ_AHEAD = 64 << 10  # bytes that are fetched to see a dictionary
-_BATCH = 8  # footers that a thread reads before it wakes the one that makes the index
 _SEEN = 16  # footers after which the next ones are expected to be about as long
 _LEAST_TAIL, _MOST_TAIL = 8 << 10, 1 << 20
 _WHOLE: Ints = np.zeros((0, 3), np.int64)
@@ -333,19 +329,13 @@ def prepare(job: SnapshotJob, source: Source) -> tuple[Path, list[FileEntry]]:
         (target / name).touch(file_mode())
     lengths, stop = _FooterLengths(), threading.Event()
     index, entries = IndexBuilder(job.table_schema, units=job.units), list[FileEntry]()
-    size = max(1, min(_BATCH, len(files) // (4 * options.jobs)))
-    batches = [files[first : first + size] for first in range(0, len(files), size)]
-
-    def read_batch(batch: Sequence[SourceFile]) -> list[tuple[SourceFile, _End]]:
-        return [(file, _read_end(job, source, file, lengths)) for file in batch]
-
     with stoppable_threads(options.jobs, stop) as threads:
-        for batch in _in_order(threads, read_batch, batches, 2 * options.jobs):
-            for file, end in batch:
-                with _agreeing(job):
-                    index.add(job.plan.path_of(file), end.metadata, end.schema)
-                entries.append(_entry(job, file, end))
-            job.on_event(Advanced("read", len(batch)))
+        read = partial(_read_end, job, source, lengths)
+        for file, end in in_batches(threads, read, files, options.jobs):
+            with _agreeing(job):
+                index.add(job.plan.path_of(file), end.metadata, end.schema)
+            entries.append(_entry(job, file, end))
+            job.on_event(Advanced("read", 1))
     entries.sort(key=lambda entry: entry.path)
     with _agreeing(job):
         made = index.finish([entry.path for entry in entries])
@@ -384,18 +374,7 @@ def _agreeing(job: SnapshotJob) -> Iterator[None]:
         raise NeedsRewriting(error) from error
 
 
-def _in_order(threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequence[T], ahead: int) -> Iterator[R]:
-    """Yield results in order, with at most ``ahead`` items started or waiting to be yielded."""
-    waiting: deque[Future[R]] = deque()
-    for item in items:
-        if len(waiting) == ahead:
-            yield waiting.popleft().result()
-        waiting.append(threads.submit(call, item))
-    while waiting:
-        yield waiting.popleft().result()
-
-
-def _read_end(job: SnapshotJob, source: Source, file: SourceFile, lengths: _FooterLengths) -> _End:
+def _read_end(job: SnapshotJob, source: Source, lengths: _FooterLengths, file: SourceFile) -> _End:
     assert job.origin is not None
     options, read = job.run.options, partial(_read_all, source, file)
     if job.origin.subset.is_all and source.shape_of(file.path) is None:
@@ -446,7 +425,7 @@ def _opener(job: SnapshotJob, source: Source, files: dict[str, SourceFile]) -> O
     @contextmanager
     def opened(path: str) -> Iterator[tuple[pq.FileMetaData, pa.Schema, Callable[[int, int, bool], bytes]]]:
         file = files[path]
-        end = _read_end(job, source, file, _FooterLengths())
+        end = _read_end(job, source, _FooterLengths(), file)
 
         def fetch(offset: int, size: int) -> bytes:
             parts = _parts_of(end.ranges, offset, min(offset + size, end.size))

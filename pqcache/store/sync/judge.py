@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED, DamagedError
@@ -210,6 +209,8 @@ def _judge_nulls(rule: Rule, new: Judged, current: Judged | None, changed: Colle
 
 
 def _judge_max(rule: Rule, new: Judged, current: Judged | None, changed: Collection[str]) -> Iterable[Finding]:
+    import pyarrow.compute as pc  # which few syncs need
+
     index, (column,) = _index_of(new), rule.columns
     if (missing := _missing(rule, index)) is not None:
         yield missing
@@ -320,6 +321,8 @@ def _nulls(index: Index, column: str) -> npt.NDArray[np.int64]:
 
 def _maximum(index: Index, column: str, groups: Sequence[int]) -> tuple[pa.Scalar | None, int]:
     """The largest value of a column in some row groups, None without one, and how many of these do not tell theirs."""
+    import pyarrow.compute as pc  # which few syncs need
+
     chosen, name = pa.array(groups, pa.int64()), f"{column}:max"
     if column in index.partitions.column_names:
         values = index.partitions[column].take(pa.array(index.numbers("file"))).take(chosen)
@@ -387,6 +390,8 @@ def _values_in(root: Path, paths: Iterable[str], columns: Collection[str]) -> di
 
 
 def _with_values(found: set[str] | None, column: pa.Array) -> set[str] | None:
+    import pyarrow.compute as pc  # which few syncs need
+
     if found is None or pa.types.is_nested(column.type):
         return None
     column = column.storage if isinstance(column, pa.ExtensionArray) else column

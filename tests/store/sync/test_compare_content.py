@@ -24,7 +24,6 @@ from tests.datasets import rows_of
 from tests.remote import Remote, make_remote
 
 NAME = "dt=2026-11-01/part-00000.parquet"
-STORES = ["path", pytest.param("hdfs", marks=pytest.mark.hdfs), pytest.param("s3", marks=pytest.mark.s3)]
 
 
 def write_file(path: Path, value: int) -> None:
@@ -117,13 +116,22 @@ def test_nodes_with_copies_of_a_source_agree(lake: Path, tmp_path: Path) -> None
     assert listings[0] == listings[1]
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
     yield from make_remote(request.param, request, tmp_path / "remote")
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"row_group_size": 64 << 10}, {"columns": ["id"]}], ids=["plain", "rewritten", "columns"]
+    ("remote", "how"),
+    [
+        ("path", {}),
+        ("path", {"row_group_size": 64 << 10}),
+        ("path", {"columns": ["id"]}),
+        pytest.param("hdfs", {}, marks=pytest.mark.hdfs),
+        pytest.param("s3", {}, marks=pytest.mark.s3),
+    ],
+    indirect=["remote"],
+    ids=str,
 )
 def test_content_is_compared_on_request(
     how: dict[str, Any], remote: Remote, lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

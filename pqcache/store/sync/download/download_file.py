@@ -18,13 +18,12 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pqcache.errors import (
     DISK_FULL,
@@ -357,8 +356,10 @@ def _footer(transfer: _Transfer, tail: bytes) -> tuple[pq.FileMetaData, pa.Schem
 
 Task = tuple[DirectoryPlan, SourceFile]
 
-_BATCH = 64  # files that are reported at once
-_OPEN_BATCHES = 2  # the footers of as many batches wait in memory
+T = TypeVar("T")
+R = TypeVar("R")
+
+_BATCH = 8  # files that a thread handles before it wakes the one that indexes them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,108 +393,55 @@ class Downloader:
         return found
 
 
-@dataclass
-class _DownloadBatch:
-    """Files that are reported together, by whichever thread downloads the last of them."""
-
-    tasks: list[Task]
-    copies: dict[SourceFile, Downloaded | None] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    finished: bool = False
-
-    def add(self, file: SourceFile, downloaded: Downloaded | None) -> bool:
-        """Add a copy, or None if the file cannot be taken; return whether it was the last."""
-        with self.lock:
-            self.copies[file] = downloaded
-            return len(self.copies) == len(self.tasks)
-
-
-class _TaskQueue:
-    """Tasks for threads to take, and their batches, of which only a few are open."""
-
-    def __init__(self, tasks: Iterable[Task]) -> None:
-        self.open: deque[_DownloadBatch] = deque()
-        self._tasks = ((batch, task) for batch in _batches(tasks) for task in batch.tasks)
-        self._lock = threading.Lock()
-        self._budget = threading.Semaphore(_OPEN_BATCHES)
-        self._last: _DownloadBatch | None = None
-        self._closed = False
-        self.bad = BadPartitionsSoFar()
-
-    def take(self) -> tuple[_DownloadBatch, Task] | None:
-        """Return the next task, or None at the end; waits while too many batches are open."""
-        with self._lock:
-            found = None if self._closed else next(self._tasks, None)
-            if found is not None and found[0] is not self._last:
-                self._budget.acquire()
-                self._last = found[0]
-                self.open.append(found[0])
-            return None if self._closed else found
-
-    def release(self) -> None:
-        """Drop the first open batch once its files were taken over."""
-        self.open.popleft()
-        self._budget.release()
-
-    def close(self) -> None:
-        self._closed = True
-        self._budget.release()
-
-
 def download_all(
-    threads: ThreadPoolExecutor, downloader: Downloader, tasks: Iterable[Task], jobs: int
+    threads: ThreadPoolExecutor, downloader: Downloader, tasks: Sequence[Task], jobs: int, stop: threading.Event
 ) -> Iterator[tuple[Task, Downloaded]]:
-    """Yield each task with the copy of its file, in order; an error anywhere is raised at once.
+    """Yield each task with the copy of its file, in order; an error anywhere ends all downloads and is raised.
 
-    Threads take their tasks themselves and report complete batches: to wake this thread for each file would cost more
-    than its footer and its checksum together. BadPartitions is raised when all others are downloaded.
+    BadPartitions is raised when all others are downloaded.
     """
-    queue = _TaskQueue(tasks)
-    reports: SimpleQueue[BaseException | None] = SimpleQueue()
+    bad, errors = BadPartitionsSoFar(), list[BaseException]()
 
-    def work() -> None:
+    def download(task: Task) -> Downloaded | None:
+        directory, file = task
         try:
-            while (taken := queue.take()) is not None:
-                batch, (directory, file) = taken
-                copy = None
-                with queue.bad.collected():
-                    copy = downloader.download(file, is_rewritten=bool(directory.rewrite))
-                if batch.add(file, copy):
-                    batch.finished = True
-                    reports.put(None)
+            with bad.collected():
+                return None if stop.is_set() else downloader.download(file, is_rewritten=bool(directory.rewrite))
         except BaseException as error:  # noqa: BLE001  raised below
-            reports.put(error)
+            errors.append(error)
+            stop.set()
+        return None
 
-    running = [threads.submit(work) for _ in range(max(1, jobs))]
-    for future in running:
-        future.add_done_callback(lambda _: reports.put(None))
-    try:
-        while queue.open or not all(future.done() for future in running):
-            if (error := reports.get()) is not None:
-                raise error
-            while queue.open and queue.open[0].finished:
-                batch = queue.open[0]
-                for task in batch.tasks:
-                    if (copy := batch.copies.pop(task[1])) is not None:
-                        yield task, copy
-                queue.release()
-    finally:
-        queue.close()
-    queue.bad.raise_any()
+    for task, copy in in_batches(threads, download, tasks, jobs):
+        if errors:
+            raise errors[0]
+        if copy is not None:
+            yield task, copy
+    bad.raise_any()
 
 
-def _batches(tasks: Iterable[Task]) -> Iterator[_DownloadBatch]:
-    """Yield batches of a few dozen tasks; a directory that is rewritten does not wait for others."""
-    batch = _DownloadBatch([])
-    for task in tasks:
-        if batch.tasks and (
-            len(batch.tasks) == _BATCH or (task[0] is not batch.tasks[-1][0] and batch.tasks[-1][0].rewrite)
-        ):
-            yield batch
-            batch = _DownloadBatch([])
-        batch.tasks.append(task)
-    if batch.tasks:
-        yield batch
+def in_batches(
+    threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequence[T], jobs: int
+) -> Iterator[tuple[T, R]]:
+    """Yield each item with what ``call`` returns of it, in order, while threads are a few batches ahead.
+
+    A thread takes several of many items: to wake the one that gets the results costs more than a small file's footer.
+    """
+    size = max(1, min(_BATCH, len(items) // (8 * jobs)))
+    batches = (items[first : first + size] for first in range(0, len(items), size))
+    waiting: deque[tuple[Sequence[T], Future[list[R]]]] = deque()
+
+    def call_each(batch: Sequence[T]) -> list[R]:
+        return [call(item) for item in batch]
+
+    for batch in batches:
+        if len(waiting) == 2 * jobs:
+            done, results = waiting.popleft()
+            yield from zip(done, results.result(), strict=True)
+        waiting.append((batch, threads.submit(call_each, batch)))
+    while waiting:
+        done, results = waiting.popleft()
+        yield from zip(done, results.result(), strict=True)
 
 
 @contextmanager

@@ -113,9 +113,8 @@ def test_ranges_that_a_killed_run_has_left_do_not_count(
     check_same(tmp_path / "plain", cache)
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_published_as_by_a_plain_sync(remote: Remote, tmp_path: Path, wide: bool) -> None:
-    made = write_wide(tmp_path / "made") if wide else write_shop(tmp_path / "made")
+def test_published_as_by_a_plain_sync(remote: Remote, tmp_path: Path) -> None:
+    made = write_wide(tmp_path / "made")
     remote.upload(made)
     plain = pqcache.sync(remote.url, tmp_path / "plain")
     events: list[Event] = []
