@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pqcache.errors import SourceChanged
 from pqcache.parquet.validation import read_footer
-from pqcache.store.arriving import ArrivingSnapshot, find_arriving, read_wanted
+from pqcache.store.arriving import ArrivingSnapshot, WantedLists, find_arriving
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, ROW_GROUPS, RUN, SUMMARY, WANTED
@@ -86,7 +86,7 @@ class Filler:
     def next_wanted(self) -> int | None:
         """Return which file to fetch next: of what readers want, in turns, urgent ones first, else in order."""
         left = self.missing()
-        lists = sorted(read_wanted(self.snapshot.wanted_directory), key=lambda wanted: not wanted.urgent)
+        lists = sorted(WantedLists(self.snapshot.wanted_directory).read(), key=lambda wanted: not wanted.urgent)
         turn = len(self.order) % len(lists) if lists else 0
         for wanted in [*(w for w in lists if w.urgent), *lists[turn:], *lists[:turn]]:
             for file in wanted.files.tolist():
@@ -182,7 +182,7 @@ def main() -> None:
     most = options.get("most")  # files, of each run
     filler.fill(float(options.get("delay", 0)), None if most is None else int(most))
     if filler.missing():  # who has waited for it has to have seen that it was at work
-        becomes_true(lambda: bool(read_wanted(filler.snapshot.wanted_directory)))
+        becomes_true(lambda: bool(WantedLists(filler.snapshot.wanted_directory).read()))
     if "fail_late" in options:
         print(json.dumps({"error": [options["fail_late"], job["source"], "failed late", "free some"]}), flush=True)
         os._exit(1)

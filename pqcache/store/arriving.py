@@ -101,11 +101,6 @@ class ArrivingSnapshot(Snapshot):
         """Whether nothing more will arrive."""
         return "" in self.errors()
 
-    def why_abandoned(self) -> str:
-        """Subject and reason; empty if the run has not said why."""
-        error = self.errors().get("")
-        return f"{error.subject}: {error.reason}" if error is not None and error.subject else ""
-
     def is_being_filled(self) -> bool:
         """Whether a run is fetching it; also False once it is published or removed."""
         return self._run()[0]
@@ -280,11 +275,6 @@ class WantedLists:
     @property
     def known(self) -> list[Wanted]:
         return [wanted for _, wanted in self._known.values()]
-
-
-def read_wanted(directory: Path) -> list[Wanted]:
-    """One item per living reader; files of dead ones are removed."""
-    return WantedLists(directory).read()
 
 
 def _read(path: Path) -> Wanted:

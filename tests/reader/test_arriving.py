@@ -26,7 +26,7 @@ from pqcache.reader import arriving, open_dataset
 from pqcache.reader.arriving import row_groups_of_batches, row_groups_of_lanes, without_repeats
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order import Order
-from pqcache.store.arriving import Wanted, read_wanted
+from pqcache.store.arriving import Wanted, WantedLists
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
 from pqcache.store.layout import PUBLISHING
@@ -94,8 +94,8 @@ def test_what_is_needed_first_is_fetched_first(source: Path, published: Path, tm
     first: list[dict[str, Any]] = []
     reader = threading.Thread(target=lambda: first.append(next(batches).to_pydict()))
     reader.start()
-    wait_for(lambda: len(read_wanted(filler.snapshot.wanted_directory)) == 1)
-    (wanted,) = read_wanted(filler.snapshot.wanted_directory)
+    wait_for(lambda: len(WantedLists(filler.snapshot.wanted_directory).read()) == 1)
+    (wanted,) = WantedLists(filler.snapshot.wanted_directory).read()
     assert len(filler.order) == 0
     thread.start()
     reader.join()
@@ -104,7 +104,7 @@ def test_what_is_needed_first_is_fetched_first(source: Path, published: Path, tm
     assert filler.order != sorted(filler.order)
     expected = Cache(published).batches(["id"], batch_size=200, seed=3, window=2)
     assert [*first, *(b.to_pydict() for b in batches)] == [b.to_pydict() for b in expected]
-    assert not read_wanted(filler.snapshot.wanted_directory)
+    assert not WantedLists(filler.snapshot.wanted_directory).read()
 
 
 def test_files_are_decoded_as_they_arrive(source: Path, tmp_path: Path) -> None:
@@ -418,8 +418,8 @@ def sync_to(source: Path, cache: Path) -> Path:
 
 def wait_for_wanted(filler: Filler) -> list[Wanted]:
     """Return what readers want, when they want something."""
-    wait_for(lambda: bool(read_wanted(filler.snapshot.wanted_directory)))
-    return read_wanted(filler.snapshot.wanted_directory)
+    wait_for(lambda: bool(WantedLists(filler.snapshot.wanted_directory).read()))
+    return WantedLists(filler.snapshot.wanted_directory).read()
 
 
 def test_the_order_of_need_is_that_in_which_blocks_mix() -> None:

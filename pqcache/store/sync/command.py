@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -455,20 +455,6 @@ def merged_config(remembered: Config | None, source: str | None, options: Mappin
     return replace(remembered or Config(source=shown), source=shown, options=known)
 
 
-@dataclass(frozen=True)
-class _Allowed:
-    """The bits for reading that files of one group may have: by path, by directory, and those of metadata."""
-
-    of_file: Mapping[str, int]
-    of_directory: Mapping[str, int]
-    of_metadata: int
-
-    def mode(self, path: str, directory: str) -> int:
-        if directory.split("/")[0] == parent(LEASE):
-            return self.of_metadata
-        return self.of_file.get(path, self.of_directory.get(directory, 0o444))
-
-
 def limit_to_source(snapshot: Path, source: Source, files: Sequence[SourceFile]) -> str:
     """Restrict ``snapshot`` to those who may read ``files`` at a local source; return a warning.
 
@@ -478,47 +464,39 @@ def limit_to_source(snapshot: Path, source: Source, files: Sequence[SourceFile])
     """
     if (local := source.local_modes) is None:
         return ""
-    paths, by_group = [file.path for file in files], dict[int, _Allowed]()
+    paths, by_group = [file.path for file in files], dict[int, Callable[[str], int]]()
     if not local.private_modes(paths, os.stat(snapshot).st_gid):
         return ""
     refused: list[str] = []
-    for directory, item in _files(snapshot, refused):
-        try:
-            status = item.stat(follow_symlinks=False)
-            if status.st_gid not in by_group:
-                by_group[status.st_gid] = _allowed(local.private_modes(paths, status.st_gid))
-            path = f"{directory}/{item.name}" if directory else item.name
-            limit_mode(item.path, by_group[status.st_gid].mode(path, directory), status)
-        except OSError:
-            refused.append(item.path)
+    for place, _, names in os.walk(snapshot, onerror=lambda error: refused.append(str(error.filename))):
+        directory = place.removeprefix(str(snapshot)).removeprefix("/")
+        for path in (f"{directory}/{name}".removeprefix("/") for name in names):
+            try:
+                status = os.lstat(snapshot / path)
+                if status.st_gid not in by_group:
+                    by_group[status.st_gid] = _readers(local.private_modes(paths, status.st_gid))
+                if path != LEASE:
+                    limit_mode(f"{snapshot}/{path}", by_group[status.st_gid](path), status)
+            except OSError:
+                refused.append(f"{snapshot}/{path}")
     reason = "is more readable than its source, and belongs to another user"
     return f"{refused[0]} {reason}; run this as that user, or remove the cache" if refused else ""
 
 
-def _files(snapshot: Path, refused: list[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield the snapshot's files except the lease, each after its directory; ``refused`` gets unlistable ones."""
-    pending = [""]
-    while pending:
-        directory = pending.pop()
-        try:
-            found = list(os.scandir(f"{snapshot}/{directory}"))
-        except OSError:
-            refused.append(f"{snapshot}/{directory}")
-            continue
-        for item in found:
-            path = f"{directory}/{item.name}" if directory else item.name
-            if item.is_dir(follow_symlinks=False):
-                pending.append(path)
-            elif path != LEASE:
-                yield directory, item
-
-
-def _allowed(modes: Mapping[str, int]) -> _Allowed:
+def _readers(modes: Mapping[str, int]) -> Callable[[str], int]:
+    """The bits for reading that files of one group may have: by path, by directory, and those of metadata."""
     of_directory: dict[str, int] = {}
     for path, mode in modes.items():
         of_directory[parent(path)] = of_directory.get(parent(path), 0o444) & mode
     of_file = {**modes, **{new: modes[path] for path, new in cached_paths(modes).items()}}
-    return _Allowed(of_file, of_directory, reduce(and_, of_directory.values(), 0o444))
+    of_metadata = reduce(and_, of_directory.values(), 0o444)
+
+    def mode_of(path: str) -> int:
+        if path.split("/")[0] == parent(LEASE):
+            return of_metadata
+        return of_file.get(path, of_directory.get(parent(path), 0o444))
+
+    return mode_of
 
 
 SKIPPED, LATER = 5, 75  # exit codes of tables that got a part of what is new, and of those that may be done later

@@ -111,16 +111,7 @@ class _Outdated(Exception):
 def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Origin) -> RunResult:
     cache = run.cache
     with disk_errors(cache.path), ExitStack() as stack:
-        job = SnapshotJob(
-            run=run,
-            workdir=make_workdir(cache),
-            plan=plan,
-            metadata=metadata,
-            previous=None,
-            origin=origin,
-            table=None,
-            reindex=False,
-        )
+        job = SnapshotJob(run=run, workdir=make_workdir(cache), plan=plan, metadata=metadata, origin=origin)
         _check_locks(job)
         take_over_or_remove(cache, job.workdir, *keys_of(job))
         for part in (job.workdir / "fetch").glob(f"*{RANGES}"):  # which ranges of it are there is not known

@@ -89,11 +89,11 @@ class SnapshotJob:
     workdir: Path
     plan: Plan
     metadata: SnapshotMetadata
-    previous: Snapshot | None
+    previous: Snapshot | None = None
     held: Sequence[FileEntry] = ()
-    origin: Origin | None
-    table: TableSchema | None
-    reindex: bool
+    origin: Origin | None = None
+    table: TableSchema | None = None
+    reindex: bool = False
 
     @cached_property
     def rewrite(self) -> RewriteOptions | None:

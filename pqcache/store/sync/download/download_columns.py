@@ -41,7 +41,7 @@ from pqcache.parquet.projection import (
     number_of,
     project,
 )
-from pqcache.parquet.rewrite.encode import FooterSchema, as_row_group, encode_rows, note_dictionaries
+from pqcache.parquet.rewrite.encode import as_row_group, encode_rows, note_dictionaries
 from pqcache.parquet.rewrite.encodings import Encodings, has_integer_decimals
 from pqcache.parquet.rewrite.files import (
     WRITERS,
@@ -468,7 +468,7 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
     with write_errors(target):
         target.unlink(missing_ok=True)
     disk = ThreadPoolExecutor(WRITERS, thread_name_prefix="pqcache-disk")
-    output = _filtered_file(opened, target, rows.columns, disk, name)
+    output = _FilteredFile(opened, target, rows.columns, disk, name)
     if not output.copies and any(rows.every):
         log.debug("%s: row groups of which every row matches are encoded again: columns are stored otherwise", name)
     try:
@@ -492,58 +492,73 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
         disk.shutdown()
 
 
-@dataclass(kw_only=True)
 class _FilteredFile:
     """The file that is being written, and the rows that wait for it.
 
-    ``wanted`` says which top-level columns of ``source`` it holds, ``positions`` says the same. ``copies`` says
-    whether row groups can be copied: their columns are stored as those encoded here.
+    ``wanted`` says which top-level columns of ``source`` it holds. ``copies`` says whether row groups can be copied:
+    their columns are stored as those encoded here.
     """
 
-    source: SourceFooter
-    name: str
-    wanted: Sequence[bool]
-    positions: list[int]
-    fields: thrift.Struct
-    limit: int
-    output_schema: OutputSchema
-    footer_schema: FooterSchema
-    file: RowGroupFile
-    as_integer: bool
-    copies: bool
-    encodings: Encodings | None = None
-    template: thrift.Struct | None = None
-    waiting: list[pa.Table] = field(default_factory=list)
-    size: int = 0
-    dictionaries: dict[str, int] = field(default_factory=dict)
+    def __init__(self, source: SourceFooter, target: Path, wanted: Sequence[bool], disk: Executor, name: str) -> None:
+        self._source, self._wanted, self._name = source, wanted, name
+        self.positions = [number for number, keep in enumerate(wanted) if keep]
+        data = footer.read_local_tail(source.path).footer
+        self._fields, self._limit = thrift.decode(data, name), source.size - 8 - len(data)
+        empty = project(self._fields, wanted, [], self._limit, name).fields
+        elements = footer.schema_of(empty, name)
+        declared = pa.schema([source.schema.field(n) for n in self.positions], metadata=source.schema.metadata)
+        self._output_schema = OutputSchema(
+            working=working_schema(declared), declared=declared, elements=elements, keyvalues=keyvalues_of(empty)
+        )
+        leaves = footer.leaves_of(source.elements, name)
+        self._leaves = [number for number, leaf in enumerate(leaves) if wanted[leaf.column]]
+        self._as_integer = has_integer_decimals(list(map(source.metadata.schema.column, self._leaves)))
+        self._footer_schema = footer_schema_of(self._output_schema, Encodings(decimal_as_integer=self._as_integer))
+        self.copies = self._footer_schema.schema == elements
+        self.file = RowGroupFile(path=target, footer_schema=self._footer_schema, disk=disk, use_page_cache=True)
+        self._encodings: Encodings | None = None
+        self._template: thrift.Struct | None = None
+        self._waiting: list[pa.Table] = []
+        self._size = 0
+        self._dictionaries: dict[str, int] = {}
 
     def add(self, table: pa.Table, group: int) -> None:
         if not table.num_rows:
             return
-        if self.encodings is None:
-            self.encodings = _encodings_of(
-                self.source, group, self.wanted, self.footer_schema, self.as_integer, self.name
-            )
-        self.waiting.append(table)
-        self.size += table.nbytes
-        if self.size >= _ROW_GROUP:
+        if self._encodings is None:
+            self._encodings = self._encodings_of(group)
+        self._waiting.append(table)
+        self._size += table.nbytes
+        if self._size >= _ROW_GROUP:
             self.flush()
 
+    def _encodings_of(self, group: int) -> Encodings:
+        metadata = self._source.metadata.row_group(group)
+        chunks = dict(zip(self._footer_schema.names, map(metadata.column, self._leaves), strict=True))
+        codecs = {path: chunk.compression.lower() for path, chunk in chunks.items()}
+        known_as = {"uncompressed": "none", "lz4_raw": "lz4"}
+        return Encodings(
+            codecs={path: known_as.get(codec, codec) for path, codec in codecs.items()},
+            dictionary=[path for path, chunk in chunks.items() if chunk.has_dictionary_page],
+            statistics=[path for path, chunk in chunks.items() if chunk.is_stats_set],
+            decimal_as_integer=self._as_integer,
+        )
+
     def flush(self) -> None:
-        if not self.waiting:
+        if not self._waiting:
             return
-        table = pa.concat_tables(self.waiting)
+        table = pa.concat_tables(self._waiting)
         if any(pt.is_dictionary(column.type) for column in table.schema):
             table = table.unify_dictionaries()  # a second dictionary would make the writer fall back to plain
-            note_dictionaries(table, self.dictionaries)
-        assert self.encodings is not None
-        self.file.append(as_row_group(encode_rows(table, self.encodings, self.name)))
-        self.waiting, self.size = [], 0
+            note_dictionaries(table, self._dictionaries)
+        assert self._encodings is not None
+        self.file.append(as_row_group(encode_rows(table, self._encodings, self._name)))
+        self._waiting, self._size = [], 0
 
     def copy(self, group: int) -> None:
         offset, number = self.file.position, len(self.file.groups)
-        found = project(self.fields, self.wanted, [group], self.limit, self.name, offset, number)
-        with write_errors(self.file.path), self.source.path.open("rb") as pages:
+        found = project(self._fields, self._wanted, [group], self._limit, self._name, offset, number)
+        with write_errors(self.file.path), self._source.path.open("rb") as pages:
             out = self.file.open()
             for byte_range in found.ranges:
                 pages.seek(byte_range.offset)
@@ -552,67 +567,15 @@ class _FilteredFile:
                     out.write(data)
                     left -= len(data)
         self.file.groups.append(found.fields[4][1].values[0])
-        self.file.rows += self.source.metadata.row_group(group).num_rows
+        self.file.rows += self._source.metadata.row_group(group).num_rows
         self.file.position = found.size
         # Which statistics can be trusted follows from who wrote the file: here the more doubtful of the two.
-        self.template = found.fields
+        self._template = found.fields
 
     def finish(self) -> None:
-        if self.template is not None:
-            self.file.template = self.template
-        self.file.finish(widen_dictionary_indices(self.output_schema, self.dictionaries).keyvalues)
-
-
-def _filtered_file(
-    opened: SourceFooter, target: Path, wanted: Sequence[bool], disk: Executor, name: str
-) -> _FilteredFile:
-    data = footer.read_local_tail(opened.path).footer
-    fields = thrift.decode(data, name)
-    limit = opened.size - 8 - len(data)
-    empty = project(fields, wanted, [], limit, name).fields
-    elements = footer.schema_of(empty, name)
-    keyvalues = keyvalues_of(empty)
-    positions = [number for number, keep in enumerate(wanted) if keep]
-    declared = pa.schema([opened.schema.field(number) for number in positions], metadata=opened.schema.metadata)
-    output_schema = OutputSchema(
-        working=working_schema(declared), declared=declared, elements=elements, keyvalues=keyvalues
-    )
-    leaves = [opened.metadata.schema.column(leaf) for leaf in _leaves(opened, wanted, name)]
-    as_integer = has_integer_decimals(leaves)
-    footer_schema = footer_schema_of(output_schema, Encodings(decimal_as_integer=as_integer))
-    return _FilteredFile(
-        source=opened,
-        name=name,
-        wanted=wanted,
-        positions=positions,
-        fields=fields,
-        limit=limit,
-        output_schema=output_schema,
-        footer_schema=footer_schema,
-        file=RowGroupFile(path=target, footer_schema=footer_schema, disk=disk, use_page_cache=True),
-        as_integer=as_integer,
-        copies=footer_schema.schema == elements,
-    )
-
-
-def _leaves(source: SourceFooter, wanted: Sequence[bool], name: str) -> list[int]:
-    leaves = footer.leaves_of(source.elements, name)
-    return [number for number, leaf in enumerate(leaves) if wanted[leaf.column]]
-
-
-def _encodings_of(
-    source: SourceFooter, group: int, wanted: Sequence[bool], footer_schema: FooterSchema, as_integer: bool, name: str
-) -> Encodings:
-    metadata = source.metadata.row_group(group)
-    chunks = dict(zip(footer_schema.names, map(metadata.column, _leaves(source, wanted, name)), strict=True))
-    codecs = {path: chunk.compression.lower() for path, chunk in chunks.items()}
-    known_as = {"uncompressed": "none", "lz4_raw": "lz4"}
-    return Encodings(
-        codecs={path: known_as.get(codec, codec) for path, codec in codecs.items()},
-        dictionary=[path for path, chunk in chunks.items() if chunk.has_dictionary_page],
-        statistics=[path for path, chunk in chunks.items() if chunk.is_stats_set],
-        decimal_as_integer=as_integer,
-    )
+        if self._template is not None:
+            self.file.template = self._template
+        self.file.finish(widen_dictionary_indices(self._output_schema, self._dictionaries).keyvalues)
 
 
 def _tables(source: SourceFooter, group: int, name: str, kept: npt.NDArray[np.bool_] | None) -> Iterator[pa.Table]:

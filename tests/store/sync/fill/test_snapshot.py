@@ -19,7 +19,7 @@ import pytest
 
 import pqcache
 from pqcache.events import Awaited, Event, Fetched, Reused, Warned
-from pqcache.store.arriving import Wanted, WantedList, find_arriving, read_wanted
+from pqcache.store.arriving import Wanted, WantedList, WantedLists, find_arriving
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync import fill, safety_checks
 from tests.datasets import files_of, rows_of, write_shop
@@ -219,10 +219,10 @@ def test_lists_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     with monkeypatch.context() as another_user:
         another_user.setattr(os, "open", denied)
-        assert len(read_wanted(tmp_path)) == 1
-    assert len(read_wanted(tmp_path)) == 1
+        assert len(WantedLists(tmp_path).read()) == 1
+    assert len(WantedLists(tmp_path).read()) == 1
     wanted.close()
-    assert read_wanted(tmp_path) == []
+    assert WantedLists(tmp_path).read() == []
 
 
 def test_a_cache_that_has_a_snapshot_is_synced_as_always(tmp_path: Path) -> None:
