@@ -287,7 +287,7 @@ class RunFiles:
         self.lock, self.report = directory / f"{name}.lock", directory / f"{name}.jsonl"
 
     def try_lock(self) -> int | None:
-        """Return a descriptor with the lock; None while another run holds it."""
+        """A descriptor with the lock; None while another run holds it."""
         while True:
             with _errors_of(self.lock):
                 descriptor = open_plain(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -369,7 +369,7 @@ def _private_directory() -> Path:
         advice = f"set TMPDIR to a directory of your own, or have {owner} remove it"
         raise CacheError(path, f"belongs to {owner}", advice)
     if not stat.S_ISDIR(status.st_mode):
-        raise CacheError(path, "is no directory", "remove it")
+        raise CacheError(path, "is not a directory", "remove it")
     if status.st_mode & 0o077:
         raise CacheError(path, "others can change it", "remove it")
     return path

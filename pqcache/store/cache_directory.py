@@ -76,7 +76,7 @@ class CacheDirectory:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open an existing cache; a directory that is none raises CacheError.
+        """Open an existing cache; raises CacheError for any other directory.
 
         >>> cache = CacheDirectory.open("cache/shop")
         >>> len(cache.snapshots()), cache.current() == cache.snapshot()
@@ -163,7 +163,7 @@ class CacheDirectory:
         return snapshot
 
     def _run_at_work(self) -> str:
-        """The other process that holds the lock; empty if there is none or this user cannot know."""
+        """The other process that holds the lock; empty without one, or if this user cannot know."""
         try:
             descriptor = open_to_lock(self.path / LOCK)
         except OSError as error:
@@ -426,7 +426,7 @@ def is_arriving(directory: Path) -> bool:
 
 
 def snapshot_at(text: str, copies: bool = False) -> tuple[Snapshot, str] | None:
-    """Return the snapshot that a path or ``file://`` URL lies in, as links lead now, and the path below it.
+    """The snapshot that contains a path or ``file://`` URL, with links resolved, and the path below it.
 
     ``CACHE/current`` is the current snapshot. None where the path lies in no snapshot of a cache, nor, with ``copies``,
     in a copy of one elsewhere. A path into a snapshot that is still arriving, or into a copy of one, raises CacheError:

@@ -86,7 +86,7 @@ class Config(Remembered):
 
 
 def updated(config: Config, changes: Mapping[str, Any]) -> Config:
-    """Return ``config`` with ``changes``; None leaves an option as it is, an empty value takes its default again."""
+    """Apply ``changes``; None leaves an option as it is, an empty value restores its default."""
     known = options_of(Remembered)
     changed = {n: known[n].default if v in ("", (), {}) else v for n, v in changes.items() if v is not None}
     return replace(config, **changed)
@@ -114,7 +114,7 @@ def read_config(cache: Path) -> Config:
 
 
 def config_of(document: Mapping[str, Any]) -> Config:
-    """Return what a document says; UsageError, KeyError, ValueError, TypeError or AttributeError for what is wrong."""
+    """Parse a document; raises UsageError, KeyError, ValueError, TypeError or AttributeError if it is wrong."""
     _check_names(document)
     values = {name: value for name, value in document.items() if name != "format" and value != ""}
     return Config(**{"source": document["source"], **parsed_options(values, Remembered)})
@@ -158,7 +158,7 @@ def write_config(cache: Path, config: Config) -> None:
 
 
 def parse_max_delete(text: str) -> tuple[float, bool]:
-    """Return the limit in ``--max-delete`` and whether it is a percentage.
+    """Parse ``--max-delete``: the limit, and whether it is a percentage.
 
     >>> parse_max_delete("50%"), parse_max_delete("1000")
     ((50.0, True), (1000.0, False))

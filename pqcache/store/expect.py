@@ -78,7 +78,7 @@ def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
     >>> [(rule.kind, rule.columns, rule.limit, rule.level) for rule in parse_rules(["nulls.price < 1%: warn"])]
     [('nulls', ('price',), 1.0, 'warned')]
 
-    Raises UsageError for what is no rule; it names the nearest form.
+    Raises UsageError for anything else, and names the nearest form.
     """
     rules = [_parse(" ".join(text.split())) for text in texts]
     allows_unknown = any(rule.kind == "unknown" for rule in rules)

@@ -65,9 +65,9 @@ _MAPPINGS = ("options", "changes")
 
 
 def parse_record(text: bytes, *needed: str) -> dict[str, Any] | None:
-    """Return the record of a run, in which fields are as a run writes them; None for anything else, which is left out.
+    """Parse the record of a run; None, which is left out, unless its fields are as a run writes them.
 
-    ``needed`` are the fields that it must have. Other versions of pqcache may write further ones.
+    It must have the fields ``needed``. Other versions of pqcache may write further ones.
     """
     try:
         record = json.loads(text)
@@ -174,7 +174,7 @@ def finish_rollback(cache: CacheDirectory) -> None:
 
 
 def skipped_in(cache: Path, snapshot: str) -> tuple[Mapping[str, Any], ...]:
-    """Return the partitions that the last sync to publish or keep a snapshot could not take; see `SkippedPartition`."""
+    """The partitions that the last sync to publish or keep a snapshot could not take; see `SkippedPartition`."""
     records = (r for r in reversed(read_history(cache)) if r.get("snapshot") == snapshot and r.get("command") == "sync")
     found: Mapping[str, Any] = next(records, {})
     return tuple(found.get("skipped", ()))

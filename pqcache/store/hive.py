@@ -31,7 +31,7 @@ TYPES = ("int", "float", "date", "timestamp", "text")  # that can be declared fo
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether Hadoop's readers skip a file or directory of this name.
+    """Whether Hadoop's readers skip a file or directory of this name.
 
     As in Spark, ``_col=1`` is a partition of a column whose name begins with an underscore. Hadoop on S3 marks
     directories by objects named ``NAME_$folder$``.
@@ -46,7 +46,7 @@ def is_hidden_directory(directory: str) -> bool:
 
 
 def partition_values(directory: str) -> dict[str, str | None]:
-    """Return the partition columns and decoded values in a directory path, outermost first.
+    """The partition columns and decoded values in a directory path, outermost first.
 
     >>> partition_values("dt=2026%2F11/region=__HIVE_DEFAULT_PARTITION__")
     {'dt': '2026/11', 'region': None}
@@ -60,7 +60,7 @@ def partition_values(directory: str) -> dict[str, str | None]:
 
 
 def infer_type(values: Iterable[str | None]) -> pa.DataType:
-    """Return int64 when every value is an integer in its usual form, else string.
+    """int64 if every value is an integer in its usual form, else string.
 
     ``007`` is a string: as a number it could not be written back as the same path.
     """
@@ -81,7 +81,7 @@ def parse_types(types: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def fits(value: str, kind: str) -> bool:
-    """Return whether the value of a partition is one of a declared type, exactly.
+    """Whether a partition value is exactly representable in a declared type.
 
     >>> fits("007", "int"), fits("0.5", "int"), fits("0.5", "float"), fits("2026-02-30", "date")
     (True, False, True, False)
@@ -109,11 +109,11 @@ def partition_schema(
     table: pa.Schema | None = None,
     known: pa.Schema | None = None,
 ) -> tuple[pa.Schema, dict[str, dict[str, SourceError]]]:
-    """Return the types of partition columns, and errors for values that don't fit, by directory and column.
+    """Types of partition columns, and errors for values that don't fit, by directory and column.
 
     A type that is declared wins, then that of the ``table``, then the one that was inferred before, in ``known``. Other
-    types are inferred from all values; a column without any value has none yet. UsageError if there is no such column
-    as one that is declared.
+    types are inferred from all values; a column without any value has none yet. Raises UsageError if a declared column
+    does not exist.
     """
     import pyarrow as pa
 
@@ -167,10 +167,10 @@ def _arrow_type(kind: str) -> pa.DataType:
 
 
 def with_hints(schema: pa.Schema, partitions: pa.Table, declarable: bool = True) -> pa.Schema:
-    """Return a schema for conditions whose partition columns of text know what their values look like.
+    """Describe the values of text partition columns in a schema for conditions.
 
     ``type`` is the type of numbers that can be declared for them if they are ``declarable``, ``width`` is set if all
-    are equally long, and ``except`` is a value that is no number. Where none is a number, ``like`` is one of them.
+    are equally long, and ``except`` is a value that isn't a number. If no value is a number, ``like`` is one of them.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -204,11 +204,11 @@ def partition_table(
     schema: pa.Schema | None = None,
     misfits: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> pa.Table:
-    """Return one row per directory and one column per partition column.
+    """One row per directory and one column per partition column.
 
     Types are those in ``schema``, that of a table; of columns that are not in it they are inferred from all values.
-    A directory that lacks one of the columns has a null there, and in the columns in which ``misfits`` has it. A value
-    that is none of its type raises SourceError.
+    A directory that lacks one of the columns has a null there, and in the columns in which ``misfits`` has it. Raises
+    SourceError for a value that does not fit its type.
     """
     import pyarrow as pa
 
@@ -256,7 +256,7 @@ def partitions_of(paths: Sequence[str], schema: pa.Schema | None = None) -> pa.T
 
 
 def partition_keys(paths: Iterable[str]) -> dict[str, str]:
-    """Return the names of the partition columns in the paths of files, each with the first file that has it.
+    """Names of the partition columns in the paths of files, each with the first file that has it.
 
     Names that differ only in case raise TypeClash.
     """

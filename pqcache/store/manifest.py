@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-DIRECTORY = "directory"  # the format of a TableVersion that is no table
+DIRECTORY = "directory"  # the format of a TableVersion of a plain directory
 _INODE = "inode:"
 _COMMITTED = "committed:"
 _SHAPED = "committed-shaped:"
@@ -207,7 +207,7 @@ class Manifest(SnapshotMetadata):
 
 
 def assign_sources(source_rows: Sequence[int], output_rows: Sequence[int]) -> list[list[int]]:
-    """Return for each output file the positions of the source files whose rows it holds.
+    """For each output file, the positions of the source files whose rows it holds.
 
     Both are in row order and have the same number of rows in all. A source without rows belongs to the
     output that holds the row before which it stood, so that every source belongs to one.

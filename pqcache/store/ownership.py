@@ -38,7 +38,7 @@ def check_ownership(cache: Path) -> None:
     """Raise CacheError, with the command that corrects it, where others than trusted users can change a cache.
 
     Checked are the directory, its parts, each snapshot and each run's directory in ``tmp/``, and the metadata of the
-    current snapshot; what is not there is skipped. Directories above the cache are not checked. The files of a
+    current snapshot; missing ones are skipped. Directories above the cache are not checked. The files of a
     snapshot are checked where a sync compares them, which keeps none that others could change.
     """
     if is_trusted_cache(cache):

@@ -191,7 +191,7 @@ def remove_old_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0
 
 
 def removable_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:
-    """Return the snapshots that ``remove_old_snapshots`` would remove if nobody reads them.
+    """The snapshots that ``remove_old_snapshots`` would remove if nobody reads them.
 
     One that was arriving is among them if no run will continue it: a snapshot was published, or it was abandoned. So
     are candidates that were replaced.

@@ -157,7 +157,7 @@ class Index:
 
     @cached_property
     def recorded(self) -> frozenset[str]:
-        """The columns of ``table``, of which a wide dataset has thousands."""
+        """Names of the columns of ``table``; a wide dataset has thousands."""
         return frozenset(self.table.column_names)
 
     def numbers(self, column: str) -> npt.NDArray[np.int64]:
@@ -638,7 +638,7 @@ def _writer(
 
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         yield write
-        if not written:  # a table without rows is no batch, and without one there is no dictionary
+        if not written:  # a table without rows makes no batch, and only batches write the dictionary
             codes = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), names)
             empty = [pa.array([], column.type) for column in columns]
             writer.write_batch(pa.RecordBatch.from_arrays([codes, *empty[1:]], schema=schema))

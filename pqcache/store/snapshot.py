@@ -56,29 +56,29 @@ class Snapshot:
         return int(number) if number.isdigit() else 0
 
     def manifest(self) -> Manifest:
-        """Read and return the manifest: the list of files and where each came from."""
+        """Read the manifest: the list of files and where each came from."""
         from pqcache.store.manifest_file import read_manifest  # and pyarrow, which not every command needs
 
         return read_manifest(self.path / FILES)
 
     def index(self) -> Index:
-        """Return the row-group index, memory-mapped."""
+        """Read the row-group index, memory-mapped."""
         from pqcache.store.row_group_index import read_index  # as above
 
         return read_index(self.path / ROW_GROUPS)
 
     def checked_manifest(self) -> Manifest:
-        """Return the manifest after comparing it with its checksum; damage raises DamagedError."""
+        """Read the manifest after comparing it with its checksum; raises DamagedError if they differ."""
         self.check(FILES)
         return self.manifest()
 
     def checked_index(self) -> Index:
-        """Return the index after comparing it with its checksum; damage raises DamagedError."""
+        """Read the index after comparing it with its checksum; raises DamagedError if they differ."""
         self.check(ROW_GROUPS)
         return self.index()
 
     def check(self, name: str) -> None:
-        """Compare the manifest, the index or the summary with its checksum; damage raises DamagedError."""
+        """Compare the manifest, the index or the summary with its checksum; raises DamagedError if they differ."""
         checksums, path = self.path / CHECKSUMS, self.path / name
         try:
             recorded = json.loads(read_regular(checksums))[name]
@@ -97,7 +97,7 @@ class Snapshot:
         raise DamagedError(path, "is not as it was written", "the next sync builds it again")
 
     def is_leased(self) -> bool:
-        """Return whether a reader holds this snapshot; False also where the file system has no locks."""
+        """Whether a reader holds this snapshot; always False on a file system without locks."""
         try:
             descriptor = open_to_lock(self.path / LEASE)
         except FileNotFoundError:
@@ -244,7 +244,7 @@ def read_kept(cache: Path) -> KeptSnapshots:
 
 
 def write_kept(cache: Path, kept: KeptSnapshots) -> None:
-    """Write durably, without what is not there any more."""
+    """Write durably; snapshots that no longer exist are left out."""
     here = {path.name for path in (cache / "snapshots").iterdir()}
     values = {
         "format": _FORMAT,

@@ -31,13 +31,13 @@ from pqcache.store.tables_of_root import ListedTable, tables_below
 from pqcache.store.urls import redact
 from pqcache.units import format_count, format_seconds, parse_duration
 
-_INTERVALS = 10  # the last so many intervals between runs say when the next is due
+_INTERVALS = 10  # intervals between runs that tell when the next is due
 _FEWEST = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheStatus:
-    """What is known of one cache; times are ISO 8601 in UTC, and what is not known is None.
+    """The state of one cache; times are ISO 8601 in UTC, and unknown values are None.
 
     Attributes:
         cache: its directory.
@@ -288,7 +288,7 @@ def _text(seconds: float) -> str:
 
 
 def next_due(syncs: Sequence[Mapping[str, Any]]) -> str | None:
-    """When the next sync is due: the last start plus the usual interval; None if there is none.
+    """When the next sync is due: the last start plus the usual interval; None without one.
 
     The interval is the median of the last ten, if half of them are about as long. A run that another one kept away is
     no new beginning.

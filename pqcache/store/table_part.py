@@ -57,7 +57,7 @@ class FreeSpace:
     """What the disk of a cache has for the newest partitions, if each byte at the source takes one there.
 
     ``held`` is the size of the partitions that the cache holds, which need no more. ``free`` counts with it what will
-    be free when older snapshots are removed, of which the cache keeps ``keep`` with the current one. A tenth of both is
+    be free when older snapshots are removed; the cache keeps ``keep`` snapshots in all. A tenth of both is
     left free, and no less than what is used until then: by a new partition, with ``rewrites`` twice, and by those that
     were left out lately. Partitions older than all that are held are added only while another tenth is free, so that
     none comes and goes as the free space varies. The newest partition is always allowed; `check_space` refuses it.
@@ -79,7 +79,7 @@ class FreeSpace:
 
 @dataclass(frozen=True)
 class Taken:
-    """The newest partitions: how many, their bytes, those of the largest; ``fresh`` unless older than all held."""
+    """The newest partitions: how many, their bytes, the bytes of the largest; ``fresh`` unless older than all held."""
 
     partitions: int
     size: int
@@ -89,7 +89,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class NewestPartitions:
-    """How many of the ``listed`` partitions are taken, and the directories ``outside``: those of the older ones."""
+    """How many of the ``listed`` partitions are taken, and the directories of all others, which are ``outside``."""
 
     taken: int
     listed: int
@@ -97,7 +97,7 @@ class NewestPartitions:
 
 
 def parse_newest(text: str) -> Newest:
-    """Return what ``--newest`` names; what is none of the three raises UsageError.
+    """Parse ``--newest``: a number of partitions, a size or ``free``; raises UsageError for anything else.
 
     >>> parse_newest("30").partitions, parse_newest("500GB").size == 500 << 30, parse_newest("free")
     (30, True, Newest(text='free', partitions=None, size=None))
@@ -128,11 +128,11 @@ def newest_partitions(
     waiting: Collection[str] = (),
     held: Collection[str] = (),
 ) -> NewestPartitions:
-    """Return which of the directories of ``sizes``, in bytes, hold the newest partitions that ``limit`` allows.
+    """Choose the newest partitions that ``limit`` allows, from directories with their ``sizes`` in bytes.
 
     The first partition that is too much ends them: none that is older is taken in its place. Directories with the same
-    values are one partition. One of which all directories are in ``waiting`` leaves none out, and is outside where it
-    would be too much. ``held`` are the directories that the cache holds.
+    values are one partition. A partition whose directories are all in ``waiting`` leaves none out, and is outside where
+    it would be too much. ``held`` are the directories that the cache holds.
 
     Raises UsageError where no directory has partition values, and where the newest partition alone is too much.
     """
@@ -199,7 +199,7 @@ class Shard:
 
 
 def parse_shard(text: str) -> Shard:
-    """Return the shard that ``--shard`` names.
+    """Parse ``--shard``.
 
     >>> parse_shard("0/3")
     Shard(node=0, nodes=3)

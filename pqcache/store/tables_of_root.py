@@ -137,7 +137,7 @@ def add(
     url = remembered_url(os.fspath(source))
     name = name or url.rstrip("/").rpartition("/")[2]
     if not is_cache_name(name):
-        raise UsageError(name or url, "is no name of a cache", "name it too: pqcache add SOURCE NAME")
+        raise UsageError(name or url, "cannot be the name of a cache", "name it too: pqcache add SOURCE NAME")
     cache = CacheDirectory((Path(root).expanduser() if root is not None else default_root()).absolute() / name)
     if cache.exists():
         advice = f"'pqcache sync SOURCE {quoted(cache.path)} --new-source' changes its source"
@@ -174,7 +174,7 @@ def remove(
     """Remove the cache ``name`` of ``root`` with all its snapshots.
 
     The source is not touched. ``force`` removes a cache too that readers have open, that has pinned snapshots, or that
-    has other files in it, and those files with it. A directory that is no cache is never removed. ``wait`` is how long
+    has other files in it, and those files with it. Other directories are never removed. ``wait`` is how long
     to wait for another run to end.
 
     >>> remove("shop2", root="cache").snapshots
@@ -247,7 +247,7 @@ class ListedTable:
 
 
 def read_tables(root: Path) -> list[ListedTable]:
-    """Return the tables that the ``pqcache.toml`` of a directory has; none where there is no such file.
+    """Read the tables declared in the ``pqcache.toml`` of a directory, if it has one.
 
     One that cannot be read, or that others than trusted users can write, raises CacheError. Errors in the section of
     a table are in its entry.
@@ -274,7 +274,7 @@ def read_tables(root: Path) -> list[ListedTable]:
 def _entry(path: Path, name: str, values: Any) -> ListedTable:
     try:
         if not is_cache_name(name):
-            raise UsageError("", "is no name of a cache")
+            raise UsageError("", "cannot be the name of a cache")
         if not isinstance(values, dict) or "source" not in values:
             raise UsageError("", "has no source")
         wrong = sorted(_NOT_OF_SYNC & values.keys())

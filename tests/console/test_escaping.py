@@ -66,7 +66,7 @@ def test_a_log_line_stays_one_line(data: Path, capsys: pytest.CaptureFixture[str
         assert SHOWN in text
         for line in text.splitlines():
             assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \S+: ", line), (words, line)
-    assert "is no name of a cache" in outputs(capsys, "add", str(lake), f"{NAME}x", "--root", str(root))
+    assert "cannot be the name of a cache" in outputs(capsys, "add", str(lake), f"{NAME}x", "--root", str(root))
 
 
 def test_json_holds_the_names_as_they_are(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

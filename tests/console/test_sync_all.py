@@ -315,7 +315,7 @@ def test_one_file_has_several_tables(tables: Path) -> None:
     assert "synced 1 of 5 caches; failed: .hidden, codec, gone, typo" in done.stdout
     assert "[tables.typo]: 'kep' is not known, 'keep' is the nearest" in done.stderr
     assert "[tables.codec]: 'compression' is set by 'pqcache repartition'" in done.stderr
-    assert "[tables..hidden]: is no name of a cache" in done.stderr
+    assert "[tables..hidden]: cannot be the name of a cache" in done.stderr
     assert "lake/gone: no such file or directory" in done.stderr
     failed = {Path(found.cache).name for found in pqcache.status(tables).caches if found.reasons}
     assert failed == {".hidden", "codec", "gone", "typo"}

@@ -121,7 +121,7 @@ def test_temporary_files_that_cannot_be_made(
     place.lock.unlink()
     place.lock.parent.rmdir()
     place.lock.parent.write_text("a file")
-    with pytest.raises(CacheError, match="is no directory; remove it"):
+    with pytest.raises(CacheError, match="is not a directory; remove it"):
         fill(cache, source)
     assert stat.S_ISREG(place.lock.parent.stat().st_mode)
 

@@ -53,7 +53,7 @@ class BadPartitionsSoFar:
 
 @dataclass(frozen=True, kw_only=True)
 class SkippedPartition:
-    """A partition of which a snapshot does not have what is at the source, and why.
+    """A partition that a snapshot does not have as it is at the source, and why.
 
     ``kept`` says whether it has the version from before; otherwise it has nothing of the partition. A single file that
     lies in no partition is ``./NAME``.
@@ -65,7 +65,7 @@ class SkippedPartition:
 
 
 def place_of(path: str) -> str:
-    """Return what is skipped for the file at ``path``: its directory, or in the root ``./`` and its name.
+    """The place that is skipped for the file at ``path``: its directory, or in the root ``./`` and its name.
 
     A directory that cannot be listed, given with a ``/`` at its end, stands for all that is below it.
 
@@ -124,7 +124,7 @@ def clashes_by_partition(
 
     It is one of the places of ``new``, which has them by directory, or by file in the root. Where both files are new,
     it is the one whose type is not that of the schema ``known`` before, or the later one. Paths below ``root`` are
-    those of the snapshot's files. With ``skip`` BadPartitions is raised.
+    those of the snapshot's files. With ``skip``, raises BadPartitions.
     """
     try:
         yield
@@ -196,7 +196,7 @@ def with_old_versions(
     skipped: Mapping[str, PqcacheError],
     odd: Collection[str] = (),
 ) -> list[SourceFile]:
-    """Return ``files`` with what is held of the places ``skipped`` and ``odd`` in place of what is listed there.
+    """Replace the listed files of the places ``skipped`` and ``odd`` with those that are held.
 
     If a file of the root is skipped and others there were removed or changed, all of the root stays as it is held: the
     one that is skipped may have replaced them.

@@ -330,7 +330,7 @@ _ENTRY = re.compile(r"([01]?\d|2[0-3]):([0-5]\d),(\S+)")
 class BandwidthLimit:
     """One token bucket for all threads: each waits, after it has received bytes, until their time has passed.
 
-    A connection is slowed by not being read; a wait is no stall of the server.
+    Not reading a connection slows it down, and a wait does not count as a stall of the server.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class BandwidthLimit:
 
 
 def parse_timetable(text: str | int) -> list[tuple[int, int | None]]:
-    """Return the limits of a day: minutes since midnight from which on each holds, and bytes a second, None for any.
+    """Parse the limits of a day: from which minute on each holds, and bytes a second, None for any number.
 
     >>> parse_timetable("100MB")
     [(0, 104857600)]

@@ -369,7 +369,7 @@ def _nothing_to_do(run: CacheRun, sources: str, recipe: Recipe, table: str | Non
 
 
 def _unchanged(current: Snapshot, sources: str, recipe: Recipe, shard: str | None, table: str | None) -> Summary | None:
-    """Return the summary of ``current`` if it proves that there is nothing to do, else None.
+    """The summary of ``current`` if it proves that there is nothing to do, else None.
 
     It does where the source files, with the digest ``sources``, are those that the snapshot was made of, all by the
     same recipe, and its own files exist at their sizes; ``table`` is the digest of their table's schema. Markers and
@@ -410,7 +410,7 @@ OPTION = "--new-source"
 def changed_source(
     cache: CacheDirectory, current: Snapshot | None, remembered: Config | None, config: Config, is_allowed: bool
 ) -> str | None:
-    """Return the source that ``cache`` is a copy of, where ``config`` has another one; None where it is the same.
+    """The source that ``cache`` is a copy of, if ``config`` names another one, else None.
 
     ``remembered`` is what ``pqcache.toml`` has, which a person may have edited. A change that is not allowed raises
     UsageError. A cache without files is bound to no source.
@@ -443,7 +443,7 @@ def _refusal(cache: Path, held: str, remembered: Config, config: Config) -> Usag
 
 
 def merged_config(remembered: Config | None, source: str | None, options: Mapping[str, str] | None) -> Config:
-    """Return the configuration with the source and its options, as it is remembered from now on, without secrets."""
+    """Add the source and its options, without secrets, to what the cache remembers."""
     known = {k: v for k, v in (options or {}).items() if not is_secret(k)}
     if source is None:
         assert remembered is not None

@@ -281,8 +281,8 @@ _WHOLE: Ints = np.zeros((0, 3), np.int64)
 class _End:
     """The footer of a file as it will be here, its size, and where its bytes are at the source.
 
-    ``ranges`` has (start here, start at the source, length) for each range of a file of which only some columns are
-    fetched; empty for one that is copied.
+    ``ranges`` has (start here, start at the source, length) for each range of a file if only some columns are
+    fetched; empty if it is copied.
     """
 
     metadata: pq.FileMetaData
@@ -452,7 +452,7 @@ def _vanishing(source: Source, file: SourceFile) -> Iterator[None]:
         raise Vanished(file.path, f"{what} {source.url} while it was copied", advice) from error
 
 
-RANGES = ".ranges"  # ends the name of a large file of which some ranges are there
+RANGES = ".ranges"  # ends the name of a large file while ranges of it are missing
 _LOOK = 0.02  # seconds between looks at what readers want
 _REPORT = 0.5  # seconds between reports of what readers wait for
 _RANGE = 8 << 20  # bytes of a large file that a thread fetches at once, beside others that fetch other ranges of it

@@ -45,7 +45,7 @@ _MOST = 1000  # values of a column
 _ROWS = 1 << 16  # decoded at once
 
 Values = frozenset[str] | None
-"""The values as text; None: more than _MOST, or of a type that is no text."""
+"""The values as text; None if there are more than _MOST, or their type has no text."""
 
 
 def judged(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Finding, ...]:
@@ -163,7 +163,7 @@ def _judge_rows(rule: Rule, new: Judged, current: Judged | None, changed: Collec
     index = _index_of(new)
     columns = [index.partitions[name].to_pylist() for name in rule.columns if name in index.partitions.column_names]
     if len(columns) < len(rule.columns):
-        yield Finding(rule.text, "", "there is no such partition column", rule.level)
+        yield Finding(rule.text, "", "no such partition column", rule.level)
         return
     rows, judged = Counter[tuple[Any, ...]](), set[tuple[Any, ...]]()
     values_of = dict(zip(index.paths, zip(*columns, strict=True), strict=True))

@@ -95,7 +95,7 @@ class KnownListing:
         sources: the digest of their paths and identities.
         subset: what is taken of each, as in a recipe.
         schema: the digest of the table's schema.
-        version: format, number and time of the table's version, None where there is none.
+        version: format, number and time of the table's version, None without one.
         newest: with ``--newest``, the partitions that are taken and those that there are.
         places: local directories, and files of the table below each, whose modes count.
     """
@@ -352,7 +352,7 @@ def list_source(
     memo: Memo | None = None,
     before: Listing | None = None,
 ) -> Listing:
-    """Return the source's Parquet files in the partitions that may satisfy a condition, and what to take of them.
+    """List the source's Parquet files in the partitions that may satisfy a condition, and what to take of them.
 
     A thing that a cache cannot hold, as for its name, raises SourceError unless ``rules`` skip it. A source without
     any Parquet file raises SourceIncomplete: an empty listing never replaces what is held. A table whose rows a listing
@@ -451,7 +451,7 @@ def dataset_files(
     patience: Patience = FIRST_CONTACT,
     odd: MutableMapping[str, PqcacheError] | None = None,
 ) -> list[SourceFile]:
-    """Return those of all files ``found`` in a source that are its dataset's, in the same order.
+    """Select the files of the dataset from all files ``found`` in a source, in the same order.
 
     A table whose rows a listing does not show, or half of which would not be taken, raises UsageError. ``odd`` gets the
     errors for files that may not be read, by path; without it they are raised.
@@ -484,8 +484,8 @@ def check_one_table(
 ) -> None:
     """Raise UsageError where directories of ``files`` are different tables by their names and columns.
 
-    One footer is read of each directory that is none of a table's parts by its name, of up to 32 of them, and of none
-    where all of these are among the paths ``held``. If several are, columns may have been added or left out since.
+    Reads one footer of each directory whose name does not make it a part of a table, of up to 32 of them, and none if
+    all of these are among the paths ``held``. If several are, columns may have been added or left out since.
     """
     roots = table_roots(file.path for file in files)
     known = sorted(roots.keys() & table_roots(held).keys()) if len(roots) > 1 else []
@@ -574,7 +574,7 @@ def _apart(
     files: Sequence[SourceFile],
     manifest: Manifest | None,
 ) -> set[str]:
-    """Return the directories of which the snapshots of all nodes together would not have one version.
+    """The directories that the snapshots of all nodes together would not have in one version.
 
     Those that are ``skipped`` here are among them if they are ``divided``, as others may not skip them; or if the old
     version was, as the ``manifest`` leaves open, for others drop what they had of it. So is the root if old versions of
@@ -688,7 +688,7 @@ def newest_rule(config: Config, cache: CacheDirectory, current: Snapshot | None)
 
 
 def only_newest(listing: Listing, rule: NewestRule | None, unfit: Collection[str] = ()) -> Listing:
-    """Return a listing of the newest partitions alone; raises as `newest_partitions`.
+    """Reduce a listing to the newest partitions; raises as `newest_partitions`.
 
     A partition that has to wait, and is not held, leaves none out before it is taken itself, nor does one of ``unfit``.
     """

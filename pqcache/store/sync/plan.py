@@ -166,7 +166,7 @@ def plan_sync(
     damaged: frozenset[str] = frozenset(),
     others: frozenset[str] = frozenset(),
 ) -> Plan:
-    """Return how to get from the entries ``held`` to the source files ``listing``.
+    """Plan how to get from the entries ``held`` to the source files ``listing``.
 
     ``damaged`` has the held paths that cannot be used any more, ``others`` those without the table's schema.
     Files of equal identity are unchanged.
@@ -215,7 +215,7 @@ def _by_directory(files: Iterable[_Located]) -> dict[str, list[_Located]]:
 
 
 def plan_repartition(held: Iterable[FileEntry], recipe: Recipe, others: frozenset[str] = frozenset()) -> Plan:
-    """Return how to rewrite what is held by ``recipe``; it may need downloads, which a cache without source cannot do.
+    """Plan how to rewrite the held files by ``recipe``; may need downloads, which a cache without source cannot do.
 
     ``others`` has the paths of files without the table's schema.
     """
@@ -395,7 +395,7 @@ _MAX_NAME = 255  # bytes of a file's name
 
 
 def cached_paths(paths: Iterable[str]) -> dict[str, str]:
-    """Return the path in a cache of each source path that has another one there.
+    """Choose the paths in a cache of source paths that need another one there.
 
     A name gets ``.parquet`` where it does not end so. Where that is the name of another file or directory, or of one in
     other case, or too long, a part that is the name's own comes before it. Equal paths give equal results.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SETTLE = 600.0  # seconds that a partition which was replaced waits for, if no --settle says how many
 _MAY_LOSE = 1  # percent of the table's rows, in such a partition
-_LEFT_BEHIND = 86400.0  # seconds after which temporary files above a partition are those of a job that died
+_LEFT_BEHIND = 86400.0  # seconds after which temporary files above a partition belong to a job that died
 _STAGING = re.compile(r"(?:^|/)(?:_temporary|\.hive-staging|\.spark-staging|__magic)[^/]*/")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MAX_PATH = 3072  # bytes of a path below a source, so that Linux's 4,096 are left with the cache's own
@@ -54,7 +54,7 @@ def wait_rules(config: Config) -> WaitRules:
 def files_to_take(
     files: Sequence[SourceFile], all_paths: Iterable[str], held: Iterable[FileEntry], rules: WaitRules
 ) -> list[SourceFile]:
-    """Return ``files`` without those that have to wait; what is held of those is kept as it is.
+    """Leave out files that have to wait; held versions of these are kept.
 
     All of a held directory is kept as it is while it exists without its marker, even with nothing but
     a writer's temporary files in it, and while it has lost files and those that replace them are young.
@@ -126,7 +126,7 @@ def unsafe_names(listing: Iterable[SourceFile], source: str) -> dict[str, Pqcach
 def divide_both(
     files: Sequence[SourceFile], listing: Iterable[SourceFile], source: str
 ) -> tuple[list[SourceFile], dict[str, PqcacheError]]:
-    """Return ``files`` without those that are directories of the ``listing`` too, and an error for each of these.
+    """Leave out ``files`` that are directories of the ``listing`` too, with an error for each.
 
     Empty ones stand for the directory in an object store, and are no error.
     """
@@ -251,7 +251,7 @@ def shrunk_partitions(
     max_delete: str,
     rules: WaitRules,
 ) -> dict[str, SourceIncomplete]:
-    """Return the partitions that wait, each with the reason: their writers may have written some of their files only.
+    """Find partitions that wait, with the reason for each: their writers may not have written all files yet.
 
     All files of such a partition were replaced, not all under their old names, and it has lost more rows than the share
     of ``max_delete``. It waits until its files have settled, and if it loses too much of the table. A partition without

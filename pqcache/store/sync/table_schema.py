@@ -76,7 +76,7 @@ def read_table_schema(
     keep_int96: bool = False,
     of_table: pa.Schema | None = None,
 ) -> TableSchema:
-    """Return the schema of ``files`` by their footers; INT96 columns are read, as no footer has their range.
+    """Find the schema of ``files`` from their footers; INT96 columns are read, as no footer has their range.
 
     ``of_table`` is that of the Delta or Iceberg table that they are of.
 

@@ -99,9 +99,9 @@ def download_columns(
     """Write the columns and rows of ``file`` that ``subset`` asks for to ``target``, durably.
 
     Without a condition on its own columns and without deleted rows, or where min and max decide it, the chunks are
-    copied byte for byte. Otherwise row groups that cannot match are not downloaded, those of which every row must
-    match are copied, and the rest is decoded and filtered. No row left makes a file without rows. Memory is bounded by
-    the footer and, while rows are filtered, by a row group of the new file.
+    copied byte for byte. Otherwise row groups that cannot match are not downloaded, those whose every row
+    matches are copied, and the rest is decoded and filtered. No row left makes a file without rows. Memory is bounded
+    by the footer and, while rows are filtered, by a row group of the new file.
 
     Of a table's file, ``subset`` names columns as the table does, and rows that the table has deleted are left out.
 
@@ -413,7 +413,7 @@ log = logging.getLogger("pqcache.sync")
 def condition_schema(
     schema: pa.Schema, partitions: Mapping[str, pa.Scalar], types: Mapping[str, pa.DataType]
 ) -> pa.Schema:
-    """Return the columns that a condition may name: the file's, then the partition columns, whose values win.
+    """The columns that a condition may name: the file's, then the partition columns, whose values win.
 
     Structs have the fields that ``types`` know of, too; in a file from before they were added they are null.
     """
@@ -470,7 +470,7 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
     disk = ThreadPoolExecutor(WRITERS, thread_name_prefix="pqcache-disk")
     output = _FilteredFile(opened, target, rows.columns, disk, name)
     if not output.copies and any(rows.every):
-        log.debug("%s: row groups of which every row matches are encoded again: columns are stored otherwise", name)
+        log.debug("%s: row groups that match completely are encoded again: columns are stored otherwise", name)
     try:
         for group, complete in enumerate(rows.every):
             if complete and output.copies:

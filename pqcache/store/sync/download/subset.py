@@ -92,7 +92,7 @@ def select_subset(
     known: KnownTypes,
     ignore_case: bool = False,
 ) -> tuple[list[SourceFile], Subset]:
-    """Return the files that may hold wanted rows, and what is to be taken of each.
+    """Select the files that may hold wanted rows, and what to take of each.
 
     Partitions are pruned by their values, whose types are those of `types_of_source`; those with a value that doesn't
     fit are taken unless the others exclude them. Where ``where`` or ``columns`` name columns in the files, footers are
@@ -181,8 +181,8 @@ def _mixed(source: Source, files: Sequence[SourceFile], table: pa.Table, names: 
 def _schemas(source: Source, files: Sequence[SourceFile], every: bool = False) -> Iterator[pa.Schema]:
     """Yield the schemas of the first, the last and a middle file, or the table's.
 
-    With ``every`` those of all others follow, the newest first. Those that cannot be read are left out, as the download
-    of them raises; if all are, the first one's error is raised.
+    With ``every`` those of all others follow, the newest first. Unreadable ones are left out, as their download
+    raises; if all are, the first one's error is raised.
     """
     from pqcache.store.manifest_file import schema_of_table
     from pqcache.store.sync.table_schema import read_remote_footer  # a plain sync need not wait for it
@@ -222,7 +222,7 @@ def _types(
     partitions: pa.Schema,
     ignore_case: bool,
 ) -> dict[str, pa.DataType]:
-    """Return the types of columns by their names in the files: as in the first that have them, see `_schemas`.
+    """Types of columns by their names in the files, as in the first that have them; see `_schemas`.
 
     ``names`` are as the files spell them, ``paths`` as a condition names columns and fields of structs. Both come and
     go with time: a struct has the fields of all files that are looked at. What is in no file raises UsageError, which
