@@ -6,7 +6,6 @@ import json
 from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -82,20 +81,6 @@ def test_pages_that_left_their_dictionary_count_as_they_are(tmp_path: Path) -> N
     exact = sum(map(len, texts))
     assert exact < size < 1.1 * exact
     assert exact < most < 1.2 * exact
-
-
-def test_of_plain_files_few_dictionaries_are_looked_at(tmp_path: Path) -> None:
-    texts = [f"a text that is stored {i % 20}" for i in range(6000)]
-    (tmp_path / "lake").mkdir()
-    write_without_sizes(pa.table({"text": texts}), tmp_path / "lake" / "a.parquet", row_group_size=100)
-    index = index_of(tmp_path / "lake")
-    known = index.optional("text:decoded") >= 0
-    assert (len(index), known.sum()) == (60, 32)
-    assert np.flatnonzero(known)[0] == 0
-    assert np.diff(np.flatnonzero(known)).max() <= 4, "they stand apart"
-    cache = tmp_path / "cache"
-    pqcache.sync(tmp_path / "lake", cache)
-    assert (index_of(cache).optional("text:decoded") >= 0).all()
 
 
 def test_what_a_snapshot_keeps_is_not_looked_at_again(tmp_path: Path) -> None:

@@ -197,13 +197,6 @@ def test_a_run_at_work_and_an_interrupted_one(cache: Path, shop: Path, monkeypat
     assert not (cache / RUNNING).exists()
 
 
-def test_damage_of_the_note_of_a_run_is_no_obstacle(cache: Path) -> None:
-    (cache / RUNNING).write_text('{"run": "ab')
-    assert len(pqcache.log(cache)) == 1
-    pqcache.sync(cache)
-    assert len(pqcache.log(cache)) == 2
-
-
 def test_gc_frees_space_on_a_full_disk(cache: Path, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_day(shop, "2026-11-20", files=1, rows=20)
     pqcache.sync(cache)

@@ -19,7 +19,6 @@ import pytest
 from deltalake import write_deltalake
 
 import pqcache
-from pqcache.console.text import print_history
 from pqcache.events import Event, Fetched, Listed, Published
 from pqcache.store.config import read_config
 from pqcache.store.history import read_history
@@ -438,32 +437,6 @@ def test_damage_in_the_history_costs_only_the_records_it_hits(shop: Path, tmp_pa
     assert len(read_history(cache)) == 2
     pqcache.sync(cache)
     assert len(read_history(cache)) == 3
-
-
-def test_a_run_that_was_killed_before_its_record_is_in_the_history(
-    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cache = tmp_path / "cache"
-    first = pqcache.sync(str(shop), cache)
-    recorded = (cache / "history.jsonl.zst").read_bytes()
-    write_day(shop, "2026-11-25")
-    second = pqcache.sync(cache)
-    (cache / "history.jsonl.zst").write_bytes(recorded)  # as if it had been killed just before
-    for _ in range(2):
-        shown = pqcache.log(cache)
-        assert [record["snapshot"] for record in shown[:2]] == [first.snapshot, second.snapshot]
-        assert shown[1]["interrupted"]
-        assert shown[1]["rows"] == second.rows
-        pqcache.sync(cache)  # finds nothing to do, and writes what was missing
-        assert read_history(cache)[1] == shown[1]
-    assert len(read_history(cache)) == 4
-    print_history(pqcache.log(cache))
-    assert capsys.readouterr().out.count("interrupted") == 1
-    (cache / "history.jsonl.zst").write_bytes(recorded)
-    write_day(shop, "2026-11-26")
-    third = pqcache.sync(cache)  # publishes, and has one record of its own
-    known = [(record["snapshot"], record["command"]) for record in read_history(cache)]
-    assert known == [(first.snapshot, "sync"), (second.snapshot, "unknown"), (third.snapshot, "sync")]
 
 
 def test_sizes_durations_and_counts_are_numbers_or_text(shop: Path, tmp_path: Path) -> None:

@@ -427,6 +427,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         Remote(tmp_path / "page", bytes(middle)).fetch(["id"], "id = 20")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("where", [None, "x > 0.5"])
 def test_memory_is_bounded(tmp_path: Path, where: str | None) -> None:
     rng = np.random.default_rng(0)

@@ -12,7 +12,6 @@ import pytest
 
 import pqcache
 from pqcache.errors import SourceChanged
-from pqcache.events import Retried
 from pqcache.store.arriving import ArrivingSnapshot, arriving_snapshots, find_arriving
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import ARRIVED, RUN
@@ -334,23 +333,6 @@ def test_complete_downloads_of_a_plain_run_are_taken_over(reads: LocalReads, mad
     reads.done.clear()
     pqcache.sync(made, tmp_path / "cache", fill=True)
     assert [fetched(reads, path) for path in files_of(made)] == [TAIL, TAIL, whole(made, third)]
-    pqcache.sync(made, tmp_path / "plain")
-    check_same(tmp_path / "plain", tmp_path / "cache")
-
-
-def test_a_source_that_is_away_for_a_while(reads: LocalReads, made: Path, tmp_path: Path) -> None:
-    filling = Filling(reads, made, tmp_path / "cache", jobs=1)
-    snapshot = filling.arriving()
-    failing: list[str] = []
-
-    def away(name: str, *_: object) -> None:
-        failing.append(name)
-        if len(failing) < 3:
-            raise pqcache.SourceUnavailable(str(made), "connection refused")
-
-    reads.before = away
-    assert filling.end().snapshot == snapshot.id
-    assert len([event for event in filling.events if isinstance(event, Retried)]) == 2
     pqcache.sync(made, tmp_path / "plain")
     check_same(tmp_path / "plain", tmp_path / "cache")
 

@@ -110,22 +110,3 @@ def test_a_reader_that_writes_while_the_snapshot_is_published(tmp_path: Path, mo
     assert (report.published, len(late)) == (True, 1)
     assert not late[0].exists(), "the end of the run has removed it"
     assert not list((tmp_path / "cache" / "current" / "_pqcache").glob("wanted*"))
-
-
-def test_a_disk_that_cannot_make_a_file_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file does not appear, and the next run goes on."""
-    made = write_files(tmp_path / "made")
-    filling = Filling(LocalReads(monkeypatch), made, tmp_path / "cache")
-    snapshot = filling.at_first_file()  # before, it is the directory that would not become durable
-
-    def fail(_: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with monkeypatch.context() as damaged, snapshot.lease():
-        damaged.setattr(os, "fsync", fail)
-        with pytest.raises(pqcache.PqcacheError, match="Input/output error"):
-            filling.end()
-    assert snapshot.arrived(path.name for path in made.iterdir()) == set()
-    assert pqcache.sync(tmp_path / "cache").snapshot == snapshot.id
-    pqcache.sync(made, tmp_path / "plain")
-    check_same(tmp_path / "plain", tmp_path / "cache")
