@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -45,7 +44,7 @@ from pqcache.store.publish import old_snapshots
 from pqcache.store.snapshot import Snapshot, read_kept
 from pqcache.store.sync.bad_partitions import or_skip, with_number
 from pqcache.store.sync.download.subset import KnownTypes, Subset, known_types, select_subset, types_of_source
-from pqcache.store.sync.safety_checks import WaitRules, divide_both, files_to_take, unsafe_names, wait_rules
+from pqcache.store.sync.safety_checks import WaitRules, divide_both, files_to_take, free_space, unsafe_names, wait_rules
 from pqcache.store.table_part import (
     FREE,
     FreeSpace,
@@ -657,16 +656,14 @@ class NewestRule:
     """What decides on the newest partitions, the same for all listings of a run.
 
     ``snapshot`` is the one whose directories are held, None where that must not matter: nodes that share a table have
-    to take the same partitions, whatever each of them holds. ``free`` is what the disk has, in bytes, and None where
-    that does not matter. ``keep`` and ``rewrites`` are as in `FreeSpace`.
+    to take the same partitions, whatever each of them holds. ``space`` is that of an empty cache, None if it does not
+    matter.
     """
 
     newest: Newest
     waits: WaitRules
     snapshot: Path | None
-    free: int | None
-    keep: int
-    rewrites: bool
+    space: FreeSpace | None
 
     def holds(self, directory: str) -> bool:
         return self.snapshot is not None and directory != "" and os.path.isdir(f"{self.snapshot}/{directory}")
@@ -676,15 +673,12 @@ def newest_rule(config: Config, cache: CacheDirectory, current: Snapshot | None)
     """None if all partitions are taken."""
     if not config.newest:
         return None
-    newest = parse_newest(config.newest)
-    return NewestRule(
-        newest=newest,
-        waits=wait_rules(config),
-        snapshot=current.path if current is not None and config.shard is None else None,
-        free=_free_space(cache, current, config.keep) if newest.text == FREE else None,
-        keep=config.keep,
-        rewrites=config.row_group_size is not None,
-    )
+    newest, space = parse_newest(config.newest), None
+    if newest.text == FREE:
+        free, rewrites = _free_space(cache, current, config.keep), config.row_group_size is not None
+        space = FreeSpace(free=free, held=0, keep=config.keep, rewrites=rewrites)
+    snapshot = current.path if current is not None and config.shard is None else None
+    return NewestRule(newest=newest, waits=wait_rules(config), snapshot=snapshot, space=space)
 
 
 def only_newest(listing: Listing, rule: NewestRule | None, unfit: Collection[str] = ()) -> Listing:
@@ -701,10 +695,9 @@ def only_newest(listing: Listing, rule: NewestRule | None, unfit: Collection[str
     waiting = {directory for directory in sizes.keys() - ready if not rule.holds(directory)}
     limit: Newest | FreeSpace = rule.newest
     held: set[str] = set()
-    if rule.free is not None:
+    if rule.space is not None:
         held = {directory for directory in sizes if rule.holds(directory)}
-        size = sum(sizes[directory] for directory in held)
-        limit = FreeSpace(free=rule.free, held=size, keep=rule.keep, rewrites=rule.rewrites)
+        limit = replace(rule.space, held=sum(sizes[directory] for directory in held))
     found = newest_partitions(sizes, limit, waiting.union(unfit), held)
     files = [file for file in listing.files if parent(file.path) not in found.outside]
     return replace(listing, files=files, newest=found)
@@ -716,10 +709,7 @@ def _free_space(cache: CacheDirectory, current: Snapshot | None, keep: int) -> i
     They are those that are free, the downloads of dead runs, which are taken over, and the files that only the older of
     the ``keep`` newest snapshots have. What readers keep beyond these is not free.
     """
-    place = cache.path
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    free = free_space(cache.path)
     left = _files(cache.tmp_dir.glob("*/fetch"))
     free += sum(_bytes(status) for status in left if status.st_nlink == 1)
     if current is None or keep == 1:

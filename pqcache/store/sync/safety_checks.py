@@ -374,13 +374,17 @@ def check_space(run: CacheRun, plan: Plan, already: int = 0) -> None:
     known = max(0, plan.download_bytes - already) + plan.rewrite_bytes
     spare = min(_SPARE, _MIN_SPARE + known // 20)
     needed = spare if plan.recipe.subset else known + spare
-    place = run.cache.path
-    while not place.exists() and place != place.parent:  # in a dry run
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    free = free_space(run.cache.path)
     if needed > free:
         reason = f"needs {format_size(needed)} of free space, has {format_size(free)}"
         raise PqcacheError(run.cache.path, reason, _space_advice(run, plan))
+
+
+def free_space(path: Path) -> int:
+    """Bytes that are free on the disk of a path, which need not exist yet."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 def _space_advice(run: CacheRun, plan: Plan) -> str:
