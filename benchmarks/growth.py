@@ -33,8 +33,7 @@ import pyarrow.parquet as pq
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
 from pqcache.store.layout import FILES, ROW_GROUPS, SUMMARY
-from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile, local_tag
-from pqcache.store.manifest_digest import write_summary
+from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile, local_tag, write_summary
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.publish import publish
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index

@@ -21,8 +21,7 @@ from pqcache.store.arriving import ArrivingSnapshot, WantedLists, find_arriving
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, ROW_GROUPS, RUN, SUMMARY, WANTED
-from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
-from pqcache.store.manifest_digest import write_summary
+from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile, write_summary
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.publish import new_snapshot_id
 from pqcache.store.row_group_index import IndexBuilder, local_files, with_dictionaries, write_index

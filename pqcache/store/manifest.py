@@ -1,17 +1,22 @@
 """The manifest: which files a snapshot holds, and which source files each of them is made from.
 
-Plain values; ``manifest_file.py`` reads and writes them, with pyarrow, which a sync with nothing to do need not load.
-The values of one file are never changed, but are not frozen dataclasses: a sync of a million files makes several
+Its summary, ``_pqcache/summary.json``, tells a sync that nothing has changed without reading the manifest. If a summary
+is missing, damaged, or of other files than exist now, the manifest is read and compared file by file.
+
+Plain values; ``manifest_file.py`` reads and writes a manifest with pyarrow, which a sync with nothing to do does not
+load. The values of one file are never changed, but are not frozen dataclasses: a sync of a million files makes several
 millions of them, and a frozen one takes several times as long to make.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
+from pathlib import Path
 
+FORMAT = 3  # of manifest and summary, so that no summary stands for a manifest that cannot be read; 2 had no since
 DIRECTORY = "directory"  # the format of a TableVersion of a plain directory
 _INODE = "inode:"
 _COMMITTED = "committed:"
@@ -228,3 +233,72 @@ def assign_sources(source_rows: Sequence[int], output_rows: Sequence[int]) -> li
             assigned[output].append(position)
         start = end
     return assigned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a manifest says, all files together.
+
+    ``sources`` is a digest of the ``source_files`` source files' paths and identities, ``held`` one of the snapshot's
+    own paths and sizes. ``recipe`` is that of every file, None where they differ. ``table`` is what `table_digest`
+    returns.
+    """
+
+    sources: str
+    source_files: int
+    held: str
+    recipe: str | None
+    shard: str | None
+    totals: Totals
+    table: str | None = None
+
+
+def summarize(manifest: Manifest) -> Summary:
+    sources = {file for entry in manifest.files for file in entry.sources}
+    recipes = {entry.recipe for entry in manifest.files}
+    return Summary(
+        sources=digest_of_sources(sources),
+        source_files=len(sources),
+        held=digest_of_lines(f"{entry.path}\0{entry.size}" for entry in manifest.files),
+        recipe=recipes.pop() if len(recipes) == 1 else None,
+        shard=manifest.shard,
+        totals=manifest.totals,
+        table=table_digest(manifest.table),
+    )
+
+
+def table_digest(table: TableVersion | None) -> str | None:
+    """Digest of a table's format and schema, which can change while no file does."""
+    if table is None:
+        return None
+    schema = table.schema_digest.encode() or table.arrow_schema
+    return blake2b(table.format.encode() + b"\0" + schema, digest_size=16).hexdigest()
+
+
+def content_digest(manifest: Manifest) -> str:
+    """Digest of a table's schema, paths and bytes, equal in the caches of two nodes, which name snapshots differently.
+
+    Files without a recorded checksum count by their size, recipe and sources.
+    """
+    return digest_of_lines([table_digest(manifest.table) or "", *map(content_of, manifest.files)])
+
+
+def content_of(entry: FileEntry) -> str:
+    """A file's path and what is known of its bytes."""
+    known = ((file.path, file.identity) for file in entry.sources)
+    sources = (f"{path} {i.size} {i.mtime_ns} {i.shared_tag}" for path, i in known)
+    return f"{entry.path}\0{entry.checksum or ' '.join((str(entry.size), entry.recipe, *sources))}"
+
+
+def write_summary(manifest: Manifest, path: Path) -> None:
+    """The caller makes it durable."""
+    path.write_text(json.dumps({"format": FORMAT, **asdict(summarize(manifest))}) + "\n")
+
+
+def digest_of_sources(files: Iterable[SourceFile]) -> str:
+    """Equal for equal paths and identities, in whatever order."""
+    return digest_of_lines(f"{f.path}\0{f.identity.size} {f.identity.mtime_ns} {f.identity.tag}" for f in files)
+
+
+def digest_of_lines(lines: Iterable[str]) -> str:
+    return blake2b("\n".join(sorted(lines)).encode(errors="surrogatepass"), digest_size=16).hexdigest()

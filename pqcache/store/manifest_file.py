@@ -12,10 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.errors import MALFORMED, CacheError, DamagedError
-from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile, TableVersion
+from pqcache.store.manifest import FORMAT, FileEntry, Identity, Manifest, SourceFile, TableVersion
 from pqcache.system.disk import check_regular
 
-FORMAT = 3  # 2 had no since
 _SOURCE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("mtime_ns", pa.int64()), ("tag", pa.string())])
 _SCHEMA = pa.schema(
     [

@@ -1,7 +1,8 @@
 """A snapshot: one immutable, published version of a dataset, and what keeps it from being removed.
 
 Readers keep it by a lease. ``snapshots.json``, which is written under the cache's lock as a whole, has the pinned
-snapshots, those that a rollback has left, and whether the cache is held.
+snapshots, those that a rollback has left, and whether the cache is held. `read_summary` and `digest_of_held` tell a
+sync whether a snapshot is what its source holds.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import MALFORMED, CacheError, CacheLocked, DamagedError, UsageError, open_error
 from pqcache.store.layout import CANDIDATE, CHECKSUMS, FILES, LEASE, ROW_GROUPS, SNAPSHOTS, SUMMARY
-from pqcache.store.ownership import file_mode
+from pqcache.store.manifest import FORMAT, Manifest, Summary, Totals, digest_of_lines
+from pqcache.store.ownership import file_mode, is_own, is_trusted_cache
 from pqcache.store.urls import quoted
 from pqcache.system.checksum import checksum_matches, checksum_of
-from pqcache.system.disk import open_plain, read_regular, write_durably
+from pqcache.system.disk import open_directory, open_plain, read_regular, write_durably
 from pqcache.system.locks import lock_holder, open_to_lock, try_lock, unlock
 
 if TYPE_CHECKING:
-    from pqcache.store.manifest import Manifest
     from pqcache.store.row_group_index import Index
 
 
@@ -174,6 +176,7 @@ def write_checksums(snapshot: Path) -> None:
 
 
 _FORMAT = 1
+_OURS = "_pqcache"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
 
@@ -276,3 +279,54 @@ def rolled_back_from(cache: Path, current: Snapshot | None) -> str | None:
     found = [Snapshot(cache / "snapshots" / name) for name in read_kept(cache).rolled_back]
     newer = [snapshot for snapshot in found if current is not None and snapshot.number > current.number]
     return max(newer, key=lambda snapshot: snapshot.number).id if newer else None
+
+
+def read_summary(snapshot: Snapshot) -> Summary | None:
+    """None if the summary, the manifest or the index is not as it was written."""
+    reason: object = "its summary is of another format"
+    try:
+        for name in (SUMMARY, FILES, ROW_GROUPS):
+            snapshot.check(name)
+        values = json.loads(read_regular(snapshot.path / SUMMARY))
+        if values.pop("format") == FORMAT:
+            return Summary(**{**values, "totals": Totals(**values["totals"])})
+    except (DamagedError, OSError, *MALFORMED) as error:
+        reason = error
+    import logging  # a sync with nothing to do does not need it
+
+    logging.getLogger("pqcache.sync").debug("%s: files are compared one by one: %s", snapshot.path, reason)
+    return None
+
+
+def rows_in_summary(snapshot: Snapshot) -> int | None:
+    """None if the summary cannot be read."""
+    try:
+        return int(json.loads(read_regular(snapshot.path / SUMMARY))["totals"]["rows"])
+    except (OSError, *MALFORMED):
+        return None
+
+
+def digest_of_held(snapshot: Path) -> str | None:
+    """Digest of the files in a snapshot, as ``Summary.held``; None if they cannot be examined."""
+    try:
+        return digest_of_lines(_held(snapshot))
+    except OSError:
+        return None
+
+
+def _held(snapshot: Path) -> Iterator[str]:
+    pending, trusted = [""], is_trusted_cache(snapshot.parent.parent)
+    while pending:
+        directory = pending.pop()
+        with open_directory(f"{snapshot}/{directory}") as found:
+            for item in found:
+                path = directory + item.name
+                status = item.stat(follow_symlinks=False)
+                if not (trusted or is_own(status)):
+                    yield path  # what others can change, which is not kept
+                elif stat.S_ISREG(status.st_mode):
+                    yield f"{path}\0{status.st_size}"
+                elif not stat.S_ISDIR(status.st_mode):
+                    yield path  # a link, which no file of a snapshot is
+                elif path != _OURS:
+                    pending.append(f"{path}/")

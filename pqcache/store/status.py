@@ -24,9 +24,8 @@ from pqcache.store.expect import FAILED, Finding, lines_of, stale
 from pqcache.store.history import DONE, INTERRUPTED, ROLLBACK, RUNNING_NOW, log
 from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Totals
-from pqcache.store.manifest_digest import read_summary
 from pqcache.store.publish import unmet_of
-from pqcache.store.snapshot import Snapshot, read_kept, rolled_back_from
+from pqcache.store.snapshot import Snapshot, read_kept, read_summary, rolled_back_from
 from pqcache.store.tables_of_root import ListedTable, tables_below
 from pqcache.store.urls import redact
 from pqcache.units import format_count, format_seconds, parse_duration

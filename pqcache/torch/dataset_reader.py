@@ -32,7 +32,7 @@ from pqcache.reader.selection.selection import Counts
 from pqcache.reader.stats import TENSORS, DatasetStats, dataset_stats
 from pqcache.reader.window import Group
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.manifest_digest import content_digest
+from pqcache.store.manifest import content_digest
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import quoted
 from pqcache.torch.batch import Batch, Position, item, register

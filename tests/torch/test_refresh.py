@@ -19,8 +19,7 @@ import torch
 import pqcache
 from pqcache.errors import CacheError, UsageError
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.manifest import Manifest
-from pqcache.store.manifest_digest import content_digest
+from pqcache.store.manifest import Manifest, content_digest
 from pqcache.torch import Loader, Mix, ParquetDataset, Prefetch
 from tests.torch.conftest import RunRanks, ids_of
 

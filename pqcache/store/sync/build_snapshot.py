@@ -21,8 +21,15 @@ from pqcache.parquet.validation import read_footer
 from pqcache.store.expect import unmet
 from pqcache.store.hive import parent
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
-from pqcache.store.manifest import FileEntry, Identity, Manifest, SnapshotMetadata, SourceFile, assign_sources
-from pqcache.store.manifest_digest import write_summary
+from pqcache.store.manifest import (
+    FileEntry,
+    Identity,
+    Manifest,
+    SnapshotMetadata,
+    SourceFile,
+    assign_sources,
+    write_summary,
+)
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.ownership import make_directories
 from pqcache.store.publish import next_number, publish, stage

@@ -36,9 +36,8 @@ from pqcache.store.expect import check_columns
 from pqcache.store.history import RunRecord, copied_source, now_text, recorded_run
 from pqcache.store.hive import parent, parse_types
 from pqcache.store.layout import CONFIG, LEASE
-from pqcache.store.manifest import SourceFile, TableVersion
-from pqcache.store.manifest_digest import Summary, digest_of_held, read_summary, table_digest
-from pqcache.store.snapshot import Snapshot, read_kept, rolled_back_from
+from pqcache.store.manifest import SourceFile, Summary, TableVersion, table_digest
+from pqcache.store.snapshot import Snapshot, digest_of_held, read_kept, read_summary, rolled_back_from
 from pqcache.store.sync.cache_run import (
     BandwidthLimit,
     ByteCounter,

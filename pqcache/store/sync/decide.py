@@ -21,8 +21,7 @@ from pqcache.store.config import Config
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.timeouts import with_retries
 from pqcache.store.hive import parent, partition_schema
-from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, TableVersion, Totals
-from pqcache.store.manifest_digest import table_digest
+from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, TableVersion, Totals, table_digest
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.ownership import is_own, is_trusted_cache
 from pqcache.store.snapshot import Snapshot

@@ -51,8 +51,7 @@ from pqcache.store.drivers.timeouts import with_retries
 from pqcache.store.expect import Finding, unmet
 from pqcache.store.hive import parent
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE, ROW_GROUPS, RUN, WANTED
-from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile
-from pqcache.store.manifest_digest import table_digest
+from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, table_digest
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.ownership import file_mode, make_directories
 from pqcache.store.publish import new_snapshot_id, remove_snapshot

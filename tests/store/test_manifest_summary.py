@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
-from pqcache.store.manifest_digest import digest_of_held, digest_of_sources, read_summary, summarize
-from pqcache.store.snapshot import Snapshot
+from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile, digest_of_sources, summarize
+from pqcache.store.snapshot import Snapshot, digest_of_held, read_summary
 from pqcache.store.sync.plan import plan_sync
 from tests.datasets import rows_of, write_shop
 
