@@ -201,14 +201,14 @@ def remove_empty(cache: CacheDirectory) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a reader wants: files by their positions in the index, the first one first; ``urgent`` if it waits now."""
+    """Files that a reader wants, by their positions in the index, the first one first; ``urgent`` if it waits now."""
 
     files: npt.NDArray[np.int64]
     urgent: bool = False
 
 
 class WantedList:
-    """What one reader wants, in a file that disappears from the run's view when the reader's process ends.
+    """One reader's wishes, in a file that disappears from the run's view when the reader's process ends.
 
     A reader that may not write to the cache wants nothing: its files come in the order of the others.
     """
@@ -247,7 +247,7 @@ class WantedList:
 
 
 class WantedLists:
-    """What all living readers want; a list that was not replaced since is not read again."""
+    """The wishes of all living readers; an unchanged list is not read again."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -63,7 +63,7 @@ def _leave_runs() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FillRequest:
-    """What a reader asks for when there is nothing to read yet.
+    """A reader's request for a run when there is nothing to read yet.
 
     ``source`` is a URL or path, ``options`` are those of its store. ``keep_filling`` says whether the run goes on after
     the process ``starter`` has ended.
@@ -390,7 +390,7 @@ _LOOK = 1.0  # seconds between looks at the process that has started this one
 
 
 def main() -> NoReturn:
-    """Run what standard input asks for, report it, and exit."""
+    """Run the job on standard input, report it, and exit."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     from pqcache.store.sync.command import sync  # and all of sync, which a reader need not import

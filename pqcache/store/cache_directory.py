@@ -67,7 +67,7 @@ _SNAPSHOT_ID = re.compile(r"\d{8}T\d{6}Z-\d+")
 
 @dataclass(frozen=True)
 class CacheDirectory:
-    """The directory of a cache: what is published in it, and how that is changed."""
+    """The directory of a cache: its snapshots, and ways to change them."""
 
     path: Path
 
@@ -89,7 +89,7 @@ class CacheDirectory:
         return cache
 
     def exists(self) -> bool:
-        """Whether this directory is a cache, with a snapshot or without: it has what ``create`` makes, and a config.
+        """Whether this directory is a cache, with a snapshot or without: it was made by ``create`` and has a config.
 
         A ``pqcache.toml`` of several tables makes it a directory of caches, whatever else is in it.
         """
@@ -261,9 +261,9 @@ class CacheDirectory:
         write_durably(self.path / "CACHEDIR.TAG", _TAG, self.tmp_dir, file_mode())
 
     def check_usable(self) -> None:
-        """Raise UsageError or CacheError unless a run may write here: to a cache, or to what can become one.
+        """Raise UsageError or CacheError unless a run may write here: to a cache, or a directory that can become one.
 
-        That is a new or empty directory, or what a first run left that was killed. Nothing else is ever changed.
+        That is a new or empty directory, or the remains of a first run that was killed. Nothing else is ever changed.
         """
         if self.exists():
             check_ownership(self.path)

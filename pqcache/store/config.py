@@ -121,7 +121,7 @@ def config_of(document: Mapping[str, Any]) -> Config:
 
 
 def _check_names(document: Mapping[str, Any]) -> None:
-    """Raise UsageError for unknown names: silently ignoring them would not do what the person means."""
+    """Raise UsageError for unknown names, rather than silently ignore a person's wishes."""
     known = {"format", *options_of(Remembered)}
     for name in document.keys() - known:
         from difflib import get_close_matches  # a correct file does not need it

@@ -38,7 +38,7 @@ _FORMS = {  # of each kind of rule: an example, and how it is written
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A rule of ``[expect]``: ``text`` as it is written, without ``: warn``, and what it says.
+    """A rule of ``[expect]``: its ``text`` without ``: warn``, and its parts.
 
     Attributes:
         kind: a key of _FORMS.
@@ -64,7 +64,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found at a place, a partition or "" for all of the table; ``level`` says what follows."""
+    """A rule's result at a place: a partition, or "" for all of the table. ``level`` decides about the snapshot."""
 
     rule: str
     place: str
@@ -141,7 +141,7 @@ def check_columns(rules: Sequence[Rule], directories: Iterable[str], source: str
 
 
 def stale(rules: Iterable[Rule], snapshot: Snapshot, now: float) -> tuple[Finding, ...]:
-    """What rules of freshness find in a published snapshot; raises CacheError if its manifest cannot be read."""
+    """Findings of freshness rules in a published snapshot; raises CacheError if its manifest cannot be read."""
     rules = [rule for rule in rules if rule.kind == "freshness"]
     if not rules:
         return ()

@@ -134,7 +134,7 @@ def read_history(cache: Path) -> list[dict[str, Any]]:
 
 
 def result_of(record: Mapping[str, Any]) -> str:
-    """What a run came to; records without ``result`` are of completed or killed runs."""
+    """The outcome of a run; records without ``result`` are of completed or killed runs."""
     return str(record.get("result") or (INTERRUPTED if record.get("interrupted") else DONE))
 
 
@@ -248,7 +248,7 @@ _REFUSALS = (3, 6, 75)  # exit codes of runs that were kept from doing anything
 
 
 class RunRecord:
-    """What one run leaves in the history of its cache. All methods are called under the lock but ``refuse``."""
+    """The record of one run in the history of its cache. All methods but ``refuse`` need the lock."""
 
     def __init__(self, cache: CacheDirectory, command: str, on_event: OnEvent = ignore) -> None:
         self._cache, self._command, self._on_event = cache, command, on_event
@@ -280,7 +280,7 @@ class RunRecord:
         self.is_open = True
 
     def enter(self, phase: str) -> None:
-        """Say in ``running.json`` what the run is doing, unless it lists the source, which most do and then end."""
+        """Note the phase of the run in ``running.json``, except the listing, after which most runs end."""
         if self.is_open and phase not in ("list", self._running.get("phase")):
             self._running["phase"] = phase
             with suppress(OSError):  # only ``status`` reads it
@@ -450,9 +450,8 @@ def now_text() -> str:
 def log(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """List the records of all runs on a cache in the order in which they ended; raises CacheError without a cache.
 
-    ``result`` is what the run came to: ``done``, ``failed``, ``refused``, ``interrupted`` or, of one that is at work,
-    ``running``. A run that was killed has a record made of what it wrote when it began, and of its snapshot if it
-    published one.
+    ``result`` is ``done``, ``failed``, ``refused``, ``interrupted`` or, while the run is at work, ``running``. The
+    record of a killed run is made from its note in ``running.json``, and from its snapshot if it published one.
 
     >>> [(run["command"], run["result"], run["added"]) for run in log("cache/shop")]
     [('sync', 'done', 6)]

@@ -39,7 +39,7 @@ def committed_tag(digest: str, shaped: bool) -> str:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Identity:
-    """What was recorded of a source file; an equal identity means it is unchanged.
+    """The recorded state of a source file; an equal identity means it is unchanged.
 
     ``tag`` is the ETag where the store has one, inode and ctime on a local file system, else empty.
     """
@@ -110,7 +110,7 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class TableVersion:
-    """The version of a Delta or Iceberg table that a listing is of, or what is known of a table without versions.
+    """The listed version of a Delta or Iceberg table, or the schema of a table without versions.
 
     Of a directory it has the types of the partition columns, and ``schema_digest`` says which are declared; see
     `typed_version`.
@@ -146,7 +146,7 @@ class TableVersion:
 
 
 def typed_version(table: TableVersion | None, declared: Mapping[str, str], schema: bytes = b"") -> TableVersion | None:
-    """What a snapshot records of its ``table``, or of a directory of partitions, as partition types.
+    """The version that a snapshot records of its ``table``, or the partition types of a directory.
 
     ``schema`` has the types of all partition columns that have a value; without it, the result is fit for a digest.
     """
@@ -170,7 +170,7 @@ def declared_types(table: TableVersion | None) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotMetadata:
-    """What a snapshot is made from.
+    """The source of a snapshot, and the selection.
 
     Attributes:
         source: the URL of the source, without secrets.
@@ -189,7 +189,7 @@ class SnapshotMetadata:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(SnapshotMetadata):
-    """All files of one snapshot in path order, when it was ``created`` (ISO 8601), and what it is made from."""
+    """All files of one snapshot in path order, when it was ``created`` (ISO 8601), and its metadata."""
 
     files: tuple[FileEntry, ...]
     created: str
@@ -237,7 +237,7 @@ def assign_sources(source_rows: Sequence[int], output_rows: Sequence[int]) -> li
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a manifest says, all files together.
+    """A manifest's files in a few values.
 
     ``sources`` is a digest of the ``source_files`` source files' paths and identities, ``held`` one of the snapshot's
     own paths and sizes. ``recipe`` is that of every file, None where they differ. ``table`` is what `table_digest`
@@ -284,7 +284,7 @@ def content_digest(manifest: Manifest) -> str:
 
 
 def content_of(entry: FileEntry) -> str:
-    """A file's path and what is known of its bytes."""
+    """A file's path and its checksum, else its size, recipe and sources."""
     known = ((file.path, file.identity) for file in entry.sources)
     sources = (f"{path} {i.size} {i.mtime_ns} {i.shared_tag}" for path, i in known)
     return f"{entry.path}\0{entry.checksum or ' '.join((str(entry.size), entry.recipe, *sources))}"

@@ -99,7 +99,7 @@ def private_mode() -> int:
 
 
 def make_private(file: Path | int) -> None:
-    """Revoke what others may do with a file or directory of this user."""
+    """Revoke the permissions of others on a file or directory of this user."""
     status = os.stat(file)
     if status.st_uid == os.geteuid() and status.st_mode & 0o777 & ~private_mode():
         os.chmod(file, status.st_mode & private_mode())

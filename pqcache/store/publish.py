@@ -62,7 +62,7 @@ def publish(cache: CacheDirectory, built: Path, previous: Snapshot | None) -> Sn
 
 
 def stage(cache: CacheDirectory, built: Path, unmet: Sequence[str] = ()) -> Snapshot:
-    """Make the snapshot built in ``tmp/`` the candidate; ``unmet`` says what it lacks to be published.
+    """Make the snapshot built in ``tmp/`` the candidate; ``unmet`` are the rules that keep it from being published.
 
     One that was there before is the candidate until then; the end of the run removes it.
     """
@@ -79,7 +79,7 @@ def stage(cache: CacheDirectory, built: Path, unmet: Sequence[str] = ()) -> Snap
 
 
 def unmet_of(candidate: Snapshot) -> tuple[str, ...]:
-    """What the candidate lacks to be published; empty if it only waits for the end of a hold."""
+    """Rules that keep the candidate from being published; empty if it only waits for the end of a hold."""
     try:
         return tuple(map(str, json.loads(read_regular(candidate.path / UNMET))))
     except FileNotFoundError:
@@ -100,7 +100,7 @@ def next_number(cache: CacheDirectory) -> int:
 
 
 def _remove_orphans(cache: CacheDirectory, previous: Snapshot) -> None:
-    """Remove what a run left that died before publishing: it would count as an old snapshot."""
+    """Remove snapshots of runs that died before publishing: they would count as old ones."""
     kept = read_kept(cache.path)
     for snapshot in cache.snapshots():
         was_current = snapshot.number <= previous.number or snapshot.id in kept.rolled_back or snapshot.id in kept.pins
@@ -110,10 +110,7 @@ def _remove_orphans(cache: CacheDirectory, previous: Snapshot) -> None:
 
 @dataclass(frozen=True)
 class GcReport:
-    """The snapshots that were removed, those that are kept, and the bytes on disk that this freed.
-
-    With ``dry_run`` they are those that would be removed, and what that would free.
-    """
+    """The removed and the kept snapshots, and the bytes that were freed on disk; with ``dry_run``, would be freed."""
 
     cache: str
     dry_run: bool
@@ -182,7 +179,7 @@ def remove_old_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0
     """Remove all but the newest ``keep`` snapshots, the current one among them and pinned ones apart; return those.
 
     Leased snapshots are kept, and so are those published less than ``older_than`` seconds ago. Where there are no
-    locks, none is removed unless ``older_than`` says what no reader can be reading any more.
+    locks, none is removed without ``older_than``, by which no reader can be at work any more.
     """
     found = removable_snapshots(cache, keep, older_than)
     removed = [snapshot for snapshot in found if remove_snapshot(cache, snapshot, without_lock=older_than > 0)]

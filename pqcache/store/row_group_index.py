@@ -131,7 +131,7 @@ class Index:
 
     @cached_property
     def statistics(self) -> pa.Table:
-        """The ``table`` without what files say of columns whose values are in the paths of some."""
+        """The ``table`` without statistics of columns whose values are in the paths of some files."""
         names = self.path_values.column_names
         gone = {f"{name}:{what}" for name in names for what in ("min", "max", "nulls")}
         return self.table.drop_columns(sorted(gone & self.recorded)) if gone else self.table

@@ -204,7 +204,7 @@ class Hold:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptSnapshots:
-    """What a cache keeps beside its newest snapshots.
+    """The snapshots that a cache keeps beside its newest ones, and its hold.
 
     Attributes:
         pins: the names of pinned snapshots by their IDs; empty where one has no name.

@@ -35,11 +35,11 @@ class SnapshotView:
         pinned: whether it is kept until it is unpinned.
         name: the name of the pin, or None.
         leases: how many readers hold it, as far as this machine knows; None where the file system has no locks.
-        files, rows, bytes: what it holds; None where its manifest is damaged.
+        files, rows, bytes: its content; None if its manifest is damaged.
         version: the version of the Delta or Iceberg table that it was made from, or None.
         damage: why nothing is known of it, or None.
-        own_bytes: on disk that it shares with nothing else: what its removal frees.
-        replaced_bytes: on disk that the next snapshot has no more; None for the last, or if the next one is gone.
+        own_bytes: bytes on disk that only it uses, and its removal frees.
+        replaced_bytes: bytes on disk that the next snapshot no longer uses; None for the last, or if the next is gone.
     """
 
     snapshot: str
@@ -64,7 +64,7 @@ class SnapshotView:
 
 @dataclass(frozen=True)
 class PinReport:
-    """What is pinned in a cache: the names of pins by the IDs of their snapshots, empty for none, and which changed.
+    """The pins of a cache: names by the IDs of their snapshots, empty for none, and the one that changed.
 
     ``removable_bytes`` are those on disk that the next sync or gc frees by removing old snapshots.
     """
@@ -286,7 +286,7 @@ def _published(cache: CacheDirectory, name: str | None) -> Snapshot:
 
 
 def _candidate(cache: CacheDirectory, accepts: bool) -> Snapshot | None:
-    """The candidate to publish; UsageError if it isn't what was expected, unless that is accepted."""
+    """The candidate to publish; UsageError if rules are not met, unless that is accepted."""
     found = cache.candidate()
     if found is None and accepts:
         raise UsageError("--accept", "no snapshot waits to be published", f"run 'pqcache sync {quoted(cache.path)}'")

@@ -46,11 +46,11 @@ class CacheStatus:
         files: of the current snapshot.
         bytes: of the current snapshot's files.
         disk_bytes: that the whole cache takes on disk, all snapshots; files that several share count once.
-        synced: when the source was last listed and equal to what the cache holds.
-        as_of: what the age counts from: as ``synced``, but of the partition that is behind for the longest time, if
+        synced: when the source was last listed and found equal to the cache.
+        as_of: the start of the age: as ``synced``, but of the partition that is behind for the longest time, if
             ``skipped`` names any.
         age: seconds since then.
-        reasons: why the cache may not hold what its source does; empty if its last sync found or made them equal.
+        reasons: why the cache may differ from its source; empty if its last sync found or made them equal.
         last_run: when the last sync ended.
         last_result: done, failed, refused, or interrupted.
         last_error: why it was not done.
@@ -96,10 +96,7 @@ class CacheStatus:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """The caches and declared tables below the roots, and what all of them take on disk together.
-
-    Files that they share count once.
-    """
+    """The caches and declared tables below the roots, and their bytes on disk together; shared files count once."""
 
     caches: tuple[CacheStatus, ...]
     disk_bytes: int
@@ -142,7 +139,7 @@ def cache_status(cache: str | os.PathLike[str]) -> CacheStatus:
 
 
 def _status(path: Path, seen: dict[tuple[int, int], int], now: float, table: ListedTable | None = None) -> CacheStatus:
-    """Status of one cache, or of a declared ``table``; ``seen`` collects what files take on disk."""
+    """Status of one cache, or of a declared ``table``; ``seen`` collects the sizes of files on disk."""
     cache = CacheDirectory(path)
     if table is not None and table.error is not None:
         return _unreadable(path, f"{table.error.subject}: {table.error.reason}")
@@ -181,7 +178,7 @@ def _totals(snapshot: Snapshot) -> Totals:
 
 
 def _runs(cache: CacheDirectory, current: Snapshot | None, now: float) -> dict[str, Any]:
-    """What the history says of the syncs, the age, and the run that is at work."""
+    """Values from the history: syncs, age, and the run at work."""
     records = log(cache.path)
     syncs = [record for record in records if record["command"] == "sync"]
     ended = [record for record in syncs if record["result"] != RUNNING_NOW]

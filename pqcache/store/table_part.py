@@ -41,7 +41,7 @@ Rank = tuple[tuple[int, Decimal, str], ...]
 
 @dataclass(frozen=True)
 class Newest:
-    """What ``--newest`` asks for in ``text``: a number of partitions, bytes at the source, or neither for FREE."""
+    """A parsed ``--newest``: a number of partitions, bytes at the source, or neither for FREE."""
 
     text: str
     partitions: int | None = None
@@ -54,7 +54,7 @@ class Newest:
 
 @dataclass(frozen=True, kw_only=True)
 class FreeSpace:
-    """What the disk of a cache has for the newest partitions, if each byte at the source takes one there.
+    """Disk space of a cache for the newest partitions, if each byte at the source takes one there.
 
     ``held`` is the size of the partitions that the cache holds, which need no more. ``free`` counts with it what will
     be free when older snapshots are removed; the cache keeps ``keep`` snapshots in all. A tenth of both is
@@ -240,7 +240,7 @@ def whole(directories: Iterable[str], shard: Shard) -> set[str]:
 def listing_digest(files: Sequence[SourceFile], taken: Iterable[str], nodes: int, what: str) -> str:
     """Digest by which nodes know that they have shared the same listing.
 
-    ``taken`` are the paths that do not wait for a marker or to settle, ``what`` says which columns and rows are taken.
+    ``taken`` are the paths that do not wait for a marker or to settle, ``what`` names the columns and rows.
     """
     ready = set(taken)
     digest = hashlib.blake2b(f"{nodes}\0{what}".encode(), digest_size=8)

@@ -238,7 +238,7 @@ _NOT_OF_SYNC = frozenset({"compression", "compat", "keep_int96", "dense", "shuff
 
 @dataclass(frozen=True)
 class ListedTable:
-    """A table of the file: what a sync of it is given, or the error that is in its section."""
+    """A declared table: source and options for its sync, or the error in its section."""
 
     name: str
     source: str = ""

@@ -120,7 +120,7 @@ def or_skip(error: PqcacheError) -> PqcacheError:
 def clashes_by_partition(
     new: Callable[[], Mapping[str, str]], known: Callable[[], pa.Schema | None], root: str = "", *, skip: bool
 ) -> Iterator[None]:
-    """Say which partition a clash of types is in, and what can be done about it.
+    """Name the partition of a type clash, and the ways out.
 
     It is one of the places of ``new``, which has them by directory, or by file in the root. Where both files are new,
     it is the one whose type is not that of the schema ``known`` before, or the later one. Paths below ``root`` are

@@ -81,9 +81,9 @@ def build_snapshot(
 
     Args:
         run: the run; its cache is locked, and ``run.base`` is the snapshot that ``plan`` was made against.
-        plan: what to keep, download and rewrite. The result has another one where the new files' schema differs from
-            the others': then more is rewritten than was planned.
-        metadata: what the manifest says of the snapshot beside its files.
+        plan: which files to keep, download and rewrite. The result has another one if the new files' schema differs
+            from the others': then more is rewritten than was planned.
+        metadata: for the manifest, beside the files.
         held: the files of the current snapshot, none if its manifest is damaged.
         origin: where to download from; None when nothing is downloaded.
         table: the schema to rewrite files with, where it is known.
@@ -330,7 +330,7 @@ def manifest_of(job: SnapshotJob, entries: Iterable[FileEntry], number: int = 0)
 
 
 def _dated(job: SnapshotJob, entries: list[FileEntry], number: int) -> list[FileEntry]:
-    """Say of new files since which snapshot the cache has what they are made from."""
+    """Set ``since`` of new files: the snapshot with which their sources came to the cache."""
     new = [file for entry in entries if not entry.since for file in entry.sources]
     known = _ages(job.held, {file.path for file in new})
     dates = {}
@@ -498,7 +498,7 @@ def _rewrite(
 ) -> dict[str, str]:
     """Rewrite ``inputs`` into ``target``, which appears only when it is complete and durable.
 
-    Return the checksums of what was written, by name.
+    Returns the checksums of the written files, by name.
     """
     from pqcache.parquet.rewrite.directory import (  # a plain sync need not wait for these
         KnownOfSources,

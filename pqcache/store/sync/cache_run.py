@@ -34,7 +34,7 @@ from pqcache.units import Stopwatch, format_count, parse_size
 class ByteCounter:
     """Passes events on, counts downloaded bytes, and slows the threads that download to a limit.
 
-    It also knows when the source was last ``listed``, and tells ``record`` what the run is doing.
+    It also knows when the source was last ``listed``, and tells ``record`` the phase of the run.
     """
 
     def __init__(self, on_event: OnEvent, limit: BandwidthLimit | None = None) -> None:
@@ -71,10 +71,10 @@ def report_fetching(on_event: OnEvent, total: int, here: int, files: int = 0) ->
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(SyncRun):
-    """What a run is asked for that the cache does not remember.
+    """Options of one run, which the cache does not remember.
 
     Attributes:
-        patience: when to stop retrying what fails for a passing reason.
+        patience: when to stop retrying after passing errors.
         on_event: called with what happens.
         watch: started with the run.
     """
@@ -88,10 +88,10 @@ class RunOptions(SyncRun):
 class CacheRun:
     """A run of ``command`` on ``cache``, which it has locked unless it is a dry run.
 
-    ``config`` is what the cache remembers from now on, ``current`` the snapshot that the run began with. A sync starts
-    from the ``candidate`` if there is one, and publishes nothing if the cache ``is_held``. ``record`` is what the
-    history will have of it; a run that changes nothing has none. ``previous_source`` is the source that the cache was
-    a copy of, where this run takes another one, and ``remembered`` what the cache remembers from before a sync.
+    ``config`` is remembered from now on, ``current`` the snapshot that the run began with. A sync starts from the
+    ``candidate`` if there is one, and publishes nothing if the cache ``is_held``. ``record`` is for the history; a run
+    that changes nothing has none. ``previous_source`` is set if a sync replaces the source, and ``remembered`` is the
+    configuration from before it.
     """
 
     command: str
@@ -126,14 +126,14 @@ class CacheRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a run did, or would do: its plan, the new snapshot if there is one, and how much the current one holds.
+    """The result of a run, or of a dry run: its plan, the new snapshot if there is one, and totals of the current one.
 
     ``candidate`` is the one that the run has made, or found as it would make it, in place of publishing one; then
     ``totals`` are those of it.
     ``touched`` are the partitions that changed, or would. ``table`` is the version of the table that the source is,
-    ``newest`` what was taken of its partitions with ``--newest``. ``skipped`` are the partitions that could not be
-    taken. ``passed_over`` counts what was not taken of the listing, None where nothing was listed. ``findings`` are
-    those of the rules of ``[expect]``.
+    ``newest`` counts its partitions that ``--newest`` took. ``skipped`` are the partitions that could not be taken.
+    ``passed_over`` counts files of the listing that were not taken, None without a listing. ``findings`` are those of
+    the rules of ``[expect]``.
     """
 
     plan: Plan
@@ -150,10 +150,10 @@ class RunResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncReport:
-    """What a run did, or with ``dry_run`` what it would do.
+    """The result of a run, or with ``dry_run`` its plan.
 
     File counts are of source files; ``fetched_again`` counts those that have not changed but were damaged in the cache,
-    or held with other columns or options. ``fetched_bytes`` is what was downloaded, ``bytes``, ``rows``, ``files`` and
+    or held with other columns or options. ``fetched_bytes`` were downloaded, ``bytes``, ``rows``, ``files`` and
     ``row_groups`` are of the ``candidate``, the snapshot that was made and waits to be published, else of the one that
     is current now (0 before the first one). ``shard`` is the node whose share
     is kept, like ``0/3``, or None; files that now belong to another node count as removed. ``version`` is that of the
@@ -220,8 +220,8 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     """Remove old snapshots and leftovers, and record the run in the history.
 
     A sync that published nothing warns if the data are older than ``[expect]`` allows; it raises ContractNotMet if the
-    candidate does not meet its rules. A dry run changes nothing. What cannot be removed raises PqcacheError; the
-    history has what the run did.
+    candidate does not meet its rules. A dry run changes nothing. Raises PqcacheError if something cannot be removed;
+    the history has the result of the run all the same.
     """
     refusal = _refusal(run, result)
     is_idle = result.plan.nothing_to_do and not (result.published or result.findings)

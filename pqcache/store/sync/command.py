@@ -81,8 +81,8 @@ def sync(
 ) -> SyncReport:
     """Make ``cache`` hold what ``source`` holds now and publish a new snapshot if anything changed.
 
-    An option that is None is what the cache remembers from before, an empty value its default again. Sizes, durations
-    and counts are numbers (bytes, seconds) or text, like ``"128MB"``, ``"10m"`` and ``"8"``.
+    An option that is None stays as the cache remembers it, an empty value restores its default. Sizes, durations and
+    counts are numbers (bytes, seconds) or text, like ``"128MB"``, ``"10m"`` and ``"8"``.
 
     Args:
         source: URL or path of the dataset; or the cache alone, which repeats with the source it remembers.
@@ -132,10 +132,9 @@ def sync(
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
-    """What ``sync`` is asked for.
+    """The arguments of ``sync``.
 
-    ``changes`` is what the cache is to remember from now on, by name. ``is_patient`` says whether it was asked for how
-    long it is to retry.
+    ``changes`` are options for the cache to remember from now on, by name. ``is_patient``: retries were asked for.
     """
 
     cache: CacheDirectory
@@ -147,7 +146,7 @@ class _Request:
 
 
 def _read_run(request: _Request, record: RunRecord | None) -> CacheRun:
-    """Read what the cache has; a run that was waited for may have changed it."""
+    """Read the state of the cache, which a run that was waited for may have changed."""
     cache, options = request.cache, request.run
     exists = cache.exists()
     remembered = read_config(cache.path) if exists else None
@@ -372,8 +371,8 @@ def _unchanged(current: Snapshot, sources: str, recipe: Recipe, shard: str | Non
 
     It does where the source files, with the digest ``sources``, are those that the snapshot was made of, all by the
     same recipe, and its own files exist at their sizes; ``table`` is the digest of their table's schema. Markers and
-    settling do not matter then: what waits is kept as it is held, which is as it is listed. A share also depends on
-    the files of other nodes, and is always computed again.
+    settling do not matter then: waiting files are kept as they are held, which is as they are listed. A share also
+    depends on the files of other nodes, and is always computed again.
     """
     summary = None if shard is not None else read_summary(current)
     if summary is None or summary.shard is not None or summary.recipe != recipe.text or summary.table != table:
@@ -411,8 +410,8 @@ def changed_source(
 ) -> str | None:
     """The source that ``cache`` is a copy of, if ``config`` names another one, else None.
 
-    ``remembered`` is what ``pqcache.toml`` has, which a person may have edited. A change that is not allowed raises
-    UsageError. A cache without files is bound to no source.
+    ``remembered`` is from ``pqcache.toml``, which a person may have edited. Raises UsageError for a change that is not
+    allowed. A cache without files may take any source.
     """
     if remembered is None or (current is None and find_arriving(cache) is None):
         return None
@@ -442,7 +441,7 @@ def _refusal(cache: Path, held: str, remembered: Config, config: Config) -> Usag
 
 
 def merged_config(remembered: Config | None, source: str | None, options: Mapping[str, str] | None) -> Config:
-    """Add the source and its options, without secrets, to what the cache remembers."""
+    """Add the source and its options, without secrets, to the remembered configuration."""
     known = {k: v for k, v in (options or {}).items() if not is_secret(k)}
     if source is None:
         assert remembered is not None
@@ -503,7 +502,7 @@ SKIPPED, LATER = 5, 75  # exit codes of tables that got a part of what is new, a
 
 @dataclass(frozen=True)
 class TableResult:
-    """What became of the sync of one cache: a report, or the error with which it failed; both if some was skipped."""
+    """The result of the sync of one cache: a report, or its error; both if partitions were skipped."""
 
     cache: str
     report: SyncReport | None
@@ -523,7 +522,7 @@ def sync_all(
     on_event: OnEvent = ignore,
     **given: Unpack[SyncRunArguments],
 ) -> list[TableResult]:
-    """Sync all caches below some directories, one after the other; return what became of each.
+    """Sync all caches below some directories, one after the other; returns the result of each.
 
     A root may have a ``pqcache.toml`` of several tables: a cache is made of each that has none yet, and its options are
     those of the file.

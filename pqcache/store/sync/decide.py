@@ -49,7 +49,7 @@ from pqcache.system.threads import in_parallel
 class Comparison:
     """The paths of held files that differ from their source, and of those that cannot be compared with it.
 
-    The latter are rewritten, or have some columns or rows only: what was fetched for them is not kept.
+    The latter are rewritten, or have some columns or rows only: their downloads are not kept.
     """
 
     differing: frozenset[str] = frozenset()
@@ -145,13 +145,13 @@ def find_unusable(snapshot: Snapshot, entries: Sequence[FileEntry]) -> tuple[fro
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What a cache holds.
+    """The files that a cache holds.
 
     Attributes:
         manifest: of the current snapshot; None without one, or if it is damaged.
         is_intact: the index and the summary are as they were written.
         unusable: the paths of files that are damaged, or that others can change.
-        comparison: what a comparison by content has found.
+        comparison: the result of a comparison by content.
         is_of_source: the snapshot is a copy of the source that is listed, and of no other one.
         others: files of other snapshots that can be used too, by the directories of these.
     """
@@ -166,11 +166,11 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a sync is asked for.
+    """The request of a sync.
 
     Attributes:
         url: of the source.
-        config: what the cache remembers.
+        config: the options that the cache remembers.
         waits: which new files wait, at the moment the run began: files that are written while it runs stay young.
         force: publish even if more is lost than ``config.max_delete`` allows.
         fill: let readers open a first snapshot while its files are fetched.
@@ -189,7 +189,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What applying earlier decisions of a run has shown.
+    """Facts found by applying earlier decisions of a run.
 
     Attributes:
         skipped: the places whose new files cannot be taken, each with the reason; their old versions are kept.
@@ -202,16 +202,16 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What a sync publishes of a ``listing``.
+    """The snapshot that a sync publishes of a ``listing``.
 
     Attributes:
-        manifest: what is held, with the tags that unchanged files have in the listing.
+        manifest: of the held snapshot, with the tags that unchanged files have in the listing.
         files: the source files of the snapshot, of all nodes together.
-        plan: how to get there from what is held.
-        metadata: what the new manifest says beside its files.
+        plan: how to get there from the held files.
+        metadata: of the new manifest, beside its files.
         fills: readers may open the snapshot while its files are fetched.
-        publishes: the current snapshot is not yet what is wanted.
-        findings: what was known when this was decided.
+        publishes: the current snapshot differs from this one.
+        findings: those that this decision is based on.
     """
 
     listing: Listing
@@ -267,7 +267,7 @@ class Decision:
 def decide(
     listing: Listing, version: TableVersion | None, held: Held, asked: Asked, findings: Findings = Findings()
 ) -> Decision:
-    """Decide what to publish of a ``listing``, in which the source is a table of that ``version``, if it is one.
+    """Decide what to publish of a ``listing``; ``version`` is that of the table, if the source is one.
 
     SourceIncomplete if nothing is left to publish, or more would be lost than is allowed.
     """
@@ -312,7 +312,7 @@ def files_of(
 
 
 def taken_files(listing: Listing, waits: WaitRules, manifest: Manifest | None) -> list[SourceFile]:
-    """Files that do not wait, and what is held of those that do."""
+    """Files that do not wait, and the held versions of those that do."""
     files = files_to_take(listing.files, listing.paths, manifest.files if manifest is not None else (), waits)
     return [file for file in files if parent(file.path) not in listing.outside] if listing.outside else files
 
@@ -336,7 +336,7 @@ def plan_for(
 ) -> Plan:
     """Plan for ``files`` of ``listing``, or a node's share.
 
-    What is held and not listed any more, because it is being replaced, is kept on the node that holds it, and so are
+    Held files that are no longer listed, because they are being replaced, stay on the node that holds them, and so do
     listed files that wait, which are not in ``ready``.
     """
     if shard is not None:
@@ -381,7 +381,7 @@ def _is_same(metadata: SnapshotMetadata, held: Held) -> bool:
 
 
 def _table(listing: Listing, version: TableVersion | None, held: Held, config: Config) -> TableVersion | None:
-    """What the snapshot records as its table: of a directory, the types of its partition columns."""
+    """The table that the snapshot records: of a directory, the types of its partition columns."""
     declared, of_table = config.partition_types or {}, schema_of_table(version)
     if version is not None and not declared:
         return version

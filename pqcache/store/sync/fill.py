@@ -91,7 +91,7 @@ log = logging.getLogger("pqcache.sync")
 
 
 def fill_snapshot(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Origin) -> RunResult:
-    """Publish what ``plan`` fetches, all of it; readers may have it open meanwhile.
+    """Publish the files that ``plan`` fetches; readers may have them open meanwhile.
 
     A snapshot that an earlier run has left is continued. Where a file changes at the source, Vanished is raised: a run
     from a new listing will find the complete files.
@@ -182,9 +182,9 @@ def _find_left(job: SnapshotJob) -> tuple[ArrivingSnapshot | None, str]:
     """An earlier run's snapshot to continue, or the ID for a new one; empty for a new ID.
 
     A snapshot is continued if it is of the listed files and this user may write it. One of other files is continued
-    only if a reader has it open and it was asked for in the same way: what it misses may still be at the source. Of all
-    others complete files are taken over, as if this run had downloaded them. The ID is kept, as states name it, if only
-    the user is another one.
+    only if a reader has it open and it was asked for in the same way: its missing files may still be at the source. Of
+    all others, complete files are taken over, as if this run had downloaded them. The ID is kept, as states name it, if
+    only the user is another one.
     """
     wanted, reused_id = set(job.plan.downloads), ""
     for snapshot in reversed(arriving_snapshots(job.run.cache)):
@@ -233,7 +233,7 @@ def _is_same_request(manifest: Manifest, job: SnapshotJob) -> bool:
 
 
 def _check_space(job: SnapshotJob, plan: Plan, already: int) -> None:
-    """Check the space for what is still to fetch beyond ``already``, and for rewritten files."""
+    """Check the space for the bytes to fetch beyond ``already``, and for rewritten files."""
     rewritten = plan.download_bytes if job.rewrite is not None else 0
     check_space(job.run, plan, already - rewritten)  # beside the files as they are
 
@@ -460,7 +460,7 @@ _OPEN_AGAIN = "open the dataset again when the source was copied anew"
 
 
 class _Queue:
-    """Gives out files: those that readers wait for, then what readers want in turns, then the rest in order."""
+    """Gives out files: first those that readers wait for, then the readers' wishes in turns, then the rest in order."""
 
     def __init__(self, files: Sequence[int]) -> None:
         self._left = dict.fromkeys(files)
@@ -499,7 +499,7 @@ class _LargeFile:
 class Fetch:
     """Fetches the files of ``entries`` that are not there, with ``checksums`` of those that are, by position.
 
-    Threads take files from a queue that follows what readers want. A file is downloaded in the run's directory as any
+    Threads take files from a queue that follows the readers' wishes. A file is downloaded in the run's directory as any
     other, checked and made durable there, and renamed into the snapshot. Several threads fetch a large one.
     """
 
@@ -526,7 +526,7 @@ class Fetch:
         self._downloader = replace(downloader_of(job, self._stop.is_set), blame=blame_nobody)
 
     def run(self) -> None:
-        """Fetch all files; raises what keeps that from being done.
+        """Fetch all files, or raise the first error.
 
         If a file has changed at the source, the others are fetched while a reader has the snapshot open. Then, and at
         once if nobody has, SourceChanged is raised, and nothing more will come.

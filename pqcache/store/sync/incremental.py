@@ -81,7 +81,7 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
 
     When all files are downloaded, the source is listed again. Only if it still has the same files are they published:
     then the source held exactly these at one moment, between the two listings. Otherwise the run goes on from the new
-    listing, up to NEW_LISTINGS times, and reuses what it has downloaded. A version of a table never changes, so it is
+    listing, up to NEW_LISTINGS times, and reuses its downloads. A version of a table never changes, so it is
     not listed again: that its files were there is known from their downloads.
     """
     held = read_held(run)
@@ -184,7 +184,7 @@ class _Publisher:
             raise _Moved(now, path)
 
     def _apply(self, decision: Decision) -> RunResult:
-        """Build and publish what was decided, if the source still has it then."""
+        """Apply a decision, and publish the snapshot if the source is still the same then."""
         run, source, plan, subset = self.run, self.source, decision.plan, decision.listing.subset
         if run.options.dry_run:
             return self._foresee(decision)
@@ -213,7 +213,7 @@ class _Publisher:
         return build_snapshot(run, plan, decision.metadata, held=held, origin=origin, reindex=reindex)
 
     def _finished(self, result: RunResult, decision: Decision) -> RunResult:
-        """Add what was left out of the source to the result, and warn of it."""
+        """Add the parts of the source that were left out to the result, and warn of them."""
         listing, plan, held = decision.listing, decision.plan, self.held.manifest.files if self.held.manifest else ()
         skipped = (*skipped_partitions(listing.misfits, ()), *skipped_partitions(decision.left_out, held))
         for item in skipped:
@@ -240,7 +240,7 @@ class _Publisher:
         self._warn(f"{kind} {item.partition}: {what}: {item.reason}")
 
     def _foresee(self, decision: Decision) -> RunResult:
-        """Raise what a run without ``dry_run`` would, as far as that can be known, and report its plan."""
+        """Raise the errors of a run without ``dry_run``, as far as they are known, and report its plan."""
         run, plan = self.run, decision.plan
         if decision.manifest is not None and not self.asked.force:
             decision.check_rows(self._entries_foreseen(decision), self.asked)
@@ -253,7 +253,7 @@ class _Publisher:
         return RunResult(plan=plan, published=None, totals=decision.totals, findings=self._findings_foreseen(decision))
 
     def _findings_foreseen(self, decision: Decision) -> tuple[Finding, ...]:
-        """What the rules find in the candidate, if it would be made again, else in the paths of the files."""
+        """Findings in the candidate, if it would be made again, else in the paths of the files."""
         run, plan = self.run, decision.plan
         if not decision.publishes:
             return ()
@@ -314,9 +314,9 @@ def spelled(
 
 
 def read_held(run: CacheRun) -> Held:
-    """What the snapshot that a run starts from holds, and what of it can be used.
+    """The files of the snapshot that a run starts from, and those that cannot be used.
 
-    Without a manifest nothing is known of what is held, so all is downloaded again; a damaged index or summary is
+    Without a manifest no file is known to be held, so all are downloaded again; a damaged index or summary is
     written again.
     """
     base, is_of_source = run.base, run.previous_source is None

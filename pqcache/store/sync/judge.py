@@ -49,7 +49,7 @@ Values = frozenset[str] | None
 
 
 def judged(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Finding, ...]:
-    """What the rules of ``[expect]`` find in a snapshot that is not published yet; reports those that only warn."""
+    """Judge a snapshot before it is published by the rules of ``[expect]``; reports findings that only warn."""
     if not run.config.rules or run.command != "sync":
         return ()
     new = Judged(index=read_index(built / ROW_GROUPS), files=files, newest=newest_time(built / FILES))
@@ -57,13 +57,13 @@ def judged(run: CacheRun, built: Path, files: Sequence[FileEntry]) -> tuple[Find
 
 
 def foreseen(run: CacheRun, paths: Iterable[str], newest: float | None) -> tuple[Finding, ...]:
-    """What the rules find before the files with these ``paths`` are here."""
+    """Judge before the files with these ``paths`` are here."""
     files = [FileEntry(path=path, size=0, rows=0, row_groups=0) for path in paths] if run.config.rules else []
     return _judged(run, Judged(index=None, files=files, newest=newest)) if files else ()
 
 
 def _judged(run: CacheRun, new: Judged, built: Path | None = None) -> tuple[Finding, ...]:
-    """Judge against the snapshot that readers have; what of it is damaged is taken as unknown."""
+    """Judge against the snapshot that readers have; damaged parts of it count as unknown."""
     current = None
     if run.current is not None:
         index: Index | None = None
@@ -126,8 +126,8 @@ class Judged:
 def judge(rules: Iterable[Rule], new: Judged, current: Judged | None, now: float) -> tuple[Finding, ...]:
     """Judge the partitions of a ``new`` snapshot that the ``current`` one does not have, or has otherwise.
 
-    Without a current snapshot these are all. ``now`` is in seconds since 1970. What is met has no finding, unless it
-    could not be compared.
+    Without a current snapshot these are all. ``now`` is in seconds since 1970. A rule that is met has no finding,
+    unless there was nothing to compare with.
     """
     changed = changed_directories(new.files, current)
     found: list[Finding] = []
@@ -349,7 +349,7 @@ def compared_values(
 ) -> tuple[dict[str, Values], dict[str, Values]]:
     """The values that columns have had up to the ``current`` snapshot, and in the ``new`` files of one that is built.
 
-    What is not recorded of the current one is read from the files that it has ``held``. Those of both are recorded.
+    Unrecorded values of the current one are read from the files that it has ``held``. The values of both are recorded.
     """
     recorded = _read(current)
     before = {name: recorded[name] for name in columns if name in recorded}
@@ -365,7 +365,7 @@ def compared_values(
 
 
 def _read(snapshot: Path) -> dict[str, Values]:
-    """What is recorded of a snapshot, by column; nothing if it is damaged, so that it is found again."""
+    """The recorded values of a snapshot, by column; none if the record is damaged, so that they are found again."""
     try:
         recorded = json.loads(read_regular(snapshot / VALUES))
         return {str(name): None if found is None else frozenset(map(str, found)) for name, found in recorded.items()}

@@ -84,14 +84,14 @@ _FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class KnownListing:
-    """What a listing came to.
+    """The result of a listing.
 
     Attributes:
         key: names the state of the log, and the options.
         files: how many there are.
         size: their bytes.
         sources: the digest of their paths and identities.
-        subset: what is taken of each, as in a recipe.
+        subset: the columns and rows taken of each, as in a recipe.
         schema: the digest of the table's schema.
         version: format, number and time of the table's version, None without one.
         newest: with ``--newest``, the partitions that are taken and those that there are.
@@ -150,15 +150,15 @@ class Memo:
         self._found[_file_key(url, file)] = is_parquet
 
     def listing(self, key: str | None) -> KnownListing | None:
-        """What the source held in the state that ``key`` names; see `listing_key`."""
+        """The listing of the source in the state that ``key`` names; see `listing_key`."""
         return self._listing if self._listing is not None and self._listing.key == key else None
 
     def remember(self, listing: KnownListing | None) -> None:
-        """Replaces what was remembered before."""
+        """Replaces the one remembered before."""
         self._listing = listing
 
     def write(self, cache: Path) -> None:
-        """Keep in a cache only what this run has asked for or found."""
+        """Keep only facts that this run has asked for or found."""
         if self._found == self._known and self._listing is self._listed:
             return
         parquet, other = (sorted(k for k, value in self._found.items() if value is kind) for kind in (True, False))
@@ -186,9 +186,9 @@ def read_memo(cache: Path) -> Memo:
 
 
 def listing_key(source: Source, config: Config) -> str | None:
-    """What names the listing of ``source`` in its present state; None if only a listing can tell.
+    """A name for the listing of ``source`` in its present state; None if only a listing can tell.
 
-    It does where the free space, or the files of other nodes, decide on what is taken, and where the source is no
+    That is so if the free space or the files of other nodes decide about the selection, and unless the source is a
     table with a log.
     """
     state = source.state
@@ -216,7 +216,7 @@ MAX_FILES = 10_000_000  # of a source, so that a listing without end is an error
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The Parquet files to take, everything that was ``found`` at the source, and what to take of each file.
+    """The Parquet files to take, all files ``found`` at the source, and the ``subset`` to take of each.
 
     With ``--newest``, ``newest`` says which partitions are left out; the files of these are not in ``files``.
     ``passed_over`` counts the files that are not taken for other reasons. ``odd`` has an error for each thing that a
@@ -271,9 +271,9 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True)
 class ListingRules:
-    """Which files of a source are taken, and what of each: all Parquet files as they are, where nothing is said.
+    """The selection of files, columns and rows; by default all Parquet files as they are.
 
-    ``skip_bad`` is what a sync does with things that a cache cannot hold; None where no sync asks, and they are errors.
+    ``skip_bad``: a sync leaves out things that a cache cannot hold. None outside of a sync, where they are errors.
     ``known`` returns the partition types of the cache's snapshot, None where it has none.
     """
 
@@ -353,9 +353,9 @@ def list_source(
     """List the source's Parquet files in the partitions that may satisfy a condition, and what to take of them.
 
     A thing that a cache cannot hold, as for its name, raises SourceError unless ``rules`` skip it. A source without
-    any Parquet file raises SourceIncomplete: an empty listing never replaces what is held. A table whose rows a listing
-    does not show raises UsageError. What is a dataset's file is decided by name and content, as ``rules`` say; what
-    ``memo`` holds is not read again. Where a file changes before it is looked into, the source is listed again, up to
+    any Parquet file raises SourceIncomplete: an empty listing never replaces a snapshot. A table whose rows a listing
+    does not show raises UsageError. Name and content decide whether a file is the dataset's, as ``rules`` say; ``memo``
+    spares reading files again. Where a file changes before it is looked into, the source is listed again, up to
     three times. Where a directory has the files that it had ``before``, when it was listed by the same rules, that
     listing is returned, which was checked.
     """
@@ -544,7 +544,7 @@ def digest_of_shares(
 ) -> str | None:
     """Digest of the listing that nodes share, or None without ``--shard``.
 
-    It is one that no other node has, with a mark, if this node keeps or leaves out what others do not: see `_apart`.
+    It is unique to this node, with a mark, if this node keeps or leaves out other files than the rest: see `_apart`.
     A share without any file raises SourceIncomplete.
     """
     if shard is None:
@@ -575,8 +575,8 @@ def _apart(
     """The directories that the snapshots of all nodes together would not have in one version.
 
     Those that are ``skipped`` here are among them if they are ``divided``, as others may not skip them; or if the old
-    version was, as the ``manifest`` leaves open, for others drop what they had of it. So is the root if old versions of
-    its files are among the ``files`` that are taken, and what is kept of a snapshot that was marked for that.
+    version was, as the ``manifest`` leaves open, for others drop their files of it. So is the root if old versions of
+    its files are among the ``files`` that are taken, and files kept of a snapshot that was marked for that.
     """
     apart = set(divided)
     marked = manifest is not None and (manifest.listing or "").endswith(_APART)
@@ -605,8 +605,8 @@ def parquet_by_content(
 ) -> set[SourceFile]:
     """The files that are Parquet by their first or last bytes.
 
-    What ``memo`` does not know is read, in parallel. A file that has changed since it was listed raises
-    SourceIncomplete. ``denied`` gets the errors for files that may not be read, by path.
+    Files that ``memo`` does not know are read, in parallel. Raises SourceIncomplete for a file that has changed since
+    it was listed. ``denied`` gets the errors for files that may not be read, by path.
     """
     unknown = [file for file in files if memo.is_parquet(source.url, file) is None]
     if unknown:
@@ -652,7 +652,7 @@ def _log(message: str, *values: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class NewestRule:
-    """What decides on the newest partitions, the same for all listings of a run.
+    """The rule for the newest partitions, the same for all listings of a run.
 
     ``snapshot`` is the one whose directories are held, None where that must not matter: nodes that share a table have
     to take the same partitions, whatever each of them holds. ``space`` is that of an empty cache, None if it does not
@@ -706,7 +706,7 @@ def _free_space(cache: CacheDirectory, current: Snapshot | None, keep: int) -> i
     """Bytes that a run may use, and those that the next runs will free.
 
     They are those that are free, the downloads of dead runs, which are taken over, and the files that only the older of
-    the ``keep`` newest snapshots have. What readers keep beyond these is not free.
+    the ``keep`` newest snapshots have. Files that readers keep beyond these are not free.
     """
     free = free_space(cache.path)
     left = _files(cache.tmp_dir.glob("*/fetch"))

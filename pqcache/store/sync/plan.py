@@ -28,7 +28,7 @@ _path = attrgetter("path")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a snapshot's files are made from the source's: what is downloaded of each, and how they are rewritten.
+    """How a snapshot's files are made from the source's: the part downloaded of each, and the rewriting.
 
     Both are canonical JSON objects, so that equal texts mean the same; empty means all of it, and as it is.
     """
@@ -90,10 +90,10 @@ class BuiltFile:
 
 @dataclass(frozen=True, kw_only=True)
 class DirectoryPlan:
-    """What happens to one partition directory.
+    """The plan for one partition directory.
 
     ``keep`` is linked from the current snapshot, ``copy`` is copied from the source as it is, and
-    ``rewrite`` is what the directory is rewritten from, in row order. ``found`` is linked from other snapshots.
+    ``rewrite`` are the inputs of a rewritten directory, in row order. ``found`` is linked from other snapshots.
     ``renamed`` has the new path of each kept file that gets another one.
     """
 
@@ -118,7 +118,7 @@ class DirectoryPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What happens to every partition directory, and how many source files that concerns.
+    """The plan for all partition directories, and how many source files it concerns.
 
     ``added``, ``changed``, ``removed`` and ``unchanged`` count source files. ``paths`` has the path in the cache of
     each source file that has another one there.
@@ -155,7 +155,7 @@ class Plan:
 
     @property
     def nothing_to_do(self) -> bool:
-        """Whether the current snapshot is already what this plan would make."""
+        """Whether the plan would make the current snapshot again."""
         return not (self.removed or any(d.copy or d.rewrite or d.found for d in self.directories))
 
 
@@ -257,7 +257,7 @@ def _plan_directory(
 
 
 def take_from(plan: Plan, others: Iterable[tuple[str, Sequence[FileEntry]]]) -> Plan:
-    """Take from other snapshots, by their directories, what would be downloaded and is there as it is wanted."""
+    """Take files from other snapshots, given by their directories, in place of downloads."""
     known = [(root, _by_directory(entries)) for root, entries in others]
     directories = list(plan.directories)
     for root, by_directory in known:
@@ -295,7 +295,7 @@ def _single_source(entries: Sequence[FileEntry], damaged: frozenset[str]) -> dic
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionChange:
-    """What a run did to one partition directory, or would do: numbers of source files, and bytes to fetch.
+    """The change of one partition directory by a run, or a dry run: numbers of source files, and bytes to fetch.
 
     ``reason`` says why, of the first of its files that are not left as they are.
     """
@@ -310,7 +310,7 @@ class PartitionChange:
 
     @property
     def text(self) -> str:
-        """What happens, in a few words."""
+        """The change in a few words."""
         counts = ((self.added, "new"), (self.changed, "changed"), (self.removed, "removed"))
         parts = [format_count(count, f"{what} file") for count, what in counts if count]
         parts += [f"{format_size(self.fetched_bytes)} to fetch"] if self.fetched_bytes else []
@@ -351,9 +351,9 @@ def partition_changes(
 
 
 def planned_files(plan: Plan, manifest: Manifest | None, listed: Collection[str]) -> Iterator[Planned]:
-    """Yield what a plan does with each source file that is not left as it is, and why.
+    """Yield the action for each source file that is not left as it is, and the reason.
 
-    ``listed`` has the paths of everything at the source: what is removed and still there was left out.
+    ``listed`` has all paths at the source: removed files that are among them were left out.
     """
     held = {file.path: file.identity for entry in (manifest.files if manifest else ()) for file in entry.sources}
     for item in plan.directories:

@@ -401,7 +401,7 @@ def _space_advice(run: CacheRun, plan: Plan) -> str:
 
 
 def check_path(path: str) -> str | None:
-    """What is wrong with a source path, or None if it is safe to use below the cache.
+    """Why a source path is unsafe below the cache, or None if it is safe.
 
     Object keys are hostile input: no path may lead out of the cache.
     """

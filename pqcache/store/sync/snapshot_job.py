@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where files are downloaded from, and what is taken of each.
+    """The source of downloads, and the subset taken of each file.
 
-    ``confirm`` is called with the entries of the new snapshot when all of them are downloaded and rewritten; what it
+    ``confirm`` is called with the entries of the new snapshot when all are downloaded and rewritten; an error that it
     raises keeps the snapshot from being published. With ``skip_bad``, BadPartitions is raised for files that cannot be
     taken. ``before`` is the version of the table that the cache has.
     """
@@ -76,8 +76,8 @@ class SnapshotJob:
     Attributes:
         run: the run that builds it.
         workdir: the run's directory in ``tmp/``.
-        plan: what is kept, downloaded and rewritten.
-        metadata: what the manifest says of the snapshot beside its files.
+        plan: the files to keep, download and rewrite.
+        metadata: for the manifest, beside the files.
         previous: the snapshot that ``plan`` was made against.
         held: its files.
         origin: where files are downloaded from; None when none is.
@@ -194,12 +194,12 @@ def keys_of(job: SnapshotJob) -> tuple[Collection[str], Collection[str]]:
 
 
 def file_key(source: str, file: SourceFile, subset: str = "") -> str:
-    """A name for what is taken of one version of one source file."""
+    """A name for a download of one version of one source file."""
     return _digest(source, file.path, file.identity.size, file.identity.mtime_ns, file.identity.tag, subset)
 
 
 def rewrite_key(source: str, directory: str, files: Sequence[SourceFile], recipe: str) -> str:
-    """A name for what ``recipe`` makes of a directory's source files, which are in row order."""
+    """A name for a directory rewritten by ``recipe`` from its source files, which are in row order."""
     return _digest(source, directory, recipe, *(file_key(source, file) for file in files))
 
 
@@ -214,10 +214,10 @@ def make_workdir(cache: CacheDirectory) -> Path:
 def take_over_or_remove(
     cache: CacheDirectory, run: Path, downloads: Collection[str], rewrites: Collection[str]
 ) -> None:
-    """Move what dead runs left and this one needs into ``run``, and remove the rest of ``tmp/``.
+    """Move leftovers of dead runs that this one needs into ``run``, and remove the rest of ``tmp/``.
 
-    What belongs to others, or can be written by them, is not taken over. The beginning of a download is used only if
-    the machine has not restarted since: what was not made durable may then be zeros.
+    Files that belong to others, or that they can write, are not taken over. The beginning of a download is used only
+    if the machine has not restarted since: bytes that were not made durable may then be zeros.
     """
     for other in sorted(cache.tmp_dir.iterdir()):
         if other == run:

@@ -46,7 +46,7 @@ class FileSize:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSchema:
-    """What all files of a table have in common.
+    """The schema that all files of a table share.
 
     Attributes:
         schema: holds every row of every file without loss; lists where columns are dense, and no key-values.
@@ -64,7 +64,7 @@ class TableSchema:
 
     @property
     def digest(self) -> str:
-        """A name for what decides how a file is written."""
+        """A name for all values that decide how a file is written."""
         parts = self.schema.serialize().to_pybytes(), repr((self.int96, self.dense)).encode()
         return hashlib.sha256(b"|".join(parts)).hexdigest()
 

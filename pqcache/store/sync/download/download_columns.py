@@ -68,7 +68,7 @@ _GAP = 64 << 10  # bytes that are cheaper to read and discard than to skip with 
 
 @dataclass(frozen=True, kw_only=True)
 class FileEnd:
-    """The end of a remote file: what is known of it before any column is read.
+    """The end of a remote file, read before any column.
 
     Attributes:
         name: the file's URL, for errors.
@@ -105,7 +105,7 @@ def download_columns(
 
     Of a table's file, ``subset`` names columns as the table does, and rows that the table has deleted are left out.
 
-    What is downloaded lies in ``<target's name>.<key>`` until it is complete; called again after an error, with equal
+    The download lies in ``<target's name>.<key>`` until it is complete; called again after an error, with equal
     arguments, it continues there. While rows are filtered, that needs space beside ``target``.
 
     Args:
@@ -227,7 +227,7 @@ def project_file(
 def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) -> FileEnd:
     """Read footer and tail with ``read(offset, length)``.
 
-    What is not Parquet, encrypted, or contradicts itself raises ParquetError.
+    Raises ParquetError unless the file is Parquet, unencrypted and consistent.
     """
     tail = footer.read_tail(lambda offset, length: b"".join(read(offset, length)), size, name)
     fields = thrift.decode(tail.footer, name)
@@ -336,7 +336,7 @@ def _opened(fields: Struct, name: str) -> tuple[pq.FileMetaData, pa.Schema]:
 
 
 def _key(end: FileEnd, projection: Projection) -> str:
-    """A name for what is fetched: bytes of other versions or columns never mix with it."""
+    """A name for the download: bytes of other versions or columns never mix with it."""
     digest = hashlib.sha256(thrift.encode(end.fields))
     digest.update(repr((end.limit, projection.ranges)).encode())
     digest.update(thrift.encode(projection.fields))
@@ -344,7 +344,7 @@ def _key(end: FileEnd, projection: Projection) -> str:
 
 
 def _copy(projection: Projection, part: Path, end: FileEnd, read: Callable[[int, int], Iterator[bytes]]) -> None:
-    """Write the projected file to ``part``, durably; what is there already is kept."""
+    """Write the projected file to ``part``, durably, after the bytes that are there already."""
     with part.open("ab") as out:
         held = out.tell()
         if held < len(MAGIC) or held > projection.size:
@@ -373,7 +373,7 @@ def _copy(projection: Projection, part: Path, end: FileEnd, read: Callable[[int,
 def _read_unless_known(
     offset: int, length: int, end: FileEnd, read: Callable[[int, int], Iterator[bytes]]
 ) -> Iterator[bytes]:
-    """Yield a range of the file, reusing what was read with its footer."""
+    """Yield a range of the file, reusing the bytes read with its footer."""
     unread = max(0, min(length, end.start - offset))
     if unread:
         yield from read(offset, unread)

@@ -75,9 +75,9 @@ class DownloadOptions:
 
     Attributes:
         subset: the columns and rows to take of each file.
-        patience: when to stop retrying what fails for a passing reason.
-        checksum: compare what was downloaded with the store's own checksum where it has one: the ETag of an S3
-            object that was uploaded in one part.
+        patience: when to stop retrying after passing errors.
+        checksum: compare the copy with the store's own checksum if it has one: the ETag of an S3 object that was
+            uploaded in one part.
         confirm: ask the source for a file's identity after each download. Without it the source is asked only if
             something went wrong, or if the file has no tag: with one, a source reads that version or fails.
         stopped: asked between chunks; true raises KeyboardInterrupt.
@@ -96,7 +96,7 @@ class DownloadOptions:
 class Downloaded:
     """A source file as it was downloaded, with the copy's footer, Arrow schema and checksum.
 
-    ``columns`` is what the index says of it, where it has been looked at for that.
+    ``columns`` are those of the index, if the copy was indexed already.
     """
 
     file: SourceFile
@@ -145,7 +145,7 @@ def download_file(
     options: DownloadOptions,
     use_page_cache: bool = True,
 ) -> Downloaded:
-    """Copy ``file`` to ``target(file)``; return what was copied.
+    """Copy ``file`` to ``target(file)``.
 
     A file that changes meanwhile is downloaded again, and the returned identity is that of the copy. One that
     vanished, or keeps changing, raises SourceIncomplete. Without ``use_page_cache`` the copy does not go through the
@@ -254,7 +254,7 @@ def _download_subset(transfer: _Transfer) -> None:
 
 
 def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
-    """Download what ``part`` lacks, durably; return checksum and last bytes of the complete file.
+    """Download the bytes that ``part`` lacks, durably; returns checksum and last bytes of the complete file.
 
     Bytes are written at their own offsets: a thread that an earlier run left behind in a stalled read can
     only write the same bytes to the same places.
@@ -302,7 +302,7 @@ def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
 def read_chunks(source: Source, file: SourceFile, offset: int, length: int) -> Iterator[memoryview]:
     """Yield a range of a source's file in chunks of 1 MiB, each valid until the next is asked for.
 
-    What was received before an error is yielded before the error is raised, so that every try gets further.
+    Bytes received before an error are yielded before it is raised, so that every try gets further.
     """
     if length > 0:
         buffer = _buffer()
@@ -366,7 +366,7 @@ _BATCH = 8  # files that a thread handles before it wakes the one that indexes t
 class Downloader:
     """Downloads files of ``source`` for the cache at ``cache``.
 
-    ``target`` says where a version of a file goes, and ``path`` what its path is in a snapshot. ``blame`` makes the
+    ``target`` gives the place of a version of a file, and ``path`` its path in a snapshot. ``blame`` makes the
     context in which a file of a place is downloaded.
     """
 
@@ -423,7 +423,7 @@ def download_all(
 def in_batches(
     threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequence[T], jobs: int
 ) -> Iterator[tuple[T, R]]:
-    """Yield each item with what ``call`` returns of it, in order, while threads are a few batches ahead.
+    """Yield each item with the result of ``call``, in order, while threads are a few batches ahead.
 
     A thread takes several of many items: to wake the one that gets the results costs more than a small file's footer.
     """

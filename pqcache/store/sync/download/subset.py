@@ -48,7 +48,7 @@ class Subset:
 
     @property
     def recipe(self) -> str:
-        """What was taken of a file, as canonical JSON; empty for all of it."""
+        """The subset as canonical JSON; empty for all of a file."""
         values: dict[str, Any] = {} if self.columns is None else {"columns": sorted(self.columns)}
         if self.where is not None:
             values["where"] = self.where
@@ -92,7 +92,7 @@ def select_subset(
     known: KnownTypes,
     ignore_case: bool = False,
 ) -> tuple[list[SourceFile], Subset]:
-    """Select the files that may hold wanted rows, and what to take of each.
+    """Select the files that may hold wanted rows, and the subset to take of each.
 
     Partitions are pruned by their values, whose types are those of `types_of_source`; those with a value that doesn't
     fit are taken unless the others exclude them. Where ``where`` or ``columns`` name columns in the files, footers are
@@ -225,8 +225,8 @@ def _types(
     """Types of columns by their names in the files, as in the first that have them; see `_schemas`.
 
     ``names`` are as the files spell them, ``paths`` as a condition names columns and fields of structs. Both come and
-    go with time: a struct has the fields of all files that are looked at. What is in no file raises UsageError, which
-    lists the columns ``partitions`` too.
+    go with time: a struct has the fields of all files that are looked at. Raises UsageError for a column in no file,
+    and lists the columns ``partitions`` too.
     """
     from pqcache.filters.expression import operand_of  # a plain sync need not wait for it
     from pqcache.parquet.schema import condition_schema_of, with_fields
