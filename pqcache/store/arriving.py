@@ -142,7 +142,7 @@ def arriving_snapshots(cache: CacheDirectory) -> list[ArrivingSnapshot]:
 
 
 def publish_arriving(cache: CacheDirectory, arriving: ArrivingSnapshot) -> Snapshot:
-    """Make a snapshot that has arrived the current one of a cache that has none, under its own ID.
+    """Make a complete snapshot the current one of a cache without one, under its own ID.
 
     All its files and metadata are durable already. From the moment that ``arriving/publishing`` names it, it will be
     published: a run that finds that name goes on where another one was killed.
@@ -159,7 +159,7 @@ def publish_arriving(cache: CacheDirectory, arriving: ArrivingSnapshot) -> Snaps
 def finish_publishing(cache: CacheDirectory) -> Snapshot | None:
     """Publish the snapshot that ``arriving/publishing`` names; None if there is none.
 
-    Readers that find neither ``current`` nor an arriving snapshot see by that file that one will be there in a moment.
+    If a reader finds neither ``current`` nor an arriving snapshot, that file says there will be one in a moment.
     """
     try:
         name = Path(read_regular(cache.path / PUBLISHING).decode()).name

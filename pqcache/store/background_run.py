@@ -103,7 +103,7 @@ def fill_request(
 def check_source(cache: CacheDirectory, request: FillRequest) -> None:
     """Raise UsageError if the cache holds another source, or a part of it.
 
-    A first run that fails before there is anything to read leaves a source that binds nobody.
+    A first run that fails before there is anything to read does not bind the cache to its source.
     """
     current = cache.current()
     if current is None and find_arriving(cache) is None:
@@ -122,7 +122,7 @@ def check_source(cache: CacheDirectory, request: FillRequest) -> None:
 def ensure_filling(path: str | os.PathLike[str], request: FillRequest, is_ready: Callable[[], bool]) -> None:
     """Wait until ``is_ready``, for a run that is at work already or is started here.
 
-    A run that fails raises its error here; one that is killed is started again, a few times.
+    The error of a failed run is raised here; a killed run is started again, a few times.
     """
     if is_ready():
         return

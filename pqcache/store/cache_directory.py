@@ -186,7 +186,7 @@ class CacheDirectory:
         return _snapshots_in(self.path / CANDIDATE)
 
     def candidate(self) -> Snapshot | None:
-        """The snapshot that a sync has made and that waits to be published: newer than all that were."""
+        """The snapshot that waits to be published: newer than all published ones."""
         if not (found := self.candidates()):
             return None
         newest = max([read_kept(self.path).last_number, *(snapshot.number for snapshot in self.snapshots())])

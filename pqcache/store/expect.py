@@ -48,7 +48,7 @@ class Rule:
         is_share: of nulls, whether the limit is a percentage.
         last: the number of earlier partitions that rows are compared with.
         level: of its findings.
-        level_of_unknown: of findings that say that the index does not know.
+        level_of_unknown: of findings about values that the index does not know.
     """
 
     text: str

@@ -2,7 +2,7 @@
 
 The history is a file of zstd frames, each one JSON line, appended per run; ``zstdcat`` reads it. ``running.json`` is
 there while a run is at work: what it is, and its process. A run that ends appends its record to the history and removes
-that file. One that is killed leaves it, so that the next run, or ``log``, knows of it.
+the file. A killed run leaves it, so the next run, or ``log``, knows of it.
 """
 
 from __future__ import annotations
@@ -379,7 +379,7 @@ def read_running(cache: Path) -> dict[str, Any] | None:
 
 
 def unfinished(cache: CacheDirectory, records: list[dict[str, Any]], under_lock: bool = False) -> list[dict[str, Any]]:
-    """Records that are missing: snapshots of killed runs, and the run that began last.
+    """Missing records: of snapshots of killed runs, and of the run that began last.
 
     That one is ``running`` if it is at work, which it is not for a caller who holds the lock.
     """

@@ -111,7 +111,7 @@ def partition_schema(
 ) -> tuple[pa.Schema, dict[str, dict[str, SourceError]]]:
     """Types of partition columns, and errors for values that don't fit, by directory and column.
 
-    A type that is declared wins, then that of the ``table``, then the one that was inferred before, in ``known``. Other
+    A declared type wins, then the table's, then the one inferred before, in ``known``. Other
     types are inferred from all values; a column without any value has none yet. Raises UsageError if a declared column
     does not exist.
     """
@@ -206,7 +206,7 @@ def partition_table(
 ) -> pa.Table:
     """One row per directory and one column per partition column.
 
-    Types are those in ``schema``, that of a table; of columns that are not in it they are inferred from all values.
+    Types are those in ``schema``, of a table; types of other columns are inferred from all values.
     A directory that lacks one of the columns has a null there, and in the columns in which ``misfits`` has it. Raises
     SourceError for a value that does not fit its type.
     """

@@ -31,8 +31,8 @@ def local_tag(inode: int, ctime_ns: int) -> str:
 def committed_tag(digest: str, shaped: bool) -> str:
     """Tag of a file that a table's log names; no ETag begins like it.
 
-    ``digest`` is of its URL and of all that the table makes of its rows and columns. ``shaped`` says that this changes
-    them, so that a copy has other bytes than the file.
+    ``digest`` is of its URL and its shape in the table. ``shaped``: the table changes rows or columns, so a copy has
+    other bytes than the file.
     """
     return f"{_SHAPED if shaped else _COMMITTED}{digest}"
 
@@ -68,7 +68,7 @@ class Identity:
 class SourceFile:
     """A file at the source: its path relative to the source, and its identity.
 
-    ``block_size`` is that of HDFS in bytes, 0 elsewhere; two files that differ in it alone are equal.
+    ``block_size`` is for HDFS, in bytes, 0 elsewhere, and does not count in comparisons.
     """
 
     path: str
@@ -176,7 +176,7 @@ class SnapshotMetadata:
         source: the URL of the source, without secrets.
         where: the condition that its rows satisfy, None for all.
         shard: the node whose share it is, like ``0/3``, or None for all of the source.
-        listing: the digest of the files that were divided among nodes, equal for all nodes that divided the same.
+        listing: the digest of the files divided among nodes; equal digests mean that nodes divided the same files.
         table: the version of the table that the source is; None for a directory of files.
     """
 
@@ -215,7 +215,7 @@ def assign_sources(source_rows: Sequence[int], output_rows: Sequence[int]) -> li
     """For each output file, the positions of the source files whose rows it holds.
 
     Both are in row order and have the same number of rows in all. A source without rows belongs to the
-    output that holds the row before which it stood, so that every source belongs to one.
+    output with the row that follows it, so every source belongs to one.
     """
     assigned: list[list[int]] = [[] for _ in output_rows]
     output, output_end = 0, output_rows[0] if output_rows else 0

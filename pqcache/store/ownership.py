@@ -1,4 +1,4 @@
-"""Who may change a cache: a command that writes, or believes ``pqcache.toml``, refuses a cache that others can change.
+"""Who may change a cache: commands that write, or believe ``pqcache.toml``, refuse a cache if others can change it.
 
 What others could put there would be followed, removed, published or contacted with the rights of this user. Reading
 somebody's cache needs no such trust. Trusted are this user, root, and what two variables of the environment name, as a

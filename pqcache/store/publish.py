@@ -1,4 +1,4 @@
-"""Publish a snapshot that was built in ``tmp/``, make it the candidate, and remove old snapshots that nobody reads.
+"""Publish a snapshot built in ``tmp/``, or make it the candidate, and remove old snapshots without readers.
 
 Publishing is one step. The candidate waits in ``candidate/ID``: the cache is held, or the snapshot is not what was
 expected of it. The next sync starts from it and replaces it; `CacheDirectory.publish_candidate` makes exactly it the

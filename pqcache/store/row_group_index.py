@@ -21,8 +21,8 @@ offset_index         bool      whether the file says of every column where its p
 ``C:min``, ``C:max`` type of C from the file's statistics; null where unknown or unsound. ``C.x:field_min`` of structs
 ==================== ========= ==========================================================================
 
-The schema's metadata holds the dataset's Arrow schema, and that of the table that it is of, for the types of partition
-columns and for columns that no file has yet. Partition values are not repeated: they are in the path.
+The schema's metadata holds the Arrow schemas of the dataset and of its table: the latter has the types of partition
+columns, and columns that no file has yet. Partition values are not repeated: they are in the path.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ NO_UNITS = TimeUnits()
 IndexColumns = dict[str, list[Any]]  # of the row groups of a file, by name
 _NUMBERS = (":bytes", ":uncompressed", ":nulls", ":values", ":decoded", ":most")  # of a column, behind its name
 _ALWAYS = ("bytes", "uncompressed", "codec", "nulls")  # of every column, also if only files without rows have it
-_PLACES = ("file", "row_group", "rows")  # columns that each row group that is read needs
+_PLACES = ("file", "row_group", "rows")  # columns needed for each row group that is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Index:
 
     ``table`` has one row per row group; see the module's docstring for its columns. ``data_schema`` is the schema of
     the columns in the files, and ``uniform`` says that every file is known to have just this one. ``table_schema`` is
-    that of the Delta or Iceberg table that the files are of, else without columns. ``clashes`` has the errors about
+    the schema of their Delta or Iceberg table, else without columns. ``clashes`` has the errors about
     columns that are in no schema, as their types do not fit together.
     """
 
@@ -309,7 +309,7 @@ class IndexBuilder:
     """Collects files in any order and makes an index of them.
 
     Rows are collected in lists per schema and packed into Arrow tables every few thousand row groups, so that there
-    are few tables however many files. ``table_schema`` is that of the table that the files are of. ``clashes`` takes
+    are few tables however many files. ``table_schema`` is the schema of the files' table. ``clashes`` takes
     the errors about columns with types that do not fit together; without it they are raised. Columns of times have the
     ``units``.
     """

@@ -115,7 +115,7 @@ def pin(
 ) -> PinReport:
     """Keep a snapshot of a cache, by its ID, number or name, until it is unpinned; ``name`` names it.
 
-    Pinned snapshots are kept beside those that ``keep`` counts. A pin that is there already gets the new name.
+    Pinned snapshots do not count for ``keep``. An existing pin gets the new name.
 
     >>> report = pin("cache/shop", "1", name="first")
     >>> list(report.pins.values())
@@ -194,7 +194,7 @@ def _view(snapshot: Snapshot, current: Snapshot | None, pins: Mapping[str, str])
 
 @dataclass(frozen=True)
 class RollbackReport:
-    """The snapshot that is current now, and the one that was before; the same if that has not changed.
+    """The snapshot that is current now, and the previous one; the same if nothing changed.
 
     ``hold`` is since when the cache is held (ISO 8601), and ``candidate`` the snapshot that waits to be published; None
     without. ``published`` says whether the current one was the candidate before.
@@ -235,7 +235,7 @@ def rollback(
     >>> report.snapshot == report.previous  # it is the only one so far
     True
 
-    Raises UsageError, CacheError for a snapshot that is not kept, DamagedError for one that is damaged, or CacheLocked
+    Raises UsageError, CacheError if the snapshot is not kept, DamagedError if it is damaged, or CacheLocked
     when another run is at work; then the current snapshot is as it was.
     """
     options = all_values(given, *COMMANDS["rollback"])

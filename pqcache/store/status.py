@@ -45,7 +45,7 @@ class CacheStatus:
         rows: of the current snapshot, as ``files`` and ``bytes``.
         files: of the current snapshot.
         bytes: of the current snapshot's files.
-        disk_bytes: that the whole cache takes on disk, all snapshots; files that several share count once.
+        disk_bytes: of the whole cache on disk, all snapshots; shared files count once.
         synced: when the source was last listed and found equal to the cache.
         as_of: the start of the age: as ``synced``, but of the partition that is behind for the longest time, if
             ``skipped`` names any.
@@ -120,9 +120,9 @@ class StatusReport:
 def status(*roots: str | os.PathLike[str]) -> StatusReport:
     """Return the status of each cache below ``roots``, by default the directory that ``PQCACHE_ROOT`` names.
 
-    Without that variable it is ``pqcache`` in ``XDG_CACHE_HOME``, which is ``~/.cache`` where it is not set. A root
-    may be a cache itself. A cache that cannot be read is reported with its ``error``. A table that the ``pqcache.toml``
-    of a root declares is reported before it has a cache, too.
+    Without that variable it is ``pqcache`` in ``XDG_CACHE_HOME``, which is ``~/.cache`` where it is not set. A root may
+    be a cache itself. An unreadable cache is reported with its ``error``. Tables declared in the ``pqcache.toml`` of a
+    root are reported before they have a cache, too.
 
     >>> [(found.rows, found.last_result) for found in status("cache").caches]
     [(600, 'done')]
@@ -227,7 +227,7 @@ def _runs(cache: CacheDirectory, current: Snapshot | None, now: float) -> dict[s
 class _Age:
     """When the source was last listed for a snapshot, and when it was last equal to it.
 
-    ``behind`` has the partitions that were skipped, each with the last listing that had it as it is in the snapshot.
+    ``behind`` has the skipped partitions, each with the last listing that had it as it is in the snapshot.
     """
 
     listed: float
@@ -244,8 +244,8 @@ class _Age:
 def _ages(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Age], bool]:
     """The age of each snapshot in a history, and whether no sync was done since the last rollback.
 
-    Only a sync that was done makes anything younger: one that was killed when it had published has not recorded what it
-    skipped, and all other commands take the data as it is.
+    Only a completed sync makes anything younger: a sync that was killed after publishing has not recorded its skipped
+    partitions, and all other commands take the data as it is.
     """
     ages: dict[str, _Age] = {}
     current, waiting, is_rolled_back = "", "", False  # waiting: the candidate, from which a run starts

@@ -8,7 +8,7 @@ partition, ``dt=1`` and ``dt=01`` among them.
 
 Shares: each node works them out from the listing alone. Partitions are laid side by side in the order of a hash of
 their names, each with its files in path order, and this line of bytes is cut into equal parts. A file belongs to the
-part that has its middle; a partition that is small beside a part is not cut, and belongs where its middle lies.
+part with its middle; a partition much smaller than a part is not cut, and belongs where its middle lies.
 
 - A part differs from the mean by at most the largest file, or 1/32 of the mean if that is more.
 - Where ``b`` bytes come, go or change, each of the n - 1 cuts moves by less than that, all of them together by at
@@ -59,8 +59,8 @@ class FreeSpace:
     ``held`` is the size of the partitions that the cache holds, which need no more. ``free`` counts with it what will
     be free when older snapshots are removed; the cache keeps ``keep`` snapshots in all. A tenth of both is
     left free, and no less than what is used until then: by a new partition, with ``rewrites`` twice, and by those that
-    were left out lately. Partitions older than all that are held are added only while another tenth is free, so that
-    none comes and goes as the free space varies. The newest partition is always allowed; `check_space` refuses it.
+    were left out lately. Partitions older than all held ones are added only while another tenth is free, so none comes
+    and goes as the free space varies. The newest partition is always allowed; `check_space` refuses it.
     """
 
     free: int
@@ -130,7 +130,7 @@ def newest_partitions(
 ) -> NewestPartitions:
     """Choose the newest partitions that ``limit`` allows, from directories with their ``sizes`` in bytes.
 
-    The first partition that is too much ends them: none that is older is taken in its place. Directories with the same
+    The first partition that is too much ends the selection: no older one takes its place. Directories with the same
     values are one partition. A partition whose directories are all in ``waiting`` leaves none out, and is outside where
     it would be too much. ``held`` are the directories that the cache holds.
 

@@ -86,7 +86,7 @@ def named_place(word: str, may_be_new: bool = False) -> str:
     It is a path if it has a ``/`` or begins with ``.`` or ``~``. Else, if ``PQCACHE_ROOT`` is set, it is the name of a
     cache below that directory, which has to exist unless ``may_be_new``.
 
-    Raises UsageError for a name that is not there, or that could be meant as a path too.
+    Raises UsageError for an unknown name, or one that could be meant as a path too.
     """
     if "/" in word or word[:1] in ("", ".", "~") or not os.environ.get(ROOT):
         return word
@@ -151,7 +151,7 @@ def add(
 
 @dataclass(frozen=True)
 class RemoveReport:
-    """The cache that was removed, its snapshots, and the bytes on disk that this freed (``dry_run``: would free)."""
+    """The removed cache, its snapshots, and the bytes freed on disk (``dry_run``: that would be freed)."""
 
     cache: str
     dry_run: bool
@@ -173,9 +173,9 @@ def remove(
 ) -> RemoveReport:
     """Remove the cache ``name`` of ``root`` with all its snapshots.
 
-    The source is not touched. ``force`` removes a cache too that readers have open, that has pinned snapshots, or that
-    has other files in it, and those files with it. Other directories are never removed. ``wait`` is how long
-    to wait for another run to end.
+    The source is not touched. ``force`` removes a cache even if readers have it open, if it has pinned snapshots, or if
+    it contains other files, which go too. Other directories are never removed. ``wait`` is how long to wait for another
+    run to end.
 
     >>> remove("shop2", root="cache").snapshots
     ()
@@ -249,7 +249,7 @@ class ListedTable:
 def read_tables(root: Path) -> list[ListedTable]:
     """Read the tables declared in the ``pqcache.toml`` of a directory, if it has one.
 
-    One that cannot be read, or that others than trusted users can write, raises CacheError. Errors in the section of
+    Raises CacheError if it cannot be read, or if others than trusted users can write it. Errors in the section of
     a table are in its entry.
     """
     path = root / CONFIG

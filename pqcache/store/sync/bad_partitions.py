@@ -67,7 +67,7 @@ class SkippedPartition:
 def place_of(path: str) -> str:
     """The place that is skipped for the file at ``path``: its directory, or in the root ``./`` and its name.
 
-    A directory that cannot be listed, given with a ``/`` at its end, stands for all that is below it.
+    A directory that cannot be listed, given with a ``/`` at its end, stands for everything below it.
 
     >>> place_of("dt=1/a.parquet"), place_of("a.parquet"), place_of("dt=1/")
     ('dt=1', './a.parquet', 'dt=1/')
@@ -81,7 +81,7 @@ def blame_nobody(place: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def blame(place: str) -> Iterator[None]:
-    """Raise BadPartitions about a place for files that are damaged, or that may not be read.
+    """Raise BadPartitions about a place for damaged files and files without permission.
 
     In the root, given as ``""``, it is the file that the error is about.
     """
@@ -95,7 +95,7 @@ def blame(place: str) -> Iterator[None]:
 
 @contextmanager
 def advise_to_skip(place: str) -> Iterator[None]:
-    """Add advice to errors for files that may not be read, or have values that don't fit."""
+    """Add advice to errors about missing permissions and values that don't fit."""
     try:
         yield
     except TypeClash as clash:

@@ -130,7 +130,7 @@ class RunResult:
 
     ``candidate`` is the one that the run has made, or found as it would make it, in place of publishing one; then
     ``totals`` are those of it.
-    ``touched`` are the partitions that changed, or would. ``table`` is the version of the table that the source is,
+    ``touched`` are the changed partitions. ``table`` is the version of the table if the source is one,
     ``newest`` counts its partitions that ``--newest`` took. ``skipped`` are the partitions that could not be taken.
     ``passed_over`` counts files of the listing that were not taken, None without a listing. ``findings`` are those of
     the rules of ``[expect]``.
@@ -154,8 +154,8 @@ class SyncReport:
 
     File counts are of source files; ``fetched_again`` counts those that have not changed but were damaged in the cache,
     or held with other columns or options. ``fetched_bytes`` were downloaded, ``bytes``, ``rows``, ``files`` and
-    ``row_groups`` are of the ``candidate``, the snapshot that was made and waits to be published, else of the one that
-    is current now (0 before the first one). ``shard`` is the node whose share
+    ``row_groups`` are of the ``candidate``, the new snapshot if it waits to be published, else of the current one (0
+    before the first one). ``shard`` is the node whose share
     is kept, like ``0/3``, or None; files that now belong to another node count as removed. ``version`` is that of the
     Delta or Iceberg table that the source is, or None. ``previous_source`` is the source of the run before, where the
     cache was a copy of another one, else None. ``skipped`` are the partitions that could not be taken as they are at
@@ -258,7 +258,7 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
 
 
 def _refusal(run: CacheRun, result: RunResult) -> ContractNotMet | None:
-    """The error for a candidate that is not as expected, or in a dry run for a snapshot that would not be."""
+    """The error if the candidate, or in a dry run the planned snapshot, is not as expected."""
     lines, cache = unmet(result.findings), quoted(run.cache.path)
     if not lines:
         return None

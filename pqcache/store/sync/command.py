@@ -497,7 +497,7 @@ def _readers(modes: Mapping[str, int]) -> Callable[[str], int]:
     return mode_of
 
 
-SKIPPED, LATER = 5, 75  # exit codes of tables that got a part of what is new, and of those that may be done later
+SKIPPED, LATER = 5, 75  # exit codes of tables that got only a part of the new data, and that may succeed later
 
 
 @dataclass(frozen=True)
@@ -583,7 +583,7 @@ def known_error(error: Exception) -> PqcacheError:
 def exit_code_of(codes: Sequence[int]) -> int:
     """Return the exit code of several syncs: 75 if all that failed may be done later.
 
-    Else it is that of the first failure that lasts. Partitions that were skipped count less than a failed sync.
+    Otherwise that of the first lasting failure. Skipped partitions count less than a failed sync.
 
     >>> exit_code_of([0, 75]), exit_code_of([75, 5]), exit_code_of([0, 5, 75, 3, 1]), exit_code_of([])
     (75, 5, 3, 0)

@@ -47,7 +47,7 @@ from pqcache.system.threads import in_parallel
 
 @dataclass(frozen=True)
 class Comparison:
-    """The paths of held files that differ from their source, and of those that cannot be compared with it.
+    """The paths of held files that differ from their source, or cannot be compared with it.
 
     The latter are rewritten, or have some columns or rows only: their downloads are not kept.
     """
@@ -150,7 +150,7 @@ class Held:
     Attributes:
         manifest: of the current snapshot; None without one, or if it is damaged.
         is_intact: the index and the summary are as they were written.
-        unusable: the paths of files that are damaged, or that others can change.
+        unusable: the paths of files that are damaged, or writable by others.
         comparison: the result of a comparison by content.
         is_of_source: the snapshot is a copy of the source that is listed, and of no other one.
         others: files of other snapshots that can be used too, by the directories of these.

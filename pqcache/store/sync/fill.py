@@ -1,7 +1,7 @@
 """Publish the first snapshot of a cache so that it can be read while its files are fetched.
 
 1. The footer of each file is read at the source, which gives manifest and index, and the source is listed again: two
-   equal listings prove that it was in this state at one moment. That is the state that will be published.
+   equal listings prove that it was in this state at one moment. This state will be published.
 2. The snapshot is renamed into ``arriving/``, and its files are fetched, each as a whole. All are of the listed
    versions: a file that has changed never arrives.
 3. When all files are there, the snapshot is published under the ID that it has.
@@ -248,7 +248,7 @@ def _announce_rewriting(job: SnapshotJob, plan: Plan) -> None:
 def hold_run(snapshot: Path, scratch: Path, stack: ExitStack) -> None:
     """Say that this process fetches a snapshot, as long as ``stack`` is open.
 
-    The file that says so is always a new one, made in ``scratch``: others can open and lock one that is in the cache,
+    The file that says so is always a new one, made in ``scratch``: others can open and lock a file in the cache,
     and the lock of the cache keeps other runs away.
     """
     new = scratch / Path(RUN).name
@@ -454,7 +454,7 @@ def _vanishing(source: Source, file: SourceFile) -> Iterator[None]:
 RANGES = ".ranges"  # ends the name of a large file while ranges of it are missing
 _LOOK = 0.02  # seconds between looks at what readers want
 _REPORT = 0.5  # seconds between reports of what readers wait for
-_RANGE = 8 << 20  # bytes of a large file that a thread fetches at once, beside others that fetch other ranges of it
+_RANGE = 8 << 20  # bytes of a large file that one of several threads fetches at once
 _LARGE = 2 * _RANGE
 _OPEN_AGAIN = "open the dataset again when the source was copied anew"
 
@@ -497,7 +497,7 @@ class _LargeFile:
 
 
 class Fetch:
-    """Fetches the files of ``entries`` that are not there, with ``checksums`` of those that are, by position.
+    """Fetches the missing files of ``entries``; ``checksums`` has those of the others, by position.
 
     Threads take files from a queue that follows the readers' wishes. A file is downloaded in the run's directory as any
     other, checked and made durable there, and renamed into the snapshot. Several threads fetch a large one.
@@ -704,7 +704,7 @@ def note_checked(snapshot: ArrivingSnapshot, path: str, checksum: str) -> None:
 
 
 def checked_files(snapshot: ArrivingSnapshot, entries: Sequence[FileEntry]) -> dict[int, str]:
-    """Checksums, by position, of the files that are there; one that isn't as recorded is removed.
+    """Checksums, by position, of the files that are there; files not as recorded are removed.
 
     Files are read again if the machine was restarted since.
     """

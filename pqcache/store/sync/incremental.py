@@ -188,7 +188,7 @@ class _Publisher:
         run, source, plan, subset = self.run, self.source, decision.plan, decision.listing.subset
         if run.options.dry_run:
             return self._foresee(decision)
-        if run.current is None:  # so that a first run that fails can be repeated by the cache's name
+        if run.current is None:  # so a failed first run can be repeated by the cache's name
             write_config(run.cache.path, run.config)
         if not decision.publishes:
             return RunResult(plan=plan, published=None, totals=decision.totals, candidate=run.candidate)
@@ -314,7 +314,7 @@ def spelled(
 
 
 def read_held(run: CacheRun) -> Held:
-    """The files of the snapshot that a run starts from, and those that cannot be used.
+    """The files of the snapshot that a run starts from, and the unusable ones among them.
 
     Without a manifest no file is known to be held, so all are downloaded again; a damaged index or summary is
     written again.

@@ -347,7 +347,7 @@ def _text(value: Any) -> str:
 def compared_values(
     columns: Collection[str], current: Path, held: Sequence[str], built: Path, new: Sequence[str], writes: bool
 ) -> tuple[dict[str, Values], dict[str, Values]]:
-    """The values that columns have had up to the ``current`` snapshot, and in the ``new`` files of one that is built.
+    """The values of columns up to the ``current`` snapshot, and in the ``new`` files of the one being built.
 
     Unrecorded values of the current one are read from the files that it has ``held``. The values of both are recorded.
     """

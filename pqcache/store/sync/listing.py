@@ -94,7 +94,7 @@ class KnownListing:
         subset: the columns and rows taken of each, as in a recipe.
         schema: the digest of the table's schema.
         version: format, number and time of the table's version, None without one.
-        newest: with ``--newest``, the partitions that are taken and those that there are.
+        newest: with ``--newest``, the numbers of taken and of all partitions.
         places: local directories, and files of the table below each, whose modes count.
     """
 
@@ -356,8 +356,8 @@ def list_source(
     any Parquet file raises SourceIncomplete: an empty listing never replaces a snapshot. A table whose rows a listing
     does not show raises UsageError. Name and content decide whether a file is the dataset's, as ``rules`` say; ``memo``
     spares reading files again. Where a file changes before it is looked into, the source is listed again, up to
-    three times. Where a directory has the files that it had ``before``, when it was listed by the same rules, that
-    listing is returned, which was checked.
+    three times. If a directory has the same files as ``before``, when it was listed by the same rules, that listing is
+    returned, as it was checked.
     """
     source.narrow(rules.where)
     plain = not source.capabilities.lists_only_data_files
@@ -576,7 +576,7 @@ def _apart(
 
     Those that are ``skipped`` here are among them if they are ``divided``, as others may not skip them; or if the old
     version was, as the ``manifest`` leaves open, for others drop their files of it. So is the root if old versions of
-    its files are among the ``files`` that are taken, and files kept of a snapshot that was marked for that.
+    its files are among the taken ``files``, and files kept of a snapshot with the mark.
     """
     apart = set(divided)
     marked = manifest is not None and (manifest.listing or "").endswith(_APART)
@@ -654,8 +654,8 @@ def _log(message: str, *values: object) -> None:
 class NewestRule:
     """The rule for the newest partitions, the same for all listings of a run.
 
-    ``snapshot`` is the one whose directories are held, None where that must not matter: nodes that share a table have
-    to take the same partitions, whatever each of them holds. ``space`` is that of an empty cache, None if it does not
+    ``snapshot`` is the one with the held directories, None if that must not matter: nodes that share a table have to
+    take the same partitions, whatever each of them holds. ``space`` is that of an empty cache, None if it does not
     matter.
     """
 
@@ -703,10 +703,10 @@ def only_newest(listing: Listing, rule: NewestRule | None, unfit: Collection[str
 
 
 def _free_space(cache: CacheDirectory, current: Snapshot | None, keep: int) -> int:
-    """Bytes that a run may use, and those that the next runs will free.
+    """Bytes that a run may use, now or after the next runs.
 
-    They are those that are free, the downloads of dead runs, which are taken over, and the files that only the older of
-    the ``keep`` newest snapshots have. Files that readers keep beyond these are not free.
+    They are the free bytes, the downloads of dead runs, which are taken over, and files that only the older of the
+    ``keep`` newest snapshots have. Files that readers keep beyond these are not free.
     """
     free = free_space(cache.path)
     left = _files(cache.tmp_dir.glob("*/fetch"))

@@ -234,7 +234,7 @@ def check_rows(
 ) -> None:
     """Raise SourceIncomplete when partitions lose more of the held rows than ``max_delete`` allows.
 
-    ``entries`` are those of the new snapshot. Partitions that grow, and new ones, do not make up for those that shrink.
+    ``entries`` are those of the new snapshot. Growing and new partitions do not make up for shrinking ones.
     Directories in ``uncompared`` are taken to lose nothing. A ``max_delete`` that is a number of files limits rows to
     the default share.
     """

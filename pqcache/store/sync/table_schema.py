@@ -51,7 +51,7 @@ class TableSchema:
     Attributes:
         schema: holds every row of every file without loss; lists where columns are dense, and no key-values.
         int96: the unit that INT96 time stamps are read in, or None where there are none.
-        dense: the columns that are stored dense, alike in every file that has them; None if no file has any.
+        dense: the columns stored dense, alike in every file that has them; None if no file has any.
         sizes: of each file.
         others: the paths of files whose own schema is another one, or that have INT96 which is not kept.
     """
@@ -78,7 +78,7 @@ def read_table_schema(
 ) -> TableSchema:
     """Find the schema of ``files`` from their footers; INT96 columns are read, as no footer has their range.
 
-    ``of_table`` is that of the Delta or Iceberg table that they are of.
+    ``of_table`` is the schema of their Delta or Iceberg table.
 
     Raises:
         ParquetError: a file is damaged, or types do not mix without loss; names the two files and the types.

@@ -112,8 +112,8 @@ def download_columns(
         source: where ``file`` is.
         file: as it was listed; its size is believed.
         target: the file to make; one that exists is replaced.
-        subset: the columns to keep, in the file's order, and the condition. Columns that the file lacks and that are
-            among its partition columns are skipped: they are in its path. Of partition columns the values of the path
+        subset: the columns to keep, in the file's order, and the condition. Partition columns that the file lacks are
+            skipped: they are in its path. Of partition columns the values of the path
             win over those of the file. Columns of ``subset.types`` that the file lacks are null in it.
         on_bytes: called with the number of bytes received since the last call.
         stopped: asked between reads; true raises KeyboardInterrupt.
@@ -493,7 +493,7 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
 
 
 class _FilteredFile:
-    """The file that is being written, and the rows that wait for it.
+    """The file that is being written, and its waiting rows.
 
     ``wanted`` says which top-level columns of ``source`` it holds. ``copies`` says whether row groups can be copied:
     their columns are stored as those encoded here.

@@ -27,10 +27,10 @@ KnownTypes = Callable[[], "pa.Schema | None"]
 class Subset:
     """The columns (None for all) and rows (None for all) that are taken of every file.
 
-    ``where`` is a condition that partition columns alone do not decide, and ``where_types`` the types of those that it
-    names. ``partitions`` holds the typed partition values of each directory. ``types`` are those of the named columns
-    that are in files: a file from before one was added has nulls in it. With ``ignore_case`` columns get the names of
-    ``spelling``, which are by path in lower case.
+    ``where`` is a condition that partition columns alone do not decide, and ``where_types`` the types of the partition
+    columns in it. ``partitions`` holds the typed partition values of each directory. ``types`` are those of the named
+    columns that are in files: a file from before one was added has nulls in it. With ``ignore_case`` columns get the
+    names of ``spelling``, which are by path in lower case.
     """
 
     columns: tuple[str, ...] | None = None
