@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FAILED, WARNED, PASSED = "failed", "warned", "passed"  # levels of findings
 
-FEWEST = 3  # partitions before one that it can be compared with
+FEWEST = 3  # earlier partitions needed for a comparison
 SHOWN = 3  # findings, or values, that a line names
 _NUMBER = r"(?P<limit>\d+(?:\.\d+)?)"
 _FORMS = {  # of each kind of rule: an example, and how it is written
@@ -42,7 +42,7 @@ class Rule:
 
     Attributes:
         kind: a key of _FORMS.
-        columns: those that it is about; several of rows per year, month.
+        columns: its columns; several for rows per year, month.
         limit: a number, a percentage or, of freshness, seconds.
         sign: how nulls compare with the limit.
         is_share: of nulls, whether the limit is a percentage.

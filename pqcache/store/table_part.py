@@ -11,7 +11,7 @@ their names, each with its files in path order, and this line of bytes is cut in
 part with its middle; a partition much smaller than a part is not cut, and belongs where its middle lies.
 
 - A part differs from the mean by at most the largest file, or 1/32 of the mean if that is more.
-- Where ``b`` bytes come, go or change, each of the n - 1 cuts moves by less than that, all of them together by at
+- If ``b`` bytes come, go or change, each of the n - 1 cuts moves by less than that, all of them together by at
   most (n - 1) / 2 times ``b``. Only the files that they pass change nodes, however large the dataset.
 
 In path order the cuts would move as far too, but a window of days that moves on would push all of them the same

@@ -83,8 +83,8 @@ def test_a_cache_from_before_recipes_were_json_is_refused_by_name_and_left_alone
 ) -> None:
     shop, cache = write_shop(tmp_path / "shop", days=1), tmp_path / "cache"
     with monkeypatch.context() as before:
-        before.setattr("pqcache.store.manifest_file.FORMAT", 1)
-        before.setattr("pqcache.store.snapshot.FORMAT", 1)
+        for module in ("manifest", "manifest_file", "snapshot"):
+            before.setattr(f"pqcache.store.{module}.FORMAT", 1)
         pqcache.sync(str(shop), cache)
     with pytest.raises(CacheError, match="written in format 1"):
         pqcache.sync(cache)  # nothing has changed at the source, and still it is not "nothing to do"

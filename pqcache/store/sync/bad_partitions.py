@@ -122,7 +122,7 @@ def clashes_by_partition(
 ) -> Iterator[None]:
     """Name the partition of a type clash, and the ways out.
 
-    It is one of the places of ``new``, which has them by directory, or by file in the root. Where both files are new,
+    It is one of the places of ``new``, which has them by directory, or by file in the root. If both files are new,
     it is the one whose type is not that of the schema ``known`` before, or the later one. Paths below ``root`` are
     those of the snapshot's files. With ``skip``, raises BadPartitions.
     """
@@ -150,7 +150,7 @@ def clashes_by_partition(
 
 
 def _is_other_bad(clash: TypeClash, known: pa.Schema | None) -> bool:
-    """Whether the clash's second type is the one that does not fit the known schema."""
+    """Whether it is the clash's second type that does not fit the known schema."""
     if known is None or clash.column not in known.names:
         return False
     from pqcache.parquet.schema import joined_type  # and pyarrow, which a sync with nothing to do does not need
@@ -161,7 +161,7 @@ def _is_other_bad(clash: TypeClash, known: pa.Schema | None) -> bool:
 
 
 def _in_partition(clash: TypeClash, place: str, path: str, skip: bool) -> TypeClash:
-    """The error about one place of those that clash alike; ``path`` is a file of it."""
+    """The error about one of several places with the same clash; ``path`` is a file of it."""
     advice = _ways_out(clash, place, skip)
     alone = clash.subject in (clash.files[0], path) and path in clash.files[:-1]
     files = (path, clash.files[-1]) if alone else clash.files
@@ -196,7 +196,7 @@ def with_old_versions(
     skipped: Mapping[str, PqcacheError],
     odd: Collection[str] = (),
 ) -> list[SourceFile]:
-    """Replace the listed files of the places ``skipped`` and ``odd`` with those that are held.
+    """Replace the listed files of the places ``skipped`` and ``odd`` with the held ones.
 
     If a file of the root is skipped and others there were removed or changed, all of the root stays as it is held: the
     one that is skipped may have replaced them.

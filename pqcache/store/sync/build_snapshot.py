@@ -86,7 +86,7 @@ def build_snapshot(
         metadata: for the manifest, beside the files.
         held: the files of the current snapshot, none if its manifest is damaged.
         origin: where to download from; None when nothing is downloaded.
-        table: the schema to rewrite files with, where it is known.
+        table: the schema to rewrite files with, if it is known.
         reindex: read all footers again, and take nothing from the current index.
     """
     cache = run.cache

@@ -128,9 +128,8 @@ class CacheRun:
 class RunResult:
     """The result of a run, or of a dry run: its plan, the new snapshot if there is one, and totals of the current one.
 
-    ``candidate`` is the one that the run has made, or found as it would make it, in place of publishing one; then
-    ``totals`` are those of it.
-    ``touched`` are the changed partitions. ``table`` is the version of the table if the source is one,
+    ``candidate`` is the snapshot that the run made instead of publishing it, or found unchanged; then ``totals`` are
+    its own. ``touched`` are the changed partitions. ``table`` is the version of the table if the source is one,
     ``newest`` counts its partitions that ``--newest`` took. ``skipped`` are the partitions that could not be taken.
     ``passed_over`` counts files of the listing that were not taken, None without a listing. ``findings`` are those of
     the rules of ``[expect]``.
@@ -155,15 +154,14 @@ class SyncReport:
     File counts are of source files; ``fetched_again`` counts those that have not changed but were damaged in the cache,
     or held with other columns or options. ``fetched_bytes`` were downloaded, ``bytes``, ``rows``, ``files`` and
     ``row_groups`` are of the ``candidate``, the new snapshot if it waits to be published, else of the current one (0
-    before the first one). ``shard`` is the node whose share
-    is kept, like ``0/3``, or None; files that now belong to another node count as removed. ``version`` is that of the
-    Delta or Iceberg table that the source is, or None. ``previous_source`` is the source of the run before, where the
-    cache was a copy of another one, else None. ``skipped`` are the partitions that could not be taken as they are at
-    the source. With ``--newest``, the ``newest`` partitions of ``newest_of`` at the source are taken, else both are
-    None. ``touched`` are the partitions that have changed, or would. ``passed_over`` counts the files of the source
-    that are not taken: ``hidden`` ones, ``other`` than Parquet, those that ``where`` leaves out, and ``links`` to
-    others; None where the source was not listed. ``expect`` are findings of the rules of ``[expect]`` that did not keep
-    the snapshot from being published: those that only warn, and partitions without enough history.
+    before the first one). ``shard`` is the node whose share is kept, like ``0/3``, or None; files that now belong to
+    another node count as removed. ``version`` is that of a Delta or Iceberg table, or None. ``previous_source`` is the
+    source of the run before, if it was another one, else None. ``skipped`` are the partitions that could not be taken
+    as they are at the source. With ``--newest``, the ``newest`` partitions of ``newest_of`` at the source are taken,
+    else both are None. ``touched`` are the partitions that have changed, or would. ``passed_over`` counts the files of
+    the source that are not taken: ``hidden`` ones, ``other`` than Parquet, those that ``where`` leaves out, and
+    ``links`` to others; None where the source was not listed. ``expect`` are findings of the rules of ``[expect]`` that
+    did not keep the snapshot from being published: those that only warn, and partitions without enough history.
     """
 
     cache: str
@@ -279,7 +277,7 @@ def _stale(run: CacheRun, current: Snapshot) -> tuple[Finding, ...]:
 
 
 def _clean(run: CacheRun) -> list[str]:
-    """Remove old snapshots, which are returned, and all that runs have left in ``tmp/``."""
+    """Remove old snapshots, which are returned, and everything in ``tmp/``."""
     removed = [snapshot.id for snapshot in remove_old_snapshots(run.cache, run.config.keep)]
     for snapshot in removed:
         run.options.on_event(Collected(snapshot))

@@ -369,7 +369,7 @@ def _nothing_to_do(run: CacheRun, sources: str, recipe: Recipe, table: str | Non
 def _unchanged(current: Snapshot, sources: str, recipe: Recipe, shard: str | None, table: str | None) -> Summary | None:
     """The summary of ``current`` if it proves that there is nothing to do, else None.
 
-    It does where the source files, with the digest ``sources``, are those that the snapshot was made of, all by the
+    It does if the source files, with the digest ``sources``, are the ones that the snapshot was made of, all by the
     same recipe, and its own files exist at their sizes; ``table`` is the digest of their table's schema. Markers and
     settling do not matter then: waiting files are kept as they are held, which is as they are listed. A share also
     depends on the files of other nodes, and is always computed again.

@@ -110,9 +110,9 @@ def find_damaged(snapshot: Snapshot, entries: Sequence[FileEntry]) -> frozenset[
 
 
 def find_unusable(snapshot: Snapshot, entries: Sequence[FileEntry]) -> tuple[frozenset[str], frozenset[str]]:
-    """Paths of damaged entries, as `find_damaged`, and of those that others can change.
+    """Paths of damaged entries, as `find_damaged`, and of entries that others can change.
 
-    These are the ones that others than trusted users own, can write to, or can replace.
+    Others are all but trusted users, and can change a file that they own, can write to, or can replace.
     """
     root, trusted = str(snapshot.path), is_trusted_cache(snapshot.path.parent.parent)
     known: dict[str, tuple[bool, bool]] = {"": (True, True)}  # of directories: whether they are real, and ours
@@ -211,7 +211,7 @@ class Decision:
         metadata: of the new manifest, beside its files.
         fills: readers may open the snapshot while its files are fetched.
         publishes: the current snapshot differs from this one.
-        findings: those that this decision is based on.
+        findings: the basis of this decision.
     """
 
     listing: Listing

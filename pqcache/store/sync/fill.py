@@ -93,8 +93,8 @@ log = logging.getLogger("pqcache.sync")
 def fill_snapshot(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Origin) -> RunResult:
     """Publish the files that ``plan`` fetches; readers may have them open meanwhile.
 
-    A snapshot that an earlier run has left is continued. Where a file changes at the source, Vanished is raised: a run
-    from a new listing will find the complete files.
+    The snapshot of an earlier run is continued. Raises Vanished if a file changes at the source: a run from a new
+    listing will find the complete files.
     """
     try:
         return _fill_once(run, plan, metadata, origin)

@@ -365,7 +365,7 @@ def _files_of_others(run: CacheRun) -> Iterator[tuple[str, Sequence[FileEntry]]]
 def _check_still_table(run: CacheRun, source: Source, manifest: Manifest | None) -> None:
     """Raise UsageError if a table's version is held, and the source has only files now.
 
-    Without its log, rows that the table has deleted or written again would be among those of its files.
+    Without its log, deleted and rewritten rows of the table would come back from its files.
     """
     held = None if manifest is None else manifest.table
     if manifest is None or held is None or not held.version or source.table_version is not None:

@@ -221,8 +221,8 @@ class Listing:
     With ``--newest``, ``newest`` says which partitions are left out; the files of these are not in ``files``.
     ``passed_over`` counts the files that are not taken for other reasons. ``odd`` has an error for each thing that a
     cache cannot hold, by path, and with a ``/`` at its end for a directory; they are not in ``files``, and neither are
-    the partitions in ``misfits``, whose values don't fit their types. ``directories`` are those of all data files, also
-    where ``--where`` leaves them out.
+    the partitions in ``misfits``, whose values don't fit their types. ``directories`` are those of all data files, even
+    if ``--where`` leaves them out.
     """
 
     files: list[SourceFile]
@@ -319,7 +319,7 @@ def without_misfits(
 ) -> Listing:
     """Drop ``misfits``; raises SourceError about them unless they are skipped.
 
-    Those that still wait for their marker, or to settle, are no error yet.
+    Partitions that still wait for their marker, or to settle, are not errors yet.
     """
     unfit = {parent(file.path) for file in listing.files} & misfits.keys()
     if not unfit:
@@ -355,7 +355,7 @@ def list_source(
     A thing that a cache cannot hold, as for its name, raises SourceError unless ``rules`` skip it. A source without
     any Parquet file raises SourceIncomplete: an empty listing never replaces a snapshot. A table whose rows a listing
     does not show raises UsageError. Name and content decide whether a file is the dataset's, as ``rules`` say; ``memo``
-    spares reading files again. Where a file changes before it is looked into, the source is listed again, up to
+    spares reading files again. If a file changes before it is looked into, the source is listed again, up to
     three times. If a directory has the same files as ``before``, when it was listed by the same rules, that listing is
     returned, as it was checked.
     """
@@ -517,7 +517,7 @@ def _lies_in(root: str, other: str) -> bool:
 
 
 def _columns(source: Source, file: SourceFile, patience: Patience) -> frozenset[str]:
-    """Names of a file's columns, and of those in its path; empty if it cannot be read, which a sync reports."""
+    """Names of the columns in a file and in its path; empty if it cannot be read, which a sync reports."""
     from pqcache.store.sync.table_schema import read_remote_footer  # and pyarrow
 
     try:
@@ -574,7 +574,7 @@ def _apart(
 ) -> set[str]:
     """The directories that the snapshots of all nodes together would not have in one version.
 
-    Those that are ``skipped`` here are among them if they are ``divided``, as others may not skip them; or if the old
+    Directories ``skipped`` here are among them if they are ``divided``, as others may not skip them; or if the old
     version was, as the ``manifest`` leaves open, for others drop their files of it. So is the root if old versions of
     its files are among the taken ``files``, and files kept of a snapshot with the mark.
     """

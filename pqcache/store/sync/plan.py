@@ -376,7 +376,7 @@ def planned_files(plan: Plan, manifest: Manifest | None, listed: Collection[str]
 
 
 def _difference(before: Identity, after: Identity) -> str:
-    """How a file differs from the one that is held."""
+    """How a file differs from the held one."""
     if before.size != after.size:
         return f"has {after.size:,} bytes, not {before.size:,}"
     if before.mtime_ns != after.mtime_ns:
@@ -397,8 +397,8 @@ _MAX_NAME = 255  # bytes of a file's name
 def cached_paths(paths: Iterable[str]) -> dict[str, str]:
     """Choose the paths in a cache of source paths that need another one there.
 
-    A name gets ``.parquet`` where it does not end so. Where that is the name of another file or directory, or of one in
-    other case, or too long, a part that is the name's own comes before it. Equal paths give equal results.
+    A name without it gets ``.parquet``. If another file or directory has that name, in whatever case, or it is too
+    long, a hash of the name comes before the suffix. Equal paths give equal results.
 
     >>> cached_paths(["dt=1/000000_0", "dt=1/part-0.parquet"])
     {'dt=1/000000_0': 'dt=1/000000_0.parquet'}

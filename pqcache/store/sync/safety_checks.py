@@ -57,7 +57,7 @@ def files_to_take(
     """Leave out files that have to wait; held versions of these are kept.
 
     All of a held directory is kept as it is while it exists without its marker, even with nothing but
-    a writer's temporary files in it, and while it has lost files and those that replace them are young.
+    a writer's temporary files in it, and while it has lost files and their replacements are young.
 
     ``all_paths`` are the paths of everything at the source, markers and hidden files included.
     """
@@ -191,7 +191,7 @@ def check_deletions(
 ) -> None:
     """Raise SourceIncomplete when more source files would be dropped than ``max_delete`` allows.
 
-    Files are replaced, not dropped, where all files of a partition are removed and others added: jobs that overwrite
+    Files are replaced, not dropped, if all files of a partition are removed and others added: jobs that overwrite
     or compact a partition write new names. `check_rows` sees what such a partition has lost. Of the files that lie in
     no partition, only as many as are added are replaced where ``max_delete`` is a number of files.
 
@@ -319,7 +319,7 @@ def check_bytes(
     source: str,
     max_delete: str,
 ) -> None:
-    """Raise SourceIncomplete as `check_rows` does, for the bytes of source files, where rows are not known.
+    """Raise SourceIncomplete as `check_rows` does, by the bytes of source files, as long as rows are not known.
 
     A partition counts if it shrinks to less than half: other codecs and fewer files make it smaller without a loss.
     One without any file is left to `check_deletions`.

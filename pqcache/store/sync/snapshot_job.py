@@ -5,7 +5,7 @@
       rewrite/KEY/     a directory's rewritten files, durable     KEY.new/: unfinished
       snapshot/        the snapshot being put together
 
-KEY is made from a file's source, path and identity, so a later run can use what one that died downloaded.
+KEY is made from a file's source, path and identity, so a later run can use the downloads of a dead one.
 """
 
 from __future__ import annotations

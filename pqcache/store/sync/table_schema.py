@@ -135,7 +135,7 @@ def uniform_table_schema(schema: pa.Schema) -> TableSchema:
 
 
 class SchemaSet:
-    """The different schemas among many files, and the one that holds the rows of all; ``of_table`` is their table's."""
+    """The different schemas of many files, and one that holds the rows of all; ``of_table`` is their table's."""
 
     def __init__(self, of_table: pa.Schema | None = None) -> None:
         self._of_table = pa.schema([]) if of_table is None else of_table

@@ -2,11 +2,11 @@
 
 A download goes to a temporary name by ranged reads. After a lost connection it continues where it stopped. It is
 checked for its length and for a footer that parses, is made durable, and the source is asked once more whether the
-file is still the one that was listed.
+file has changed since it was listed.
 
 A copy is not read next, as a rule. So complete blocks go from one buffer, which is used again and again, past the
-page cache to the disk, where the file system can do that: this saves the fresh pages of the page cache, and keeps
-what training reads in it.
+page cache to the disk, if the file system can do that: this saves fresh pages of the page cache, and keeps the pages
+that training reads.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MIN_DIRECT = 64 << 10  # bytes of a file; for fewer, writing past the page cache
 MAX_VERSIONS = 3  # how often a file may change while it is downloaded before the run gives up
 MD5 = re.compile(r"[0-9a-f]{32}")
 _SYNC_INTERVAL = 32 << 20  # bytes of a file
-_TAIL = 64 << 10  # of a file's end, where its footer is; most fit
+_TAIL = 64 << 10  # read of a file's end; most footers fit
 
 log = logging.getLogger("pqcache.sync")
 _of_thread = threading.local()

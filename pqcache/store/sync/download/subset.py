@@ -63,7 +63,7 @@ EVERYTHING = Subset()
 
 
 def known_types(table: TableVersion | None, declared: Mapping[str, str]) -> pa.Schema | None:
-    """Partition types of a snapshot of a directory, without those that are no longer declared."""
+    """Partition types of a snapshot of a directory; types that are no longer declared are left out."""
     from pqcache.store.manifest_file import schema_of_table  # as below
 
     schema = schema_of_table(table)
@@ -94,8 +94,8 @@ def select_subset(
 ) -> tuple[list[SourceFile], Subset]:
     """Select the files that may hold wanted rows, and the subset to take of each.
 
-    Partitions are pruned by their values, whose types are those of `types_of_source`; those with a value that doesn't
-    fit are taken unless the others exclude them. Where ``where`` or ``columns`` name columns in the files, footers are
+    Partitions are pruned by their values, with the types of `types_of_source`; a partition with a value that doesn't
+    fit is taken unless its other values exclude it. If ``where`` or ``columns`` name columns in the files, footers are
     read for their types, until all are known; rows are then filtered while they are fetched. A column that no file has
     raises UsageError.
     """
@@ -181,7 +181,7 @@ def _mixed(source: Source, files: Sequence[SourceFile], table: pa.Table, names: 
 def _schemas(source: Source, files: Sequence[SourceFile], every: bool = False) -> Iterator[pa.Schema]:
     """Yield the schemas of the first, the last and a middle file, or the table's.
 
-    With ``every`` those of all others follow, the newest first. Unreadable ones are left out, as their download
+    With ``every``, all other schemas follow, the newest first. Unreadable ones are left out, as their download
     raises; if all are, the first one's error is raised.
     """
     from pqcache.store.manifest_file import schema_of_table
