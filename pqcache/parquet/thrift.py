@@ -1,8 +1,8 @@
 """The compact protocol of thrift, in which Parquet's footers, page headers and page indexes are written.
 
-See https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md. The codec is generic: it keeps
-fields that it doesn't know, so footers survive a round trip byte for byte. Input is untrusted: malformed data raises
-`ParquetError`, in time and memory proportional to its length.
+See https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md. Unknown fields are kept, so
+footers survive a round trip byte for byte; maps, which Parquet doesn't use, are refused. Input is untrusted: malformed
+data raises `ParquetError`, in time and memory proportional to its length.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from pqcache.errors import ParquetError
 
-BOOL, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
+BOOL, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, STRUCT = 1, 3, 4, 5, 6, 7, 8, 9, 10, 12
 _FALSE = 2
 _VARINTS = (I16, I32, I64)
 _MAX_DEPTH = 32  # a footer nests eight deep
-_MAX_VALUES = 8_000_000  # a Python object takes some hundred bytes: this bounds what a hostile footer costs
+_MAX_VALUES = 8_000_000  # bounds the memory for a hostile footer, at some hundred bytes per object
 
 
 class Items(NamedTuple):
@@ -26,24 +26,17 @@ class Items(NamedTuple):
     values: list[Any]
 
 
-class Pairs(NamedTuple):
-    """A thrift map: the kinds of its keys and values, and the pairs."""
-
-    kinds: tuple[int, int]
-    values: list[tuple[Any, Any]]
-
-
 Struct = dict[int, tuple[int, Any]]
 """A thrift struct: field id -> (kind, value), in the order of the bytes.
 
-A value is an int, bool, bytes (also for DOUBLE: its eight bytes), `Items`, `Pairs` or another `Struct`.
+A value is an int, bool, bytes (also for DOUBLE: its eight bytes), `Items` or another `Struct`.
 """
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at byte ``at``, and where it ends.
+    """The number at byte ``at`` and its end.
 
-    An end of ``data`` within it raises IndexError, more than 64 bits raise ValueError.
+    Raises IndexError if ``data`` ends within it, ValueError for more than 64 bits.
     """
     byte = data[at]
     at += 1
@@ -62,7 +55,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def read_integer(data: bytes, at: int) -> tuple[int, int]:
-    """As `read_varint`, for a number that may be negative."""
+    """Like `read_varint`, for numbers that may be negative."""
     number, at = read_varint(data, at)
     return (number >> 1) ^ -(number & 1), at
 
@@ -95,14 +88,12 @@ class _Decoder:
             return self.take(self.varint())
         if kind == STRUCT:
             return self.struct(depth + 1)
-        if kind in (BOOL, _FALSE, BYTE):  # a bool has a byte of its own only inside a list or map
+        if kind in (BOOL, _FALSE, BYTE):  # a bool has a byte of its own only inside a list
             return self.take(1)[0]
         if kind == DOUBLE:
             return self.take(8)
         if kind in (LIST, SET):
             return self.items(depth + 1)
-        if kind == MAP:
-            return self.pairs(depth + 1)
         raise ValueError(f"a value of unknown kind {kind}")
 
     def spend(self, count: int, depth: int) -> None:
@@ -122,15 +113,6 @@ class _Decoder:
         kind = head & 15
         self.spend(count, depth)
         return Items(kind, [self.value(kind, depth) for _ in range(count)])
-
-    def pairs(self, depth: int) -> Pairs:
-        count = self.varint()
-        if count == 0:
-            return Pairs((0, 0), [])
-        self.spend(2 * count, depth)
-        kinds = self.take(1)[0]
-        key, value = kinds >> 4, kinds & 15
-        return Pairs((key, value), [(self.value(key, depth), self.value(value, depth)) for _ in range(count)])
 
     def struct(self, depth: int, until: int | None = None) -> Struct:
         result: Struct = {}
@@ -187,13 +169,6 @@ def _put_value(out: bytearray, kind: int, value: Any) -> None:
             _put_struct(out, value)
     elif kind in (LIST, SET):
         _put_items(out, *value)
-    elif kind == MAP:
-        put_varint(out, len(value.values))
-        if value.values:
-            out.append(value.kinds[0] << 4 | value.kinds[1])
-        for key, element in value.values:
-            _put_value(out, value.kinds[0], key)
-            _put_value(out, value.kinds[1], element)
     elif kind == DOUBLE:
         out += value
     else:
@@ -232,15 +207,15 @@ def encode(fields: Struct) -> bytes:
 
 
 def decode(data: bytes, name: str, until: int | None = None) -> Struct:
-    """Return the struct that ``data`` starts with, or its fields up to and including ``until``.
+    """Decode the struct at the start of ``data``, or its fields up to and including ``until``.
 
-    ``name`` is the file to blame in the `ParquetError` that anything malformed raises.
+    Malformed data raises a `ParquetError` about ``name``.
     """
     return decode_first(data, name, until)[0]
 
 
 def decode_first(data: bytes, name: str, until: int | None = None) -> tuple[Struct, int]:
-    """As `decode`, with the number of bytes that were taken."""
+    """Like `decode`, with the number of bytes read."""
     decoder = _Decoder(data)
     try:
         return decoder.struct(0, until), decoder.at
@@ -250,10 +225,10 @@ def decode_first(data: bytes, name: str, until: int | None = None) -> tuple[Stru
         raise ParquetError(name, f"the Parquet footer is damaged ({error})", "fetch the file again") from None
 
 
-# ---- The protocol stepped over instead of decoded: only values that have a check are looked at
+# ---- Walking over the protocol instead of decoding it: only values with a check are read
 #
-# Decoding a footer takes longer than anything else that is done with it. Truncated data raises IndexError, other
-# violations of the protocol ValueError.
+# Decoding takes longer than anything else that is done with a footer. Truncated data raises IndexError, other
+# violations of the protocol raise ValueError.
 
 _MAX_NUMBER = (1 << 15) - 1  # of a field: pyarrow's parser has 16 bits for it
 
@@ -269,7 +244,7 @@ def key(number: int, kind: int) -> int:
 
 
 def walk_struct(data: bytes, at: int, checks: Checks, about: Any, number: int = 0, depth: int = 0) -> int:
-    """Return the end of a struct whose next field begins at ``at``, after field ``number``."""
+    """The end of a struct whose next field, after field ``number``, begins at ``at``."""
     while head := data[at]:
         at += 1
         if head > 15:
@@ -294,12 +269,12 @@ def walk_struct(data: bytes, at: int, checks: Checks, about: Any, number: int = 
 
 
 def inside(checks: Checks) -> Check:
-    """Make ``checks`` of the fields of a struct."""
+    """A check of a struct by ``checks`` of its fields."""
     return lambda data, at, about: walk_struct(data, at, checks, about)
 
 
 def inside_each(checks: Checks, begin: Callable[[Any], object] | None = None) -> Check:
-    """Make ``checks`` of the fields of each struct in a list, after calling ``begin``."""
+    """A check of a list of structs by ``checks`` of their fields; ``begin`` is called before each struct."""
 
     def check(data: bytes, at: int, about: Any) -> int:
         count, _, at = items_at(data, at)
@@ -313,7 +288,7 @@ def inside_each(checks: Checks, begin: Callable[[Any], object] | None = None) ->
 
 
 def number_at(place: int) -> Check:
-    """Put a number into a list of numbers."""
+    """A check that puts a number into a list of numbers."""
 
     def check(data: bytes, at: int, numbers: list[int]) -> int:
         numbers[place], at = read_integer(data, at)
@@ -323,7 +298,7 @@ def number_at(place: int) -> Check:
 
 
 def skip_value(data: bytes, at: int, kind: int, depth: int) -> int:
-    """Return the end of the value that begins at ``at``."""
+    """The end of the value at ``at``."""
     if I16 <= kind <= I64:
         while data[at] > 127:
             at += 1
@@ -340,14 +315,7 @@ def skip_value(data: bytes, at: int, kind: int, depth: int) -> int:
         for _ in range(count):
             at = skip_value(data, at, kind, depth + 1)
         return at
-    if kind == MAP:
-        count, at = read_varint(data, at)
-        kinds = data[at] if count else 0
-        at += count > 0
-        for _ in range(min(count, len(data))):
-            at = skip_value(data, skip_value(data, at, kinds >> 4, depth + 1), kinds & 15, depth + 1)
-        return at
-    if kind in (BOOL, _FALSE, BYTE):  # a bool has a byte of its own only inside a list or map
+    if kind in (BOOL, _FALSE, BYTE):  # a bool has a byte of its own only inside a list
         return at + 1
     if kind == DOUBLE:
         return at + 8
@@ -355,7 +323,7 @@ def skip_value(data: bytes, at: int, kind: int, depth: int) -> int:
 
 
 def items_at(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return the number of a list's elements, their kind, and where the first begins."""
+    """A list's number of elements, their kind, and where the first begins."""
     count, kind = data[at] >> 4, data[at] & 15
     at += 1
     if count == 15:
@@ -369,9 +337,9 @@ def items_at(data: bytes, at: int) -> tuple[int, int, int]:
 
 # of FileMetaData
 COLUMN_ORDERS = 7
-# of ColumnChunk: where an index lies, and how long it is
+# of ColumnChunk: offset and length of a page index
 OFFSET_INDEX, COLUMN_INDEX = (4, 5), (6, 7)
-# of ColumnMetaData: the last ones are the statistics of values, of pages and of levels
+# of ColumnMetaData: the last three are statistics of values, pages and levels
 TYPE, ENCODINGS, PATH, CODEC, VALUES, UNCOMPRESSED, COMPRESSED = range(1, 8)
 DATA, DICTIONARY, STATISTICS, PAGES, SIZES = 9, 11, 12, 13, 16
 # values of enums: physical types, encodings, page types and orders
@@ -384,7 +352,7 @@ ASCENDING, DESCENDING = 1, 2  # of a ColumnIndex's BoundaryOrder
 def column_metadata(
     physical: int, path: Sequence[bytes], codec: int, encodings: list[int], values: int, uncompressed: int, size: int
 ) -> Struct:
-    """Return the ColumnMetaData of a chunk whose first page, a data page, is at 0."""
+    """The ColumnMetaData of a chunk that begins at 0 with a data page."""
     return {
         TYPE: (I32, physical),
         ENCODINGS: (LIST, Items(I32, encodings)),

@@ -1,11 +1,10 @@
-"""Rejects footers that contradict themselves (see `FooterCounts`), and those on which pyarrow would end the process.
+"""Rejects footers that contradict themselves (see `_row_groups`), and those on which pyarrow would end the process.
 
-That is a C++ error, which nothing catches. Opening a file is safe, and so is reading its rows. But
-`RowGroupMetaData.column`, `ColumnChunkMetaData.compression` and `.statistics` end the process where a column chunk
-contradicts its schema: another type, a codec that does not exist, a minimum shorter than its type, level histograms of
-the wrong length, metadata that are missing or encrypted. So the row groups are looked through first (see
-`walk_struct`). What pyarrow's parser would read otherwise than it is written here, like a list whose elements are not
-of the kind that they should be, is refused too.
+Those C++ errors can't be caught. Opening a file is safe, and so is reading its rows. But `RowGroupMetaData.column`,
+`ColumnChunkMetaData.compression` and `.statistics` end the process if a column chunk contradicts its schema: another
+type, an unknown codec, a minimum shorter than its type, level histograms of the wrong length, missing or encrypted
+metadata. So row groups are inspected first (see `walk_struct`). Anything that pyarrow's parser would read differently,
+such as a list with elements of another kind, is refused too.
 """
 
 from __future__ import annotations
@@ -41,27 +40,25 @@ from pqcache.parquet.thrift import (
 )
 
 _REQUIRED = (VALUES, UNCOMPRESSED, COMPRESSED, DATA)
-_MAX_RECENT = 16  # schemas that are remembered: files of a table share one, which takes as long to decode as the rest
+_MAX_RECENT = 16  # schemas remembered, as files of a table share one, and decoding it takes as long as the rest
 _LAST_CODEC = 7
 _WIDTHS = {0: 1, 1: 4, 2: 8, 4: 4, 5: 8}  # of the physical types whose minima pyarrow decodes
 _DECIMAL = 5  # as converted type and as logical type
 _FLOAT16 = 15
+_PAGE_VALUES_BITS = 31  # of the number of values in a page
+_PAGE_HEADER = 16  # bytes, at least
 _ADVICE = "write it again at the source, or move it away"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _ColumnRules:
-    """Rules for the chunks of a column: physical type, least bytes of a minimum, number of levels.
-
-    ``repeated`` are the bytes of the last lists that passed, by check: most chunks of a column have the same ones.
-    """
+    """Rules for the chunks of a column: physical type, least bytes of a minimum, number of levels."""
 
     path: str
     kind: int
     width: int
     repetitions: int
     definitions: int
-    repeated: dict[Check, bytes] = field(default_factory=dict)
 
 
 class _Encrypted(ValueError):
@@ -76,30 +73,38 @@ class KnownSchema:
         data: the bytes of a footer up to the end of its schema.
         elements: the schema elements.
         columns: the rules for the chunks of each leaf column.
-        repeated: as in `_ColumnRules`.
-        arrow: the Arrow schema that pyarrow last made of it, after the other input that the result depends on.
+        arrow: the Arrow schema that pyarrow last made of it, preceded by the other inputs that it depends on.
     """
 
     data: bytes
     elements: list[thrift.Struct]
     columns: list[_ColumnRules]
-    repeated: dict[Check, bytes] = field(default_factory=dict)
     arrow: tuple[object, pa.Schema] | None = None
 
 
 @dataclass
 class _File:
-    """A footer being checked; rows of file and row group are -1 until they are found."""
+    """A footer being checked.
+
+    Attributes:
+        size: the file's, None if unknown.
+        rows, group_rows: as the footer says; -1 until they are found.
+        groups, rows_of_groups: how many row groups, and rows in them, came so far.
+        columns: a column of the row group by (number of values, whether it has no lists).
+    """
 
     known: KnownSchema
-    counts: FooterCounts
-    file_rows: int = -1
+    size: int | None
+    rows: int = -1
     group_rows: int = -1
+    groups: int = 0
+    rows_of_groups: int = 0
+    columns: dict[tuple[int, bool], str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _ChunkNumbers:
-    """A column chunk that is being checked: its numbers by field, and whether it is in another file."""
+    """A column chunk being checked: its numbers by field, and whether it lies in another file."""
 
     rules: _ColumnRules
     numbers: dict[int, int] = field(default_factory=dict)
@@ -110,10 +115,10 @@ _recent: list[KnownSchema] = []
 
 
 def check_footer(data: bytes, name: str, size: int | None) -> KnownSchema:
-    """Raise ParquetError if the footer ``data`` contradicts itself, or if pyarrow would end the process because of it.
+    """Raise ParquetError if the footer ``data`` contradicts itself or would make pyarrow end the process.
 
-    ``name`` is the file to blame, and ``size`` its size; None where the footer is of no file. Return its schema, for
-    files that are alike mostly one and the same object.
+    ``name`` is the file to blame, and ``size`` its size, None for a footer without a file. Returns the schema, usually
+    the same object for files with equal schemas.
     """
     try:
         known = next((known for known in _recent if data.startswith(known.data)), None)
@@ -121,9 +126,10 @@ def check_footer(data: bytes, name: str, size: int | None) -> KnownSchema:
             known = _schema_of(data, name)
             _recent.insert(0, known)
             del _recent[_MAX_RECENT:]
-        file = _File(known, FooterCounts(size))
+        file = _File(known, size)
         walk_struct(data, len(known.data), _FILE, file, 2)
-        file.counts.end_file(file.file_rows)
+        if file.rows != file.rows_of_groups:
+            raise ValueError(f"the file has {file.rows:,} rows, its row groups {file.rows_of_groups:,}")
         return known
     except _Encrypted:
         raise ParquetError(name, "columns are encrypted, which cannot be read", "decrypt it first") from None
@@ -134,7 +140,7 @@ def check_footer(data: bytes, name: str, size: int | None) -> KnownSchema:
 
 
 def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Return a local file's footer and Arrow schema; raises ParquetError if it isn't Parquet."""
+    """A local file's footer and Arrow schema; raises ParquetError if it isn't Parquet."""
     tail = read_local_tail(path)
     return footer_in(tail.data, str(path), size=tail.size)
 
@@ -142,7 +148,7 @@ def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
 def footer_in(
     end: bytes, name: str, int96: str | None = None, *, size: int | None
 ) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Return the footer and the Arrow schema of a file from its last bytes; ``int96`` is INT96's unit in the schema.
+    """The footer and Arrow schema of a file from its last bytes; ``int96`` is INT96's unit in the schema.
 
     ``size`` is the file's size, None for a footer without a file. Raises ParquetError about ``name`` if the file isn't
     Parquet, or if its footer contradicts itself or would crash pyarrow.
@@ -176,7 +182,9 @@ def _rules_of(element: thrift.Struct, leaf: footer.SchemaLeaf) -> _ColumnRules:
     if kind == thrift.FIXED_LEN_BYTE_ARRAY and (
         element.get(6) == (I32, _DECIMAL) or {_DECIMAL, _FLOAT16} & logical.keys()
     ):
-        width = max(0, element[2][1]) if 2 in element else 0  # nobody asks for others, and some writers cut them off
+        width = (
+            max(0, element[2][1]) if 2 in element else 0
+        )  # of other types nobody needs them, and some writers truncate them
     if not {1, 2}.issuperset(leaf.shape):
         raise ValueError("a column is neither optional nor repeated nor required")
     return _ColumnRules(
@@ -189,20 +197,33 @@ def _rules_of(element: thrift.Struct, leaf: footer.SchemaLeaf) -> _ColumnRules:
 
 
 # ---- FileMetaData, RowGroup, ColumnChunk, ColumnMetaData, Statistics and SizeStatistics of parquet.thrift
+#
+# Where counts and sizes contradict one another, pyarrow would read only some of the rows, or too many. The rows of a
+# file are those of its row groups. A column without lists has as many values as its row group has rows, and one with
+# lists at least as many. No column chunk reaches beyond the file, and none holds more values than pages of its size
+# can. Quirks of old writers are accepted: they leave out optional fields, and the sizes of some chunks are too small
+# (PARQUET-816).
 
 
 def _row_groups(data: bytes, at: int, file: _File) -> int:
     count, kind, at = items_at(data, at)
     _expect(kind, STRUCT, count)
     for _ in range(count):
-        file.group_rows = -1
+        file.group_rows, file.columns = -1, {}
         at = walk_struct(data, at, _GROUP, file)
-        file.counts.end_row_group(file.group_rows)
+        rows = file.group_rows
+        if rows < 0:
+            raise ValueError(f"row group {file.groups} has {rows:,} rows")
+        for (values, flat), path in file.columns.items():
+            if values != rows and (flat or values < rows or not rows):
+                raise ValueError(f"row group {file.groups} has {rows:,} rows, its column {path} {values:,} values")
+        file.groups += 1
+        file.rows_of_groups += rows
     return at
 
 
 def _file_rows(data: bytes, at: int, file: _File) -> int:
-    file.file_rows, at = read_integer(data, at)
+    file.rows, at = read_integer(data, at)
     return at
 
 
@@ -218,22 +239,30 @@ def _chunks(data: bytes, at: int, file: _File) -> int:
     if count != len(columns):
         raise ValueError(f"a row group has {count:,} columns, the schema {len(columns):,}")
     for rules in columns:
-        at = _chunk(data, at, rules, file.counts)
+        at = _chunk(data, at, rules, file)
     return at
 
 
-def _chunk(data: bytes, at: int, rules: _ColumnRules, counts: FooterCounts) -> int:
+def _chunk(data: bytes, at: int, rules: _ColumnRules, file: _File) -> int:
     chunk = _ChunkNumbers(rules)
     at = walk_struct(data, at, _CHUNK, chunk)
     found = chunk.numbers
     if not found:
         raise ValueError("a column chunk without metadata")
     if not found.get(VALUES):
-        found[DATA] = 0  # of no pages: any number has been seen
+        found[DATA] = 0  # there are no pages, and writers put any number
     if any(found.get(number, -1) < 0 for number in _REQUIRED):
         raise ValueError(f"column {rules.path} has a size, count or offset that is missing or negative")
-    offsets = (0, 0) if chunk.elsewhere else (found[DATA], found.get(DICTIONARY, 0))
-    counts.add_chunk(rules.path, rules.repetitions == 1, found[VALUES], found[COMPRESSED], *offsets)
+    values, size = found[VALUES], found[COMPRESSED]
+    begin, dictionary = (0, 0) if chunk.elsewhere else (found[DATA], found.get(DICTIONARY, 0))
+    end = size + (dictionary if 0 < dictionary < begin else begin)  # 0 and -1 also mean that there is none
+    if file.size is not None and end > file.size and values:
+        raise ValueError(
+            f"column {rules.path} of row group {file.groups} ends at byte {end:,} of a file of {file.size:,} bytes"
+        )
+    if values >> _PAGE_VALUES_BITS > size // _PAGE_HEADER:
+        raise ValueError(f"column {rules.path} of row group {file.groups} has {values:,} values in {size:,} bytes")
+    file.columns.setdefault((values, rules.repetitions == 1), rules.path)
     return at
 
 
@@ -312,22 +341,14 @@ def _encrypted(data: bytes, at: int, about: object) -> int:
 
 
 def _list_of(wanted: int) -> Check:
-    """Return the check of a list that pyarrow reads as one of ``wanted``, regardless of the kind it declares.
+    """Check a list that pyarrow reads as one of ``wanted``, regardless of the kind it declares."""
 
-    Bytes that begin as a list which passed before are the same list: no encoding is the beginning of another.
-    """
-
-    def check(data: bytes, at: int, about: _File | _ChunkNumbers) -> int:
-        repeated = about.known.repeated if isinstance(about, _File) else about.rules.repeated
-        known = repeated.get(check)
-        if known is not None and data.startswith(known, at):
-            return at + len(known)
-        count, kind, end = items_at(data, at)
+    def check(data: bytes, at: int, about: object) -> int:
+        count, kind, at = items_at(data, at)
         _expect(kind, wanted, count)
         for _ in range(count):
-            end = skip_value(data, end, wanted, 0)
-        repeated[check] = data[at:end]
-        return end
+            at = skip_value(data, at, wanted, 0)
+        return at
 
     return check
 
@@ -363,54 +384,3 @@ _COLUMN = {
     key(16, STRUCT): inside(_SIZES),
 }
 _CHUNK = {key(1, BINARY): _elsewhere, key(3, STRUCT): inside(_COLUMN), key(8, STRUCT): _encrypted}
-
-
-# ---- Counts and sizes that contradict one another: pyarrow would read only some of the rows, or too many
-#
-# The rows of a file are those of its row groups. A column without lists has as many values as its row group has rows,
-# and one with lists at least as many. No column chunk reaches beyond the file, and none holds more values than pages of
-# its size can. Quirks of old writers are accepted: they leave out optional fields, and the sizes of some chunks are too
-# small (PARQUET-816).
-
-_PAGE_VALUES_BITS = 31  # of a page's number of values
-_PAGE_HEADER = 16  # bytes, at least
-
-
-class FooterCounts:
-    """Adds up the counts of a footer, and raises ValueError if they contradict one another.
-
-    ``size`` is the file's, None if unknown.
-    """
-
-    def __init__(self, size: int | None) -> None:
-        self._size = size
-        self._groups = self._rows = 0
-        self._values: dict[tuple[int, bool], str] = {}  # first column by (value count, whether flat)
-
-    def add_chunk(self, path: str, flat: bool, values: int, size: int, data: int, dictionary: int) -> None:
-        """Add a chunk of the column ``path``, whose pages begin at ``data``, or before that with a ``dictionary``.
-
-        ``flat`` says that the column has no lists.
-        """
-        end = size + (dictionary if 0 < dictionary < data else data)  # 0 and -1 also mean that there is none
-        if self._size is not None and end > self._size and values:
-            raise ValueError(
-                f"column {path} of row group {self._groups} ends at byte {end:,} of a file of {self._size:,} bytes"
-            )
-        if values >> _PAGE_VALUES_BITS > size // _PAGE_HEADER:
-            raise ValueError(f"column {path} of row group {self._groups} has {values:,} values in {size:,} bytes")
-        self._values.setdefault((values, flat), path)
-
-    def end_row_group(self, rows: int) -> None:
-        if rows < 0:
-            raise ValueError(f"row group {self._groups} has {rows:,} rows")
-        for (values, flat), path in self._values.items():
-            if values != rows and (flat or values < rows or not rows):
-                raise ValueError(f"row group {self._groups} has {rows:,} rows, its column {path} {values:,} values")
-        self._values.clear()
-        self._groups += 1
-        self._rows += rows
-
-    def end_file(self, rows: int) -> None:
-        if rows != self._rows:
-            raise ValueError(f"the file has {rows:,} rows, its row groups {self._rows:,}")
