@@ -1,7 +1,7 @@
-"""One partition directory rewritten into row groups of the right size.
+"""Rewrites a partition directory into row groups of the right size.
 
-Files that already fit are linked; the rest is decoded, cut by compressed bytes and encoded again, with every
-value, the order of the rows, the schema and the key-value metadata as they were.
+Files that already fit are linked. The rest is decoded, cut by compressed bytes and encoded again; values, row order,
+schema and key-value metadata stay the same.
 """
 
 from __future__ import annotations
@@ -70,21 +70,22 @@ _MIN_FILE = 1 << 30
 _FILE_ROW_GROUPS = 8
 _BATCHES = 6  # per row group
 _MIN_BATCH, _MAX_BATCH, _PER_COLUMN = 64 << 10, 4 << 20, 4 << 10
-_DECODERS, _TASKS = 2, 8  # threads, and how many tasks of rows are held at once
-_AHEAD = 2  # row-group sizes of Arrow bytes, which are about one row group
+_DECODERS, _TASKS = 2, 8  # threads, and tasks held at once
+_AHEAD = 2  # Arrow bytes in row-group sizes: about one row group
 _MIN_AHEAD, _MAX_AHEAD = 8 << 20, 512 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownOfSources:
-    """Facts about the files of a directory that aren't in the files.
+    """Facts about the files of a directory that the files don't tell.
 
     Attributes:
-        schema: a schema to unify with the files' schemas, where a whole table must agree.
-        made_alike: for each file, whether it was made with the same options but for the row-group size.
-        int96: the unit to read INT96 time stamps in, where a whole table must agree; "us" or "ns".
-        of_table: the schema of the Delta or Iceberg table that they are of, if they are of one.
+        schema: the schema of a whole table, to unify with those of the files.
+        made_alike: for each file, whether it was made with the same options, except for the row-group size.
+        int96: the unit of INT96 timestamps in a whole table, "us" or "ns".
+        of_table: the schema of the Delta or Iceberg table that they belong to, if any.
         shuffled_with: the seed of an earlier shuffle of all rows; another shuffle starts from their first order.
+        name: the URL that errors and warnings give in place of the local paths of sources and target.
     """
 
     schema: pa.Schema | None = None
@@ -92,6 +93,7 @@ class KnownOfSources:
     int96: str | None = None
     shuffled_with: int | None = None
     of_table: pa.Schema | None = None
+    name: str = ""
 
 
 def rewrite_directory(
@@ -104,34 +106,59 @@ def rewrite_directory(
 ) -> RewriteResult:
     """Write the rows of ``sources`` to ``target`` in row groups that fill ``options.row_group_size``.
 
-    The leading files that fit are hard-linked (or copied, where links are impossible); the others become
-    ``part-<n>.parquet`` of up to 1 GiB or 8 row groups each. Where all fit, they keep their names if these end in
-    ``.parquet``. Everything is on disk when this returns. Memory is a small multiple of one decoded row group.
+    The leading files that fit are hard-linked, or copied if links are impossible; the others become
+    ``part-<n>.parquet`` of up to 1 GiB or 8 row groups each. If all fit, they keep names that end in ``.parquet``.
+    Everything is on disk when this returns. Memory is a small multiple of one decoded row group.
 
     Args:
         sources: the Parquet files of one partition directory, in order; they are not modified.
         target: an empty or new directory.
         options: sizes, codecs, and changes to columns and rows.
-        on_progress: called with the bytes of the sources that were done since the last call.
-        known: facts about ``sources`` that aren't in the files.
-        use_page_cache: the files are read next, so they are not written past the page cache.
+        on_progress: called with the number of source bytes done since the last call.
+        known: facts about ``sources`` that the files don't tell.
+        use_page_cache: the files will be read next, so they aren't written past the page cache.
 
     Raises:
-        ParquetError: a source is damaged, or schemas do not mix without loss; names the files.
-        UsageError: nothing to rewrite, or ``target`` is not empty.
-        PqcacheError: ``target`` cannot be written.
+        ParquetError: a source is damaged, or schemas don't mix without loss; names the files.
+        UsageError: there is nothing to rewrite, or ``target`` isn't empty.
+        PqcacheError: ``target`` can't be written.
     """
     if not sources:
-        raise UsageError(target, "there are no files to rewrite into it")
+        raise UsageError(target, "no files to rewrite")
     _make_empty(target)
     report = on_progress or (lambda done: None)
     known = known or KnownOfSources()
+    if options.shuffle is not None and options.shuffle == known.shuffled_with:
+        options = replace(options, shuffle=None)  # the rows are in this seed's order
+    if not known.name:
+        return _rewritten(sources, target, options, report, known, use_page_cache)
+    places = sources[0].parent, target
+    try:
+        result = _rewritten(sources, target, options, report, known, use_page_cache)
+    except ParquetError as error:
+        for place in places:
+            error = error.renamed(place, known.name)
+        raise error from None
+    warnings = result.warnings
+    for place in places:
+        warnings = tuple(warning.replace(str(place), known.name) for warning in warnings)
+    return replace(result, warnings=warnings)
+
+
+def _rewritten(
+    sources: Sequence[Path],
+    target: Path,
+    options: RewriteOptions,
+    report: Callable[[int], None],
+    known: KnownOfSources,
+    use_page_cache: bool,
+) -> RewriteResult:
     opened = read_source_footers(sources, known.int96)
     declared = _declared(opened, known)
     dense = _dense(opened, options, declared)
     keyvalues = with_spark(declared.metadata, bool(dense), declared.equals(as_lists(opened[0].schema)))
     declared = with_dense_columns(declared, dense).with_metadata(keyvalues)
-    # Where some files of a table are rewritten, the others would have INT96 still.
+    # linked files would keep their INT96
     turned = not options.keep_int96 and has_int96(opened)
     keep = 0 if turned else _prefix(opened, declared, options, known.made_alike)
     names = {source.path.name for source in opened if source.path.suffix == ".parquet"}
@@ -199,7 +226,7 @@ def _rows(
     schema, stored = output_schema.working, None
     if output_schema.described is not None:
         schema, stored = output_schema.described, output_schema.working
-    # Wide tables take larger batches: each batch has a cost per column, however few its rows.
+    # Wide tables get larger batches, as each batch costs time per column, however few its rows.
     batch_bytes = max(min(max(options.limit // _BATCHES, _MIN_BATCH), _MAX_BATCH), _PER_COLUMN * len(schema))
     held = min(max(_AHEAD * options.limit, _MIN_AHEAD), _MAX_AHEAD)
     decoder = Decoder(schema=schema, batch_bytes=batch_bytes, stored=stored)
@@ -238,7 +265,7 @@ def _counted(stream: Iterator[RowBatch], report: Callable[[int], None]) -> Itera
 
 
 def _declared(opened: list[SourceFooter], known: KnownOfSources) -> pa.Schema:
-    """The common schema, as lists, with key-values of the files rather than the table's."""
+    """The common schema, with lists for dense columns, and with the files' key-values, not the table's."""
     zones = known.of_table if known.schema is None else known.schema
     footers = [(str(source.path), as_lists(source.schema)) for source in one_of_each_schema(opened)]
     for path, schema in footers:
@@ -260,15 +287,15 @@ def _dense(opened: list[SourceFooter], options: RewriteOptions, declared: pa.Sch
 def _prefix(
     opened: list[SourceFooter], declared: pa.Schema, options: RewriteOptions, made_alike: Sequence[bool]
 ) -> int:
-    """How many of the first files can be linked while the rest is rewritten."""
-    if not len(declared):  # without columns there is nothing to rewrite, and pyarrow reads no rows
+    """The number of leading files that can be linked while the rest is rewritten."""
+    if not len(declared):  # nothing to rewrite, and pyarrow reads no rows without columns
         return len(opened)
     found = count_unchanged_files([source.metadata for source in opened], options, made_alike)
     same = opened[0].schema.equals(declared)
     dense = dense_in(declared)
     if found and any(dense_in(source.schema) != dense for source in one_of_each_schema(opened[:found])):
         return 0
-    # Next to INT64 time stamps, INT96 would be another type to most readers.
+    # to most readers, INT96 beside INT64 timestamps would be another type
     mixed = found < len(opened) and has_int96(opened) and not (options.keep_int96 and is_uniform(opened))
     return found if same and not mixed else 0
 
@@ -280,7 +307,7 @@ def _output_schema(opened: list[SourceFooter], declared: pa.Schema) -> OutputSch
         return OutputSchema(
             working=working_schema(declared), declared=declared, elements=first.elements, keyvalues=known
         )
-    # Readers take the Arrow schema from its own key, the metadata in it included.
+    # readers take the Arrow schema, with the metadata in it, from its own key
     keyvalues = dict(declared.metadata or {})
     if dense_in(declared) or any(ARROW_SCHEMA in source.key_values for source in one_of_each_schema(opened)):
         keyvalues[ARROW_SCHEMA] = encode_schema(declared)
@@ -315,7 +342,7 @@ def _codec_of(sources: list[SourceFooter], schema: pa.Schema, options: RewriteOp
     codec = options.codec
     if codec != "keep":
         return lambda leaf: codec
-    known: dict[tuple[str, int], str] = {}  # by column and leaf in it: a file may lack columns
+    known: dict[tuple[str, int], str] = {}  # by column and leaf in it, as a file may lack columns
     for source in one_of_each_schema([source for source in sources if source.metadata.num_row_groups]):
         group = source.metadata.row_group(0)
         for number, place in enumerate(_leaf_places(source.schema)):
@@ -365,12 +392,12 @@ def row_group_start(group: pq.RowGroupMetaData) -> int:
 def count_unchanged_files(
     metadata: Sequence[pq.FileMetaData], options: RewriteOptions, made_alike: Sequence[bool] = ()
 ) -> int:
-    """Return how many of the first files of a directory need no rewriting.
+    """The number of leading files of a directory that need no rewriting.
 
     Every row group must be within the limit (unless it is a single row), fill 95 % of it (unless it is the last one
-    with rows), and not cross a block boundary. Files without rows and empty row groups don't fit, except in a single
-    file; nor do files whose schema differs from the first one's, or whose encoding differs from ``options``.
-    ``made_alike`` tells for each file whether it was made with the same options except for the row-group size.
+    with rows), and not cross a block boundary. Files without rows and empty row groups don't fit, except a single file
+    without rows; nor do files with another schema than the first, or with another encoding than ``options`` ask for.
+    ``made_alike`` says for each file whether it was made with the same options, except for the row-group size.
     """
     if len(metadata) == 1 and metadata[0].num_rows == 0:
         return 1
@@ -395,9 +422,9 @@ def count_unchanged_files(
 
 
 def _is_as_asked(file: pq.FileMetaData, options: RewriteOptions) -> bool:
-    """Return whether a file's footer proves that it is encoded as ``options`` ask.
+    """Whether a file's footer proves that it is encoded as ``options`` ask.
 
-    Columns that don't shrink have no codec, so a file without codecs proves nothing. No file proves its level.
+    Columns that don't shrink have no codec, so a file without codecs proves nothing, and no file proves its level.
     """
     if options.shuffle is not None or options.compression_level is not None:
         return False
@@ -411,43 +438,3 @@ def _is_as_asked(file: pq.FileMetaData, options: RewriteOptions) -> bool:
         return False
     found = {codec_name(chunk.compression) for chunk in chunks}
     return codec is None or (codec in found and found <= {codec, "none"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewriteTask:
-    """The files of one partition directory and what to make of them.
-
-    Attributes:
-        files: local files in row order; they are not modified.
-        target: a new or empty directory for the files that are made.
-        options: sizes, codecs, and what else changes in columns and rows.
-        known: what is known of the files and of the table that they belong to.
-        use_page_cache: whether the new files are read next, so that they are written through the page cache.
-        root: the directory that ``files`` lie below.
-        name: what errors and warnings say in place of ``root`` and ``target``: the directory's URL.
-    """
-
-    files: Sequence[Path]
-    target: Path
-    options: RewriteOptions
-    known: KnownOfSources
-    use_page_cache: bool = False
-    root: Path
-    name: str
-
-
-def rewrite_files(task: RewriteTask, on_progress: Callable[[int], None]) -> RewriteResult:
-    """Write the rows of a directory's files to ``task.target``, durably; return the new files, in row order.
-
-    ``on_progress`` is called with the bytes of the files that were read since the last call. Raises as
-    ``rewrite_directory`` does.
-    """
-    options = task.options
-    if options.shuffle is not None and task.known.shuffled_with == options.shuffle:
-        options = replace(options, shuffle=None)  # the rows are in this seed's order
-    try:
-        result = rewrite_directory(task.files, task.target, options, on_progress, task.known, task.use_page_cache)
-    except ParquetError as error:
-        raise error.renamed(task.root, task.name).renamed(task.target, task.name) from error
-    warnings = [warning.replace(str(task.root), task.name) for warning in result.warnings]
-    return replace(result, warnings=tuple(warning.replace(str(task.target), task.name) for warning in warnings))

@@ -1,4 +1,4 @@
-"""A Parquet file that grows row group by row group, and gets its one footer at the end."""
+"""Parquet files that grow row group by row group and get one footer at the end."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pqcache.errors import PqcacheError
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.rewrite.encode import FooterSchema, RowGroup, orders_of
 from pqcache.parquet.rewrite.encodings import Encodings
+from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.sources import RangeIndex, with_range
 from pqcache.parquet.schema import ARROW_SCHEMA, encode_schema
 from pqcache.parquet.thrift import COLUMN_INDEX, OFFSET_INDEX
@@ -32,14 +33,14 @@ _INDEX_BITS = {pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16}
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSchema:
-    """The common part of all output footers.
+    """What all output footers have in common.
 
     Attributes:
         working: the schema that data arrives in.
         declared: the schema that readers see, metadata included.
-        elements: the source's schema elements, kept if they describe the data.
+        elements: the source's schema elements, which are kept if they describe the data.
         keyvalues: the key-value metadata of the footers.
-        described: the types in the footer, where time stamps arrive as plain numbers; else None.
+        described: the types in the footer, if timestamps arrive as plain numbers; else None.
         index: the pandas RangeIndex of all rows.
     """
 
@@ -53,7 +54,7 @@ class OutputSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputFile:
-    """One output file; one that is linked comes without a checksum."""
+    """An output file; a linked one comes without a checksum."""
 
     path: Path
     rows: int
@@ -63,7 +64,7 @@ class OutputFile:
 
 
 def footer_schema_of(output_schema: OutputSchema, plain: Encodings) -> FooterSchema:
-    """Keep the source's own schema elements where they describe the data."""
+    """Keep the source's schema elements if they describe the data."""
     template = _footer_of(output_schema.working, plain)
     schema = written = footer.schema_of(template, "the new schema")
     if output_schema.described is not None:
@@ -94,10 +95,10 @@ def elements_of(schema: pa.Schema) -> list[thrift.Struct]:
 
 
 def widen_dictionary_indices(output_schema: OutputSchema, dictionaries: Mapping[str, int]) -> OutputSchema:
-    """Return ``output_schema`` with dictionary indices declared wide enough for ``dictionaries``' sizes.
+    """Declare dictionary indices wide enough for the sizes of ``dictionaries``.
 
-    A reader restores the index type that ARROW:schema names and fails where a row group's dictionary has
-    outgrown it, which merging files can cause.
+    Readers restore the index type in ARROW:schema, and fail if the dictionary of a row group outgrew it, as happens
+    when files are merged.
     """
     fields = []
     for column in output_schema.declared:
@@ -124,7 +125,7 @@ def output_keyvalues(output_schema: OutputSchema, first: int, rows: int) -> Mapp
 
 @dataclass(kw_only=True)
 class RowGroupFile:
-    """One output file that is being written; ``use_page_cache`` says that it is read next."""
+    """An output file being written; ``use_page_cache`` says that it will be read next."""
 
     path: Path
     footer_schema: FooterSchema
@@ -151,16 +152,16 @@ class RowGroupFile:
         return self.file
 
     def skip(self, count: int) -> None:
-        """Leave a hole of ``count`` bytes, which no reader looks at, before the next row group."""
+        """Leave a hole of ``count`` bytes, which readers ignore, before the next row group."""
         with write_errors(self.path):
             self.open().skip(count)
             self.position += count
 
     def append(self, found: RowGroup) -> None:
-        """Write in the background while the caller makes the next row group."""
+        """Write a row group in the background, while the caller makes the next one."""
         delta = self.position - len(footer.MAGIC)
         with write_errors(self.path):
-            file = self.open()  # so one row group at most waits in memory
+            file = self.open()  # waits, so at most one row group is held
             self.writing = self.disk.submit(file.write_all, found.data)
         self.position += found.size
         group = footer.shift_row_group(found.fields, delta, len(self.groups), self.footer_schema.paths, str(self.path))
@@ -171,7 +172,7 @@ class RowGroupFile:
         self.rows += found.rows
 
     def pause(self) -> str:
-        """Write, fsync and close the file, until `finish`; return the checksum."""
+        """Write, fsync and close the file until `finish`; return the checksum."""
         with write_errors(self.path):
             file, self.file = self.open(), None
             return file.close()
@@ -202,29 +203,24 @@ def straddles(start: int, size: int, block_size: int | None) -> bool:
 
 @dataclass(kw_only=True)
 class RowGroupFiles:
-    """Writes the files ``part-<number>.parquet`` in ``target``, one after the other.
-
-    ``limit`` is the most bytes of a row group, ``max_file`` the bytes of a full file. ``block_size`` and
-    ``use_page_cache`` are as in the writer's settings.
-    """
+    """Writes files ``part-<number>.parquet`` of up to ``max_file`` bytes in ``target``, one after the other."""
 
     target: Path
     footer_schema: FooterSchema
     disk: Executor
     number: int
-    limit: int
+    options: RewriteOptions
     max_file: int
-    block_size: int | None = None
     use_page_cache: bool = False
     files: list[RowGroupFile] = field(default_factory=list)
 
     def append(self, group: RowGroup) -> None:
-        """Append a row group to the last file, or to a new one where that is full or a block would be left empty."""
-        block = self.block_size
+        """Append to the last file, or to a new one if that is full or would have a large hole before a block."""
+        block = self.options.block_size
         file = self.files[-1] if self.files else None
         if file is not None:
             hole = -file.position % block if block and straddles(file.position, group.size, block) else 0
-            if file.position + self.limit > self.max_file or (block and hole > _MAX_HOLE * block):
+            if file.position + self.options.limit > self.max_file or (block and hole > _MAX_HOLE * block):
                 file.pause()
                 file = None
         file = file or self._begun()
@@ -257,7 +253,7 @@ class RowGroupFiles:
 
 @contextlib.contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into a `PqcacheError` about ``path``, with advice."""
+    """Turn an OSError into a `PqcacheError` about ``path``."""
     try:
         yield
     except OSError as error:
@@ -268,16 +264,15 @@ def write_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-# ---- Page indexes, moved with their row group and put before the one footer
+# ---- Page indexes, moved with their row group to the end of the file
 #
-# ``ColumnIndex`` holds the minimum and maximum of each page, ``OffsetIndex`` where each page lies in the file and
-# which row it begins with; see parquet.thrift in https://github.com/apache/parquet-format. Only the latter has to
-# be changed when a row group moves.
+# ``ColumnIndex`` holds the minimum and maximum of each page, ``OffsetIndex`` its place and its first row; see
+# parquet.thrift in https://github.com/apache/parquet-format. Only the latter changes when a row group moves.
 
 
 @dataclass(frozen=True)
 class PageIndex:
-    """Encoded indexes of a row group, by position of the column chunk."""
+    """Encoded page indexes of a row group, by position of the column chunk."""
 
     columns: Mapping[int, bytes]
     offsets: Mapping[int, bytes]
@@ -286,7 +281,7 @@ class PageIndex:
 def shift_page_index(
     offsets: Mapping[int, thrift.Struct], columns: Mapping[int, bytes], delta: int
 ) -> PageIndex | None:
-    """Move the indexes of a row group whose pages move by ``delta`` bytes; None if there are none."""
+    """Indexes of a row group whose pages move by ``delta`` bytes; None if it has none."""
     moved = {}
     for number, index in offsets.items():
         pages = [{**page, 1: (thrift.I64, page[1][1] + delta)} for page in index[1][1].values]
@@ -295,7 +290,7 @@ def shift_page_index(
 
 
 def place_page_indexes(indexed: Iterable[tuple[thrift.Struct, PageIndex]], position: int) -> bytes:
-    """Encode the indexes of row groups as they follow at ``position``, and point the row groups to them."""
+    """Lay the indexes of row groups out from ``position`` on, and point the row groups to them."""
     out = bytearray()
     for place in (COLUMN_INDEX, OFFSET_INDEX):
         for group, index in indexed:
@@ -310,23 +305,25 @@ def place_page_indexes(indexed: Iterable[tuple[thrift.Struct, PageIndex]], posit
 
 # ---- A file written at its end, in complete blocks, with direct I/O
 
-WRITERS = 3  # threads: one that fills a buffer, and one for each buffer on its way
+WRITERS = 3  # threads: one to fill a buffer, and one for each buffer being written
 _BUFFER = 2 << 20  # bytes
 _LARGE, _TOGETHER = 64 << 10, 1 << 20
 
 
 class DirectIoFile:
-    """A file at ``path``, new if ``fresh`` and else one that was closed, whose bytes threads of ``disk`` write.
+    """A file that grows at its end, written by threads of ``disk``; a new one if ``fresh``, else one closed before.
 
-    With ``use_page_cache``, or if the file system lacks direct I/O, it is written as usual. ``checksum`` covers the
-    complete blocks so far. One thread at a time may use it; every method may raise OSError.
+    It is written past the page cache, unless ``use_page_cache`` or the file system lacks direct I/O. ``checksum``
+    covers the complete blocks so far. For one thread at a time; every method may raise OSError.
     """
 
     def __init__(self, path: Path, disk: Executor, checksum: Checksum, use_page_cache: bool, fresh: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if fresh else 0)
         self._file = os.open(path, flags, 0o666)
         try:
-            self._buffers = deque(mmap.mmap(-1, _BUFFER) for _ in range(WRITERS))  # which begin at a page
+            self._buffers = deque(
+                mmap.mmap(-1, _BUFFER) for _ in range(WRITERS)
+            )  # mapped, so that they begin at a page
             size = os.fstat(self._file).st_size
             self._at = size // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK  # where the first buffer goes
             self._have = size - self._at
@@ -339,7 +336,7 @@ class DirectIoFile:
         self._writing: deque[Future[None]] = deque()
 
     def write_all(self, parts: Iterable[Any]) -> None:
-        """Join small parts: a write for each would take longer than copying it."""
+        """Write ``parts``, the small ones together, since a write takes longer than a copy."""
         waiting: list[Any] = []
         size = 0
         for part in parts:
@@ -354,8 +351,7 @@ class DirectIoFile:
         self.write(b"".join(waiting))
 
     def write(self, data: Any) -> None:
-        """Copies ``data``."""
-        rest = np.frombuffer(data, np.uint8)  # copied as arrays, as other threads run meanwhile
+        rest = np.frombuffer(data, np.uint8)  # copied as an array, so that other threads run meanwhile
         while len(rest):
             count = min(_BUFFER - self._have, len(rest))
             np.frombuffer(self._buffers[0], np.uint8, count, self._have)[:] = rest[:count]
@@ -364,7 +360,7 @@ class DirectIoFile:
                 self._send()
 
     def skip(self, count: int) -> None:
-        """Leave ``count`` bytes out, which read as zeros; complete blocks of them take no place on the disk."""
+        """Leave ``count`` bytes out, which read as zeros; complete blocks of them take no disk space."""
         first = min(count, -self._have % DIRECT_IO_BLOCK)
         self.write(bytes(first))
         if blocks := (count - first) // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK:
@@ -393,10 +389,10 @@ class DirectIoFile:
         os.close(self._file)
 
     def _send(self) -> None:
-        """Write the first buffer, of complete blocks, in the background and go on with the next."""
+        """Write the first buffer, of complete blocks, in the background, and go on with the next one."""
         data = memoryview(self._buffers[0])[: self._have]
         self._writing.append(self._disk.submit(self._put, data, self._at))
-        self._checksum.update(data)  # while it is in the processor's cache
+        self._checksum.update(data)  # while the processor's cache has it
         self._wait(WRITERS - 1)
         self._buffers.rotate(-1)
         self._at, self._have = self._at + self._have, 0
@@ -404,7 +400,7 @@ class DirectIoFile:
     def _put(self, data: memoryview, at: int) -> None:
         write_at(self._file, data, at, self._direct)
         if not self._direct:
-            os.fdatasync(self._file)  # the disk has work while others encode, and little at the end
+            os.fdatasync(self._file)  # so that the disk works while others encode, and little is left at the end
 
     def _wait(self, left: int) -> None:
         while len(self._writing) > left:

@@ -1,10 +1,9 @@
-"""Parquet files whose row groups fill a number of compressed bytes and never exceed it.
+"""Writes Parquet files whose row groups fill a size in compressed bytes and never exceed it.
 
-How many rows fill a row group is estimated, tried, measured and learned. The size of some rows is estimated as the sum
-over the columns of ``factor * weight``, where the weight is the rows' Arrow bytes times the column's compression at the
-source, and the factor is learned from what was encoded last. A row group is encoded part by part, in memory: the size
-of each part is exact, so the next one only has to fill the remainder. Columns with a dictionary come last, in one
-chunk. Rows that turn out too many go back to the queue. One footer goes at the end of the file.
+The size of rows is estimated as the sum over columns of ``factor * weight``: the weight is the rows' Arrow bytes times
+the column's compression at the source, and the factor is learned from the rows encoded last. A row group is encoded
+part by part, in memory. The size of each part is then exact, so that the next one only has to fill the rest. Columns
+with a dictionary come last, in one chunk. Surplus rows go back to the queue.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.units import format_size
 
 MIN_FILL = 0.95
-_MAX_ESTIMATES, _MAX_TRIES = 5, 40  # at columns that are encoded in one chunk; after the former, bisect
-_FULL = 0.004  # of a row group: so little may be left empty
+_MAX_ESTIMATES, _MAX_TRIES = 5, 40  # of columns encoded in one chunk; after the former, bisect
+_FULL = 0.004  # of a row group: the share that may stay empty
 _SPARE = 0.0002
 _WELL, _CHEAP = 0.985, 0.1  # fill a row group better if the repeated work is cheap
 _FAR_OFF = 1.5  # row-group sizes
 _WORTH_A_CHANGE = 0.97  # new encodings must make a sample this much smaller
 _PROBE_EVERY = 16  # row groups; and after the first and the fourth
-_MAX_ARROW_RATIO = 16  # decoded bytes of one row group, which a reader has to hold, in row-group sizes
+_MAX_ARROW_RATIO = 16  # of decoded bytes, which readers have to hold, to the row-group size
 _MIN_MAX_ARROW = 1 << 30
 _PROBE_SHARE = 80  # the sample is an eightieth of a row group
 _MIN_PROBE, _MAX_PROBE = 1 << 19, 32 << 20
 _SAMPLE_SLICES = 8
-_TRUSTED = 0.02  # estimates that are worse off than this make parts of an eighth of a row group:
-_SHARES, _MIN_PAGES = 8, 128 << 10  # less is lost where one is too large, but pages get smaller
+_TRUSTED = 0.02  # with less accurate estimates, parts are an eighth of a row group,
+_SHARES, _MIN_PAGES = 8, 128 << 10  # which loses less when one is too large, but makes pages smaller
 _MAX_ROWS = 64 << 20  # pyarrow splits larger row groups by itself
 _PAGE_HEADER = 64  # bytes, about
 _MAX_WARNINGS = 20
@@ -64,9 +63,9 @@ class WriterSettings:
     Attributes:
         max_file: bytes after which a new file begins.
         codec: the codec to try for a leaf column, by position.
-        name_of: the file and row that a row was, by its number.
-        plain: settings that don't depend on the data: compression level, storage of decimals and times.
-        use_page_cache: the files are read next.
+        name_of: a row's file and row number in the source, by its number.
+        plain: settings independent of the data: compression level, storage of decimals and times.
+        use_page_cache: the files will be read next.
     """
 
     options: RewriteOptions
@@ -82,9 +81,9 @@ class RewriteResult:
     """The result of a rewrite.
 
     Attributes:
-        outputs: the files of the target, in order of their rows.
+        outputs: the files of the target, in row order.
         encoded: compressed bytes that were encoded.
-        encoded_again: how many of them were encoded a second time.
+        encoded_again: those of them encoded more than once.
         warnings: messages for the user, each naming a file.
     """
 
@@ -97,15 +96,14 @@ class RewriteResult:
 def write_row_groups(
     stream: Iterator[RowBatch], target: Path, output_schema: OutputSchema, settings: WriterSettings, first: int = 0
 ) -> RewriteResult:
-    """Write ``stream`` to ``target/part-<first>.parquet`` and on, in row groups that fill their size.
+    """Write ``stream`` to ``target/part-<first>.parquet`` and further files, in row groups that fill their size.
 
-    No row group's compressed size exceeds that of the options unless one row alone does (there is a warning then),
-    and all but the last fill at least 95 % of it. Every file is on disk when this returns; on an error the files it
-    began are removed.
+    No row group exceeds the size in the options, unless a single row does, which gives a warning; all but the last fill
+    at least 95 % of it. Every file is on disk when this returns. After an error, the files begun are removed.
 
     Raises:
-        ParquetError: from ``stream``, or for a type that Parquet can't hold.
-        PqcacheError: an output cannot be written.
+        ParquetError: from ``stream``, or for a type that Parquet lacks.
+        PqcacheError: an output can't be written.
     """
     with ThreadPoolExecutor(WRITERS, "pqcache-disk") as disk, ThreadPoolExecutor(THREADS, "pqcache-encode") as encoders:
         try:
@@ -116,9 +114,8 @@ def write_row_groups(
                 footer_schema=footer_schema,
                 disk=disk,
                 number=first,
-                limit=settings.options.limit,
+                options=settings.options,
                 max_file=settings.max_file,
-                block_size=settings.options.block_size,
                 use_page_cache=settings.use_page_cache,
             )
             writer = _Writer(RowQueue(stream), encoder, files, settings)
@@ -138,21 +135,13 @@ def write_row_groups(
 # ---- Row groups
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Part:
-    """Some rows of a row group: appendable columns encoded, all columns as decoded."""
+    """Some rows of a row group: as decoded, and encoded in the columns without a dictionary."""
 
     rows: int
     encoded: Encoded
     batches: list[RowBatch]
-
-    @property
-    def size(self) -> int:
-        return size_of(self.encoded)
-
-    @property
-    def held(self) -> int:
-        return sum(batch.nbytes for batch in self.batches)
 
 
 @dataclass(kw_only=True)
@@ -161,25 +150,20 @@ class _OpenRowGroup:
 
     Attributes:
         appendable: columns without a dictionary, whose pages can be added part by part.
-        dictionary: columns with a dictionary, which are encoded when it is known which rows there will be.
-        size: bytes of the ``parts``.
-        weights: of all rows so far; ``held`` are their decoded bytes.
-        most: rows that the next part may have, after one was too large; None for any number.
+        dictionary: columns with a dictionary, encoded once all rows are known.
+        most: the rows that the next part may have, after one was too large; None for any number.
         failed: how many parts in a row were too large.
         wanting: it has to grow, regardless of the estimate.
         probed: its encodings were chosen from its own rows.
-        fits, over: rows with which the row group is known to fit, and not to fit.
+        fits, over: numbers of rows known to fit, and known not to.
         tries: how often the ``dictionary`` columns have been encoded.
         force: add this many rows, regardless of the estimate.
     """
 
     appendable: list[int]
     dictionary: list[int]
-    weights: Floats
+    columns: int
     parts: list[_Part] = field(default_factory=list)
-    rows: int = 0
-    size: int = 0
-    held: int = 0
     most: int | None = None
     failed: int = 0
     fits: int = 0
@@ -188,6 +172,29 @@ class _OpenRowGroup:
     wanting: bool = False
     probed: bool = False
     force: int = 0
+
+    @property
+    def batches(self) -> list[RowBatch]:
+        return [batch for part in self.parts for batch in part.batches]
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parts, encoded."""
+        return sum(size_of(part.encoded) for part in self.parts)
+
+    @property
+    def held(self) -> int:
+        """Bytes of all rows, decoded."""
+        return sum(batch.nbytes for batch in self.batches)
+
+    @property
+    def weights(self) -> Floats:
+        batches = self.batches
+        return np.sum([batch.weights for batch in batches], axis=0) if batches else np.zeros(self.columns)
 
 
 class _Writer:
@@ -211,7 +218,7 @@ class _Writer:
             number += 1
 
     def probe(self, anew: bool = False) -> None:
-        """Choose the encodings, unless those there are do as well, and make a first estimate, from a sample."""
+        """Choose encodings by a sample, unless the present ones are about as good, and make a first estimate."""
         size = min(max(self.queue.bytes // _PROBE_SHARE, _MIN_PROBE), _MAX_PROBE)
         sample = self.queue.sample(size, _SAMPLE_SLICES)
         settings, encoder = self.settings, self.encoder
@@ -221,7 +228,7 @@ class _Writer:
             and not anew
             and encoded_size(sample, encodings) > _WORTH_A_CHANGE * encoded_size(sample, encoder.encodings)
         ):
-            return  # what was learned from slices beats a sample
+            return  # the learned estimate is better than one from a sample
         encoder.encodings = encodings
         rows, leaves = estimate_from_sample(sample, encodings, self.limit)
         weights = weigh(sample, self.queue.ratios())
@@ -229,13 +236,13 @@ class _Writer:
         self.estimate = SizeEstimate(factors)
 
     def row_group(self) -> RowGroup:
-        """Encode rows part by part until a row group is full; take the last ones back if they are too many."""
+        """Encode rows part by part until a row group is full; take surplus rows back."""
         group, limit = self.begun(), self.limit
         while True:
             if count := self.rows_to_add(group):
                 self.add(group, count)
                 continue
-            coded = self.encoder.encode([batch for part in group.parts for batch in part.batches], group.dictionary)
+            coded = self.encoder.encode(group.batches, group.dictionary)
             dictionary_bytes = size_of(coded)
             size = group.size + dictionary_bytes
             group.tries += 1
@@ -249,7 +256,7 @@ class _Writer:
                 anew = size > _FAR_OFF * limit and not group.probed
                 self.take_back(group, anew)
                 if anew:
-                    self.probe(anew=True)  # it may not be worth a dictionary any more
+                    self.probe(anew=True)  # a dictionary may not pay any more
                     group = replace(self.begun(), probed=True)
                 continue
             if self.wants_more(group, size, dictionary_bytes):
@@ -267,10 +274,10 @@ class _Writer:
     def begun(self) -> _OpenRowGroup:
         dictionary = self.encoder.dictionary_columns()
         appendable = [column for column in range(self.encoder.columns) if column not in dictionary]
-        return _OpenRowGroup(appendable=appendable, dictionary=dictionary, weights=np.zeros(self.encoder.columns))
+        return _OpenRowGroup(appendable=appendable, dictionary=dictionary, columns=self.encoder.columns)
 
     def rows_to_add(self, group: _OpenRowGroup) -> int:
-        """Rows to encode next as a part of ``group``; 0 if it is full."""
+        """The number of rows for the next part of ``group``; 0 if it is full."""
         queue, estimate, limit = self.queue, self.estimate, self.limit
         max_rows = min(_MAX_ROWS, sys.maxsize if group.over is None else group.over - 1) - group.rows
         if group.most is not None:
@@ -289,7 +296,7 @@ class _Writer:
         if not queue.rows or (group.rows and group.held + queue.batches[0].nbytes > self.max_bytes):
             return 0
         few = max(limit / _SHARES, _MIN_PAGES * len(group.appendable)) if estimate.spread > _TRUSTED else space
-        near = space - headers <= 1.25 * few  # else the part is too small to be too large
+        near = space - headers <= 1.25 * few  # else the part can't exceed the rest
         needed = not group.rows or group.wanting
         if not needed and space < max(_FULL * limit, 3 * headers):
             return 0
@@ -307,41 +314,33 @@ class _Writer:
         return count
 
     def add(self, group: _OpenRowGroup, count: int) -> None:
-        """Encode the first queued rows as a part of ``group``, unless they turn out to be too many."""
+        """Encode the first queued rows as a part of ``group``, or put them back if they don't fit."""
         queue, estimate = self.queue, self.estimate
         more = queue.weights(count)
-        weights = group.weights + more
         batches = queue.take(count)
         part = _Part(count, self.encoder.encode(batches, group.appendable, halves=True), batches)
+        size = size_of(part.encoded)
         if group.appendable:
-            estimate.learn_part(more, self.encoder.taken(part.encoded), group.appendable, part.size / self.limit)
-        later = estimate.of(weights, group.dictionary) * (1 - estimate.dictionary_margin)
-        if group.size + part.size + (0 if group.force else later) > self.limit and (group.rows or count > 1):
-            self.encoder.again += part.size
+            estimate.learn_part(more, self.encoder.taken(part.encoded), group.appendable, size / self.limit)
+        later = estimate.of(group.weights + more, group.dictionary) * (1 - estimate.dictionary_margin)
+        if group.size + size + (0 if group.force else later) > self.limit and (group.parts or count > 1):
+            self.encoder.again += size
             queue.put_back(batches)
-            # No bound on the whole row group: the size of rows depends on where they are cut.
+            # this bounds the part, not the row group, as the size of rows depends on where they are cut
             group.most, group.failed = count - 1, group.failed + 1
             if group.force:
                 group.over, group.force = count, max(1, (group.fits + count) // 2)
             return
         group.parts.append(part)
-        group.rows += count
-        group.size += part.size
-        group.weights = weights
-        group.held += part.held
         group.most, group.failed, group.wanting = None, 0, False
 
     def take_back(self, group: _OpenRowGroup, everything: bool) -> None:
-        """Put back the parts that are too many, or all of them if estimates failed too often."""
+        """Put surplus parts back, or all of them if estimates failed too often."""
         bisect = group.tries >= _MAX_ESTIMATES
         while group.parts:
             last = group.parts.pop()
             self.queue.put_back(last.batches)
-            self.encoder.again += last.size
-            group.rows -= last.rows
-            group.size -= last.size
-            group.held -= last.held
-            group.weights = _weights([batch for part in group.parts for batch in part.batches], self.encoder.columns)
+            self.encoder.again += size_of(last.encoded)
             fits = group.size + self.estimate.of(group.weights, group.dictionary) <= self.limit
             if fits and not (bisect or everything):
                 break
@@ -350,11 +349,8 @@ class _Writer:
             group.force = max(1, (group.fits + group.over) // 2)
 
     def wants_more(self, group: _OpenRowGroup, size: int, dictionary_bytes: int) -> bool:
-        """Whether a row group of ``size`` bytes that fits should get more rows.
-
-        ``dictionary_bytes`` of it would be encoded again.
-        """
-        stuck = group.most == 0 and not group.dictionary  # else an estimate said so, which has been corrected since
+        """Whether a row group of ``size`` bytes should get more rows, which has ``dictionary_bytes`` encoded again."""
+        stuck = group.most == 0 and not group.dictionary  # else it was due to an estimate, corrected since
         if group.tries > _MAX_TRIES or stuck or (group.over or sys.maxsize) <= group.rows + 1:
             return False
         worth = size < MIN_FILL * self.limit or (size < _WELL * self.limit and dictionary_bytes < _CHEAP * self.limit)
@@ -364,7 +360,7 @@ class _Writer:
         return self.queue.rows > 0
 
     def full(self, group: _OpenRowGroup) -> bool:
-        """Whether ``group`` and the queue hold as many rows or bytes as they may."""
+        """Whether ``group`` and the queue hold the maximum of rows or bytes."""
         return group.held + self.queue.bytes > self.max_bytes or group.rows + self.queue.rows > _MAX_ROWS
 
     def warn_single(self, size: int, number: int) -> None:
@@ -385,17 +381,13 @@ class _Writer:
             self.warnings.append(text)
 
 
-def _weights(batches: Sequence[RowBatch], columns: int) -> Floats:
-    return np.sum([batch.weights for batch in batches], axis=0) if batches else np.zeros(columns)
-
-
 # ---- Rows that wait to be encoded
 
-_NEAR = 0.001  # of the space left: estimates are no better
+_NEAR = 0.001  # of the space left, about the accuracy of estimates
 
 
 class RowQueue:
-    """Decoded rows that wait to be written: batches in order, their number of rows and their weights."""
+    """Decoded batches that wait to be written, with their total of rows, bytes and weights."""
 
     def __init__(self, stream: Iterator[RowBatch]) -> None:
         self.stream = stream
@@ -406,7 +398,7 @@ class RowQueue:
         self.exhausted = False
 
     def fill(self, goal: float, factors: Floats, max_rows: int, max_bytes: int) -> None:
-        """Take at least one batch, until the estimate exceeds ``goal`` or too much is held."""
+        """Take batches from the stream, at least one, until their estimate exceeds ``goal`` or too much is held."""
         while self.rows <= max_rows and self.bytes <= max_bytes:
             if self.rows and float(np.dot(factors, self.total)) > goal:
                 return
@@ -430,7 +422,7 @@ class RowQueue:
         return result
 
     def cut(self, goal: float, factors: Floats, max_rows: int, max_bytes: int) -> int:
-        """How many rows, at least one, take at most ``goal`` bytes by the estimate."""
+        """The number of rows, at least one, for ``goal`` bytes by the estimate."""
         rows = held = 0
         estimate = 0.0
         for batch in self.batches:
@@ -472,7 +464,7 @@ class RowQueue:
         return result
 
     def sample(self, size: float, places: int) -> pa.Table:
-        """Return about ``size`` Arrow bytes in slices spread over all rows."""
+        """About ``size`` Arrow bytes of rows, in slices spread over all of them."""
         share = min(1.0, size / max(1, self.bytes))
         rows = max(1, int(self.rows * share / places))
         step = self.rows / places
@@ -483,12 +475,12 @@ class RowQueue:
 
 
 def _fitting(batch: RowBatch, factors: Floats, space: float) -> int:
-    """How many of a batch's first rows fit ``space`` bytes by the estimate."""
-    low, high = 0, batch.table.num_rows  # low rows fit, high do not
+    """The number of leading rows of a batch that fit ``space`` bytes by the estimate."""
+    low, high = 0, batch.table.num_rows  # low rows fit, high rows don't
     below, above = 0.0, float(np.dot(factors, batch.weights))
     halve = False
     while high - low > 1 and above - below > _NEAR * space:
-        share = 0.5 if halve else (space - below) / (above - below)  # rows are about as large as one another
+        share = 0.5 if halve else (space - below) / (above - below)  # as if all rows had one size
         middle = min(max(low + int((high - low) * share), low + 1), high - 1)
         taken = float(np.dot(factors, batch.slice(0, middle).weights))
         halve = not halve and min(middle - low, high - middle) < (high - low) // 4
@@ -499,46 +491,43 @@ def _fitting(batch: RowBatch, factors: Floats, space: float) -> int:
     return low
 
 
-# ---- How many bytes rows will take on disk, before they are encoded: extrapolated from a sample, then learned
+# ---- The size of rows on disk before they are encoded: extrapolated from a sample, then learned
 
-_FIRST_SPREAD = 0.1  # of an estimate that follows from a sample
-_FIRST_MARGIN, _MAX_FIRST = 0.01, 0.5  # left empty by the first part, at least and at most: the next one fills it
-_LATER_MARGIN, _MAX_LATER = 0.1, 0.3  # by a later part, which costs little when it has to be done again
+_FIRST_SPREAD = 0.1  # of an estimate by a sample
+_FIRST_MARGIN, _MAX_FIRST = 0.01, 0.5  # left empty beside the first part, at least and at most, for the next one
+_LATER_MARGIN, _MAX_LATER = 0.1, 0.3  # beside a later part, which is cheap to repeat
 _FIRST_DICTIONARY_SPREAD = 0.005
-_SURE, _UNSURE = 0.0005, 0.03  # margins of columns that are encoded in one chunk
+_SURE, _UNSURE = 0.0005, 0.03  # margins of columns encoded in one chunk
 _WEIGHTY = 0.1  # of a row group: a smaller part only moves the factors partway
 _NOISE = 0.02  # difference between two row groups of one kind
 _MAX_DICTIONARY = 1 << 20  # pyarrow's dictionary_pagesize_limit; past it, a column goes on plain
 
 
 class SizeEstimate:
-    """Estimates the bytes that rows will take: ``factors`` by column, and how far to trust them.
-
-    Rows are estimated to take the sum over the columns of ``factor * weight``.
-    """
+    """Estimates the size of rows as the sum over columns of ``factor * weight``, and how far off that may be."""
 
     def __init__(self, factors: Floats) -> None:
         self.factors = factors
         self.learned = False  # from a complete row group, not from a sample
-        self.spread = _FIRST_SPREAD  # how far off estimates were of late: of parts,
-        self.dictionary_spread = _FIRST_DICTIONARY_SPREAD  # and of columns that are encoded in one chunk
+        self.spread = _FIRST_SPREAD  # recent errors of estimates: of parts,
+        self.dictionary_spread = _FIRST_DICTIONARY_SPREAD  # and of columns encoded in one chunk
 
     def of(self, weights: Floats, columns: Sequence[int]) -> float:
         return float(np.dot(self.factors[columns], weights[columns]))
 
     def margin(self, first: bool) -> float:
-        """The share of the space that is left empty beside a part."""
+        """The share of the space left empty beside a part."""
         if first:
             return min(_MAX_FIRST, _FIRST_MARGIN + 4 * self.spread)
         return min(_MAX_LATER, max(_LATER_MARGIN, 2 * self.spread))
 
     @property
     def dictionary_margin(self) -> float:
-        """The share that columns encoded in one chunk may take more than estimated."""
+        """The share by which columns encoded in one chunk may exceed their estimate."""
         return min(_UNSURE, max(_SURE, 1.5 * self.dictionary_spread))
 
     def learn_part(self, weights: Floats, taken: Floats, columns: Sequence[int], share: float) -> None:
-        """Learn from a part of ``columns`` that took ``share`` of a row group: the more, the larger it is."""
+        """Learn from a part that took ``share`` of a row group: the larger the part, the more."""
         estimated, size = self.of(weights, columns), float(taken[columns].sum())
         if estimated and size:
             error = abs(size / estimated - 1)
@@ -547,7 +536,7 @@ class SizeEstimate:
             self.factors[columns] += part * (self._found(weights, taken) - self.factors)[columns]
 
     def learn_dictionary(self, weights: Floats, taken: Floats, columns: Sequence[int]) -> None:
-        """Learn from a complete row group; half way only if the estimate was about right."""
+        """Learn from a complete row group; only half of a small difference, which may be noise."""
         estimated, size = self.of(weights, columns), float(taken[columns].sum())
         if self.learned and estimated:
             self.dictionary_spread = max(min(_UNSURE, abs(size / estimated - 1)), 0.8 * self.dictionary_spread)
@@ -562,10 +551,10 @@ class SizeEstimate:
 
 
 def estimate_from_sample(sample: pa.Table, encodings: Encodings, limit: int) -> tuple[int, list[float]]:
-    """Return how many rows like ``sample``'s fill ``limit`` bytes, and the bytes of each leaf column.
+    """The number of rows like ``sample``'s that fill ``limit`` bytes, and the bytes of each leaf column.
 
-    A row group is a hundred times the sample, and columns do not grow in proportion: a dictionary is paid once,
-    or grows with the rows and its indices with it. What a quarter of the sample takes tells which.
+    A row group is a hundred times the sample, and columns don't grow in proportion: a dictionary is paid for once, or
+    grows with the rows, and its indices with it. A quarter of the sample tells which.
     """
     few = sample.slice(0, sample.num_rows // 4)
     large = encoded_chunks(sample, encodings)
@@ -574,7 +563,7 @@ def estimate_from_sample(sample: pa.Table, encodings: Encodings, limit: int) -> 
     if few.num_rows == 0 or rows <= sample.num_rows:
         return sample.num_rows, [float(chunk.total_compressed_size) for chunk in large]
     leaves: list[float] = []
-    for _ in range(2):  # how many rows depends on how they grow
+    for _ in range(2):  # the number of rows depends on how they grow
         leaves = [_grown(a, b, few.num_rows, sample.num_rows, rows) for a, b in zip(small, large, strict=True)]
         rows *= limit / max(1.0, sum(leaves))
     scale = limit / max(1.0, sum(leaves))
@@ -582,15 +571,15 @@ def estimate_from_sample(sample: pa.Table, encodings: Encodings, limit: int) -> 
 
 
 def _grown(small: pq.ColumnChunkMetaData, large: pq.ColumnChunkMetaData, few: int, many: int, rows: float) -> float:
-    """Extrapolate a leaf's bytes to ``rows`` rows from those at ``few`` and ``many``."""
+    """Extrapolate a leaf's bytes to ``rows`` from those of ``few`` and ``many`` rows."""
     times = max(1.0, rows / many)
     (data_small, dictionary_small), (data_large, dictionary_large) = map(_data_and_dictionary, (small, large))
     mean = data_large / many
     if not dictionary_large or not dictionary_small:
         slope = (data_large - data_small) / (many - few)
         return data_large + (rows - many) * (slope if 0 < slope < mean else mean)
-    # Distinct values grow like a power of the rows (0: all were seen, 1: all are new). With every doubling of the
-    # dictionary each index takes another bit.
+    # Distinct values grow like a power of the rows (0: all were seen, 1: all are new). Each doubling of the dictionary
+    # adds a bit to every index.
     power = min(1.0, max(0.0, math.log(dictionary_large / dictionary_small) / math.log(many / few)))
     dictionary = min(dictionary_large * times**power, max(dictionary_large, _MAX_DICTIONARY))
     packing = min(1.0, large.total_compressed_size / max(1, large.total_uncompressed_size))

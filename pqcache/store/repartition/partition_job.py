@@ -1,9 +1,9 @@
-"""One job of a repartition: one partition directory, from its source files to what readers see at the target.
+"""A job of a repartition: one partition directory, from source files to published files at the target.
 
-A job is plain values, so it can be sent to any process on any machine that reaches the source and the target.
-Readers see each partition directory of the target completely or not at all. Until a run is finished, the target has a
-directory ``_pqcache``, which readers skip, with a record of every partition that was published: a run that was stopped
-goes on from there, and never overwrites what pqcache did not write.
+A job consists of plain values, so it can be sent to any process on any machine that reaches source and target. Readers
+see each partition directory of the target completely or not at all. Until a run is finished, the target has a directory
+``_pqcache``, which readers skip, with a record of every published partition. A run that was stopped continues from
+there, and never overwrites files that pqcache didn't write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pqcache.errors import (
     disk_errors,
 )
 from pqcache.events import Advanced, OnEvent, ignore
-from pqcache.parquet.rewrite.directory import KnownOfSources, RewriteTask, rewrite_files
+from pqcache.parquet.rewrite.directory import KnownOfSources, rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import HIDDEN, Source, StagedFile, Target
 from pqcache.store.drivers.object_store import AZURE_OPTIONS, AZURE_SCHEMES, GCS_OPTIONS, GCS_SCHEMES
@@ -66,10 +66,10 @@ RUN = f"{HIDDEN}/run"
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Endpoints:
-    """A source and a target by URL or absolute path, with the store options of each, which may hold secrets.
+    """Source and target by URL or absolute path, with their store options, which may hold secrets.
 
-    On HDFS the target's files get blocks of ``block_size`` bytes, None for the cluster's own. ``rules`` say which files
-    of the source are taken, ``rule`` which version of a table.
+    On HDFS the target's files get blocks of ``block_size`` bytes, None for the cluster's default. ``rules`` select the
+    files of the source, ``rule`` the version of a table.
     """
 
     source: str
@@ -86,7 +86,7 @@ class Endpoints:
 
 
 def make_endpoints(source: str, target: str, options: Mapping[str, str], block_size: int | None) -> Endpoints:
-    """Divide ``options`` among source and target; UsageError if these cannot go together."""
+    """Divide ``options`` among source and target; raises UsageError if these don't go together."""
     check_url(source)
     check_url(target)
     if not is_local(target) and target.partition("://")[2].strip("/") == "":
@@ -106,7 +106,7 @@ def make_endpoints(source: str, target: str, options: Mapping[str, str], block_s
 
 
 def check_apart(source: str, target: str) -> None:
-    """Raise UsageError if one of two URLs is, or lies below, the other."""
+    """Raise UsageError if two URLs are equal or one lies below the other."""
     one, other = _place(source), _place(target)
     if one[0] == "az" and len({_account(url) for url in (source, target)} - {""}) > 1:
         return
@@ -123,7 +123,7 @@ def check_apart(source: str, target: str) -> None:
 def _options_for(url: str, other: str, options: Mapping[str, str]) -> Mapping[str, str]:
     """Options for the store of ``url``, if another store is used as well.
 
-    Between HDFS and another store, names with a dot are Hadoop's. Those that only one cloud's store has are that one's.
+    Between HDFS and another store, names with a dot belong to Hadoop. Options known to one cloud only belong to it.
     """
     one, two = url_scheme(url), url_scheme(other)
     if one == "hive":  # it has those of the stores of its files too
@@ -151,7 +151,7 @@ def _absolute(url: str) -> str:
 
 
 def _place(url: str) -> tuple[str, ...]:
-    """Parts of a URL or path. A place below another begins with its parts."""
+    """The parts of a URL or path; a place begins with the parts of every place above it."""
     scheme = url_scheme(url)
     if scheme in ("", "file"):
         return ("file", *Path(local_path(url)).expanduser().resolve().parts)
@@ -162,7 +162,7 @@ def _place(url: str) -> tuple[str, ...]:
 
 
 def _account(url: str) -> str:
-    """Empty if the options name the account instead."""
+    """The account in the URL; empty if the options name it instead."""
     return url.partition("://")[2].partition("/")[0].partition("@")[2].partition(".")[0].lower()
 
 
@@ -175,14 +175,14 @@ class PartitionJob:
         directory: the partition directory.
         files: its source files, in row order.
         options: sizes and codecs.
-        key: names the files' identities and everything that determines the output.
-        is_leaf: no other partition lies below this one, so it can be published by one rename.
-        version: of the pqcache that made the job.
-        run: the run that the target has to belong to.
-        schema: of the table, as an Arrow IPC message; empty if the partition is all of it.
-        int96: the unit in which the table's INT96 time stamps are read, or None.
-        row_groups: of the source files.
-        decoded: about how many bytes the rows take in memory.
+        key: stands for the files' identities and everything else that determines the output.
+        is_leaf: whether no other partition lies below, so that one rename publishes it.
+        version: the version of pqcache that made the job.
+        run: the run that must own the target.
+        schema: the table's schema as an Arrow IPC message; empty if the partition is the whole table.
+        int96: the unit in which the table's INT96 timestamps are read, or None.
+        row_groups: the number of row groups in the source files.
+        decoded: an estimate of the rows' bytes in memory.
     """
 
     endpoints: Endpoints = field(repr=False)  # Dask logs the arguments of what fails
@@ -216,7 +216,7 @@ class PartitionJob:
 
     @property
     def spool_size(self) -> int:
-        """Most bytes on the local disk at once, roughly: source files, new files, rows being shuffled."""
+        """About the most bytes on the local disk at once: source files, new files, rows being shuffled."""
         copies = sum(not is_local(url) for url in (self.endpoints.source, self.endpoints.target))
         spilled = self.decoded if self.shuffles and self.decoded > 2 * self.options.row_group_size else 0
         return copies * self.size + spilled
@@ -227,9 +227,9 @@ class JobContext:
     """The open resources of a process that does jobs.
 
     Attributes:
-        source: where files come from.
-        target: where they go.
-        spool: a local directory for files on their way.
+        source: the source of files.
+        target: their target.
+        spool: a local directory for files in transit.
         encoding: held while a job decodes and encodes.
         on_event: called with what happens.
     """
@@ -242,7 +242,7 @@ class JobContext:
 
 
 def run_job(job: PartitionJob) -> DirectoryResult:
-    """Do a job in a process that has nothing open yet; the result is the same everywhere."""
+    """Do a job in a process with nothing open; the result is the same everywhere."""
     if job.version != __version__:
         raise UsageError(
             f"pqcache {__version__}",
@@ -259,9 +259,9 @@ def run_job(job: PartitionJob) -> DirectoryResult:
 
 
 def do_job(job: PartitionJob, context: JobContext) -> DirectoryResult:
-    """Rewrite one partition directory and publish it; readers of the target see nothing of it before all of it.
+    """Rewrite a partition directory and publish it all at once.
 
-    Remote source files, and the new ones until they are at the target, lie in a directory of their own in the spool.
+    Remote source files, and new files until they are at the target, lie in a directory of their own in the spool.
     """
     target = context.target
     token = os.urandom(8).hex()
@@ -280,19 +280,16 @@ def do_job(job: PartitionJob, context: JobContext) -> DirectoryResult:
 def _rewrite(job: PartitionJob, context: JobContext, scratch: Path) -> tuple[DirectoryResult, list[Path]]:
     """Rewrite a directory's files into ``scratch``; return the result and the new files."""
     root, paths = _local_files(job, context, scratch)
-    task = RewriteTask(
-        files=paths,
-        target=scratch / "out",
-        options=job.options,
-        known=KnownOfSources(
-            schema=pa.ipc.read_schema(pa.py_buffer(job.schema)) if job.schema else None, int96=job.int96
-        ),
-        use_page_cache=context.target.scratch is None,  # it is sent from here
-        root=root,
-        name=context.source.url_of(job.files[0].path).rpartition("/")[0],
-    )
+    schema = pa.ipc.read_schema(pa.py_buffer(job.schema)) if job.schema else None
+    url = context.source.url_of(job.files[0].path).rpartition("/")[0]
+    known = KnownOfSources(schema=schema, int96=job.int96, name=url)
+
+    def progress(amount: int) -> None:
+        context.on_event(Advanced("rewrite", amount))
+
+    is_sent = context.target.scratch is None  # from here, so that it is read next
     with context.encoding:
-        result = rewrite_files(task, lambda amount: context.on_event(Advanced("rewrite", amount)))
+        result = rewrite_directory(paths, scratch / "out", job.options, progress, known, use_page_cache=is_sent)
     if root.parent != scratch:
         _check_unchanged(job, context)  # a download has been checked
     else:
@@ -311,7 +308,7 @@ def _rewrite(job: PartitionJob, context: JobContext, scratch: Path) -> tuple[Dir
 def _local_files(job: PartitionJob, context: JobContext, scratch: Path) -> tuple[Path, list[Path]]:
     """Source files in row order, below a common directory; remote ones and a table's are downloaded.
 
-    A table's files lie elsewhere than in the directory, and may have other columns and rows than the table.
+    The files of a table lie outside the directory, and may have other columns and rows than the table.
     """
     if is_local(job.endpoints.source) and not isinstance(context.source, Table):
         root = local_directory(job.endpoints.source)
@@ -355,7 +352,7 @@ def _publish(
 
 
 def _check_unchanged(job: PartitionJob, context: JobContext) -> None:
-    """Raise SourceIncomplete if a file has changed since it was listed, or is not visible from here."""
+    """Raise SourceIncomplete if a file has changed since it was listed, or can't be seen from here."""
     source = context.source
     for file in job.files:
         try:
@@ -373,7 +370,7 @@ def _check_unchanged(job: PartitionJob, context: JobContext) -> None:
 
 @dataclass
 class Spool:
-    """A local directory, shared by jobs that would fill its disk if all began at once."""
+    """A local directory, shared by jobs that could fill its disk if all began at once."""
 
     path: Path
     reserved: int = 0
@@ -382,9 +379,9 @@ class Spool:
 
     @contextmanager
     def reserve(self, token: str, size: int, partition: str, shuffles: bool) -> Iterator[Path]:
-        """Yield a new directory named ``token``, once the other jobs leave ``size`` bytes of the disk free.
+        """Yield a new directory named ``token`` once other jobs leave ``size`` bytes of the disk free.
 
-        Raises PqcacheError, which names ``partition``, when the disk is too small for this job alone.
+        Raises PqcacheError, which names ``partition``, if the disk is too small for this job alone.
         """
         with self.changed:
             while size and self.reserved + size + _SPARE > (space := self._space()):
@@ -413,16 +410,16 @@ class Spool:
                 self.changed.notify_all()
 
     def _space(self) -> int:
-        """Bytes that are free, or taken by jobs that reserved them."""
+        """Bytes that are free, or in use by jobs that reserved them."""
         taken = sum(tree_size(self.path / token) for token in self.jobs)
         return disk_usage(self.path).free + taken
 
 
 @contextmanager
 def open_spool(target: Target) -> Iterator[Spool]:
-    """Yield a directory for files on their way, on the target's own file system if that is local.
+    """Yield a directory for files in transit, on the target's file system if that is local.
 
-    Otherwise it is in ``TMPDIR``, after directories of processes that died are removed there.
+    Otherwise it lies in ``TMPDIR``, where directories of dead processes are removed first.
     """
     if target.scratch is not None:
         yield Spool(target.scratch)
@@ -467,7 +464,7 @@ class DirectoryResult:
 
 @dataclass(frozen=True)
 class DirectoryRecord:
-    """One directory of the target: its ``key`` names its sources and options; ``files`` are names and sizes."""
+    """A directory of the target: its job's ``key``, and the names and sizes of its ``files``."""
 
     directory: str
     key: str
@@ -476,7 +473,7 @@ class DirectoryRecord:
 
     @property
     def path(self) -> str:
-        """Where the record lies below the target."""
+        """The record's path below the target."""
         return f"{RECORDS}/{hashlib.sha256(self.directory.encode()).hexdigest()[:32]}.json"
 
     def encoded(self) -> bytes:
@@ -484,7 +481,7 @@ class DirectoryRecord:
 
 
 def decode_record(data: bytes) -> DirectoryRecord | None:
-    """None for a record that cannot be read."""
+    """Decode a record; None if it can't be read."""
     try:
         stored = json.loads(data)
         done = stored.pop("done")
@@ -495,9 +492,9 @@ def decode_record(data: bytes) -> DirectoryRecord | None:
 
 
 def read_records(target: Target) -> tuple[list[DirectoryRecord], list[DirectoryRecord]]:
-    """Return the records of an earlier run whose files are all at the target, and the other records.
+    """Records of an earlier run whose files are all at the target, and the other records.
 
-    A file that no record names was not written by pqcache: UsageError, so that nothing is ever written over.
+    Raises UsageError for a file in no record: pqcache didn't write it, and must not overwrite it.
     """
     found = {file.path: file.identity.size for file in target.list()}
     records = []
@@ -519,12 +516,12 @@ def read_records(target: Target) -> tuple[list[DirectoryRecord], list[DirectoryR
 
 
 def claim(target: Target, run: str) -> None:
-    """Make the target this run's from now on."""
+    """Make this run the owner of the target."""
     target.write(RUN, run.encode())
 
 
 def check_claim(target: Target, run: str) -> None:
-    """Raise CacheLocked if another run has begun since, or finished: a job on a cluster may outlive its run."""
+    """Raise CacheLocked if another run has begun or finished since, as a job on a cluster may outlive its run."""
     try:
         found = target.read_start(RUN, len(run)).decode("ascii", "replace")
     except SourceNotFound:

@@ -502,8 +502,7 @@ def _rewrite(
     """
     from pqcache.parquet.rewrite.directory import (  # a plain sync need not wait for these
         KnownOfSources,
-        RewriteTask,
-        rewrite_files,
+        rewrite_directory,
     )
 
     assert job.rewrite is not None
@@ -524,21 +523,15 @@ def _rewrite(
             raise KeyboardInterrupt
 
     recipes = [recipe_of(item.recipe).rewrite for item in inputs]
-    task = RewriteTask(
-        files=[links / item.name for item in inputs],
-        target=unfinished,
-        options=options,
-        known=KnownOfSources(
-            schema=None if table is None else table.schema,
-            made_alike=[differ_in_size_only(recipe, job.plan.recipe.rewrite) for recipe in recipes],
-            int96=None if table is None else table.int96,
-            of_table=job.table_schema,
-            shuffled_with=shuffle_of(recipes[0]),  # the plan has inputs that were all shuffled at once, or none
-        ),
-        root=links,
+    known = KnownOfSources(
+        schema=None if table is None else table.schema,
+        made_alike=[differ_in_size_only(recipe, job.plan.recipe.rewrite) for recipe in recipes],
+        int96=None if table is None else table.int96,
+        of_table=job.table_schema,
+        shuffled_with=shuffle_of(recipes[0]),  # the plan has inputs that were all shuffled at once, or none
         name=f"{job.metadata.source}/{directory}".rstrip("/"),
     )
-    result = rewrite_files(task, progress)
+    result = rewrite_directory([links / item.name for item in inputs], unfinished, options, progress, known)
     for warning in result.warnings:
         job.on_event(Warned(warning))
     for path in unfinished.iterdir():
