@@ -16,7 +16,7 @@ _MAX_RUNS = 512  # slices of one table
 
 
 def rows_at(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table:
-    """Return the rows at ``positions``; few runs of neighbours are slices, without importing pyarrow.compute."""
+    """Take rows. A few runs of neighbours are taken as slices, which spares importing pyarrow.compute."""
     starts = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
     if len(starts) > _MAX_RUNS:
         return take_of_table(table, positions)
@@ -41,13 +41,9 @@ def take_of_table(table: pa.Table, positions: npt.NDArray[np.int64]) -> pa.Table
 
 
 def _without_offset(array: pa.Array) -> pa.Array:
-    """Copy slices that pyarrow takes wrongly.
-
-    pyarrow 26 takes other rows' values, or stray memory, of a slice of fixed-size lists of fixed-size lists, also as
-    fields of structs.
-    """
+    """Copy slices of nested fixed-size lists, of which pyarrow 26 takes other rows' values or stray memory."""
     if _is_taken_wrong(array.type) and _has_offset(array):
-        return pa.concat_arrays([array, array.slice(0, 0)])  # alone it would not be copied
+        return pa.concat_arrays([array, array.slice(0, 0)])  # a single array would not be copied
     return array
 
 
@@ -75,7 +71,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Widths(NamedTuple):
-    """The bytes that a value of each column of a schema takes in Arrow, 0 where they differ, and those columns."""
+    """Bytes of a value of each column in Arrow, or 0 if values differ in size; and the columns whose values do."""
 
     fixed: Floats
     varying: tuple[int, ...]
@@ -119,13 +115,13 @@ def _nbytes(chunk: pa.Array) -> int:
 
 
 def weigh(table: pa.Table, ratios: Floats) -> Floats:
-    """Return an estimate of the bytes each column takes on disk: its Arrow bytes times ``ratios``, and a bit a row."""
+    """Estimate each column's bytes on disk: its Arrow bytes times its ratio, plus a bit for each row."""
     result: Floats = arrow_bytes(table, widths_of(table.schema)) * ratios + table.num_rows / 8
     return result
 
 
 def least_width(kind: pa.DataType) -> float:
-    """Return the least bytes a value of ``kind`` takes in Arrow, where a few bits in Parquet may become eight bytes."""
+    """The least bytes of a value in Arrow, which may be far more than its bits in Parquet."""
     if pt.is_struct(kind):
         return sum(least_width(inner.type) for inner in kind.fields)
     if pt.is_fixed_size_list(kind):
@@ -141,8 +137,8 @@ def least_width(kind: pa.DataType) -> float:
 # A view is the length, and either up to 12 bytes or the first four, the number of the buffer and where in it the bytes
 # begin. See https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout.
 
-LONG = 2048  # bytes of a value, from which on it is read and written as a view
-INLINE = 12  # bytes that a view holds itself
+LONG = 2048  # bytes: longer values are read and written as views
+INLINE = 12  # bytes that fit into a view itself
 
 
 def is_view(kind: pa.DataType) -> bool:
@@ -150,7 +146,7 @@ def is_view(kind: pa.DataType) -> bool:
 
 
 def bytes_in(column: pa.ChunkedArray) -> int:
-    """The bytes of a column. For views only the bytes that they point to: ``nbytes`` would count whole pages."""
+    """The bytes of a column's values; for views, ``nbytes`` would count the whole pages they point into."""
     if not is_view(column.type):
         return int(column.nbytes)
     return sum(int(_words(chunk)[:, 0].sum(dtype=np.int64)) for chunk in column.chunks)
@@ -173,9 +169,9 @@ def without_views(table: pa.Table) -> pa.Table:
 
 
 def length_prefixed_bytes(views: pa.Array) -> list[tuple[memoryview, npt.NDArray[np.int64]]] | None:
-    """Return stretches of length-prefixed rows, each with the ends that the rows would have without their lengths.
+    """Stretches of consecutive length-prefixed values, each with the ends they would have without the prefixes.
 
-    Returns None unless every row has its length in front, as in a page.
+    None unless the length lies in front of every value, as in a page.
     """
     words = _words(views)
     lengths, numbers, begins = words[:, 0].astype(np.int64), words[:, 2], words[:, 3].astype(np.int64)
@@ -197,9 +193,9 @@ def length_prefixed_bytes(views: pa.Array) -> list[tuple[memoryview, npt.NDArray
 
 
 def offsets_of(chunk: pa.Array) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
-    """Return where each value of an array of lists, strings or binary begins, and where the last one ends."""
+    """Where each list, string or binary value of an array begins, and where the last one ends."""
     large = pt.is_large_binary(chunk.type) or pt.is_large_string(chunk.type) or pt.is_large_list(chunk.type)
-    kind = np.int64 if large else np.int32  # pyarrow's own to_numpy would load pandas
-    if not len(chunk):  # whose buffer may hold nothing
+    kind = np.int64 if large else np.int32  # to_numpy would import pandas
+    if not len(chunk):  # its buffer may be empty
         return np.zeros(1, kind)
     return np.frombuffer(chunk.buffers()[1], kind, len(chunk) + 1, chunk.offset * np.dtype(kind).itemsize)

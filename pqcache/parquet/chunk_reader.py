@@ -1,11 +1,11 @@
-"""Decodes column chunks for which pyarrow's general decoder is slow: long lists of numbers, long strings and binary.
+"""Decodes column chunks that pyarrow's general decoder is slow at: long lists of numbers, long strings and binary.
 
-pyarrow decodes the levels of a list for every value in it, several times as slowly as the values. Here the two are
-taken apart: levels are looked at on their own, plain values are copied to their place, and encoded ones are decoded by
-pyarrow from a file in memory whose one column has no levels. Long strings and binary aren't copied at all: they become
-views into their decompressed pages.
+pyarrow decodes a level for every value of a list, which takes several times as long as the value. Here levels are
+examined on their own, plain values are copied to their place, and pyarrow decodes encoded values from a file in memory
+whose only column has no levels. Long strings and binary aren't copied at all: they become views into their decompressed
+pages.
 
-Chunks that are damaged, unsupported or not worth it give None. pyarrow then decodes them, or reports the damage.
+Chunks that are damaged, unsupported or not worth it are left to pyarrow, which decodes them or reports the damage.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from pqcache.parquet import footer, thrift
+from pqcache.parquet.arrow import INLINE
 from pqcache.parquet.pages import (
     IN_METADATA,
     NONE,
@@ -54,24 +55,23 @@ Ints = npt.NDArray[np.int64]
 
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
 
-_LONG_TEXT = 4096  # bytes of a string on average from which on views pay
-_LONG_LIST, _LONG_REGULAR = 64, 16  # values of a list on average, from which on it pays; regular levels repeat
-_MANY = 200_000  # values of a chunk; fewer are decoded sooner than their pages are found,
-_MANY_IN_PAGE = 25_000  # as are fewer in a page on average,
-_PAGE = 64 << 10  # or fewer bytes of strings
-_TOGETHER = 4 << 20  # bytes of encoded pages that are decoded by one call, as many as caches hold
-_MOST = 2**31 - 1  # how far views and 32-bit offsets reach
-_INLINE = 12  # bytes that a view holds itself
+_LONG_TEXT = 4096  # average bytes of strings for which views pay
+_LONG_LIST, _LONG_REGULAR = 64, 16  # average length of lists that pay; levels of regular ones repeat
+_MANY = 200_000  # values of a chunk; pyarrow is faster for fewer,
+_MANY_IN_PAGE = 25_000  # for fewer in an average page,
+_PAGE = 64 << 10  # or for fewer bytes of strings in it
+_TOGETHER = 4 << 20  # bytes of encoded pages decoded by one call, few enough for caches
+_MOST = 2**31 - 1  # the largest offset in views and lists
 _PHYSICAL = {"INT32": (1, "<i4"), "INT64": (2, "<i8"), "FLOAT": (4, "<f4"), "DOUBLE": (5, "<f8")}
 _LEVELS = np.arange(256, dtype="<i4")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """A top-level column of one leaf that `read_chunk` may decode.
+    """A top-level column with one leaf, which `read_chunk` may decode.
 
-    ``physical`` and ``stored`` are the types of a number in a page, ``held`` is its type in memory; 0 and None for
-    strings and binary. ``definition`` and ``repetition`` are the largest levels.
+    ``physical`` and ``stored`` are the types of a number in a page, and ``held`` is its type in memory; they are 0 and
+    None for strings and binary. ``definition`` and ``repetition`` are the largest levels.
     """
 
     type: pa.DataType
@@ -83,7 +83,7 @@ class Leaf:
 
 
 def leaf_of(column: pq.ColumnSchema, field: pa.Field) -> Leaf | None:
-    """Return None for types that are never decoded here."""
+    """None for types that are never decoded here."""
     kind = field.type.storage_type if isinstance(field.type, pa.BaseExtensionType) else field.type
     physical: tuple[int, np.dtype[Any] | None, np.dtype[Any] | None] = (0, None, None)
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
@@ -108,12 +108,12 @@ def leaf_of(column: pq.ColumnSchema, field: pa.Field) -> Leaf | None:
 
 
 def read_chunk(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf, rows: int) -> pa.Array | None:
-    """Decode a chunk of ``rows`` rows to the array that pyarrow would give, or to views of the same values.
+    """Decode a chunk of ``rows`` rows to an array equal to pyarrow's, or to views of the same values.
 
     Returns None if pyarrow has to decode the chunk.
 
     Raises:
-        MoreValues: the pages hold more values than the footer says; pyarrow would silently drop the rest.
+        MoreValues: the pages hold more values than the footer says, some of which pyarrow would silently drop.
     """
     if not pays(chunk, leaf, rows):
         return None
@@ -131,7 +131,7 @@ def read_chunk(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf, rows: int)
 
 
 def pays(chunk: pq.ColumnChunkMetaData, leaf: Leaf, rows: int) -> bool:
-    """Whether `read_chunk` is worth trying, by what the footer says."""
+    """Whether the footer suggests that `read_chunk` is faster."""
     if chunk.file_path or chunk.compression not in IN_METADATA:
         return False
     if leaf.repetition:
@@ -144,7 +144,7 @@ def pays(chunk: pq.ColumnChunkMetaData, leaf: Leaf, rows: int) -> bool:
 
 
 def _pages(file: File, chunk: pq.ColumnChunkMetaData, most: int) -> list[Page]:
-    """The pages of a chunk, checked against the footer; more than ``most`` raise NotRead."""
+    """The pages of a chunk, checked against the footer; raises NotRead for more than ``most``."""
     found: list[Page] = []
     for page in pages_in(file, first_page(chunk), chunk.total_compressed_size):
         if len(found) == most:
@@ -159,7 +159,7 @@ def _pages(file: File, chunk: pq.ColumnChunkMetaData, most: int) -> list[Page]:
 
 
 class _Data(NamedTuple):
-    """The parts of a data page: its levels, and the bytes of the values that aren't null."""
+    """The parts of a data page: its levels, and the bytes of its values other than nulls."""
 
     repetitions: bytes
     definitions: bytes
@@ -196,13 +196,13 @@ def _dictionary_of(chunk: pq.ColumnChunkMetaData, page: Page, body: Bytes) -> By
 
 
 class _Coded:
-    """Pages of encoded values, which pyarrow decodes as a file of one column without levels; few at a time."""
+    """Pages of encoded values, which pyarrow decodes a few at a time as a file of one column without levels."""
 
     def __init__(self, physical: int, dtype: np.dtype[Any]) -> None:
         self._physical, self._dtype = physical, dtype
         self._dictionary: list[Bytes] = []
         self._pages: list[Bytes] = []
-        self.count = self.size = 0  # of the values and of their bytes, encoded or not
+        self.count = self.size = 0  # of values, and of their bytes when decoded, or encoded if that is more
 
     def add_dictionary(self, count: int, data: Bytes) -> None:
         if self._dictionary or self.count:
@@ -211,7 +211,7 @@ class _Coded:
         self._dictionary = [np.frombuffer(header, np.uint8), data]
 
     def add(self, count: int, encoding: int, data: Bytes) -> None:
-        if count:  # pyarrow takes an empty page of such a column for its end
+        if count:  # pyarrow stops at an empty page of such a column
             header = data_page_header(count, encoding, len(data))
             self._pages += [np.frombuffer(header, np.uint8), data]
             self.count += count
@@ -248,7 +248,7 @@ class _Coded:
 
 
 def _decode_levels(most: int, levels: Sequence[tuple[int, bytes]]) -> Numbers:
-    """Decode the levels of pages by passing them off as codes of a dictionary that holds 0 to ``most``."""
+    """Decode levels by passing them off as codes of a dictionary of the numbers from 0 to ``most``."""
     if not 0 < most < len(_LEVELS):
         raise NotRead("lists are nested too deep")
     known, width = _LEVELS[: most + 1], bytes([most.bit_length()])
@@ -274,7 +274,7 @@ def _are_all(level: int, levels: bytes, count: int) -> bool:
 # Lists of numbers
 
 _Repetitions = tuple[int, bytes, int]
-"""The number of values of a page, their repetition levels, and the number of rows (`NONE` if unknown)."""
+"""The number of values in a page, their repetition levels, and the number of rows, `NONE` if unknown."""
 
 
 def _lists(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
@@ -284,7 +284,7 @@ def _lists(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
     values = memory(chunk.num_values * leaf.held.itemsize).view(leaf.held)
     coded = _Coded(leaf.physical, leaf.stored)
     levels: list[_Repetitions] = []
-    at = done = 0  # values that are read, and those in their place
+    at = done = 0  # values read, and values in place
 
     def put_coded() -> None:
         nonlocal done
@@ -325,7 +325,7 @@ def _copy_plain(place: Numbers, data: Bytes, stored: np.dtype[Any]) -> None:
 
 
 def _begins(pages: Sequence[_Repetitions]) -> Ints:
-    """Return where lists begin. Equal levels, which regular lists have in each page, are decoded once."""
+    """Where lists begin. Equal levels, which pages of regular lists have, are decoded once."""
     begins: dict[_Repetitions, Ints] = {}
     waiting: list[_Repetitions] = []
     distinct = dict.fromkeys(pages)
@@ -364,7 +364,7 @@ def _list_array(kind: pa.DataType, ends: Ints, values: Numbers) -> pa.Array:
 
 
 class Texts(NamedTuple):
-    """Rows of strings or binary: which aren't null (``there``), and where each of these lies in ``data``."""
+    """Rows of strings or binary: which are not null (``there``), and the places of those in ``data``."""
 
     there: npt.NDArray[np.bool_]
     data: Bytes
@@ -375,7 +375,7 @@ class Texts(NamedTuple):
 def text_pages(
     file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf, pages: Iterable[Page], checked: bool = False
 ) -> Iterator[Texts]:
-    """Yield the rows of ``pages`` of a chunk; raises `UNREADABLE` if pyarrow has to decode them.
+    """Yield the rows of ``pages`` of a chunk; raises one of `UNREADABLE` if pyarrow has to decode them.
 
     With ``checked``, pages are compared with their checksums, if they have any.
     """
@@ -406,7 +406,7 @@ def text_pages(
 
 
 def views_of(parts: Sequence[Texts], kind: pa.DataType, whole: Bytes | None = None) -> pa.Array:
-    """Return rows as views into ``whole``, or by default into the bytes of each part."""
+    """Rows as views into ``whole``, or by default into the bytes of each part."""
     there = np.concatenate([part.there for part in parts])
     words = np.zeros((len(there), 4), np.int32)
     buffers: dict[int, Bytes] = {}
@@ -430,7 +430,7 @@ def view_type(kind: pa.DataType) -> pa.DataType:
 def _views(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
     pages = _pages(file, chunk, most=chunk.total_uncompressed_size // _PAGE + 2)
     whole = None
-    if IN_METADATA[chunk.compression].arrow is None:  # one buffer: each array of views holds all that it has
+    if IN_METADATA[chunk.compression].arrow is None:  # one buffer, as an array of views keeps all its buffers
         begin = first_page(chunk)
         whole = file = read_bytes(file, begin, chunk.total_compressed_size)
         pages = [page._replace(body=page.body - begin) for page in pages]
@@ -438,13 +438,13 @@ def _views(file: File, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> pa.Array:
 
 
 def _split(data: Bytes, count: int) -> tuple[Ints, Ints]:
-    """Where the values of a plain page begin, and the lengths that precede them."""
+    """Where the values of a plain page begin, and their lengths."""
     lengths = text_lengths(data, count)
     return np.cumsum(lengths + 4) - lengths, lengths
 
 
 def _words(number: int, part: Texts, whole: Bytes | None) -> npt.NDArray[np.int32]:
-    """Return the four words of each view: its length, then 12 bytes, or 4 bytes, a buffer's number and a place in it.
+    """The four words of each view: its length, and 12 bytes of it, or 4 bytes, a buffer's number and a place in it.
 
     See https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout.
     """
@@ -455,9 +455,9 @@ def _words(number: int, part: Texts, whole: Bytes | None) -> npt.NDArray[np.int3
     words[:, 0], words[:, 2], words[:, 3] = lengths, number, begins + shift
     if len(begins):
         views[:, 4:8] = data.take(begins[:, None] + np.arange(4), mode="clip")
-    short = np.flatnonzero(lengths <= _INLINE)
+    short = np.flatnonzero(lengths <= INLINE)
     if len(short):
-        inline = data.take(begins[short, None] + np.arange(_INLINE), mode="clip")
-        inline[np.arange(_INLINE) >= lengths[short, None]] = 0
+        inline = data.take(begins[short, None] + np.arange(INLINE), mode="clip")
+        inline[np.arange(INLINE) >= lengths[short, None]] = 0
         views[short, 4:] = inline
     return words

@@ -1,9 +1,9 @@
-"""The bytes that columns take once they are decoded, found without decoding a data page.
+"""The bytes that columns take once decoded, found without decoding a data page.
 
-Footers count values, which gives the size of numbers and lists. Writers of recent years also say how long the texts of
-a column chunk are together (SizeStatistics). Older ones do not, and a text in a dictionary is stored once and decoded
-for each of its values. Then the dictionary tells how long its texts are, and the headers of pages how many values left
-it: an estimate and an upper bound. `count_decoded` counts exactly, for which it reads the codes.
+Footers count values, which gives the size of numbers and lists. Recent writers also state the total length of the texts
+in a column chunk (SizeStatistics). With older ones, a text in a dictionary is stored once and decoded for each of its
+values. The lengths of the dictionary's texts, and the number of values outside it by the page headers, then give an
+estimate and an upper bound. `count_decoded` counts exactly, by reading the codes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import MALFORMED, ParquetError, first_line
 from pqcache.parquet import thrift
-from pqcache.parquet.footer import MAGIC, not_parquet
+from pqcache.parquet.footer import not_parquet
 from pqcache.parquet.pages import NotRead, Page, decompress_page, pages_in, text_lengths
-from pqcache.parquet.statistics import first_page, stated_nulls
+from pqcache.parquet.statistics import first_page, serialized, stated_nulls
 from pqcache.parquet.thrift import I64, LIST, STRUCT, inside, inside_each, key, read_varint, walk_struct
 from pqcache.parquet.types import is_text, leaves_of, names_of_chunks, without_views
 from pqcache.system.disk import open_regular
@@ -33,26 +33,26 @@ from pqcache.system.disk import open_regular
 log = logging.getLogger("pqcache.parquet")
 
 Read = Callable[[int, int, bool], bytes]
-"""Reads bytes of a file: (offset, size, whether the bytes behind them will be wanted too)."""
+"""Reads bytes of a file, given the offset, the size, and whether the bytes behind will be wanted too."""
 
 DECODED = ("decoded", "most")  # index columns of a column whose rows differ in size
 _PLAIN = {"PLAIN", "RLE", "BIT_PACKED"}  # encodings of values and levels
 _ONCE = _PLAIN | {"DELTA_LENGTH_BYTE_ARRAY"}  # that repeat no value
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
 _END = 4  # bytes that say where a text or a list ends
-_MOST_ENTRIES, _MOST_DICTIONARY = 1 << 17, 16 << 20  # of a dictionary whose texts are looked at
-_ALIKE = 1.25  # times the average: a dictionary without longer texts has texts of one length, about
-_FEW_LONG = 4  # times the median: longer texts on average are of few long ones, which may be rare
+_MOST_ENTRIES, _MOST_DICTIONARY = 1 << 17, 16 << 20  # of a dictionary whose texts are examined
+_ALIKE = 1.25  # times the average: texts of a dictionary without longer ones count as equally long
+_FEW_LONG = 4  # times the median: a higher average is due to a few long texts, which may be rare
 _AHEAD = 256 << 10  # bytes
-_SMALL = 4 << 10  # bytes for which nothing is found out more exactly
+_SMALL = 4 << 10  # bytes not worth knowing more exactly
 _PAGE_HEADERS = 1.1  # times the bytes of pages
 _ROWS, _BYTES = 1 << 16, 8 << 20  # of a batch, at most, when texts are counted
 _BUFFER = 1 << 16  # bytes of a chunk that are read ahead meanwhile
-_OF_PREFIXES = 256  # rows of a batch where values are made of parts of others
+_OF_PREFIXES = 256  # rows of a batch of values that share parts
 
 
 class DecodedSize(NamedTuple):
-    """Estimated ``bytes`` in Arrow, and ``most`` as an upper bound; equal if the size is known, None if unknown."""
+    """Estimated ``bytes`` in Arrow and an upper bound, ``most``; equal if the size is known, None if unknown."""
 
     bytes: int | None
     most: int | None
@@ -63,7 +63,7 @@ _Stated = list[list[int | None]]  # bytes of texts by row group and column
 
 
 class StoredRowGroup(NamedTuple):
-    """A row group of a file whose footer is known: its ``number`` there, and the file's columns as Arrow has them."""
+    """Row group ``number`` of a file with a known footer and Arrow schema."""
 
     path: Path
     metadata: pq.FileMetaData
@@ -76,7 +76,7 @@ class StoredRowGroup(NamedTuple):
 
 
 class _Leaf(NamedTuple):
-    """A leaf of a column: bytes of a value (0 for texts), and how many lists and nullable fields enclose it."""
+    """A leaf of a column: bytes of a value (0 for texts), and the numbers of lists and nullable fields around it."""
 
     column: str
     width: int
@@ -92,10 +92,10 @@ def decoded_columns(
     row_groups: Sequence[int] | None = None,
     follow: bool = True,
 ) -> dict[str, list[int | None]]:
-    """Return the index columns `DECODED` of columns whose rows differ in size; ``read`` reads the file's pages.
+    """The index columns `DECODED` of columns whose rows differ in size; ``read`` reads the file's pages.
 
     Without ``read``, sizes that the footer doesn't state are None. To ``follow`` the pages of a chunk takes many short
-    reads; otherwise all its texts count as if they were in its dictionary.
+    reads; otherwise all its texts count as if they were in the dictionary.
     """
     names = [field.name for field in (schema if fields is None else fields) if varies(field.type)]
     columns: dict[str, list[int | None]] = {f"{name}:{what}": [] for name in names for what in DECODED}
@@ -112,7 +112,7 @@ def varies(kind: pa.DataType) -> bool:
 
 
 def decoded_size(group: StoredRowGroup, names: Sequence[str]) -> DecodedSize:
-    """Size of columns of a local row group, from its footer and dictionaries."""
+    """The size of columns of a local row group, by footer and dictionaries."""
     names = [name for name in names if name in group.schema.names]
     with reading(group.path) as read:
         (sizes,) = _sizes(group.metadata, group.schema, names, read, [group.number])
@@ -121,7 +121,7 @@ def decoded_size(group: StoredRowGroup, names: Sequence[str]) -> DecodedSize:
 
 @contextmanager
 def reading(path: Path) -> Iterator[Read]:
-    """Yields a function that reads ranges of the file; ParquetError if it cannot be opened."""
+    """Yields a function that reads ranges of the file; raises ParquetError if it can't be opened."""
     try:
         file = open_regular(path)
     except OSError as error:
@@ -133,9 +133,9 @@ def reading(path: Path) -> Iterator[Read]:
 
 
 def reading_ahead(fetch: Callable[[int, int], bytes], ahead: int) -> Read:
-    """Return a `Read` that fetches ``ahead`` bytes at once if the bytes behind will be wanted too.
+    """A `Read` that fetches ``ahead`` bytes at once if the bytes behind will be wanted too.
 
-    A file that was just copied isn't in the page cache, and dictionaries of short chunks lie close together.
+    A file just copied isn't in the page cache, and dictionaries of short chunks lie close together.
     """
     begin, block = 0, b""
 
@@ -183,7 +183,7 @@ def _leaves_of(metadata: pq.FileMetaData, schema: pa.Schema, names: Sequence[str
     for name in names:
         field, positions = schema.field(name), [position for position, top in enumerate(tops) if top == name]
         leaves = list(_leaves(name, field.type, field.nullable))
-        if len(leaves) != len(positions):  # an Arrow type that is stored as other leaves
+        if len(leaves) != len(positions):  # an Arrow type with other leaves in Parquet
             first = metadata.row_group(0)
             widths = [_WIDTHS.get(first.column(position).physical_type, 0) for position in positions]
             leaves = [_Leaf(name, width, 1, 1) for width in widths]
@@ -218,7 +218,7 @@ def _width(kind: pa.DataType) -> int:
 
 
 def _may_repeat(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Whether texts may be stored once and decoded several times, in whole or in part."""
+    """Whether texts, or parts of them, may be stored once and decoded several times."""
     return chunk.physical_type == "BYTE_ARRAY" and bool(
         chunk.has_dictionary_page or not _ONCE.issuperset(chunk.encodings)
     )
@@ -255,8 +255,8 @@ def _is_plain(chunk: pq.ColumnChunkMetaData) -> bool:
 def _texts(chunk: pq.ColumnChunkMetaData, leaf: _Leaf, values: int, read: Read, follow: bool) -> DecodedSize:
     """Bytes of the ``values`` texts of a chunk with a dictionary.
 
-    Each text of the dictionary counts once. The rest is estimated as if all came back equally often, except for a few
-    long ones, which may be rare.
+    Each text of the dictionary counts once. The rest is estimated as if all texts came back equally often, except for a
+    few long ones, which may be rare.
     """
     if not chunk.has_dictionary_page:  # texts that share their beginnings
         return _UNKNOWN
@@ -308,13 +308,9 @@ def _left_in_dictionary(begin: int, end: int, read: Read) -> tuple[int, int]:
 
 
 def _stated_texts(metadata: pq.FileMetaData) -> _Stated:
-    """Return the bytes of texts by row group and column, None where the footer doesn't state them.
-
-    pyarrow doesn't expose them, but writes a footer as it has parsed it.
-    """
-    sink, found = pa.BufferOutputStream(), list[list[int | None]]()
-    metadata.write_metadata_file(sink)
-    walk_struct(sink.getvalue()[len(MAGIC) : -8].to_pybytes(), 0, _FOOTER, found)
+    """Bytes of texts by row group and column, None unless the footer states them."""
+    found: _Stated = []
+    walk_struct(serialized(metadata), 0, _FOOTER, found)
     return found
 
 
@@ -331,7 +327,7 @@ _FOOTER = {key(4, LIST): inside_each({key(1, LIST): _COLUMNS}, lambda found: fou
 
 
 def count_decoded(group: StoredRowGroup, names: Sequence[str]) -> int:
-    """Return the bytes that columns of a row group take in Arrow, or slightly more: texts are counted exactly."""
+    """The bytes of columns of a row group in Arrow, or slightly more; texts are counted exactly."""
     names = [name for name in names if name in group.schema.names]
     row_group = group.metadata.row_group(group.number)
     total = 0
@@ -346,7 +342,7 @@ def count_decoded(group: StoredRowGroup, names: Sequence[str]) -> int:
 
 
 def longest_rows(group: StoredRowGroup, name: str) -> float:
-    """Return the average bytes of a row in the part of a row group where the column's texts are longest."""
+    """The average bytes of a row in the part of a row group with the column's longest texts."""
     chunks, leaves = group.metadata.row_group(group.number), _leaves_of(group.metadata, group.schema, [name])
     texts = [chunks.column(position) for position, leaf in leaves.items() if not leaf.width]
     return sum(max((size / rows for rows, size in _text_parts(group, chunk)), default=0.0) for chunk in texts)
@@ -375,7 +371,7 @@ def _texts_in(array: pa.Array) -> int:
 
 
 def _texts_of_leaf(array: pa.Array) -> int:
-    import pyarrow.compute as pc  # which takes long to import, and a sync does without
+    import pyarrow.compute as pc  # slow to import, and a sync needs none of it
 
     if isinstance(array, pa.ExtensionArray):
         return _texts_in(array.storage)

@@ -1,7 +1,7 @@
-"""Dense columns: lists of numbers that all have one length, stored as fixed-length bytes.
+"""Dense columns: lists of numbers, all of one length, stored as fixed-length bytes.
 
-A Parquet list pays for repetition and definition levels with every value, which costs several times what the
-values do. Stored as FIXED_LEN_BYTE_ARRAY a row is one value. The field's metadata says what the bytes are:
+In a Parquet list every value has repetition and definition levels, which take several times as long to decode as the
+values. As FIXED_LEN_BYTE_ARRAY, a row is one value. The field's metadata describes the bytes:
 
 ================= =====================================================================================
 ``pqcache.dtype`` numpy's name of the numbers, as in ``uint16``; they are little-endian
@@ -93,21 +93,21 @@ def dense_in(schema: pa.Schema) -> dict[str, Dense]:
 
 
 def is_alike(one: pa.Schema, other: pa.Schema) -> bool:
-    """Whether schemas are equal but for key-values and fields' metadata."""
+    """Whether schemas have equal columns, dense ones included, whatever other metadata they have."""
     return bool(one.equals(other)) and dense_in(one) == dense_in(other)
 
 
 def common_dense(schemas: Sequence[pa.Schema]) -> dict[str, Dense]:
-    """Return the columns that are dense with the same dtype and length in every schema.
+    """The columns that are dense, with the same dtype and length, in every schema.
 
-    A file that lacks a column disqualifies it, since its rows would be null there.
+    A file without the column disqualifies it, since its rows would be null.
     """
     found = [dense_in(schema) for schema in schemas]
     return {name: dense for name, dense in found[0].items() if all(known.get(name) == dense for known in found)}
 
 
 def as_dense(field: pa.Field, dense: Dense) -> pa.Field:
-    """Return the field of a list column when it is stored as ``dense``.
+    """The field of a list column stored as ``dense``.
 
     Raises:
         ParquetError: the column isn't a list of numbers, or ``dense`` can't hold them.
@@ -174,7 +174,7 @@ def _numbers_in_dense(array: pa.Array, dense: Dense) -> Numbers:
 
 
 class NotDense(ValueError):
-    """A row that a dense column cannot hold; ``row`` counts within the array."""
+    """A row doesn't fit a dense column; ``row`` is its position in the array."""
 
     def __init__(self, row: int, why: str) -> None:
         super().__init__(why)
@@ -182,21 +182,21 @@ class NotDense(ValueError):
 
 
 def numbers_in_lists(array: pa.Array, length: int) -> Numbers:
-    """The numbers of lists that all have ``length`` items; others raise `NotDense`."""
+    """The numbers of lists of ``length`` items; raises `NotDense` for a list of another length."""
     rows = len(array)
     if array.null_count:
         raise NotDense(int(np.argmin(array.is_valid().to_numpy(zero_copy_only=False))), "is null")
     if pt.is_fixed_size_list(array.type):
         size = array.type.list_size
         if rows and size != length:
-            raise NotDense(0, f"has {size:,} numbers and not {length:,}")
+            raise NotDense(0, f"has {size:,} numbers instead of {length:,}")
         start = array.offset * size
     else:
         ends = array.offsets.to_numpy()
         lengths = np.diff(ends)
         if np.any(lengths != length):
             row = int(np.argmax(lengths != length))
-            raise NotDense(row, f"has {lengths[row]:,} numbers and not {length:,}")
+            raise NotDense(row, f"has {lengths[row]:,} numbers instead of {length:,}")
         start = int(ends[0]) if rows else 0
     items = array.values.slice(start, rows * length)
     if items.null_count:
@@ -207,7 +207,7 @@ def numbers_in_lists(array: pa.Array, length: int) -> Numbers:
 
 
 def numbers_to_dense(numbers: Numbers, dense: Dense) -> pa.Array:
-    """Store numbers as rows of ``dense``; one that its dtype cannot hold raises `NotDense`."""
+    """Store numbers as rows of ``dense``; raises `NotDense` for a number outside its dtype."""
     dtype = np.dtype(dense.dtype)
     if numbers.dtype != dtype:
         if dtype.kind in "iu" and len(numbers):
@@ -226,13 +226,13 @@ DenseChange = tuple[pa.Field, Dense | None]
 
 
 def dense_changes(source: pa.Schema, target: pa.Schema, name: str) -> dict[str, DenseChange]:
-    """Return the columns whose storage differs between ``source``, the file ``name``, and ``target``."""
+    """The columns whose storage differs between ``source``, the schema of the file ``name``, and ``target``."""
     have, want = dense_in(source), dense_in(target)
     for column in want:
         if column not in source.names:
             raise ParquetError(
                 name,
-                f"has no column {column!r}, so all its rows are null there and it cannot be dense",
+                f"has no column {column!r}, so its rows are null there and it can't be dense",
                 "leave it out of --dense",
             )
     names = [name for name in source.names if have.get(name) != want.get(name) and name in target.names]
@@ -240,9 +240,9 @@ def dense_changes(source: pa.Schema, target: pa.Schema, name: str) -> dict[str, 
 
 
 def change_dense(table: pa.Table, columns: Mapping[str, DenseChange], name: str, first: int) -> pa.Table:
-    """Return ``table`` with ``columns`` changed to their new storage.
+    """Change ``columns`` of ``table`` to their new storage.
 
-    Raises `ParquetError` for a row that doesn't fit, counting from ``first`` in the file ``name``.
+    Raises `ParquetError` for a row that doesn't fit; ``first`` is the number of the first row in the file ``name``.
     """
     for column, (field, want) in columns.items():
         position = table.schema.get_field_index(column)
@@ -270,5 +270,5 @@ def change_dense(table: pa.Table, columns: Mapping[str, DenseChange], name: str,
 
 
 def smallest(low: int, high: int) -> str:
-    """Return the smallest integer dtype that holds all from ``low`` to ``high``."""
+    """The smallest integer dtype for numbers from ``low`` to ``high``."""
     return next(name for name in _INTEGERS if np.iinfo(name).min <= low and high <= np.iinfo(name).max)

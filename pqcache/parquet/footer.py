@@ -1,4 +1,4 @@
-"""Reads, takes apart and assembles Parquet footers.
+"""Parquet footers: read, taken apart and assembled.
 
 A footer is one thrift struct, ``FileMetaData`` of parquet.thrift in https://github.com/apache/parquet-format. Input is
 untrusted: malformed footers raise `ParquetError`.
@@ -19,14 +19,14 @@ from pqcache.system.disk import open_regular
 MAGIC = b"PAR1"
 
 _MAX_FOOTER = 1 << 28  # bytes; parsed, it takes several times as many
-TAIL = 64 << 10  # bytes that are read first: most footers fit
+TAIL = 64 << 10  # bytes that are read first, enough for most footers
 _MAX_SCHEMA_DEPTH = 512
 
 
 class Tail(NamedTuple):
-    """The end of a Parquet file: its bytes from offset ``start`` on, among them the footer, which begins at ``limit``.
+    """The end of a Parquet file: ``data`` begins at offset ``start``, and the footer in it at offset ``limit``.
 
-    ``data`` ends with the footer, the footer's length and the magic.
+    Behind the footer are its length and the magic.
     """
 
     data: bytes
@@ -44,14 +44,14 @@ class Tail(NamedTuple):
 
 
 def read_tail(read: Callable[[int, int], bytes], size: int, name: object, expected: int = TAIL) -> Tail:
-    """Return the end of a file of ``size`` bytes, with all of its footer; ``read(offset, length)`` reads the file.
+    """Read the end of a file of ``size`` bytes, with the whole footer, by ``read(offset, length)``.
 
-    ``expected`` bytes are read first. Raises `ParquetError` about ``name`` if the file isn't Parquet, is cut off or
+    ``expected`` bytes are read first. Raises `ParquetError` about ``name`` if the file isn't Parquet, is truncated or
     encrypted.
     """
     if size == 0:
         advice = "write it again at the source, or remove it there"
-        raise ParquetError(name, "has no bytes, as a writer that was killed or still writes leaves it", advice)
+        raise ParquetError(name, "has no bytes: its writer was killed, or is still writing", advice)
     start = max(0, size - expected)
     data = read(start, size - start)
     if data[-4:] == b"PARE":
@@ -149,10 +149,10 @@ def columns_of(group: Struct, name: str) -> list[Struct]:
 def shift_row_group(
     group: Struct, delta: int, ordinal: int, paths: Sequence[Sequence[bytes]] | None, name: str
 ) -> Struct:
-    """Return a row group as it reads when its pages lie ``delta`` bytes later, as number ``ordinal``.
+    """Describe a row group whose pages move by ``delta`` bytes, as number ``ordinal``.
 
-    Page indexes and bloom filters lie outside the row group, so they are dropped. ``paths`` are new
-    path_in_schema values. A chunk that lives in another file or is encrypted raises `ParquetError`.
+    Page indexes and bloom filters lie outside the row group and are dropped. ``paths`` are new path_in_schema values.
+    Raises `ParquetError` for a chunk that is encrypted or in another file.
     """
     chunks = [
         shift_chunk(chunk, delta, None if paths is None else paths[number], name)
@@ -170,7 +170,7 @@ def shift_chunk(chunk: Struct, delta: int, path: Sequence[bytes] | None, name: s
         raise ParquetError(name, "a column chunk is encrypted or in another file, so it cannot be moved")
     meta = dict(_field(chunk, 3, STRUCT, name))
     for offset in (9, 10, 11):
-        # Writers that mean "no dictionary" have been seen to store offset 0.
+        # some writers store offset 0 for "no dictionary"
         position = _number(meta, offset, I64, name)
         if offset in meta and (position > 0 or offset == 9):
             meta[offset] = (I64, position + delta)
@@ -200,9 +200,9 @@ def make_footer(
     rows: int,
     keyvalues: Mapping[bytes, bytes | None],
 ) -> Struct:
-    """Return the footer of a file that holds ``groups``; version, created_by and orders are ``template``'s.
+    """The footer of a file of ``groups``, with version, created_by and column orders of ``template``.
 
-    ``groups`` may be encoded already: many row groups take less memory that way.
+    ``groups`` may be encoded already, which takes less memory.
     """
     fields: Struct = {
         **template,
@@ -220,13 +220,13 @@ def make_footer(
 
 
 class SchemaLeaf(NamedTuple):
-    """A leaf of a schema: the positions of its element and column, its path, and the shape of its levels."""
+    """A leaf of a schema: positions of its element and its column, its path, and the shape of its levels."""
 
     element: int
     column: int
     path: tuple[bytes, ...]
     shape: tuple[int, ...]
-    """The repetition types on the way down that add a level: 1 optional, 2 repeated."""
+    """Repetition types on the way down that add a level: 1 for optional, 2 for repeated."""
 
 
 def leaves_of(schema: Sequence[Struct], name: str) -> list[SchemaLeaf]:
@@ -277,12 +277,12 @@ _TYPE_FIELDS = (1, 2, 6, 7, 8, 10)  # type, type_length, converted_type, scale, 
 
 
 def with_names_of(written: Sequence[Struct], wanted: Sequence[Struct], name: str) -> list[Struct] | None:
-    """Return ``wanted`` as the schema of data stored under ``written``, or None if it doesn't describe the data.
+    """The schema ``wanted`` for data stored under ``written``, or None if it doesn't describe the data.
 
-    Arrow normalizes what it reads: two-level lists, ENUM, group names and legacy annotations come out different
-    although the levels and values are the same. Given the same levels leaf by leaf, the source's own elements
-    remain true; a leaf whose physical type did change (INT96, a decimal's storage) keeps its name and field id
-    and takes its type from ``written``.
+    Arrow normalizes schemas: two-level lists, ENUM, group names and legacy annotations come out different, although
+    levels and values are the same. If every leaf has the same levels, the source's own elements remain true. A leaf
+    whose physical type did change (INT96, storage of decimals) keeps its name and field id, and takes its type from
+    ``written``.
     """
     ours, theirs = leaves_of(written, name), leaves_of(wanted, name)
     if [leaf.shape for leaf in ours] != [leaf.shape for leaf in theirs]:
@@ -298,6 +298,6 @@ def with_names_of(written: Sequence[Struct], wanted: Sequence[Struct], name: str
 
 
 def _stored_type(element: Struct) -> tuple[Any, Any]:
-    """A leaf's physical type, with its length where that counts: some writers set it for numbers too."""
+    """A leaf's physical type, with its length if that matters: some writers set one for numbers too."""
     kind = element.get(1)
     return kind, element.get(2) if kind == (I32, FIXED_LEN_BYTE_ARRAY) else None

@@ -1,8 +1,8 @@
-"""Columns that pyarrow would misread.
+"""Columns that pyarrow misreads.
 
-pyarrow reads a leaf annotated UNKNOWN (newer writers do so for INTERVAL) as null in every row. INT96
-timestamps outside the years 1677 to 2262 wrap when read as nanoseconds, and those of Julian day 0 become 1970-01-01.
-Such columns are checked as stored bytes, read with a changed footer.
+A leaf annotated UNKNOWN, as newer writers annotate INTERVAL, comes out as null in every row. INT96 timestamps outside
+the years 1677 to 2262 wrap when read as nanoseconds, and those of Julian day 0 become 1970-01-01. To check them, their
+stored bytes are read, with a changed footer.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _NS_PER_US = 1000
 _US_PER_DAY = 86_400_000_000
 _UNIX_DAY = 2_440_588  # the Julian day of 1970-01-01
 _NS_RANGE_US = (2**63 - 1) // _NS_PER_US
-_MAX_DAYS = (2**63 - 1) // _US_PER_DAY - 106_752  # from 1970; no time of day is longer than the days left out
-UNREADABLE = "holds INT96 times of Julian day 0 or after the year 290,000, which readers take for different times"
+_MAX_DAYS = (2**63 - 1) // _US_PER_DAY - 106_752  # from 1970, minus more days than any time of day
+UNREADABLE = "holds INT96 times of Julian day 0 or after the year 290,000, which readers decode to other times"
 REPAIR = "repair them at the source"
 _STORED = np.dtype([("nanoseconds", "<i8"), ("day", "<u4")])
 INT96_BYTES = 12
@@ -50,8 +50,8 @@ class Int96Values:
     """Whether some INT96 times need special care.
 
     Attributes:
-        finer: microseconds can't hold some.
-        farther: nanoseconds can't hold some, as they lie outside the years 1677 to 2262.
+        finer: some need nanoseconds.
+        farther: some lie outside the years 1677 to 2262, which nanoseconds can't express.
         unreadable: pyarrow misreads some in any unit: Julian day 0 becomes 1970-01-01, and times after the year
             290,000 wrap.
     """
@@ -67,7 +67,7 @@ def int96_leaves(metadata: pq.FileMetaData) -> list[int]:
 
 
 def int96_unit(found: Sequence[tuple[str, Int96Values]]) -> str:
-    """Return "us" if it holds every INT96 value of the named files, else "ns".
+    """The unit that holds every INT96 value of the named files: "us", or else "ns".
 
     Microseconds come first: Spark and Hive use them, and they span 290,000 years around 1970.
 
@@ -111,9 +111,9 @@ def _stored_times(batch: pa.RecordBatch) -> Iterator[pa.Array]:
 
 
 def stored_bytes_metadata(data: bytes, leaves: Collection[int], name: str) -> pq.FileMetaData:
-    """Return the footer ``data`` with the columns ``leaves`` as they are stored: INT96 as 12 bytes, all unannotated.
+    """The footer ``data`` with ``leaves`` declared as stored bytes: INT96 as 12 bytes, others without annotation.
 
-    A file opened with it returns these columns so. ``name`` is the file to blame for a footer that is damaged.
+    pyarrow reads a file so if it is opened with this footer. A damaged footer is blamed on ``name``.
     """
     fields = thrift.decode(data, name)
     schema = footer.schema_of(fields, name)
@@ -160,10 +160,10 @@ def check_read_right(
     row_groups: Sequence[int] | None = None,
     nanoseconds: bool = True,
 ) -> None:
-    """Raise ParquetError if pyarrow returns other values of ``columns`` (None: all) than these row groups hold.
+    """Raise ParquetError if pyarrow would misread ``columns`` (None for all) of these row groups.
 
-    ``metadata`` and ``schema`` are the file's. With ``nanoseconds`` INT96 time stamps are read as such. Statistics
-    decide where they can; otherwise the columns are decoded.
+    ``metadata`` and ``schema`` are the file's. ``nanoseconds`` says that INT96 timestamps are read as nanoseconds.
+    Columns are decoded unless statistics rule a misreading out.
     """
     names = doubtful_columns(metadata, schema, nanoseconds)
     names = names if columns is None else names.intersection(columns)
@@ -196,14 +196,14 @@ def check_read_right(
                         path,
                         f"column {_path_of(metadata, leaf)!r} holds INT96 times outside the years 1677 to 2262, which "
                         "nanoseconds cannot hold",
-                        "run 'pqcache repartition' without --keep-int96, which writes them as microseconds",
+                        "run 'pqcache repartition' without --keep-int96, to write them as microseconds",
                     )
     except (pa.ArrowException, OSError) as error:
         raise ParquetError(path, f"cannot be decoded ({first_line(error)})", "fetch it again") from error
 
 
 def doubtful_columns(metadata: pq.FileMetaData, schema: pa.Schema, nanoseconds: bool = True) -> frozenset[str]:
-    """The columns that `check_read_right` has to look at, by their types in Arrow and in Parquet."""
+    """The columns whose types may be misread, which `check_read_right` examines."""
     names = {field.name for field in schema if may_be_doubtful(field.type, nanoseconds)}
     if not names:
         return frozenset()
@@ -228,7 +228,7 @@ def _is_unknown(metadata: pq.FileMetaData, leaf: int) -> bool:
 
 
 def _may_hold_values(metadata: pq.FileMetaData, leaf: int, groups: Sequence[int]) -> bool:
-    """Whether, by the statistics, some value may not be null."""
+    """Whether the statistics leave room for a value other than null."""
     chunks = [metadata.row_group(group).column(leaf) for group in groups]
     return any((stated_nulls(chunk) or 0) < chunk.num_values for chunk in chunks)
 

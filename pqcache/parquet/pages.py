@@ -31,15 +31,15 @@ TYPE, UNCOMPRESSED, COMPRESSED, DATA, DICTIONARY, DATA_V2 = 1, 2, 3, 5, 7, 8  # 
 COUNT, ENCODING, DEFINITIONS, REPETITIONS = 1, 2, 3, 4  # of DataPageHeader
 _LZ4_BLOCK = 1 << 22  # bytes
 _SHORT_TEXT = 260  # bytes, with its length
-_MIN_RUN, _RUN_COST = 4, 5  # bytes of levels as bits that are worth a run, and what one takes, with the bits cut in two
-_WORTH_RUNS = 8  # runs take longer to write: levels have to get smaller by an eighth of the bits
+_MIN_RUN, _RUN_COST = 4, 5  # bytes of bits worth replacing by a run, and the bytes of that run
+_WORTH_RUNS = 8  # runs take longer to write, so they must save an eighth of the bits
 
 
 class Codec(NamedTuple):
-    """A codec.
+    """A codec and its names.
 
-    ``name`` is as in ``--compression``, ``metadata`` as in pyarrow's `ColumnChunkMetaData.compression`, ``arrow`` as in
-    `pyarrow.Codec` (None for no codec), and ``number`` its CompressionCodec in parquet.thrift.
+    ``name`` is that of ``--compression``, ``metadata`` that of pyarrow's `ColumnChunkMetaData.compression`, ``arrow``
+    that of `pyarrow.Codec` (None for no codec), and ``number`` that of CompressionCodec in parquet.thrift.
     """
 
     name: str
@@ -68,12 +68,12 @@ def codec_name(metadata: str) -> str:
 
 
 class NotRead(ValueError):
-    """A column chunk that is damaged or not supported; the text says why."""
+    """A column chunk is damaged or unsupported; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A column chunk encoded on its own; offsets count from the start of ``data``, ``columns`` is its ColumnIndex."""
+    """A column chunk encoded on its own. Offsets count from the start of ``data``; ``columns`` is its ColumnIndex."""
 
     rows: int
     fields: Struct
@@ -84,7 +84,7 @@ class Chunk:
 
 
 class MoreValues(NotRead):
-    """Pages hold more values than the footer says: a reader that believes the footer would drop some."""
+    """Pages hold more values than the footer says, some of which most readers would drop."""
 
 
 def read_into(file: int, place: Bytes, offset: int) -> None:
@@ -99,10 +99,10 @@ _KIND, _UNCOMPRESSED, _SIZE, _CHECKSUM, _VALUES, _ENCODING, _ROWS, _NULLS, _DEFI
 
 
 class Page(NamedTuple):
-    """The header of a page, with `NONE` for fields that it lacks, and where its ``body`` begins in the file.
+    """The header of a page, with `NONE` for missing fields, and the offset of its ``body`` in the file.
 
-    ``size`` counts the stored bytes of the body, and ``checksum`` is theirs. ``definitions`` and ``repetitions`` are
-    the encodings of levels in version 1, and their bytes in version 2, whose levels are never compressed.
+    ``size`` and ``checksum`` are of the body as stored. ``definitions`` and ``repetitions`` are the encodings of levels
+    in version 1, and their bytes in version 2, which never compresses them.
     """
 
     kind: int
@@ -142,11 +142,11 @@ _HEADER: Checks = {
 }
 NONE = -(1 << 32)  # no number of 32 bits
 _KINDS = (thrift.DATA_PAGE, thrift.DICTIONARY_PAGE, thrift.DATA_PAGE_V2)
-_HEADS = (256, 1 << 16, 1 << 24)  # bytes: nearly all page headers; those with long statistics
+_HEADS = (256, 1 << 16, 1 << 24)  # bytes: enough for nearly all page headers, and for long statistics
 
 
 def pages_in(file: File | ReadAt, at: int, size: int) -> Iterator[Page]:
-    """Yield the pages within ``size`` bytes from ``at`` on, reading only their headers."""
+    """Yield the pages in ``size`` bytes from ``at``, reading only their headers."""
     end = at + size
     while at < end:
         page = _page_at(file, at)
@@ -195,7 +195,7 @@ def memory(size: int) -> Bytes:
 
 
 def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
-    """Decompress, and check that ``size`` bytes come out: pyarrow's codecs don't report truncation."""
+    """Decompress to exactly ``size`` bytes; pyarrow's codecs don't report truncation."""
     codec, wrong = IN_METADATA[chunk.compression].arrow, NotRead("page size differs from its header")
     if codec is None:
         if len(body) != size:
@@ -217,9 +217,9 @@ def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> By
 
 
 def _frame(size: int, compressed: int) -> bytes:
-    """Return the head of an LZ4 frame for a raw block: frames state the decompressed size, so truncation shows.
+    """The head of an LZ4 frame around a raw block: frames state the decompressed size, which reveals truncation.
 
-    See https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md: a block of a frame has at most 4 MB.
+    See https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md. A block has at most 4 MB.
     """
     if max(size, compressed) > _LZ4_BLOCK:
         raise NotRead("LZ4 block is too large")
@@ -238,7 +238,7 @@ def levels_of(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
 
 
 def text_lengths(data: Bytes, count: int) -> npt.NDArray[np.int64]:
-    """Return the lengths of ``count`` consecutive length-prefixed texts."""
+    """The lengths of ``count`` consecutive length-prefixed texts."""
     if len(data) < _SHORT_TEXT * count:  # three zeros mark a length below 256, unless a text has some
         zeros = data == 0
         places = np.flatnonzero(zeros[1:-2] & zeros[2:-1] & zeros[3:])
@@ -259,7 +259,7 @@ def text_lengths(data: Bytes, count: int) -> npt.NDArray[np.int64]:
 def decode_hybrid(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
     """Decode ``count`` numbers of ``width`` bits from the hybrid of runs and packed bits.
 
-    ``data`` must hold nothing else; only packed bits, eight numbers at a time, may go beyond ``count``.
+    ``data`` must end with them, except that packed bits come eight numbers at a time.
     """
     kind = _kind_of(width)
     parts: list[npt.NDArray[Any]] = []
@@ -274,9 +274,9 @@ def decode_hybrid(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
 
 
 def read_run(data: bytes, at: int, width: int, left: int) -> tuple[int, int | npt.NDArray[Any], int]:
-    """Return the length of the run at byte ``at``, its number or numbers, and the start of the next run.
+    """The length of the run at byte ``at``, its number or numbers, and the start of the next run.
 
-    ``left`` numbers remain from here on. Some writers pad the last packed bits.
+    ``left`` numbers remain; some writers pad the last packed bits.
     """
     kind = _kind_of(width)
     head, at = thrift.read_varint(data, at)
@@ -320,7 +320,7 @@ def page_sizes(kind: int, size: int, stored: int | None = None) -> Struct:
 
 
 def encode_run(count: int, level: int) -> bytes:
-    """Levels of ``count`` equal values: one run, with its length in bytes before it."""
+    """Levels of ``count`` equal values as one run, preceded by its length in bytes."""
     run = bytearray()
     thrift.put_varint(run, count << 1)
     run.append(level)
@@ -328,7 +328,7 @@ def encode_run(count: int, level: int) -> bytes:
 
 
 def encode_flags(flags: Bytes) -> bytes:
-    """Encode levels of 0 or 1: bits, or runs for long repetitions, with their length before them."""
+    """Encode levels of 0 or 1 as bits, with runs for long repetitions, preceded by their length in bytes."""
     packed = np.packbits(flags, bitorder="little")
     edges = np.flatnonzero(packed[1:] != packed[:-1]) + 1
     begins = np.concatenate(((0,), edges))

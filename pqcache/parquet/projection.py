@@ -1,4 +1,4 @@
-"""Some columns and row groups of a Parquet file as a file of their own, and columns renamed, by footers alone."""
+"""Footers of projected files: some columns and row groups as a file of their own, and columns renamed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pqcache.parquet.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, S
 
 log = logging.getLogger("pqcache.parquet")
 
-# PARQUET-816: they left the dictionary's page header out of a chunk's size, so readers read a bit more.
+# PARQUET-816: these writers left the dictionary's page header out of a chunk's size, so readers read a bit more.
 _SHORT_CHUNKS = re.compile(rb"parquet-mr version 1\.([01]\b|2\.[0-8]\b)")
 _SHORT_BY = 100
 
@@ -61,13 +61,13 @@ def project(
     start: int = len(MAGIC),
     ordinal: int = 0,
 ) -> Projection:
-    """Return the ``wanted`` top-level columns of the row groups ``groups`` as a file of their own.
+    """Make a file of the ``wanted`` top-level columns of the row groups ``groups``.
 
     Args:
         fields: the file's footer.
         wanted: whether to keep each top-level column.
         groups: positions of the row groups to keep, ascending.
-        limit: the offset of the footer, which no page may pass.
+        limit: the offset of the footer, the end of all pages.
         name: the file to blame.
         start: the offset of the first page in the new file.
         ordinal: the position of the first row group in the new file.
@@ -90,7 +90,7 @@ def project(
     rows = 0
     for number in groups:
         if len(footer.columns_of(all_groups[number], name)) != len(all_leaves):
-            raise _damaged(name, f"row group {number} has not one chunk for each column")
+            raise _damaged(name, f"row group {number} lacks column chunks, or has surplus ones")
         group, more = _place_row_group(all_groups[number], leaves, position, ordinal + len(placed), limit, extra, name)
         rows += number_of(group, 3, name)
         placed.append(thrift.encode(group))
@@ -104,12 +104,12 @@ def project(
 
 
 def bytes_after_chunks(created_by: bytes) -> int:
-    """How many bytes past the end of a chunk readers also read, for files of this writer."""
+    """How many bytes past the end of a chunk readers have to read, in files of this writer."""
     return _SHORT_BY if _SHORT_CHUNKS.match(created_by) else 0
 
 
 def with_orders_of(fields: Struct, leaves: Sequence[int], count: int) -> Struct:
-    """Keep the column_orders of these leaves, or none unless there are ``count``."""
+    """Keep the column_orders of these leaves, or drop all unless there are ``count``."""
     orders = _structs(fields, 7)
     found = {field: entry for field, entry in fields.items() if field != 7}
     return found | ({7: (LIST, Items(STRUCT, [orders[leaf] for leaf in leaves]))} if len(orders) == count else {})
@@ -118,7 +118,7 @@ def with_orders_of(fields: Struct, leaves: Sequence[int], count: int) -> Struct:
 def _place_row_group(
     group: Struct, leaves: Sequence[int], position: int, ordinal: int, limit: int, extra: int, name: str
 ) -> tuple[Struct, list[ByteRange]]:
-    """Move the pages of some leaves to ``position``; also return where they are now."""
+    """Move the pages of some leaves to ``position``; also return their present ranges."""
     chunks, metas = group[1][1].values, footer.columns_of(group, name)
     ranges = {leaf: _byte_range(metas[leaf], limit, extra, name) for leaf in leaves}
     ordered = sorted(leaves, key=lambda leaf: ranges[leaf].offset)
@@ -150,7 +150,7 @@ def _byte_range(meta: Struct, limit: int, extra: int, name: str) -> ByteRange:
 
 
 def with_chunks(group: Struct, leaves: Sequence[int], chunks: Sequence[Struct], name: str) -> Struct:
-    """Keep only ``chunks`` (those of the leaves that stay), at their old offsets."""
+    """Keep only ``chunks``, those of the remaining ``leaves``, at their old offsets."""
     metas = footer.columns_of(group, name)
     result = {field: entry for field, entry in group.items() if field != 4}
     result[1] = (LIST, Items(STRUCT, list(chunks)))
@@ -190,13 +190,13 @@ def _keyvalues(fields: Struct, wanted: Sequence[bool], names: Sequence[bytes]) -
 def _cut_arrow_schema(value: bytes, wanted: Sequence[bool], names: Sequence[bytes]) -> bytes | None:
     schema = decode_schema(value)
     if schema is None or [name.encode() for name in schema.names] != list(names):
-        return None  # of another schema than Parquet's own: no reader can have used it
+        return None  # it describes another schema, so no reader used it
     fields = [field for field, keep in zip(schema, wanted, strict=True) if keep]
     return encode_schema(pa.schema(fields, metadata=schema.metadata))
 
 
 def _cut_spark_schema(value: bytes, wanted: Sequence[bool], names: Sequence[bytes]) -> bytes | None:
-    """Spark believes this one: a column that is in it but not in the file would come out as nulls."""
+    """Cut Spark's schema, too: it would return nulls for columns that the file lacks."""
     kept = {name.decode("utf-8", "replace") for name, keep in zip(names, wanted, strict=True) if keep}
     try:
         schema: dict[str, Any] = json.loads(value)
@@ -210,7 +210,7 @@ def number_of(fields: Struct, field: int, name: str) -> int:
     """An integer field that must be there."""
     kind, value = fields.get(field, (0, None))
     if kind not in (I16, I32, I64):
-        raise _damaged(name, f"field {field} is missing or no number")
+        raise _damaged(name, f"field {field} is missing or not a number")
     return int(value)
 
 
@@ -230,12 +230,12 @@ def _damaged(name: str, what: str) -> ParquetError:
 
 # ---- A file's footer as its table sees it: columns under the table's names, without those that the table has dropped
 #
-# Delta tables with column mapping and Iceberg tables after schema evolution know a column by a field ID or by a name of
-# its own in files, so that it can be renamed or dropped without a file being written. Here only the footer changes.
+# Delta tables with column mapping, and Iceberg tables, know a column of a file by ID or by a name of its own, so
+# they can rename or drop it without writing files. Here only the footer changes.
 
 
 class ColumnKind(Enum):
-    """Whether a column has no columns inside: fields of a struct, list elements, or keys and values of a map."""
+    """Which fields a column has inside: none, those of a struct, a list's element, or a map's key and value."""
 
     LEAF = "leaf"
     STRUCT = "struct"
@@ -245,15 +245,14 @@ class ColumnKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class TableColumn:
-    """A column of a table, or a field in one, and how files know it.
+    """A column of a table, or a field inside one, and how files know it.
 
     Attributes:
         name: its name in the table.
-        field_id: its ID in files that have IDs; None where it is known by name.
+        field_id: its ID in files with IDs; None if it is known by name.
         stored: its names in files without IDs.
         kind: the meaning of ``fields``.
-        fields: those of a struct; the element of a list; key and value of a map. Their names don't matter in lists
-            and maps.
+        fields: those of a struct, the element of a list, or key and value of a map; names matter in structs only.
     """
 
     name: str
@@ -290,7 +289,7 @@ class _Element:
 
 @dataclass(frozen=True)
 class _Matcher:
-    """Finds the columns of a table in one file, ``file``, which has field IDs or not."""
+    """Finds the columns of a table in ``file``, by field ID or by name."""
 
     file: str
     by_id: bool
@@ -321,7 +320,7 @@ class _Matcher:
             kept = self.matched(element.children, column.fields)
             if not kept:
                 reason = f"column {column.name!r} has none of the table's fields"
-                raise ParquetError(self.file, reason, "write the table again with the engine that it is from")
+                raise ParquetError(self.file, reason, "write the table again with its engine")
             return replace(element, fields={**element.fields, 5: (I32, len(kept))}, children=kept)
         wrapper = element.children[0]
         if column.kind is ColumnKind.LIST and not _wraps_element(wrapper):
@@ -331,17 +330,17 @@ class _Matcher:
 
 
 def as_in_table(fields: Struct, columns: Sequence[TableColumn], name: str) -> Struct:
-    """Return the footer ``fields`` with only the columns of a table, under its names and at the same offsets.
+    """Reduce the footer ``fields`` to the columns of a table, under its names and at the same offsets.
 
-    Columns that the file lacks are not added. Raises ParquetError about the file ``name`` if its footer is damaged, if
-    the columns can't be found by field ID or name, or if the file or a struct has none of them.
+    Columns that the file lacks aren't added. Raises ParquetError about the file ``name`` if its footer is damaged, if
+    columns can't be found by field ID or name, or if the file or a struct has none of them.
     """
     schema = footer.schema_of(fields, name)
     tree = _tree(schema, name)
     by_id = any(9 in element for element in schema)
     if not by_id and not any(column.stored for column in columns):
         reason = "has no field IDs, and its table doesn't map columns to names"
-        raise ParquetError(name, reason, "have the engine that the table is from write the file again")
+        raise ParquetError(name, reason, "write the file again with the engine of the table")
     kept = _Matcher(name, by_id).matched(tree, columns)
     if tree and not kept:
         raise ParquetError(name, "has none of its table's columns", "write the file again")
@@ -349,9 +348,9 @@ def as_in_table(fields: Struct, columns: Sequence[TableColumn], name: str) -> St
 
 
 def in_spelling(fields: Struct, spelling: Spelling, name: str) -> Struct:
-    """Return the footer ``fields`` with columns, and fields of structs, as other files spell them.
+    """Spell columns and struct fields in the footer ``fields`` as other files do.
 
-    Names that differ only in case stay as they are.
+    Names of the same file that differ only in case stay as they are.
     """
     schema = footer.schema_of(fields, name)
     kept = _spelled(_tree(schema, name), spelling, ())
@@ -424,9 +423,9 @@ def _tree(schema: Sequence[Struct], name: str) -> tuple[_Element, ...]:
 
 
 def _wraps_element(element: _Element) -> bool:
-    """Whether the repeated group of a list wraps its element, rather than being it.
+    """Whether the repeated group of a list wraps the element or is the element itself.
 
-    These are the rules for lists of old writers in LogicalTypes.md of https://github.com/apache/parquet-format.
+    See the rules for lists of old writers in LogicalTypes.md of https://github.com/apache/parquet-format.
     """
     alone = element.fields.get(3) == _REPEATED and len(element.children) == 1
     return alone and element.name != "array" and not element.name.endswith("_tuple")
@@ -435,7 +434,7 @@ def _wraps_element(element: _Element) -> bool:
 def _with_leaves(group: Struct, leaves: Sequence[int], paths: Sequence[Sequence[bytes]], name: str) -> Struct:
     metas = footer.columns_of(group, name)
     if max(leaves, default=-1) >= len(metas):
-        raise ParquetError(name, "the Parquet footer has not one chunk for each column", "fetch the file again")
+        raise ParquetError(name, "the Parquet footer lacks column chunks, or has surplus ones", "fetch the file again")
     chunks = []
     for leaf, path in zip(leaves, paths, strict=True):
         meta = {**metas[leaf], 3: (LIST, Items(BINARY, list(path)))}

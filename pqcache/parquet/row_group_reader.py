@@ -1,9 +1,8 @@
-"""Reads rows of row groups of local files as Arrow arrays: a row group, or a piece of one.
+"""Reads row groups of local files, or pieces of them, as Arrow arrays.
 
-Parquet's readers decode a column chunk from its first page on. An offset index says which row each page begins with, so
-the pages of a piece and the chunk's dictionary are put together in memory as a file of their own, and that is decoded
-like any other. The leaves of a nested column have pages of their own: its piece reaches to where all of them have the
-beginning of a page.
+Parquet readers decode a column chunk from its first page. An offset index says which row each page begins with, so the
+pages of a piece and the chunk's dictionary can be put together in memory as a file of their own, which is decoded like
+any other. Every leaf of a nested column has pages of its own: a piece begins and ends where pages of all of them begin.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ from pqcache.parquet.types import is_text, numpy_dtype, top_level_names
 from pqcache.parquet.validation import check_footer
 from pqcache.system.disk import check_regular, open_regular
 
-_BUFFER = 1 << 16  # bytes that pyarrow reads at a time, few enough to be decoded from the processor's cache
-_BEFORE_TEXT = 4  # bytes: the length of each text that is in no dictionary
+_BUFFER = 1 << 16  # bytes that pyarrow reads at a time, few enough for the processor's cache
+_BEFORE_TEXT = 4  # bytes of the length before a text outside a dictionary
 _CODED = {"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"}
 _MOST_LOCATED = 4096  # column chunks whose pages are remembered
-_EXCESS = 32 << 20  # bytes that pages may have beyond the footer's count, as some writers miscount
+_EXCESS = 32 << 20  # bytes of pages beyond the footer's count, as some writers miscount
 _DAMAGED = "the file is damaged or was replaced: write it again"
 
 
 class _Part(NamedTuple):
-    """Rows ``begin`` to ``end`` of a column: for each of its leaves where pages lie, and which of them these are."""
+    """Rows ``begin`` to ``end`` of a column: for each leaf, where its pages lie and which of them are needed."""
 
     begin: int
     end: int
@@ -62,9 +61,9 @@ class _Part(NamedTuple):
 
 
 class RowGroupFile:
-    """Reads row groups of a local file that never changes, from any thread and after a fork.
+    """Reads row groups of a local file that never changes, on any thread and in forks.
 
-    Raises ParquetError, which names the file and the row group, if the file is damaged or gone.
+    Raises ParquetError, which names file and row group, if the file is damaged or gone.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +74,7 @@ class RowGroupFile:
             with self._open(path, None) as file:
                 self.metadata: pq.FileMetaData = file.metadata
                 self.schema: pa.Schema = file.schema_arrow
-        self._leaves: dict[str, list[int]] = {}  # of each column, of those with one name together
+        self._leaves: dict[str, list[int]] = {}  # by column name
         for number, name in enumerate(top_level_names(self.metadata, self.schema)):
             self._leaves.setdefault(name, []).append(number)
         schema = self.metadata.schema
@@ -98,10 +97,10 @@ class RowGroupFile:
         *,
         trusted: Collection[str] = (),
     ) -> dict[str, pa.Array]:
-        """Return rows ``low <= row < high`` of ``columns``, without columns that the file lacks; ``high`` None is all.
+        """Read rows ``low`` to ``high`` (exclusive; None for the end) of those ``columns`` that the file has.
 
-        Strings and binary may be views; other arrays are as pyarrow reads them. A part of the rows needs an offset
-        index (see `has_page_index`). ``trusted`` columns are known not to be misread by pyarrow.
+        Strings and binary may come as views, other arrays come as pyarrow reads them. To read only some rows takes an
+        offset index (see `has_page_index`). pyarrow is known not to misread ``trusted`` columns.
         """
         rows = self.metadata.row_group(row_group).num_rows
         high = rows if high is None else high
@@ -120,13 +119,13 @@ class RowGroupFile:
                 os.close(descriptor)
 
     def batches(self, row_group: int, columns: Sequence[str], rows: int) -> Generator[pa.RecordBatch]:
-        """Yield at most ``rows`` rows at a time, as pyarrow reads them; the file must have all ``columns``."""
+        """Yield up to ``rows`` rows at a time, as pyarrow reads them; the file must have all ``columns``."""
         self._check_read_right(row_group, columns)
         with self._errors(row_group), self._open(self.path, self.metadata) as file:
             yield from file.iter_batches(rows, [row_group], columns, use_threads=False)
 
     def has_page_index(self, row_group: int, columns: Sequence[str]) -> bool:
-        """Whether pieces of ``columns`` can be read; those that the file lacks don't matter."""
+        """Whether pieces of ``columns`` can be read; columns that the file lacks don't matter."""
         group = self.metadata.row_group(row_group)
         leaves = [leaf for name in columns for leaf in self._leaves.get(name, [])]
         chunks = [group.column(leaf) for leaf in leaves]
@@ -186,7 +185,7 @@ class RowGroupFile:
         return {name: found[name] for name in chunks}
 
     def _coded(self, row_group: int, names: Sequence[str]) -> list[str]:
-        """Texts that are nearly all in a dictionary: others take four bytes more than their own."""
+        """Columns of texts nearly all in a dictionary: a plain text takes its own bytes and four more."""
         group, found = self.metadata.row_group(row_group), []
         for name in names:
             leaf = self._alone.get(name)
@@ -231,7 +230,7 @@ class RowGroupFile:
             part = self._part(descriptor, row_group, name, low, high)
             leaf = self._alone.get(name)
             views = leaf is not None and pays(group.column(self._leaves[name][0]), leaf, group.num_rows)
-            alone = name if views else ""  # views into a file hold all of it
+            alone = name if views else ""  # views keep all of a file, so such a column gets its own
             parts.setdefault((part.begin, part.end, alone), {})[name] = part
         coded, found = self._coded(row_group, names), {}
         for (begin, end, _), together in parts.items():
@@ -250,7 +249,9 @@ class RowGroupFile:
         end = int(begins[np.searchsorted(begins, high, side="left")])
         found = []
         for leaf, pages in zip(leaves, located, strict=True):
-            first = int(np.searchsorted(pages.rows[:-1], begin, side="right")) - 1  # not an empty page before it
+            first = (
+                int(np.searchsorted(pages.rows[:-1], begin, side="right")) - 1
+            )  # the last such page, as earlier ones are empty
             past = int(np.searchsorted(pages.rows[:-1], end, side="left"))
             found.append((leaf, pages, range(first, past)))
         return _Part(begin, end, found)
@@ -270,7 +271,7 @@ class RowGroupFile:
     def _file_of(
         self, descriptor: int, row_group: int, parts: Mapping[str, _Part]
     ) -> tuple[Bytes, pq.FileMetaData, dict[str, int]]:
-        """Make a file from some pages; return it, its footer, and the number of each column's first leaf."""
+        """Make a file of some pages; return it, its footer, and the number of each column's first leaf."""
         group, at = self.metadata.row_group(row_group), len(footer.MAGIC)
         leaves = [(name, *leaf) for name, part in parts.items() for leaf in part.leaves]
         heads = [range(first_page(group.column(leaf)), int(pages.offsets[0])) for _, leaf, pages, _ in leaves]
@@ -303,7 +304,7 @@ class RowGroupFile:
         return data, self._footer_of(list(parts), chunks, rows), firsts
 
     def _counts(self, leaf: int, data: Bytes, head: int, pages: PageLocations, some: range) -> tuple[int, int]:
-        """Values and decompressed bytes of pages; NotRead if their rows don't match the offset index."""
+        """Values and decompressed bytes of pages; raises NotRead if they contradict the offset index."""
         flat = self.metadata.schema.column(leaf).max_repetition_level == 0
         dictionary = list(pages_in(data, 0, head))
         if len(dictionary) > 1 or not all(page.is_dictionary for page in dictionary):
@@ -325,7 +326,7 @@ class RowGroupFile:
         for number in numbers:
             schema += trees[number]
         total = sum(chunk[3][1][thrift.UNCOMPRESSED][1] for chunk in chunks)
-        # one row more than there are, so that pages of too many are seen
+        # one row more than there are, to notice surplus rows in pages
         group: Struct = {1: (LIST, Items(STRUCT, list(chunks))), 2: (I64, total), 3: (I64, rows + 1)}
         writer = (self.metadata.created_by or "").encode()  # decoders work around bugs of some writers
         template: Struct = {1: (I32, 2)} | ({6: (BINARY, writer)} if writer else {})
@@ -345,7 +346,7 @@ class RowGroupFile:
 
     @cached_property
     def _elements(self) -> list[Struct]:
-        """The schema; empty if columns cannot be taken from it."""
+        """The schema elements; none if they can't be taken apart by column."""
         found = footer.schema_of(thrift.decode(self._footer(), str(self.path), until=2), str(self.path))
         odd = any((5 in element and element[5][1] > 0) == (thrift.TYPE in element) for element in found)
         same = len(footer.trees(found)) == len(self.schema) == len(set(self.schema.names))
@@ -362,7 +363,7 @@ class RowGroupFile:
     # Checks
 
     def _check_read_right(self, row_group: int, names: Sequence[str]) -> None:
-        """Raise ParquetError for columns that pyarrow misreads; each is examined once."""
+        """Raise ParquetError for columns that pyarrow misreads; each one is examined once."""
         wanted = [name for name in names if name in self._doubtful and (row_group, name) not in self._read_right]
         if wanted:
             check_read_right(self.path, self.metadata, self.schema, wanted, [row_group])
@@ -403,19 +404,19 @@ class RowGroupFile:
 
 
 def _claimed(file: File, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Decompressed bytes and values that a chunk's pages claim, up to a damaged header."""
+    """Decompressed bytes and values that the pages of a chunk claim, up to a damaged header."""
     size = values = 0
     try:
         for page in pages_in(file, first_page(chunk), chunk.total_compressed_size):
             size += page.uncompressed
             values += 0 if page.is_dictionary else page.values
-    except (NotRead, IndexError, ValueError):  # pyarrow reports the damage, and comes no further
+    except (NotRead, IndexError, ValueError):  # pyarrow stops there too, and reports the damage
         pass
     return size, values
 
 
 def _joined(column: pa.ChunkedArray) -> pa.Array:
-    """Several arrays of texts are too large for 32-bit offsets, so they become views."""
+    """Join arrays; texts become views, as several arrays mean that 32-bit offsets don't suffice."""
     if column.num_chunks == 1:
         return column.chunk(0)
     if column.num_chunks and is_text(column.type):
@@ -437,7 +438,7 @@ def _views_into(column: pa.ChunkedArray) -> pa.Array:
     return pa.Array.from_buffers(kind, len(array), [valid, pa.py_buffer(views), *data])
 
 
-# ---- Where the data pages of a column chunk lie, and which row each begins with, by the offset index
+# ---- The places of data pages, by the offset index
 
 Ints = npt.NDArray[np.int64]
 
@@ -448,9 +449,10 @@ _MOST_INDEX = 16 << 20  # bytes of an offset index
 class PageLocations:
     """The data pages of a column chunk, in the order of their rows.
 
-    ``offsets``   where each page's header begins in the file
-    ``sizes``     bytes of each page with its header
-    ``rows``      the first row that begins in each page or behind it, and at the end the rows of the row group
+    Attributes:
+        offsets: where each page's header begins in the file.
+        sizes: bytes of each page with its header.
+        rows: the first row that begins in each page or behind it, and finally the rows of the row group.
     """
 
     offsets: Ints
@@ -460,14 +462,14 @@ class PageLocations:
 
 @dataclass(frozen=True)
 class OffsetIndexes:
-    """Where the offset index of each column chunk of a file begins and how long it is; 0 where there is none."""
+    """Offset and length of each column chunk's offset index in a file; 0 if there is none."""
 
     offsets: Ints
     lengths: Ints
 
     @staticmethod
     def of(footer: bytes, leaves: int) -> OffsetIndexes:
-        """The ``footer`` has to have been checked."""
+        """The ``footer`` must have passed `check_footer`."""
         found: list[int] = []
         walk_struct(footer, 0, _FILE, found)
         each = np.array(found, np.int64).reshape(-1, leaves, 2) if leaves else np.zeros((0, 0, 2), np.int64)
@@ -488,7 +490,7 @@ _FILE = {key(4, LIST): inside_each({key(1, LIST): _CHUNKS})}
 
 
 def locations_in_index(index: bytes, chunk: pq.ColumnChunkMetaData, rows: int) -> PageLocations:
-    """Parse an offset index; NotRead if it contradicts the chunk."""
+    """Parse an offset index; raises NotRead if it contradicts the chunk."""
     try:
         pages = thrift.decode(index, "an offset index")[1][1].values
         numbers = np.array([[page[field][1] for field in (1, 2, 3)] for page in pages], np.int64).reshape(-1, 3)
@@ -499,7 +501,7 @@ def locations_in_index(index: bytes, chunk: pq.ColumnChunkMetaData, rows: int) -
 
 
 def _checked(pages: PageLocations, chunk: pq.ColumnChunkMetaData) -> PageLocations:
-    """Raise NotRead unless pages lie in their chunk one after the other, and cover its rows."""
+    """Raise NotRead unless pages follow one another in their chunk and cover its rows."""
     begin = first_page(chunk)
     ends = pages.offsets + pages.sizes
     apart = len(ends) > 0 and pages.offsets[0] >= begin and ends[-1] <= begin + chunk.total_compressed_size

@@ -1,7 +1,7 @@
-"""One schema for files that drifted apart, and data converted to it without loss.
+"""One schema for files whose schemas drifted apart, and data converted to it without loss.
 
-``merge_schemas`` finds the narrowest schema that holds every value of every file, or says which two files disagree.
-``working_schema`` is that schema in types that can be cut, measured and written batch by batch.
+``merge_schemas`` finds the narrowest schema for all values of all files, or says which two files disagree.
+``working_schema`` turns it into types that can be cut, measured and written batch by batch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def decode_schema(value: bytes) -> pa.Schema | None:
 
 
 class _Differ(Exception):
-    """Two types have no common type; holds the dotted path below the column, and the types or names there."""
+    """Two types have no common type; has the dotted path below the column, and the types or names there."""
 
     def __init__(self, path: str, *types: pa.DataType, names: tuple[str, str] | None = None) -> None:
         super().__init__(path, *types)
@@ -61,7 +61,7 @@ class _Differ(Exception):
 
 
 def _signed_bits(integer: pa.DataType) -> int:
-    """The width of the signed integer that holds all values: joins count these, so that order doesn't matter."""
+    """The width of the signed integer for all values; comparing these makes joins independent of order."""
     return int(integer.bit_width if pt.is_signed_integer(integer) else 2 * integer.bit_width)
 
 
@@ -73,10 +73,7 @@ def _wider_int(a: pa.DataType, b: pa.DataType) -> pa.DataType:
 
 
 def _wider_float(a: pa.DataType, b: pa.DataType) -> pa.DataType:
-    """The narrowest float, at least as wide as the given one, for every value of the integer type too.
-
-    Integers of 64 bits become double, as pandas makes them where a column gets its first null: see `always_fits`.
-    """
+    """The narrowest float for both; 64-bit integers become double, as in pandas: see `always_fits`."""
     number, integer = (a, b) if a in _FLOATS else (b, a)
     bits = max(number.bit_width, 2 * _signed_bits(integer))
     return {16: pa.float16(), 32: pa.float32()}.get(bits, pa.float64())
@@ -105,14 +102,14 @@ def _wider_bytes(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
 
 
 def differing_in_case(known: Iterable[str], new: Iterable[str]) -> tuple[str, str] | None:
-    """The first pair of names that differ only in case and that only one side has."""
+    """The first pair of names, each on one side only, that differ only in case."""
     known, new = set(known), set(new)
     left = {name.lower(): name for name in known - new}
     return next(((left[name.lower()], name) for name in sorted(new - known) if name.lower() in left), None)
 
 
 def spelling_of(schemas: Iterable[pa.Schema], known: Iterable[str] = ()) -> dict[tuple[str, ...], str]:
-    """Return the first spelling of each column, and field of structs, by its path in lower case."""
+    """The first spelling of each column and struct field, by its path in lower case."""
     found: dict[tuple[str, ...], str] = {(name.lower(),): name for name in known}
 
     def note(fields: Iterable[pa.Field], above: tuple[str, ...]) -> None:
@@ -128,7 +125,7 @@ def spelling_of(schemas: Iterable[pa.Schema], known: Iterable[str] = ()) -> dict
 
 
 def _pairs(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[tuple[pa.Field | None, pa.Field | None]]:
-    """Match fields of two structs or schemas by name: ``a``'s in order, then those only ``b`` has."""
+    """Match fields of two structs or schemas by name: those of ``a`` in order, then the others of ``b``."""
     if [f.name for f in a] == [f.name for f in b]:
         return list(zip(a, b, strict=True))
     for fields in (a, b):
@@ -143,10 +140,10 @@ def _pairs(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[tuple[pa.Field 
 
 
 def _optional(field: pa.Field) -> pa.Field:
-    """Make a field and, in a struct, its fields nullable: in files that lack it, all are null."""
+    """Make a field, and the fields of a struct, nullable, as they are null for files that lack it."""
     if pt.is_struct(field.type):
         field = field.with_type(pa.struct(list(map(_optional, field.type.fields))))
-    elif pt.is_fixed_size_list(field.type):  # a null has items, unlike one of other lists
+    elif pt.is_fixed_size_list(field.type):  # its nulls have items, unlike those of other lists
         field = field.with_type(pa.list_(_optional(field.type.value_field), field.type.list_size))
     return field.with_nullable(True)
 
@@ -220,7 +217,7 @@ def joined_type(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
 
 
 def always_fits(kind: pa.DataType, into: pa.DataType) -> bool:
-    """Whether the joined type holds every value of this type; if not, it depends on the values.
+    """Whether the joined type holds every value of this type, so that values needn't be checked.
 
     A 64-bit integer may not be exact as a double, an unsigned one may overflow int64, and a time in seconds may be out
     of range in nanoseconds.
@@ -241,7 +238,7 @@ def always_fits(kind: pa.DataType, into: pa.DataType) -> bool:
 
 
 def cast_exactly(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
-    """Cast to the joined type; raises Arrow's error rather than round or cut a value."""
+    """Cast to the joined type; raises Arrow's error instead of rounding or truncating a value."""
     if pt.is_null(column.type):
         nulls = pa.nulls(len(column), kind)
         return pa.chunked_array([nulls]) if isinstance(column, pa.ChunkedArray) else nulls
@@ -257,7 +254,7 @@ def cast_exactly(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Ar
 
 
 def unfit_value(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> str | None:
-    """The first value that does not fit the joined type."""
+    """The first value that doesn't fit the joined type, as text; None if all do."""
     try:
         cast_exactly(column, kind)
     except pa.ArrowException as error:
@@ -273,14 +270,14 @@ def unfit_value(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> str | 
         except pa.ArrowException:
             last = middle
     if not pt.is_nested(column.type):
-        with suppress(ValueError, OverflowError, pa.ArrowException):  # a time that Python does not have
+        with suppress(ValueError, OverflowError, pa.ArrowException):  # a time outside Python's range
             return str(column[first])
     number = re.search(r"(?:value |timestamp: )(-?\d+)", reason)
     return reason if number is None else number[1]
 
 
 def unfit_reason(name: str, column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> str | None:
-    """The reason of an error about a column with a value that does not fit."""
+    """The reason of the error about a column with a value that doesn't fit; None if all do."""
     value = unfit_value(column, kind)
     if value is None:
         return None
@@ -293,7 +290,7 @@ def _has_list_views(kind: pa.DataType) -> bool:
 
 
 def without_list_views(array: pa.Array) -> pa.Array:
-    """Convert list views to lists, also inside: Arrow's own cast leaves the offsets too short."""
+    """Convert list views to lists, also inside. Arrow's own cast leaves the offsets too short."""
     kind = array.type
     if not _has_list_views(kind):
         return array
@@ -315,7 +312,7 @@ def without_list_views(array: pa.Array) -> pa.Array:
 
 
 def with_fields(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Add, also inside, struct fields that only ``other`` has; they may be null."""
+    """Add struct fields of ``other``, also inside, as nullable ones."""
     if not (pt.is_struct(kind) and pt.is_struct(other)):
         return kind
     inside = {field.name.lower(): field for field in other.fields}
@@ -327,10 +324,7 @@ def with_fields(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def with_table_columns(files: pa.Schema, table: pa.Schema) -> pa.Schema:
-    """Add the table's columns that no file has yet, and take its wider numbers.
-
-    All other types are as in the files.
-    """
+    """Add the table's columns that no file has yet, and use its number types if they are wider."""
     fields = [field.with_type(_as_wide(field.type, table, field.name)) for field in files]
     missing = [_optional(field) for field in table if field.name not in files.names]
     return pa.schema([*fields, *missing], files.metadata) if len(table) else files
@@ -344,10 +338,7 @@ def check_names(path: str, schema: pa.Schema) -> None:
 
 
 def with_time_zones(files: pa.Schema, table: pa.Schema) -> pa.Schema:
-    """Give times the zones of their table's columns.
-
-    Times without a zone in such a column are in UTC: those stored as INT96 can have none.
-    """
+    """Give times the time zones of the table's columns: INT96 times have none and are in UTC."""
     known = {field.name: field.type for field in table}
     fields = [f.with_type(with_types_like(f.type, known.get(f.name, f.type), _zoned)) for f in files]
     return pa.schema(fields, files.metadata)
@@ -360,7 +351,7 @@ def _zoned(kind: pa.DataType, wanted: pa.DataType) -> pa.DataType:
 
 
 def _as_wide(kind: pa.DataType, table: pa.Schema, name: str) -> pa.DataType:
-    """The column's type in ``table`` if that is a number which holds each of ``kind``, else ``kind``."""
+    """The column's type in ``table`` if it is a number type for all values of ``kind``, else ``kind``."""
     wanted = table.field(name).type if name in table.names else kind
     number = pt.is_integer(wanted) or pt.is_floating(wanted) or pt.is_decimal(wanted)
     return wanted if number and joined_type(kind, wanted) == wanted and always_fits(kind, wanted) else kind
@@ -371,19 +362,19 @@ def merge_schemas(
     owner: Callable[[str], str] | None = None,
     clashes: dict[str, TypeClash] | None = None,
 ) -> pa.Schema:
-    """Return the schema that holds every row of every file without loss.
+    """Merge schemas into one that holds every row of every file without loss.
 
-    Columns are matched by name; the first file's order rules and new columns follow. Key-value metadata is the
-    first file's, with the keys that only later files have.
+    Columns are matched by name, in the order of the first file, followed by new ones. Of equal keys in the key-value
+    metadata, the first file's value stays.
 
     Args:
-        named: file name and schema, in order.
-        owner: returns a file that has a column, if the first schema is that of many files.
-        clashes: collects errors by column, and the schema leaves these columns out.
+        named: file names and schemas, in order.
+        owner: names a file with a given column, if the first schema is that of many files.
+        clashes: collects errors by column instead of raising them; the schema leaves these columns out.
 
     Raises:
         TypeClash: a column's types have no common type.
-        ParquetError: names in a file are not unique.
+        ParquetError: names in a file aren't unique.
     """
     schema: pa.Schema | None = None
     first, origin = "", dict[str, str]()
@@ -437,7 +428,7 @@ def merge_schemas(
 
 
 def _place(column: str, first: str, origin: Mapping[str, str], owner: Callable[[str], str] | None) -> str:
-    """A file, of those before, that has the column."""
+    """An earlier file that has the column."""
     return owner(column) if owner is not None and origin[column] == first else origin[column]
 
 
@@ -485,25 +476,25 @@ def _working_type(kind: pa.DataType, top: bool, stored: bool = False) -> pa.Data
 
 
 def working_schema(schema: pa.Schema) -> pa.Schema:
-    """Return ``schema`` in types that write the same Parquet but can be measured and joined in pieces.
+    """``schema`` in types that give the same Parquet but can be measured and joined in pieces.
 
-    Views do not tell the size of a slice, nested dictionaries cannot be unified, and a narrow dictionary index
-    overflows when many files' dictionaries meet in one row group. Metadata is left out: it goes to the footer.
+    Views don't tell the size of a slice, nested dictionaries can't be unified, and a narrow dictionary index overflows
+    when the dictionaries of many files meet in one row group. Metadata is left out, as it goes to the footer.
     """
     return pa.schema([field.with_type(_working_type(field.type, True)) for field in schema])
 
 
 def condition_schema_of(schema: pa.Schema) -> pa.Schema:
-    """Return ``schema`` as conditions see it: in the types of `working_schema`, extension types as they are stored.
+    """``schema`` as conditions see it: in the types of `working_schema`, with extension types as their storage.
 
-    Arrow neither compares these nor makes an empty table of columns that hold them inside.
+    Arrow can't compare extension types, nor make an empty table of columns with such types inside.
     """
     return pa.schema([field.with_type(_working_type(field.type, True, stored=True)) for field in schema])
 
 
 def cast_to_schema(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
-    """Return ``table`` under ``schema``, from `merge_schemas` and `working_schema`; ``name`` is the file to blame."""
-    if table.schema.equals(schema, check_metadata=True):  # without metadata, names of list items count for nothing
+    """Convert a table of the file ``name`` to ``schema``, made by `merge_schemas` and `working_schema`."""
+    if table.schema.equals(schema, check_metadata=True):  # comparing metadata, as names of list items count only then
         return table
     columns = []
     by_position = table.schema.names == schema.names
@@ -523,12 +514,12 @@ def cast_to_schema(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-# ---- The unit of a column's times in a cache, which new files don't change
+# ---- Time units of columns in a cache, which new files don't change
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TimeUnits:
-    """Units that do not change: ``chosen`` for the columns it names, the schema ``before`` for the others."""
+    """Fixed time units: those ``chosen``, by column, and otherwise those of the schema ``before``."""
 
     before: pa.Schema = dataclasses.field(default_factory=lambda: pa.schema([]))
     chosen: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -548,9 +539,9 @@ class TimeUnits:
         return pa.schema([f.with_type(with_types_like(f.type, self._fixed(f), fix)) for f in files], files.metadata)
 
     def check(self, path: str, file: pa.Schema, int96: Callable[[], Collection[str]]) -> None:
-        """Raise ParquetError where a file has times in a finer unit than before, and none is chosen.
+        """Raise ParquetError if a file has times in a finer unit than before, unless one was chosen.
 
-        Columns of INT96, which ``int96`` returns, have no unit: they are read in any that holds their values.
+        ``int96`` returns the INT96 columns, which have no unit and are read in any that holds their values.
         """
         finer: dict[str, tuple[str, str]] = {}
         for column in file:
@@ -587,7 +578,7 @@ def changed_units(before: pa.Schema, now: pa.Schema) -> list[str]:
 
 
 def _pairs_of_units(kind: pa.DataType, other: pa.DataType) -> list[tuple[str, str]]:
-    """Units of the times in both types, each with the other's."""
+    """Pairs of time units at the same place in both types."""
     pairs: list[tuple[str, str]] = []
 
     def compare(here: pa.DataType, there: pa.DataType) -> pa.DataType:

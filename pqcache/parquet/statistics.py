@@ -1,11 +1,10 @@
 """Statistics of row groups from Parquet footers, as columns of the row-group index.
 
-**Minima and maxima.** Statistics have two pairs of fields. ``min_value`` and ``max_value`` are in the order that
-``column_orders`` says, and without these undefined. ``min`` and ``max`` are deprecated: their writers compared binary
-values, decimals among them, with signed bytes, and unsigned numbers as signed ones; parquet-mr before 1.8 wrote minima
-and maxima of binary values that were none (PARQUET-251). pyarrow returns one pair or the other, does not say which, and
-accepts all that it does not know to be wrong, such as those of a writer without a version. Here the deprecated pair is
-used for signed numbers only.
+**Minima and maxima.** Statistics have two pairs of fields. ``column_orders`` defines the order of ``min_value`` and
+``max_value``; without it, they mean nothing. ``min`` and ``max`` are deprecated: writers compared binary values and
+decimals byte by byte as signed numbers, unsigned numbers as signed ones, and parquet-mr before 1.8 got those of binary
+values wrong altogether (PARQUET-251). pyarrow returns either pair without saying which, and rejects only known bugs.
+Here the deprecated pair is used for signed numbers only.
 
 **Nulls.** Arrow before 5.0 did not count nulls in dictionaries.
 """
@@ -37,7 +36,7 @@ from pqcache.parquet.types import leaves_in, names_of_chunks, without_views
 
 log = logging.getLogger("pqcache.parquet")
 
-_MAX_STATISTIC = 256  # bytes; longer strings prune nothing that a prefix would not
+_MAX_STATISTIC = 256  # bytes; longer strings prune no better
 EXTREMES = ("min", "max", "field_min", "field_max")
 BASE = pa.schema(
     [
@@ -53,7 +52,7 @@ BASE = pa.schema(
 
 
 def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, list[Any]]:
-    """Index columns of one file's row groups, without ``file``; ``schema`` is the file's."""
+    """The index columns of a file's row groups, except ``file``; ``schema`` is the file's."""
     names = [field.name for field in schema]
     top = names_of_chunks(metadata, schema)
     plain = {f.name for f in schema if not pa.types.is_nested(f.type)}
@@ -129,7 +128,7 @@ def index_schema(names: Iterable[str], schema: pa.Schema) -> pa.Schema:
 
 
 def field_key(path: Sequence[str]) -> str:
-    """Return the index's name for a field in a struct: names joined by dots, quoted if they contain dots.
+    """The index's name for a field of a struct: names joined by dots, quoted if they contain dots.
 
     >>> field_key(["user", "age"]), field_key(["user", "e.mail"])
     ('user.age', 'user."e.mail"')
@@ -138,9 +137,9 @@ def field_key(path: Sequence[str]) -> str:
 
 
 def _struct_fields(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[int, tuple[str, pa.DataType]]:
-    """Key and type of each ordered leaf in a struct, unless it is in a list or a map.
+    """Key and type of each ordered leaf of a struct outside lists and maps.
 
-    Their null counts are not used: not every writer counts a null struct.
+    Their null counts aren't used, as not every writer counts null structs.
     """
     if not any(pa.types.is_struct(field.type) for field in schema):
         return {}
@@ -214,7 +213,7 @@ def _extremes(statistics: pq.Statistics | None, sound: bool) -> tuple[Any, Any]:
 def _column_type(
     name: str, columns: Mapping[str, pa.DataType], fields: Mapping[str, pa.DataType]
 ) -> pa.DataType | None:
-    """None for extremes of a type without an order, and for columns that are gone."""
+    """None if the column is gone, or for the minima and maxima of a type without an order."""
     column, _, what = name.rpartition(":")
     kinds = fields if what in ("field_min", "field_max") else columns
     if column not in kinds:
@@ -243,14 +242,19 @@ _ARROW = re.compile(r"parquet-cpp(-arrow)? version (\d+)")
 _COUNTS_DICTIONARIES = 5  # Arrow's first version that does (ARROW-12513)
 
 
-def type_ordered(metadata: pq.FileMetaData) -> Sequence[bool]:
-    """Return for each leaf whether its minima and maxima are in the order that its type has.
-
-    pyarrow does not tell, but writes a footer as it has parsed it, and the column orders at its end.
-    """
-    sink, leaves = pa.BufferOutputStream(), metadata.num_columns
+def serialized(metadata: pq.FileMetaData) -> bytes:
+    """The footer that pyarrow parsed, with fields that it doesn't expose."""
+    sink = pa.BufferOutputStream()
     metadata.write_metadata_file(sink)
-    data = sink.getvalue()[len(MAGIC) : -8].to_pybytes()
+    return bytes(sink.getvalue()[len(MAGIC) : -8].to_pybytes())
+
+
+def type_ordered(metadata: pq.FileMetaData) -> Sequence[bool]:
+    """Whether the minima and maxima of each leaf are in the order of its type.
+
+    pyarrow doesn't expose the column orders, which are at the end of the footer.
+    """
+    data, leaves = serialized(metadata), metadata.num_columns
     size = bytearray(((min(leaves, 15) << 4) | STRUCT,))
     if leaves >= 15:
         put_varint(size, leaves)
@@ -281,7 +285,7 @@ def is_sound(chunk: pq.ColumnChunkMetaData, kind: pa.DataType, ordered: bool) ->
 
 
 def counts_dictionaries(created_by: str | None) -> bool:
-    """Return whether a writer counts the nulls of dictionary columns; Arrow before 5.0 says that there are none.
+    """Whether a writer counts the nulls of dictionary columns; Arrow before 5.0 wrote 0.
 
     >>> counts_dictionaries("parquet-cpp-arrow version 4.0.1"), counts_dictionaries("parquet-mr version 1.12.0")
     (False, True)
@@ -299,7 +303,7 @@ def stated_nulls(chunk: pq.ColumnChunkMetaData) -> int | None:
 
 
 def null_count(chunk: pq.ColumnChunkMetaData, dictionaries: bool) -> int | None:
-    """Return the nulls of a chunk, None where that is not known; ``dictionaries``: see `counts_dictionaries`."""
+    """The nulls of a chunk, None if unknown; ``dictionaries`` comes from `counts_dictionaries`."""
     nulls = stated_nulls(chunk)
     doubtful = nulls == 0 and not dictionaries and chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page
     return None if doubtful else nulls

@@ -1,4 +1,4 @@
-"""Arrow types: their leaves, their kinds, and types made from others, for structs, maps and lists of any depth."""
+"""Arrow types and their leaves, with structs, maps and lists nested to any depth."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ def leaves_in(kind: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def leaves_of(array: pa.Array) -> Iterator[pa.Array]:
-    """Yield the leaf arrays of an array, without the items of null lists and maps.
-
-    Extension arrays count as leaves.
-    """
+    """Leaf arrays, without the items of null lists and maps. Extension arrays count as leaves."""
     if pt.is_struct(array.type):
         for child in array.flatten():
             yield from leaves_of(child)
@@ -54,13 +51,13 @@ def names_of_chunks(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
         return top_level_names(metadata, schema)
     if not metadata.num_row_groups:
         return []
-    # not from metadata.schema, after which pyarrow's footer refers to itself and lives until Python looks for cycles
+    # not by metadata.schema: pyarrow's footer then refers to itself, and lives until the next garbage collection
     first = metadata.row_group(0)
     return [first.column(i).path_in_schema.split(".")[0] for i in range(metadata.num_columns)]
 
 
 def top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
-    """Each leaf's top-level column, also if names contain dots: leaves come in schema order."""
+    """The top-level column of each leaf. Names may contain dots, so leaves are counted in schema order."""
     names: list[str] = []
     for field in schema:
         leaves = sum(1 for _ in leaves_in(field.type))
@@ -91,10 +88,7 @@ def with_changed_types(kind: pa.DataType, change: Callable[[pa.DataType], pa.Dat
 def with_types_like(
     kind: pa.DataType, other: pa.DataType, change: Callable[[pa.DataType, pa.DataType], pa.DataType]
 ) -> pa.DataType:
-    """Apply ``change`` to each leaf type, together with the type at the same place in ``other``.
-
-    Fields of structs are matched by name; those that ``other`` lacks stay as they are.
-    """
+    """Apply ``change`` to each leaf type and its counterpart in ``other``; struct fields are matched by name."""
     if not pt.is_nested(kind):
         return kind if pt.is_nested(other) else change(kind, other)
     if pt.is_struct(kind) and pt.is_struct(other):
@@ -114,7 +108,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """``to_pandas_dtype`` of pyarrow before 26 needs pandas."""
+    """numpy's type for an Arrow number; ``to_pandas_dtype`` imports pandas before pyarrow 26."""
     letter = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
     return np.dtype(f"{letter}{kind.bit_width // 8}")
 

@@ -1,6 +1,6 @@
-"""Rows of source files, decoded ahead of their use and in order.
+"""Rows of source files, decoded in order and ahead of their use.
 
-Memory is bounded by the size of a batch, not by the sources' row groups: those are read some rows at a time.
+Row groups are read some rows at a time, so memory depends on the size of a batch, not of row groups.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ log = logging.getLogger("pqcache.parquet")
 _AGAIN = "fetch the file again"
 _MAX_RATIO = 4.0
 _TINY = 8  # to a batch
-_LARGE = 512 << 10  # Arrow bytes of a table: to take it by itself is cheaper than to copy it
+_LARGE = 512 << 10  # Arrow bytes of a table that is cheaper to use alone than to copy
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowBatch:
-    """Some rows of the source files, most often consecutive ones.
+    """Some rows of the source files, usually consecutive ones.
 
     Attributes:
         ratios: compressed over uncompressed bytes of each column at the source.
-        numbers: each row's, counted through all source files.
-        done: bytes of the sources that have been read after this batch.
+        numbers: each row's number in all source files.
+        done: bytes of the sources read up to this batch.
         widths: of the table's columns, if known.
     """
 
@@ -82,8 +82,7 @@ class RowBatch:
 class RowGroupRange:
     """Row groups of a source that are read in one go.
 
-    ``first`` is the number of their first row in the file, and ``before`` how many rows and bytes other files have
-    before this one.
+    ``first`` is the number of their first row in the file; ``before`` counts rows and bytes of earlier files.
     """
 
     source: SourceFooter
@@ -95,8 +94,8 @@ class RowGroupRange:
 
 
 def row_group_ranges(sources: Sequence[SourceFooter], target: int) -> Iterator[RowGroupRange]:
-    """Yield all rows of ``sources`` in order: row groups one by one, or several that take ``target`` bytes decoded."""
-    # Where a nested dictionary changes, which it does between row groups, pyarrow gives up.
+    """Yield row groups of ``sources`` in order, small ones together up to ``target`` decoded bytes."""
+    # pyarrow can't read a nested dictionary that changes, as it does between row groups.
     apart = {id(kind.schema) for kind in one_of_each_schema(sources) if any(map(_nested_dictionary, kind.schema.types))}
     rows = size = 0
     for source in sources:
@@ -134,7 +133,7 @@ def _small_together(row_groups: Sequence[tuple[int, int]], target: int) -> Itera
 
 @dataclass(frozen=True, kw_only=True)
 class _SourceKind:
-    """Shared by source files of one schema: dense changes, each leaf's column, minimum bytes of a row."""
+    """Facts about source files of one schema: dense changes, the column of each leaf, least bytes of a row."""
 
     recast: dict[str, DenseChange]
     columns: npt.NDArray[np.int64]
@@ -155,7 +154,7 @@ class Decoder:
     """Decodes source files under ``schema``, in batches of about ``batch_bytes`` Arrow bytes.
 
     Attributes:
-        stored: the schema that rows are cast to last, for time stamps that are written as numbers.
+        stored: the schema that rows are cast to at the end, for timestamps written as numbers.
         long_columns: see `long_columns_of`.
     """
 
@@ -175,7 +174,7 @@ class Decoder:
     def _decoded(self, spans: Iterable[RowGroupRange]) -> Iterator[RowBatch]:
         widths = widths_of(self.stored or self.schema)
         for _, alike in itertools.groupby(spans, lambda span: id(span.source.schema)):
-            kind = ratios = None  # tiny neighbours share their ratios, as they will share a batch
+            kind = ratios = None  # tiny neighbours share ratios, as they will share a batch
             for source, some in itertools.groupby(alike, lambda span: span.source):
                 kind = kind or _kind_of(source, self.schema)
                 with open_parquet(source.path, source.int96, source.metadata) as file:
@@ -219,7 +218,7 @@ class Decoder:
         path, groups = span.source.path, span.groups
 
         def decode(name: str, group: int) -> Iterator[pa.Array]:
-            # A reader of its own, as all columns of one have to be read with the same number of rows.
+            # a reader of its own, as a reader returns the same number of rows of all columns
             with open_parquet(path, metadata=file.metadata) as other:
                 for some in other.iter_batches(batch_size=rows, row_groups=[group], columns=[name], use_threads=False):
                     yield some.column(0)
@@ -234,7 +233,7 @@ class Decoder:
                         views = _views(file, descriptor, groups, name, kind, partial(decode, name))
                         take[name] = _taker(views, kind)
                     columns = [name for name in file.schema_arrow.names if name not in take]
-                # One thread decodes while another encodes: threads per column as well would cost CPU time.
+                # without threads for columns, as one thread decodes while another encodes
                 for batch in file.iter_batches(batch_size=rows, row_groups=groups, columns=columns, use_threads=False):
                     long = {name: some(batch.num_rows) for name, some in take.items()}
                     for name, column in long.items():
@@ -266,9 +265,9 @@ def _ratios(span: RowGroupRange, columns: npt.NDArray[np.int64], schema: pa.Sche
 
 
 def join_small_batches(stream: Iterable[RowBatch], target: int) -> Iterator[RowBatch]:
-    """Yield ``stream`` with small neighbours joined, so that many tiny files cost about as much as one.
+    """Join small neighbours, so that many tiny files cost about as much as one.
 
-    They are joined before anything weighs them, which costs per column, however few the rows.
+    They are joined before they are weighed, which costs time per column, however few the rows.
     """
     waiting: list[RowBatch] = []
     size = 0
@@ -299,23 +298,21 @@ def _join(waiting: list[RowBatch], size: int) -> RowBatch:
     return replace(last, table=table, ratios=ratios, numbers=numbers)
 
 
-# ---- Long strings and binary, as views into their pages that are not copied until they are written
+# ---- Long strings and binary, as views into their pages that aren't copied until they are written
 #
-# A plain page of binary values is their bytes, each with its length before it, in the file that is read as in the one
-# that is written. So stretches of pages are copied from one to the other. See
-# https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout: a view is the length, and either
-# up to 12 bytes or the first four, the number of the buffer and where in it the bytes begin.
+# A plain page of binary values is a sequence of lengths and bytes, in the file that is read as in the one that is
+# written, so stretches of pages are copied from one to the other. For the layout of views, see `pqcache.parquet.arrow`.
 
-_READABLE = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # a column's encodings, levels among them
+_READABLE = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # encodings of values and levels
 
 _Take = Callable[[int], pa.ChunkedArray]
 """Takes the next rows of a column: as many as requested, or all that are left."""
 
 
 def long_columns_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Schema) -> dict[str, pa.DataType]:
-    """The columns of ``schema`` worth reading as views: all row groups of ``files`` hold long values. With their types.
+    """The columns of ``schema`` with long values in all row groups of ``files``, and their types as views.
 
-    There have to be other columns, which say how many rows there are.
+    There must be other columns, which tell the number of rows.
     """
     kinds = {}
     for column in schema:
@@ -354,7 +351,7 @@ def _views(
     kind: pa.DataType,
     decode: Callable[[int], Iterator[pa.Array]],
 ) -> Iterator[pa.Array]:
-    """Yield a column page by page; from the first page that cannot be viewed on, ``decode`` a row group."""
+    """Yield a column page by page; ``decode`` the rest of a row group if a page can't be viewed."""
     where = _leaf_of(file.metadata, file.schema_arrow.field(name))
     assert where is not None  # see `_is_long`
     number, leaf = where
@@ -394,18 +391,18 @@ def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> _Take:
     return take
 
 
-# ---- Several parts of the sources at once, passed on in order
+# ---- Several parts of the sources at once, in order
 
 ReadTask = Callable[[], Iterator[RowBatch]]
-"""Makes some consecutive batches, on any thread."""
+"""Makes some consecutive batches on any thread."""
 
 _END = object()
 
 
 def prefetch(tasks: Sequence[ReadTask], limit: int, threads: int = 1) -> Generator[RowBatch, None, None]:
-    """Yield the batches of ``tasks``, in their order, made on ``threads`` that run ahead by ``limit`` Arrow bytes.
+    """Yield the batches of ``tasks`` in order, made by ``threads`` that run ahead by ``limit`` Arrow bytes.
 
-    Each thread has a share of ``limit`` for itself, so that the one whose batches are next never waits for another.
+    Each thread has its own share of ``limit``, so that the one with the next batches never waits for another.
     """
     threads = min(threads, len(tasks))
     ready: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in tasks]
@@ -418,7 +415,7 @@ def prefetch(tasks: Sequence[ReadTask], limit: int, threads: int = 1) -> Generat
         while not stopped and (number := next(numbers)) < len(tasks):
             try:
                 for batch in tasks[number]():
-                    nbytes = batch.nbytes  # counted here, before the lock is taken
+                    nbytes = batch.nbytes  # counted before the lock is taken
                     with freed:
                         while held[thread] > limit // threads and not stopped:
                             freed.wait()

@@ -1,9 +1,8 @@
-"""Rows encoded as column chunks, and row groups put together from chunks that were encoded separately.
+"""Encodes rows as column chunks, and joins chunks that were encoded separately to row groups.
 
-A column chunk is a row of pages, and a page depends on nothing but the chunk's dictionary. So a chunk without one may
-be the pages of several writers, one after the other; its metadata is theirs, added up. Pages with a dictionary have to
-come from one writer; plain ones may follow. Fields are those of parquet.thrift in
-https://github.com/apache/parquet-format.
+A column chunk is a sequence of pages, which depend on nothing but the chunk's dictionary. So a chunk without one may
+join the pages of several writers and add up their metadata. Pages with a dictionary have to come from one writer, and
+plain ones may follow. Fields are those of parquet.thrift in https://github.com/apache/parquet-format.
 """
 
 from __future__ import annotations
@@ -60,16 +59,16 @@ from pqcache.system.memory import BufferPool
 
 log = logging.getLogger("pqcache.parquet")
 
-THREADS = 2  # that encode
+THREADS = 2  # for encoding
 _WORTH_A_THREAD = 1 << 20  # Arrow bytes
-_UNEVEN = 0.6  # of all costs: if one thread had more, rows are divided in place of columns
+_UNEVEN = 0.6  # of all costs: if one thread had more, rows are divided instead of columns
 _OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
 
 Encoded = Mapping[int, Sequence[Chunk]]
-"""Encoded rows: the chunks of each leaf column, in the order of their rows."""
+"""Encoded rows: the chunks of each leaf column, in row order."""
 
 Order = Callable[[bytes], Any]
-"""Returns for a minimum or maximum, as stored, a value that compares as the column's values do."""
+"""Turns a stored minimum or maximum into a value that compares like the column's values."""
 
 
 def size_of(encoded: Encoded) -> int:
@@ -81,7 +80,7 @@ class FooterSchema:
     """The layout of row groups in a footer.
 
     Attributes:
-        template: the footer of a file of pyarrow's with the same columns.
+        template: the footer of a file with the same columns, written by pyarrow.
         schema: the schema elements of the footer.
         paths: path_in_schema of each leaf.
         names: each leaf's path as `Encodings` name it.
@@ -99,7 +98,7 @@ class FooterSchema:
 
 @dataclass(frozen=True, kw_only=True)
 class RowGroup:
-    """A row group in memory, with offsets as in a file of its own."""
+    """A row group in memory, with the offsets it would have in a file of its own."""
 
     rows: int
     fields: Struct
@@ -110,13 +109,13 @@ class RowGroup:
 
 
 class Encoder:
-    """Encodes rows with ``encodings``, which may be changed between row groups; errors blame ``name``.
+    """Encodes rows with ``encodings``, which may change between row groups; errors blame ``name``.
 
     Attributes:
         columns: how many top-level columns there are.
-        dictionaries: the most values of each column that arrives with a dictionary.
+        dictionaries: the size of the largest dictionary of each column that arrives with one.
         encoded: compressed bytes.
-        again: how many of them were encoded more than once.
+        again: those encoded more than once.
     """
 
     def __init__(self, footer_schema: FooterSchema, plain: Encodings, name: str, executor: Executor) -> None:
@@ -132,13 +131,13 @@ class Encoder:
         return [leaf for column in columns for leaf in self._leaves[column]]
 
     def dictionary_columns(self) -> list[int]:
-        """Columns with a dictionary are encoded in one go for all their rows."""
+        """Columns with a dictionary, which are encoded in one go for all rows."""
         coded = set(self.encodings.dictionary)
         names = self.footer_schema.names
         return [n for n, leaves in enumerate(self._leaves) if any(names[leaf] in coded for leaf in leaves)]
 
     def encode(self, batches: Sequence[RowBatch], columns: Sequence[int], halves: bool = False) -> Encoded:
-        """Encode columns of batches on as many threads as help; with ``halves`` a column may come in two chunks."""
+        """Encode columns of batches, on several threads if that helps; ``halves`` allows two chunks for a column."""
         how = self.encodings
         if not columns:
             return {}
@@ -148,7 +147,7 @@ class Encoder:
             note_dictionaries(table, self.dictionaries)
         sizes = np.sum([batch.weights for batch in batches], axis=0)[list(columns)]
         tasks = _divided(table, sizes, how, halves)
-        run = map if len(tasks) == 1 else self.executor.map  # another thread would only be waited for
+        run = map if len(tasks) == 1 else self.executor.map  # a single task needs no other thread
         found = defaultdict(list)
         parts = run(lambda task: encode_rows(task[0], how, self.name, self._memory), tasks)
         for (_, share), chunks in zip(tasks, parts, strict=True):
@@ -180,23 +179,23 @@ def note_dictionaries(table: pa.Table, known: dict[str, int]) -> None:
 def _divided(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool) -> list[tuple[pa.Table, list[int]]]:
     """Divide ``table`` into parts that take about equally long to encode, each with the numbers of its columns.
 
-    Parts have different columns. If one column takes nearly all the time and ``halves`` allows it, they are the first
-    and the last rows of all columns. ``sizes`` are about the columns' bytes on disk. The bytes of a column chunk depend
-    on how its rows are cut, so nothing here depends on the machine.
+    Parts have different columns, or, if one column takes nearly all the time and ``halves`` allows it, the first and
+    the last rows of all columns. ``sizes`` are estimates of bytes on disk. Nothing here depends on the machine, since
+    the bytes of a column chunk depend on how its rows are cut.
     """
     direct = [
         is_direct(name, column, encodings) or is_plain(name, column, encodings)
         for name, column in zip(table.schema.names, table.columns, strict=True)
     ]
     costs = np.where(direct, 0, sizes)
-    nbytes = 0  # a column in many chunks takes long to count: only so far as it matters
+    nbytes = 0  # counted no further than needed, as columns of many chunks take long
     for column, done in zip(table.columns, direct, strict=True):
         if not done and nbytes <= _WORTH_A_THREAD:
             nbytes += bytes_in(column)
     large = nbytes > _WORTH_A_THREAD
     shares = _shares(costs, THREADS if large else 1)
     cuts = [0, table.num_rows]
-    halves = halves and large and table.num_rows > 1  # nothing is known of the values of no rows
+    halves = halves and large and table.num_rows > 1  # a half needs a row
     if halves and max(costs[share].sum() for share in shares) > _UNEVEN * costs.sum():
         shares, cuts = [list(range(table.num_columns))], [0, table.num_rows // 2, table.num_rows]
     return [(table.select(share).slice(low, high - low), share) for low, high in pairwise(cuts) for share in shares]
@@ -213,7 +212,7 @@ def _shares(sizes: Floats, number: int) -> list[list[int]]:
 
 
 def encode_rows(table: pa.Table, encodings: Encodings, name: str, memory: BufferPool | None = None) -> list[Chunk]:
-    """Encode as one row group, in a block of ``memory``."""
+    """Encode ``table`` as one row group, in a block of ``memory``."""
     memory = memory or BufferPool()
     found: dict[int, list[Chunk]] = {}
     for n, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
@@ -272,7 +271,7 @@ def _moved(meta: Struct, delta: int) -> Struct:
 def concatenate_chunks(chunks_of_leaves: Sequence[Sequence[Chunk]], orders: Sequence[Order]) -> RowGroup:
     """Join the chunks of each leaf column to one row group.
 
-    Only the first of a leaf's chunks can have a dictionary. ``orders`` say for each leaf how minima and maxima compare.
+    Only the first chunk of a leaf may have a dictionary. ``orders`` say for each leaf how minima and maxima compare.
     """
     rows = sum(chunk.rows for chunk in chunks_of_leaves[0])
     chunks: list[Struct] = []
@@ -294,7 +293,7 @@ def concatenate_chunks(chunks_of_leaves: Sequence[Sequence[Chunk]], orders: Sequ
         for chunk in some:
             data.extend(chunk.data)
     if all(len(index[1][1].values) == 1 for index in offsets.values()):
-        offsets, columns = {}, {}  # each chunk is one page: its statistics say the same
+        offsets, columns = {}, {}  # each chunk is one page, whose statistics say the same
     group: Struct = {
         1: (LIST, Items(STRUCT, chunks)),
         2: (I64, uncompressed),
@@ -340,7 +339,7 @@ def _each(structs: Iterable[Struct], field: int) -> Iterable[Any]:
 
 
 def _sizes(a: Struct, b: Struct) -> Struct:
-    """Add up two SizeStatistics, without the fields that one of them lacks."""
+    """Add up two SizeStatistics, without fields that one of them lacks."""
     found: Struct = {}
     for field, (kind, value) in a.items():
         if field in b:
@@ -354,14 +353,14 @@ def _sizes(a: Struct, b: Struct) -> Struct:
 
 
 def _statistics(metas: Sequence[Struct], order: Order) -> Struct | None:
-    """Statistics that hold for all chunks; unknown if one of them leaves it open."""
+    """Statistics of all chunks together; None, or without fields, if those of a chunk are missing."""
     if not all(STATISTICS in meta for meta in metas):
         return None
     known = [(meta[STATISTICS][1], meta[VALUES][1]) for meta in metas]
     found: Struct = {}
     if all(_NULLS in fields for fields, _ in known):
         found[_NULLS] = (I64, sum(fields[_NULLS][1] for fields, _ in known))
-    # A chunk of nulls has no minimum and keeps no other's; one that has none for another reason does.
+    # A chunk of nulls needs no minimum. If another chunk lacks one, the minimum of all is unknown.
     valued = [fields for fields, values in known if _NULLS not in fields or fields[_NULLS][1] < values]
     for low, high in ((_OLD_MIN, _OLD_MAX), (_MIN, _MAX)):
         if valued and all(low in fields and high in fields for fields in valued):
@@ -375,7 +374,7 @@ def _statistics(metas: Sequence[Struct], order: Order) -> Struct | None:
 
 
 def _offsets(chunks: Sequence[Chunk], at: int) -> Struct | None:
-    """One OffsetIndex for chunks that follow one another from ``at`` on."""
+    """One OffsetIndex for chunks that follow one another from ``at``."""
     found = [chunk.offsets for chunk in chunks if chunk.offsets is not None]
     if len(found) < len(chunks):
         log.debug("no page index: pyarrow wrote no OffsetIndex for some of the column's pages")
@@ -394,7 +393,7 @@ def _offsets(chunks: Sequence[Chunk], at: int) -> Struct | None:
 
 
 def _columns(chunks: Sequence[Chunk], order: Order) -> bytes | None:
-    """One encoded ColumnIndex for chunks that follow one another."""
+    """One encoded ColumnIndex for consecutive chunks."""
     stored = [chunk.columns for chunk in chunks if chunk.columns is not None]
     if len(stored) < len(chunks):
         return None

@@ -1,7 +1,7 @@
-"""How each column is encoded and compressed, chosen by trying it on a sample.
+"""Chooses encodings and codecs of columns by trying them on a sample.
 
-Data is written once and read many times, so what costs decoding time must make a
-column smaller. Plain is the default; a dictionary, DELTA, BYTE_STREAM_SPLIT or a codec is used where a sample shrinks.
+Data is written once and read many times, so an encoding that costs decoding time has to make a column smaller. Plain is
+the default; a dictionary, DELTA, BYTE_STREAM_SPLIT or a codec is used if it shrinks the sample.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pqcache.parquet.arrow import weigh
 from pqcache.parquet.pages import CODECS
 from pqcache.system.memory import BufferPool
 
-_WORTH = 0.9  # a scheme must make a column this much smaller to be used at all,
-_BETTER = 0.95  # and this much smaller than a simpler one does;
-_DICTIONARY_BETTER = 0.85  # a dictionary of numbers takes longer to read, and gets larger than a sample tells
+_WORTH = 0.9  # a scheme must make a column this much smaller than plain,
+_BETTER = 0.95  # and this much smaller than a simpler scheme;
+_DICTIONARY_BETTER = 0.85  # dictionaries of numbers are slow to read, and larger than a sample tells
 _ALL = np.ones(1)
 _EXTRA = 1 << 20  # bytes, for headers, footer and page index
 _LARGE_VALUE = 128  # bytes; min/max of larger values bloat the footer and prune nothing
-LIMITED = "max_rows_per_page" in signature(pq.write_table).parameters  # newer writers have a limit of their own
+LIMITED = "max_rows_per_page" in signature(pq.write_table).parameters  # not in older versions
 _PLAIN, _DICTIONARY = "PLAIN", "DICTIONARY"
 
 
@@ -41,7 +41,7 @@ class Encodings:
     statistics: Sequence[str] = ()
     level: int | None = None
     decimal_as_integer: bool = False
-    int96: bool = False  # every time stamp of the schema
+    int96: bool = False  # store all timestamps as INT96
 
     def as_is(self, path: str) -> bool:
         """Whether a column is stored plain and without a codec."""
@@ -55,7 +55,7 @@ class Encodings:
         page_index: bool = False,
         batch: int | None = None,
     ) -> pq.ParquetWriter:
-        """Return a writer of ``schema`` to ``sink`` that adds no metadata of its own; a page has ``batch`` values."""
+        """A writer to ``sink`` that adds no metadata of its own; ``batch`` is the number of values in a page."""
         levels = {path: self.level for path, codec in self.codecs.items() if CODECS[codec].has_levels}
         more: dict[str, Any] = {} if collected is None else {"metadata_collector": collected}
         if batch is not None:
@@ -84,7 +84,7 @@ class Encodings:
     def file(
         self, table: pa.Table, memory: BufferPool, page_index: bool = False, batch: int | None = None
     ) -> memoryview:
-        """Return a file that holds ``table`` as one row group, in a block of ``memory``."""
+        """Write ``table`` as a file of one row group in a block of ``memory``."""
         size = int(1.125 * weigh(table, _ALL).sum()) + _EXTRA
         while True:
             block = memory.borrow(size)
@@ -93,7 +93,7 @@ class Encodings:
                 with self.open(sink, table.schema, page_index=page_index, batch=batch) as writer:
                     writer.write_table(table, row_group_size=max(1, table.num_rows))
                 return block.data[: sink.tell()]
-            except OSError:  # nothing else can fail in memory: the block is too small
+            except OSError:  # the block is too small, as nothing else can fail in memory
                 size *= 2
 
 
@@ -102,7 +102,7 @@ def has_integer_decimals(columns: Iterable[pq.ColumnSchema]) -> bool:
 
 
 def encoded_chunks(sample: pa.Table, encodings: Encodings) -> list[pq.ColumnChunkMetaData]:
-    """Write ``sample`` with ``encodings``, and return what each leaf column takes on disk, page headers included."""
+    """Metadata of the leaf columns of ``sample``, written with ``encodings``."""
     return _chunks_of(_written(sample, encodings))
 
 
@@ -112,7 +112,7 @@ def encoded_size(sample: pa.Table, encodings: Encodings) -> int:
 
 def _written(sample: pa.Table, encodings: Encodings) -> pq.FileMetaData:
     collected: list[pq.FileMetaData] = []
-    # MockOutputStream counts the bytes and forgets them.
+    # counts the bytes and forgets them
     with encodings.open(pa.MockOutputStream(), sample.schema, collected) as writer:
         writer.write_table(sample, row_group_size=max(1, sample.num_rows))
     return collected[0]
@@ -122,8 +122,8 @@ def _chunks_of(metadata: pq.FileMetaData) -> list[pq.ColumnChunkMetaData]:
     return [metadata.row_group(0).column(number) for number in range(metadata.num_columns)]
 
 
-# Left out: BYTE_STREAM_SPLIT of fixed-length bytes, which DuckDB cannot read, and DELTA_BYTE_ARRAY, which pyarrow
-# cannot read into a dictionary and which decodes several times slower.
+# Left out: BYTE_STREAM_SPLIT of fixed-length bytes, which DuckDB can't read, and DELTA_BYTE_ARRAY, which pyarrow can't
+# read into a dictionary and which decodes several times slower.
 _SPECIAL = {
     "INT32": ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"),
     "INT64": ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"),
@@ -139,14 +139,14 @@ def choose_encodings(
     compat: bool = False,
     executor: Executor | None = None,
 ) -> Encodings:
-    """Return the encodings that serve ``sample`` best.
+    """Choose the best encodings for ``sample``.
 
     Args:
-        sample: some thousand rows of the data to come.
+        sample: some thousand rows of the data.
         codec: codec to try for each leaf column, by position.
-        plain: settings that don't depend on the sample: compression level, storage of decimals and times.
-        compat: only plain and dictionary encodings, which readers of ten years ago know.
-        executor: threads that may try several at once.
+        plain: settings independent of the sample: compression level, storage of decimals and times.
+        compat: use plain and dictionary encodings only, for readers of ten years ago.
+        executor: threads to try several encodings at once.
     """
     metadata = _written(sample, plain)
     leaves = [
@@ -162,7 +162,7 @@ def choose_encodings(
     base = replace(plain, codecs=packed, statistics=statistics)
     if sample.num_rows == 0:
         return base
-    # Settings go by path, and paths need not be unique: such columns may be of different types.
+    # settings go by path, and columns with the same path may have different types
     count = Counter(path for path, _, _ in leaves)
     kinds = {path: kind for path, kind, _ in leaves if count[path] == 1}
     schemes: list[dict[str, str]] = [dict.fromkeys(packed, _PLAIN)]
@@ -173,7 +173,7 @@ def choose_encodings(
                 schemes.append(scheme)
     schemes.append({path: _DICTIONARY for path, kind in kinds.items() if kind != "BOOLEAN"})
     none = dict.fromkeys(packed, "none")
-    # Plain without a codec is where ``best`` starts.
+    # without the first, plain without a codec, which is where ``best`` starts
     trials = [(scheme, codecs) for scheme in schemes for codecs in (none, packed)][1:]
     best = {path: (size, _PLAIN, "none") for path, _, size in leaves}
     run = map if executor is None else executor.map

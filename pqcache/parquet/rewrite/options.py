@@ -1,4 +1,4 @@
-"""How a partition directory is rewritten, and the recipe by which a rewritten file remembers it."""
+"""Options of rewriting a partition directory, and the recipe in which a rewritten file remembers them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pqcache.units import format_size
 if TYPE_CHECKING:
     from pqcache.parquet.dense import Dense
 
-_COMPRESSIONS = ("zstd", "lz4", "snappy", "none", "keep")  # codecs to write, or the source's
+_COMPRESSIONS = ("zstd", "lz4", "snappy", "none", "keep")  # the last one takes the source's
 DEFAULT_CODEC, COMPAT_CODEC = "lz4", "snappy"
 _LEVELS = {"zstd": range(1, 23)}
 _MIN_ROW_GROUP = 4 << 10
@@ -29,13 +29,13 @@ class RewriteOptions:
     """How a directory is rewritten.
 
     Attributes:
-        row_group_size: the most compressed bytes a row group may take.
-        compression: codec for the columns that shrink by it; ``keep`` takes each column's own from the source.
-            None is lz4 for files that are rewritten, and leaves files that fit as they are.
+        row_group_size: the maximal compressed size of a row group, in bytes.
+        compression: codec for columns that it shrinks; ``keep`` takes each column's codec from the source. None is
+            lz4 for files that are rewritten, and leaves files that fit as they are.
         compression_level: for zstd (1 to 22).
         compat: plain and dictionary encodings only, for readers of ten years ago, and snappy unless ``compression``
             says otherwise.
-        keep_int96: INT96 time stamps are kept as INT96.
+        keep_int96: keep INT96 timestamps as INT96.
         dense: columns to store as fixed-length bytes, by name; all others are lists. None leaves each as it is.
         shuffle: a seed to permute the rows with; None keeps their order.
         block_size: no row group crosses a multiple of this many bytes of its file; None for no blocks.
@@ -74,7 +74,7 @@ class RewriteOptions:
 
     @property
     def limit(self) -> int:
-        """The most compressed bytes a row group may take; aligned, they fill a block beside a file's first bytes."""
+        """The maximal compressed size of a row group; in a block, it leaves room for the first bytes of a file."""
         if self.block_size is None:
             return self.row_group_size
         return min(self.row_group_size, (self.block_size - len(MAGIC)) // (self.block_size // self.row_group_size))
@@ -98,12 +98,12 @@ class RewriteOptions:
 
 
 def canonical_json(values: Mapping[str, Any]) -> str:
-    """Sorted keys and no spaces: equal values give equal texts."""
+    """JSON with sorted keys and no spaces, so that equal values give equal texts."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 def parse_compression(text: str) -> tuple[str, int | None]:
-    """Split a text like ``lz4`` or ``zstd:3``; a level that is not a number raises UsageError."""
+    """Split a text like ``lz4`` or ``zstd:3``; raises UsageError if the level isn't a number."""
     codec, colon, level = text.strip().lower().partition(":")
     if colon and not re.fullmatch(r"-?\d{1,9}", level):
         raise UsageError(f"compression {text!r}", "the level has to be a whole number, as in zstd:3")
@@ -123,6 +123,6 @@ def shuffle_of(recipe: str) -> int | None:
 
 
 def differ_in_size_only(recipe: str, other: str) -> bool:
-    """Return whether two recipes of `RewriteOptions` are equal but for the row-group size; empty ones never match."""
+    """Whether two recipes differ at most in the row-group size; empty recipes never match."""
     one, two = ({**json.loads(text), _ROW_GROUP_SIZE: 0} if text else None for text in (recipe, other))
     return one is not None and one == two

@@ -1,4 +1,4 @@
-"""Writes pages without pyarrow where that is little work: large binary values, lists of one length, plain numbers.
+"""Writes pages that need little work without pyarrow: large binary values, lists of one length, plain numbers.
 
 The format is parquet.thrift and Encodings.md of https://github.com/apache/parquet-format.
 """
@@ -70,7 +70,7 @@ def _chunk(
 ) -> Chunk:
     """Describe ``pages``, which follow one another in ``data``.
 
-    ``repetitions`` and ``definitions`` count the values of each level, and ``texts`` the bytes of texts in each page.
+    ``repetitions`` and ``definitions`` count values by level, and ``texts`` the bytes of texts in each page.
     """
     size, uncompressed = sum(page.size for page in pages), sum(page.uncompressed for page in pages)
     names = [name.encode() for name in path]
@@ -94,16 +94,16 @@ def _chunk(
     return Chunk(rows=rows, fields=about, data=data, size=size, offsets=offsets, columns=columns)
 
 
-# ---- Large binary values, made into pages without looking at them
+# ---- Large binary values
 #
-# A plain, uncompressed page of binary values is their bytes, each with its length before it. For images that is all
-# there is to encode, so Arrow lays them out, many at once.
+# A plain, uncompressed page of binary values is a sequence of lengths and bytes. For images there is nothing else to
+# encode, so Arrow lays out many at once.
 
 _TEXT_PAGE = 1 << 20
 
 
 def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
-    """Whether a column is written by `pages_of`: large values that need no conversion."""
+    """Whether `pages_of` writes a column: large values that need no conversion."""
     return (
         (is_text(column.type) or is_view(column.type))
         and encodings.as_is(name)
@@ -149,7 +149,7 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Chunk:
 
 
 def _length_prefixed(chunk: pa.Array) -> Iterator[tuple[memoryview, npt.NDArray[np.int64]]]:
-    """Yield an array's rows, each with its length before it, and where they would end if lengths took no bytes."""
+    """Yield the length-prefixed rows of an array, and where they would end without the prefixes."""
     found = length_prefixed_bytes(chunk) if is_view(chunk.type) else None
     if found is not None:
         yield from found
@@ -161,9 +161,9 @@ def _length_prefixed(chunk: pa.Array) -> Iterator[tuple[memoryview, npt.NDArray[
 
 
 def _laid_out(chunk: pa.Array) -> pa.Buffer:
-    """Put each value's length before it.
+    """Prefix each value with its length.
 
-    Lengths and values become binary views, whose bytes Arrow copies without the interpreter's lock. See
+    Lengths and values become binary views, whose bytes Arrow copies without holding the interpreter's lock. See
     https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout.
     """
     ends, values = offsets_of(chunk), chunk.buffers()[2]
@@ -182,19 +182,19 @@ def _laid_out(chunk: pa.Array) -> pa.Buffer:
     return array.cast(pa.large_binary()).buffers()[2]
 
 
-# ---- Lists of one length, whose levels are known before a value is looked at
+# ---- Lists of one length, whose levels are known in advance
 #
-# A general writer works out for each value whether its list begins there and whether it is null, which takes longer
-# than the values themselves. So these are written as a flat column, and every page gets the same few bytes of levels.
+# A general writer finds out for each value whether a list begins there and whether it is null, which takes longer than
+# encoding the value. So these are written as a flat column, and every page gets the same few bytes of levels.
 
 _SHORTEST, _LARGEST = 16, 1 << 28  # values of a list; bytes of a list
-_LIST_PAGE, _LIST_ROWS = 1 << 19, 20_000  # bytes and rows of a page: compressed in the processor's cache
+_LIST_PAGE, _LIST_ROWS = 1 << 19, 20_000  # bytes and rows of a page, which is compressed in the processor's cache
 _TOGETHER = 8  # pages encoded in one go
 _HEADER = 64  # bytes, at most, as it has no statistics
 
 
 def length_of(field: pa.Field, column: pa.ChunkedArray, encodings: Encodings) -> int:
-    """The number of items in each list of a column that `pages_of_lists` writes; 0 for any other column."""
+    """The length of all lists of a column, if `pages_of_lists` can write it; else 0."""
     kind = field.type
     if not (pt.is_list(kind) or pt.is_large_list(kind)) or not len(column) or column.null_count:
         return 0
@@ -244,7 +244,7 @@ def pages_of_lists(
             head = data_page_header(count, encoding, plain, stored)
             pages.append(_Page(count // length, len(head) + stored, len(head) + plain))
             made += [head, *parts]
-        if compress is not None:  # in memory that is used again
+        if compress is not None:  # into memory that is reused
             kept = memory.borrow(sum(map(len, made)))
             kept[:] = np.frombuffer(b"".join(made), np.uint8)
             made = [kept.data]
@@ -286,24 +286,24 @@ def _flat(pages: list[pa.Array], special: str | None, memory: BufferPool) -> Ite
 
 
 def _repetitions(rows: int, length: int) -> bytes:
-    """Repetition levels: 0 for the first value of each list and 1 for the others, as runs."""
+    """Repetition levels as runs: 0 for the first value of each list, 1 for the others."""
     run = bytearray((1 << 1, 0))
     thrift.put_varint(run, (length - 1) << 1)
     run.append(1)
     return (rows * len(run)).to_bytes(4, "little") + run * rows
 
 
-# ---- Numbers that are stored as they lie in memory: plain, and without a codec
+# ---- Numbers stored as they are in memory: plain and without a codec
 #
-# The writer only copies them and finds the minimum and maximum of each page. If some are null, the others lie side by
-# side behind bits that tell which rows they belong to.
+# They are only copied, and the minimum and maximum of each page found. If some are null, the others lie side by side
+# behind bits that say which rows they belong to.
 
-_ROWS = 20_000  # of a page, as pyarrow has them
+_ROWS = 20_000  # of a page, as in pyarrow's
 _WIDER = {"i1": "<i4", "i2": "<i4", "u1": "<u4", "u2": "<u4"}
 
 
 def is_plain(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
-    """Whether a column is written by `pages_of_numbers`: numbers that need no conversion."""
+    """Whether `pages_of_numbers` writes a column: numbers that need no conversion."""
     return (
         encodings.as_is(name)
         and name in encodings.statistics
@@ -325,7 +325,7 @@ def _dtype(kind: pa.DataType) -> str | None:
 
 
 def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Chunk | None:
-    """Return None for a NaN, and for a null that the field does not allow."""
+    """None if there is a NaN, or a null that the field doesn't allow."""
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if array.null_count and not field.nullable:
         return None
@@ -371,7 +371,7 @@ def _values(array: pa.Array) -> _Numbers:
 
 
 def _bounds(values: _Numbers, begins: npt.NDArray[np.int64]) -> tuple[_Numbers, _Numbers] | None:
-    """Minima and maxima of the pages that have values; None if one is NaN."""
+    """Minima and maxima of the pages with values; None if one is NaN."""
     low, high = np.minimum.reduceat(values, begins), np.maximum.reduceat(values, begins)
     if low.dtype.kind == "f":
         if np.isnan(low).any():
@@ -382,7 +382,7 @@ def _bounds(values: _Numbers, begins: npt.NDArray[np.int64]) -> tuple[_Numbers, 
 
 def _statistics(nulls: int, low: _Numbers, high: _Numbers) -> Struct:
     least, most = (BINARY, low.min().tobytes()), (BINARY, high.max().tobytes())
-    # The older fields are for types that compare as signed numbers.
+    # the older fields are for types that compare as signed numbers
     old: Struct = {} if low.dtype.kind == "u" else {1: most, 2: least}
     return {**old, 3: (I64, nulls), 5: most, 6: least, 7: (BOOL, True), 8: (BOOL, True)}
 

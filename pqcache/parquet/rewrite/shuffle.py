@@ -1,8 +1,8 @@
-"""All rows of a partition in a random order, in memory that does not depend on how many there are.
+"""Shuffles all rows of a partition directory, in memory independent of their number.
 
-Each row draws 64 random bits, in the order of the rows, and the rows are sorted by them: the result depends on
-the rows and the seed, and on nothing else. Rows that don't fit in memory go to disk, in 64 buckets by the topmost bits;
-a bucket that is too large is split by the next bits.
+Each row, in order, draws 64 random bits, and the rows are sorted by them, so the result depends on rows and seed alone.
+Rows that don't fit in memory go to disk, to 64 buckets by the topmost bits; a bucket that is too large is split by the
+next bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pqcache.parquet.arrow import Floats, take_of_table
 from pqcache.parquet.rewrite.decode import RowBatch
 from pqcache.parquet.rewrite.files import write_errors
 
-_BITS = 6  # of a key, for each time that rows go to disk
+_BITS = 6  # of a key, by which rows are divided among buckets
 _WORD = (1 << 64) - 1
 
 Keys = npt.NDArray[np.uint64]
@@ -37,14 +37,14 @@ def shuffle_rows(
 ) -> Iterator[RowBatch]:
     """Yield the rows of ``stream`` permuted, in batches of about ``batch_bytes`` Arrow bytes.
 
-    About twice ``limit`` Arrow bytes stay in memory; the rest goes to the directory ``place``, which is made on demand
-    and removed at the end. Memory also holds each dictionary column's values once.
+    About twice ``limit`` Arrow bytes stay in memory, and the values of each dictionary column once; the rest goes to
+    the directory ``place``, which is made on demand and removed at the end.
 
-    ``before`` is the seed of an earlier shuffle of these rows, and their number: the result is as if that hadn't
-    happened. That takes 16 bytes of memory a row.
+    ``before`` is the seed of an earlier shuffle of these rows, and their number. The result is as if that shuffle
+    hadn't happened, which takes 16 bytes of memory per row.
 
     Raises:
-        PqcacheError: ``place`` cannot be written.
+        PqcacheError: ``place`` can't be written.
     """
     draw = _again(seed, *before) if before else _random(seed).random_raw
     dictionaries = _Dictionaries()
@@ -64,7 +64,7 @@ def shuffle_rows(
         total = yielded = 0
         mean: Floats | None = None
         for part in _in_order(parts(), 64, limit, place):
-            if mean is None:  # everything has been read
+            if mean is None:  # all input has been read
                 mean = np.average([ratio for ratio, _ in ratios], axis=0, weights=[rows for _, rows in ratios])
                 total = sum(rows for _, rows in ratios)
             table, numbers = part.select(range(part.num_columns - 2)), part.column(part.num_columns - 1).to_numpy()
@@ -82,7 +82,7 @@ def _random(seed: int) -> np.random.Philox:
 
 
 def _again(seed: int, before: int, rows: int) -> Callable[[int], Keys]:
-    """Draw for rows in the order of the seed ``before`` the keys that ``seed`` gives them in their first order."""
+    """Draw the keys of ``seed`` for the original order of rows, which come in the order of the seed ``before``."""
     first = np.argsort(_random(before).random_raw(rows), kind="stable")
     keys: Keys = _random(seed).random_raw(rows)[first]
     at = 0
@@ -95,7 +95,7 @@ def _again(seed: int, before: int, rows: int) -> Callable[[int], Keys]:
     return draw
 
 
-# ---- Tables of rows whose last two columns are their keys and their numbers
+# ---- Tables whose last two columns are the keys and numbers of rows
 
 
 def _with_keys(table: pa.Table, keys: Keys, numbers: npt.NDArray[np.int64]) -> pa.Table:
@@ -112,7 +112,7 @@ def _concatenate(parts: list[pa.Table]) -> pa.Table:
 
 
 def _in_order(parts: Iterator[pa.Table], bits: int, limit: int, place: Path) -> Iterator[pa.Table]:
-    """Sort ``parts`` by the lower ``bits`` of their keys; the tables follow one another in that order."""
+    """Sort ``parts`` by the lower ``bits`` of the keys, and yield them table by table."""
     held: list[pa.Table] = []
     size = rows = 0
     for part in parts:
@@ -173,7 +173,7 @@ class _Buckets:
         self.held = 0
 
     def _write(self, number: int, part: pa.Table) -> None:
-        # Named by position: names need not be unique, and nothing of the schema is needed on the way back.
+        # named by position, as names need not be unique; the schema is known when they are read
         names = [*map(str, range(part.num_columns))]
         table = pa.Table.from_arrays([column.combine_chunks() for column in part.columns], names)
         if number not in self.writers:
@@ -197,7 +197,7 @@ def _read(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 class _Dictionaries:
-    """For each dictionary column, one dictionary of all values seen so far."""
+    """One dictionary for each dictionary column, with all values so far."""
 
     def __init__(self) -> None:
         self.values: dict[int, pa.Array] = {}

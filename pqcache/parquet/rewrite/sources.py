@@ -1,4 +1,4 @@
-"""The footers of files that are rewritten together: their schemas, INT96 times and key-values."""
+"""Footers of files that are rewritten together: their schemas, INT96 timestamps and key-values."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class SourceFooter:
     """The footer of a source file.
 
     Attributes:
-        schema: one and the same object for neighbours with the same schema and key-values.
-        key_values: the key-value metadata; one and the same object where ``schema`` is.
-        int96: the unit in which INT96 time stamps are read.
-        metadata: the footer as pyarrow has it.
+        schema: the same object for neighbours with equal schemas and key-values.
+        key_values: the key-value metadata; shared like ``schema``.
+        int96: the unit in which INT96 timestamps are read.
+        metadata: pyarrow's footer.
     """
 
     path: Path
@@ -64,14 +64,14 @@ class SourceFooter:
 
 
 def open_parquet(path: Path, int96_unit: str = "ns", metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-    """Open a file for reading in slices; ``metadata`` is its footer if that is known.
+    """Open a file for reading in slices; ``metadata`` is its footer, if known.
 
     Raises:
-        ParquetError: missing, not Parquet, truncated or encrypted.
+        ParquetError: the file is missing, not Parquet, truncated or encrypted.
     """
     try:
         check_regular(path)
-        # An open file, because pyarrow takes some path strings for URLs.
+        # an open file, as pyarrow takes some paths for URLs
         return pq.ParquetFile(
             pa.OSFile(os.fsencode(path)),
             metadata=metadata,
@@ -89,7 +89,7 @@ def _unreadable(path: Path, error: BaseException) -> ParquetError:
 
 
 def read_source_footers(paths: Sequence[Path], int96: str | None = None) -> list[SourceFooter]:
-    """INT96 time stamps get the unit ``int96``, by default one that loses nothing."""
+    """Read footers; INT96 timestamps get the unit ``int96``, by default one that loses nothing."""
     opened = _sources(paths, int96 or "us")
     if int96 is None and has_int96(opened):
         unit = int96_unit([(str(source.path), _int96_values(source)) for source in opened])
@@ -104,7 +104,7 @@ def _sources(paths: Sequence[Path], unit: str) -> list[SourceFooter]:
     def read(share: Sequence[Path]) -> list[tuple[bytes, int]]:
         return [(footer.read_local_tail(path).footer, path.stat().st_size) for path in share]
 
-    # Several threads read; only one parses, since they would wait for one another.
+    # several threads read, but only one parses, as they would wait for one another
     found: list[SourceFooter] = []
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
         for path, (data, size) in zip(paths, chain.from_iterable(pool.map(read, shares)), strict=True):
@@ -113,7 +113,7 @@ def _sources(paths: Sequence[Path], unit: str) -> list[SourceFooter]:
 
 
 def _source(path: Path, data: bytes, size: int, unit: str, before: SourceFooter | None) -> SourceFooter:
-    """Parse one footer; a schema equal to that of the source before is shared with it."""
+    """Parse a footer; a schema equal to that of the previous source is shared."""
     with _opened(path, data, unit) as file:
         elements = check_footer(data, str(path), size).elements
         metadata = file.metadata
@@ -138,7 +138,7 @@ def _source(path: Path, data: bytes, size: int, unit: str, before: SourceFooter 
 
 
 def _opened(path: Path, data: bytes, unit: str) -> pq.ParquetFile:
-    """A pyarrow file that consists of a footer only."""
+    """A pyarrow file of nothing but a footer."""
     end = footer.MAGIC + data + len(data).to_bytes(4, "little") + footer.MAGIC
     try:
         return pq.ParquetFile(pa.BufferReader(end), coerce_int96_timestamp_unit=unit)
@@ -170,10 +170,10 @@ def _int96_values(source: SourceFooter) -> Int96Values:
         raise ParquetError(source.path, f"cannot be decoded ({first_line(error)})", "fetch it again") from error
 
 
-# ---- INT96 time stamps that are kept as INT96, beside time stamps that are not
+# ---- INT96 timestamps that stay INT96, beside others
 #
-# pyarrow's writer stores either all time stamps as INT96 or none. So those that are not go through it as plain
-# 64-bit integers, which have the same bytes, and the footer declares their types.
+# pyarrow's writer stores either all timestamps as INT96 or none. So the others pass through it as plain 64-bit
+# integers, which have the same bytes, and the footer declares their types.
 
 LeafPlace = tuple[str, int]
 """A leaf: its top-level column, and its position within that."""
@@ -190,7 +190,7 @@ def _places(source: SourceFooter) -> dict[LeafPlace, str]:
 
 
 def int96_places(sources: Sequence[SourceFooter]) -> set[LeafPlace]:
-    """Return the leaves that are INT96 in every file that has them."""
+    """The leaves that are INT96 in every file that has them."""
     places = [_places(source) for source in one_of_each_schema(sources)]
     found = {place for known in places for place, kind in known.items() if kind == "INT96"}
     return {place for place in found if all(known.get(place, "INT96") == "INT96" for known in places)}
@@ -204,7 +204,7 @@ def is_uniform(sources: Sequence[SourceFooter]) -> bool:
 
 
 def int96_as_int64(schema: pa.Schema, kept: Collection[LeafPlace]) -> pa.Schema:
-    """Return ``schema`` with int64 for every time stamp that is not among ``kept``."""
+    """Replace every timestamp in ``schema`` by int64, except those ``kept``."""
     fields = []
     for field in schema:
         places = iter(range(1 << 62))
@@ -242,7 +242,7 @@ def _range_of(text: bytes | None) -> dict[str, Any] | None:
 
 
 def range_index(sources: Sequence[SourceFooter]) -> RangeIndex | None:
-    """Return the RangeIndex of all rows of ``sources``, or None if their ranges do not continue one another."""
+    """The RangeIndex of all rows of ``sources``; None unless each range continues the one before."""
     begin: RangeIndex | None = None
     name, at = None, 0
     for source in sources:
@@ -264,9 +264,9 @@ def range_index(sources: Sequence[SourceFooter]) -> RangeIndex | None:
 def with_range(
     metadata: Mapping[bytes, bytes | None], index: RangeIndex | None, first: int, rows: int
 ) -> Mapping[bytes, bytes | None]:
-    """Return ``metadata`` with pandas' RangeIndex for ``rows`` rows from ``first`` on.
+    """Put pandas' RangeIndex for ``rows`` rows from ``first`` into ``metadata``.
 
-    Without an ``index`` the description is dropped, and pandas counts from 0.
+    Without an ``index`` the description is dropped, so that pandas counts from 0.
     """
     text = metadata.get(PANDAS)
     found = _range_of(text)
@@ -285,10 +285,10 @@ def with_range(
 
 
 def with_spark(metadata: Mapping[bytes, bytes] | None, dense: bool, same: bool) -> dict[bytes, bytes] | None:
-    """Return ``metadata`` with Spark's own schema set aside in a file with dense columns, and restored in others.
+    """Set Spark's schema aside in a file with dense columns, and restore it in others.
 
-    Spark trusts its schema more than the file, and that schema has lists. It is dropped unless the types are the
-    ``same`` as in its own file: Spark would fail on wider types and miss added columns.
+    Spark trusts this schema, which has lists, more than the file. Unless the types are the ``same`` as in its own file,
+    it is dropped: Spark would fail on wider types and miss added columns.
     """
     if not metadata:
         return None
@@ -303,10 +303,10 @@ def with_spark(metadata: Mapping[bytes, bytes] | None, dense: bool, same: bool) 
 
 
 def conflicts(sources: Sequence[SourceFooter]) -> list[str]:
-    """Return a warning for each key-value on which two files disagree; the first file's is kept."""
+    """A warning for each key on whose value two files disagree; the first file's is kept."""
     found: dict[bytes, str] = {}
     known: dict[bytes, tuple[SourceFooter, bytes]] = {}
-    for source in one_of_each_schema(sources):  # others have the same key-values
+    for source in one_of_each_schema(sources):  # the others share their key-values
         for key, value in source.key_values.items():
             if key == ARROW_SCHEMA:  # made anew for the schema of all
                 continue
@@ -320,7 +320,7 @@ def conflicts(sources: Sequence[SourceFooter]) -> list[str]:
 
 
 def _comparable(key: bytes, value: bytes) -> Any:
-    """The part of a key-value that must agree; pandas' range differs in every file."""
+    """The part of a value that must agree: pandas' range differs in every file."""
     if key == PANDAS and (found := _range_of(value)) is not None:
         about = json.loads(value)
         return {**about, "index_columns": [column for column in about["index_columns"] if column != found]}

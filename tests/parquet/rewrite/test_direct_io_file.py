@@ -68,15 +68,3 @@ def test_holes_take_no_place(tmp_path: Path) -> None:
     found = (tmp_path / "file").stat()
     assert found.st_size == (64 << 20) + 2
     assert found.st_blocks * 512 < 1 << 20
-
-
-def test_a_failed_write_raises_when_the_file_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    with ThreadPoolExecutor(WRITERS) as disk:
-        file = DirectIoFile(tmp_path / "file", disk, new_checksum(), False, fresh=True)
-        monkeypatch.setattr("os.pwrite", full)
-        file.write(bytes(files._BUFFER))
-        with pytest.raises(OSError, match="No space left"):
-            file.close()

@@ -132,20 +132,6 @@ def test_damage_is_found_by_checksum(tmp_path: Path, place: float) -> None:
         batches_of(path)
 
 
-def test_an_empty_page_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[bytes | None] = [bytes([i]) * 3000 for i in range(20)]
-    path = source(tmp_path / "t.parquet", rows)
-    pages = decode.text_pages
-
-    def with_empty_ones(*args: Any, **options: Any) -> Any:
-        for page in pages(*args, **options):
-            yield from (page, page._replace(there=page.there[:0], begins=page.begins[:0], lengths=page.lengths[:0]))
-
-    monkeypatch.setattr(decode, "text_pages", with_empty_ones)
-    rewrite_directory([path], tmp_path / "out", RewriteOptions(row_group_size=1 << 20, compression="none"))
-    assert read(sorted((tmp_path / "out").iterdir()))["long"].to_pylist() == rows
-
-
 def test_what_pyarrow_decodes_is_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[bytes | None] = [None, *(bytes([i]) * 300_000 for i in range(40))]
     path = source(tmp_path / "t.parquet", rows)
@@ -153,38 +139,3 @@ def test_what_pyarrow_decodes_is_a_few_rows_at_a_time(tmp_path: Path, monkeypatc
     assert max(sizes) < 8
     found = without_views(pa.concat_tables([batch.table for batch in batches_of(path)]))
     assert found["long"].to_pylist() == rows
-
-
-def test_rows_that_pages_lack_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = source(tmp_path / "t.parquet", [bytes([i]) * 3000 for i in range(100)])
-    monkeypatch.setattr(decode, "_taker", lambda *_: lambda count: pa.chunked_array([], pa.binary_view()))
-    with pytest.raises(ParquetError, match="fewer rows"):
-        batches_of(path)
-    views = pa.chunked_array([pa.array([b"x"]).cast(pa.binary_view())])
-    monkeypatch.setattr(decode, "_taker", lambda *_: lambda count: pa.chunked_array([views.chunk(0)] * count))
-    with pytest.raises(ParquetError, match="more rows"):
-        batches_of(path)
-
-
-def test_stretches_are_only_what_has_its_length_before_it() -> None:
-    rows = [b"x" * 20, b"y" * 30]
-    views = pa.array(rows, pa.binary()).cast(pa.binary_view())
-    assert length_prefixed_bytes(views) is None
-    assert length_prefixed_bytes(pa.array([b"short"], pa.binary()).cast(pa.binary_view())) is None
-
-
-@pytest.mark.parametrize(
-    ("names", "types"),
-    [
-        (["long"], [pa.binary()]),  # no column tells how many rows there are
-        (["a.b", "long"], [pa.int64(), pa.binary()]),
-        (["id", "long"], [pa.int64(), pa.list_(pa.binary())]),
-    ],
-)
-def test_what_is_not_read_as_views(tmp_path: Path, names: list[str], types: list[pa.DataType]) -> None:
-    rows = {pa.binary(): b"x" * 4000, pa.int64(): 1}
-    columns = [pa.array([rows.get(kind, [b"x" * 4000])] * 3, kind) for kind in types]
-    pq.write_table(pa.table(dict(zip(names, columns, strict=True))), tmp_path / "t.parquet")
-    metadata = pq.read_metadata(tmp_path / "t.parquet")
-    schema = pq.read_schema(tmp_path / "t.parquet")
-    assert not long_columns_of([(metadata, schema)], schema)

@@ -22,24 +22,18 @@ KB = 1 << 10
 LIMIT = 32 * KB
 
 
+def chunks_in(directory: Path) -> list[pq.ColumnChunkMetaData]:
+    files = [pq.read_metadata(directory / path) for path in files_of(directory)]
+    groups = [file.row_group(number) for file in files for number in range(file.num_row_groups)]
+    return [group.column(number) for group in groups for number in range(group.num_columns)]
+
+
 def codecs_of(directory: Path) -> set[str]:
-    found = set()
-    for path in files_of(directory):
-        metadata = pq.read_metadata(directory / path)
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            found |= {group.column(position).compression for position in range(group.num_columns)}
-    return found
+    return {chunk.compression for chunk in chunks_in(directory)}
 
 
 def encodings_of(directory: Path) -> set[str]:
-    found: set[str] = set()
-    for path in files_of(directory):
-        metadata = pq.read_metadata(directory / path)
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            found.update(*(group.column(position).encodings for position in range(group.num_columns)))
-    return found
+    return {encoding for chunk in chunks_in(directory) for encoding in chunk.encodings}
 
 
 # ---- compression and compat
@@ -81,7 +75,6 @@ def test_keep_goes_by_column_where_files_differ(tmp_path: Path) -> None:
         for path in files_of(out):
             group = pq.read_metadata(out / path).row_group(0)
             found = {group.column(n).path_in_schema: group.column(n).compression for n in range(group.num_columns)}
-            assert {found[name] for name in ("a", "c")} <= {"SNAPPY", "GZIP"}
             assert (found["a"], found["c"]) == ("SNAPPY", "GZIP")
 
 
@@ -99,7 +92,7 @@ def test_higher_levels_are_smaller(tmp_path: Path) -> None:
 
 
 def test_what_is_as_asked_is_linked_and_the_rest_is_rewritten(tmp_path: Path) -> None:
-    shop = write_shop(tmp_path / "shop", rows=300)
+    shop = write_shop(tmp_path / "shop", rows=150)
     pqcache.repartition(shop, tmp_path / "one", row_group_size=LIMIT, compression="zstd")
 
     def linked(name: str, **options: Any) -> bool:
@@ -121,7 +114,7 @@ def test_what_is_as_asked_is_linked_and_the_rest_is_rewritten(tmp_path: Path) ->
 
 
 def test_a_cache_remembers_and_syncs_alike(tmp_path: Path) -> None:
-    shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
+    shop, cache = write_shop(tmp_path / "shop", rows=150), tmp_path / "cache"
     pqcache.sync(str(shop), cache)
     pqcache.repartition(cache, row_group_size=LIMIT, compression="zstd:5", compat=True)
     config = read_config(cache)
@@ -179,58 +172,40 @@ def test_a_condition_and_a_column_may_hold_any_mark_of_a_recipe(tmp_path: Path) 
 
 def test_recipes_and_texts() -> None:
     assert RewriteOptions(row_group_size=1 << 20).recipe == '{"row_group_size":1048576}'
-    full = RewriteOptions(
-        row_group_size=1 << 20,
-        compression="zstd",
-        compression_level=3,
-        compat=True,
-        keep_int96=True,
-        dense=(),
-        shuffle=7,
-    )
+    options = {"compression": "zstd", "compression_level": 3, "compat": True, "keep_int96": True, "dense": ()}
+    full, other = (RewriteOptions(row_group_size=size, shuffle=7, **options) for size in (1 << 20, 1 << 22))
     assert full.recipe == (
         '{"compat":true,"compression":"zstd:3","dense":{},"keep_int96":true,"row_group_size":1048576,"shuffle":7}'
     )
     assert (shuffle_of(full.recipe), shuffle_of('{"row_group_size":5}'), shuffle_of("")) == (7, None, None)
-    other = RewriteOptions(
-        row_group_size=1 << 22,
-        compression="zstd",
-        compression_level=3,
-        compat=True,
-        keep_int96=True,
-        dense=(),
-        shuffle=7,
-    )
     assert differ_in_size_only(full.recipe, other.recipe)
     assert not differ_in_size_only(full.recipe, '{"row_group_size":1048576,"shuffle":7}')
     assert not differ_in_size_only("", "")
     assert parse_compression(" ZSTD:3") == ("zstd", 3)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--compression", "lzo"], "compression 'lzo': choose one of zstd[:LEVEL], lz4, snappy, none, keep"),
-        (["--compression", "zstd:99"], "compression level 99: zstd takes levels 1 to 22"),
-        (["--compression", "zstd:x"], "the level has to be a whole number, as in zstd:3"),
-        (["--compression", "lz4:3"], "compression level 3: lz4 takes no level"),
-        (["--dense", "nope"], "--dense nope: there is no column of this name"),
-        (["--dense", "title"], "--dense title: it is string"),
-        (["--dense", "title", "--dense", "auto"], "--dense auto: excludes other columns"),
-        (["--narrow"], "--narrow: no column is dense"),
-        (["--narrow", "--dense", "none"], "--narrow: goes with --dense COLUMN"),
-    ],
-)
-def test_wrong_options_are_named_and_change_nothing(
-    tmp_path: Path, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+WRONG = [
+    (["--compression", "lzo"], "compression 'lzo': choose one of zstd[:LEVEL], lz4, snappy, none, keep"),
+    (["--compression", "zstd:99"], "compression level 99: zstd takes levels 1 to 22"),
+    (["--compression", "zstd:x"], "the level has to be a whole number, as in zstd:3"),
+    (["--compression", "lz4:3"], "compression level 3: lz4 takes no level"),
+    (["--dense", "nope"], "--dense nope: there is no column of this name"),
+    (["--dense", "title"], "--dense title: it is string"),
+    (["--dense", "title", "--dense", "auto"], "--dense auto: excludes other columns"),
+    (["--narrow"], "--narrow: no column is dense"),
+    (["--narrow", "--dense", "none"], "--narrow: goes with --dense COLUMN"),
+]
+
+
+def test_wrong_options_are_named_and_change_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shop, cache = write_shop(tmp_path / "shop", days=1), tmp_path / "cache"
     before = pqcache.sync(str(shop), cache)
     config = (cache / "pqcache.toml").read_text()
-    assert run(["repartition", str(cache), *arguments]) == 2
-    captured = capsys.readouterr()
-    assert text in captured.err
-    assert captured.out == ""
+    for arguments, text in WRONG:
+        assert run(["repartition", str(cache), *arguments]) == 2
+        captured = capsys.readouterr()
+        assert text in captured.err
+        assert captured.out == ""
     assert (cache / "pqcache.toml").read_text() == config
     assert pqcache.Cache.open(cache).snapshot().id == before.snapshot
 
@@ -257,6 +232,5 @@ def test_dense_auto_prints_the_command(tmp_path: Path, capsys: pytest.CaptureFix
     assert lines[-1] == f"command: {command}"
     assert not (tmp_path / "out").exists()
     assert run(["repartition", str(tmp_path / "lake"), str(tmp_path / "out"), "--dense", "a b", "--narrow", "-q"]) == 0
-    assert (
-        pq.read_metadata(tmp_path / "out" / "x.parquet" if False else next((tmp_path / "out").iterdir())).num_rows == 9
-    )
+    (made,) = (tmp_path / "out").iterdir()
+    assert pq.read_metadata(made).num_rows == 9

@@ -22,7 +22,7 @@ MB = 1 << 20
 def rewritten(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp_path = tmp_path_factory.mktemp("pages")
     rng = np.random.default_rng(1)
-    n = 100_000
+    n = 50_000
     lengths = rng.integers(0, 3, n)
     table = pa.table(
         {
@@ -37,7 +37,7 @@ def rewritten(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=50_000)
     result = rewrite_directory(
-        [tmp_path / "a.parquet"], tmp_path / "out", RewriteOptions(row_group_size=8 * MB, compression=request.param)
+        [tmp_path / "a.parquet"], tmp_path / "out", RewriteOptions(row_group_size=4 * MB, compression=request.param)
     )
     (output,) = result.outputs
     assert output.row_groups >= 3

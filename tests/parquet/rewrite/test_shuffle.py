@@ -57,9 +57,9 @@ def a_table(n: int) -> pa.Table:
 
 @settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    n=st.integers(0, 3000),
+    n=st.integers(0, 1000),
     seed=st.integers(0, 2**63 - 1),
-    rows=st.lists(st.integers(1, 700), min_size=2, max_size=2),
+    rows=st.lists(st.integers(1, 300), min_size=2, max_size=2),
     limits=st.lists(st.sampled_from([4 * KB, 20 * KB, 100 * KB, 1 << 30]), min_size=2, max_size=2),
 )
 def test_the_order_follows_from_rows_and_seed_alone(

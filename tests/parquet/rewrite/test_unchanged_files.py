@@ -204,22 +204,6 @@ def test_refusals(tmp_path: Path) -> None:
         rewrite([source], tmp_path)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"row_group_size": 0},
-        {"row_group_size": 1 << 20, "compression": "lzo"},
-        {"row_group_size": 1 << 20, "compression": "zstd", "compression_level": 99},
-        {"row_group_size": 1 << 20, "compression": "snappy", "compression_level": 1},
-        {"row_group_size": 1 << 20, "compression": "gzip"},
-        {"row_group_size": 1 << 20, "shuffle": -1},
-    ],
-)
-def test_options_check_themselves(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        RewriteOptions(**options)
-
-
 # ---- another reader, and what is written
 
 
@@ -260,12 +244,3 @@ def test_encodings_serve_the_data(tmp_path: Path) -> None:
     assert (image.has_dictionary_page, image.compression, image.is_stats_set) == (False, "UNCOMPRESSED", False)
     assert number.statistics.has_min_max
     assert (number.statistics.min, number.statistics.max) == (0, (group.num_rows - 1) * 1000)
-
-
-def test_keep_takes_the_codecs_of_the_source(tmp_path: Path) -> None:
-    source = tmp_path / "a.parquet"
-    text = [f"some text that compresses {i}" for i in range(20_000)]
-    pq.write_table(pa.table({"a": text, "b": text}), source, compression={"a": "zstd", "b": "gzip"})
-    result = rewrite([source], tmp_path / "out", compression="keep")
-    group = pq.read_metadata(result.outputs[0].path).row_group(0)
-    assert [group.column(n).compression for n in range(2)] == ["ZSTD", "GZIP"]

@@ -1,13 +1,14 @@
-"""The writer hits its size in bytes, whatever the rows are like."""
+"""The writer hits its size in bytes, whatever the rows are like, and reads ahead of it by no more than a limit."""
 
 from __future__ import annotations
 
 import errno
 import functools
 import os
+import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import fastparquet
@@ -23,7 +24,7 @@ from pqcache.errors import ParquetError, PqcacheError
 from pqcache.parquet.rewrite import writer as w
 from pqcache.parquet.rewrite.decode import RowBatch, prefetch
 from pqcache.parquet.rewrite.directory import rewrite_directory, row_group_bytes
-from pqcache.parquet.rewrite.files import OutputSchema, RowGroupFile
+from pqcache.parquet.rewrite.files import OutputSchema
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.schema import working_schema
 from tests.examples import examples
@@ -151,13 +152,6 @@ def test_steady_data_is_filled_to_the_brim(tmp_path: Path) -> None:
     assert written.encoded_again <= 0.1 * written.encoded
 
 
-def test_sorted_data_with_a_dictionary_that_keeps_growing(tmp_path: Path) -> None:
-    rows = 300_000
-    table = pa.table({"word": [f"word {int(n**1.5) // 40_000:07d}" for n in range(rows)], "n": np.arange(rows) % 97})
-    written = write(table, tmp_path, 30_000)
-    check(written, table, 30_000)
-
-
 @functools.cache
 def growing(seed: int, rows: int, wrong: float) -> pa.Table:
     """Columns that are worth a dictionary, of which there are the more distinct values the later the row."""
@@ -246,18 +240,6 @@ def test_a_wrong_first_estimate_costs_one_row_group(tmp_path: Path) -> None:
         assert written.encoded_again <= 4 * 50_000
 
 
-def test_rows_larger_than_the_limit_stand_alone(tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    blobs = [rng.bytes(20_000 if n in (0, 5, 6, 199) else 50) for n in range(200)]
-    table = pa.table({"b": blobs})
-    written = write(table, tmp_path, 10_000)
-    sizes = sizes_of(written)
-    assert [rows for size, rows in sizes if size > 10_000] == [1, 1, 1, 1]
-    assert pq.read_table(written.outputs[0].path).equals(table)
-    assert [f"row {n} alone" in text for n, text in zip((0, 5, 6, 199), written.warnings, strict=True)] == [True] * 4
-    assert all(text.startswith("source.parquet: ") for text in written.warnings)
-
-
 def test_warnings_do_not_pile_up(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     table = pa.table({"b": [rng.bytes(5_000) for _ in range(60)]})
@@ -265,14 +247,6 @@ def test_warnings_do_not_pile_up(tmp_path: Path) -> None:
     assert [rows for _, rows in sizes_of(written)] == [1] * 60
     assert len(written.warnings) == 21
     assert written.warnings[-1].startswith("40 more rows")
-
-
-def test_rows_of_a_third_of_the_limit_go_two_by_two(tmp_path: Path) -> None:
-    rng = np.random.default_rng(4)
-    table = pa.table({"b": [rng.bytes(4_000) for _ in range(41)]})
-    written = write(table, tmp_path, 10_000)
-    assert [rows for _, rows in sizes_of(written)] == [2] * 20 + [1]
-    assert not written.warnings
 
 
 def test_memory_is_bounded_where_data_shrinks_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,35 +265,6 @@ def test_row_groups_are_below_the_rows_pyarrow_would_split_at(tmp_path: Path, mo
     table = pa.table({"zero": np.zeros(22_000, np.int8)})
     written = write(table, tmp_path, 1 << 20, 700)
     assert [rows for _, rows in sizes_of(written)] == [5_000] * 4 + [2_000]
-
-
-def test_nothing_to_write_leaves_one_file_with_the_schema(tmp_path: Path) -> None:
-    table = pa.table({"a": pa.array([], pa.int64()), "l": pa.array([], pa.list_(pa.string()))})
-    for number, stream in enumerate((iter(()), batches_of(table, 10))):
-        target = tmp_path / str(number)
-        target.mkdir()
-        written = w.write_row_groups(stream, target, output_schema_of(table), settings_of(1 << 20))
-        (output,) = written.outputs
-        assert (output.rows, output.row_groups) == (0, 0)
-        assert pq.read_table(output.path).equals(table)
-
-
-def test_a_write_that_fails_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = pa.table({"x": np.random.default_rng(5).standard_normal(50_000)})
-    open_file = RowGroupFile.open
-    calls = 0
-
-    def fail(self: RowGroupFile) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 5:
-            raise OSError(errno.ENOSPC, "No space left on device", str(self.path))
-        return open_file(self)
-
-    monkeypatch.setattr(RowGroupFile, "open", fail)
-    with pytest.raises(PqcacheError, match=r"part-00000\.parquet: cannot be written: No space left"):
-        write(table, tmp_path, 50_000)
-    assert not list(tmp_path.iterdir())
 
 
 def test_types_that_parquet_lacks_are_refused(tmp_path: Path) -> None:
@@ -360,6 +305,7 @@ def test_errors_of_the_stream_come_out_of_the_prefetch(tmp_path: Path) -> None:
     with pytest.raises(ParquetError, match=r"x\.parquet: broken"):
         w.write_row_groups(stream, tmp_path, output_schema_of(table), settings_of(50_000))
     assert not list(tmp_path.iterdir())
+    assert not [thread for thread in threading.enumerate() if thread.name == "pqcache-decode"]
 
 
 def test_a_large_row_alone_has_statistics(tmp_path: Path) -> None:
@@ -368,3 +314,33 @@ def test_a_large_row_alone_has_statistics(tmp_path: Path) -> None:
     with pq.ParquetFile(output.path) as file:
         statistics = file.metadata.row_group(0).column(0).statistics
     assert (statistics.min, statistics.max) == (7, 7)
+
+
+def test_prefetch_runs_ahead_by_no_more_than_its_limit_and_stops() -> None:
+    table = pa.table({"x": np.zeros(1000)})
+    made = 0
+
+    def counted() -> Iterator[RowBatch]:
+        nonlocal made
+        for batch in batches_of(pa.concat_tables([table] * 100), 1000):
+            made += 1
+            yield batch
+
+    stream = prefetch([counted], 5 * table.nbytes)
+    assert next(stream).done == 1000
+    assert next(stream).done == 2000
+    stream.close()  # joins the thread
+    assert made <= 10
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.lists(st.integers(0, 6), max_size=9), st.integers(1, 4), st.sampled_from([0, 100, 1 << 30]))
+def test_stretches_come_in_their_order_whatever_the_threads(counts: list[int], threads: int, limit: int) -> None:
+    table = pa.table({"x": np.arange(sum(counts) * 10)})
+    ends = np.cumsum([0, *counts]) * 10
+    tasks = [
+        (lambda low=low, high=high: (batch for batch in batches_of(table.slice(low, high - low), 10) if low < high))
+        for low, high in pairwise(ends.tolist())
+    ]
+    found = [batch.table for batch in prefetch(tasks, limit, threads)]
+    assert pa.concat_tables([table.slice(0, 0), *found]).equals(table)

@@ -14,7 +14,7 @@ import pytest
 import pqcache
 from pqcache.cli import run
 from pqcache.errors import ParquetError, PqcacheError, UsageError
-from pqcache.parquet.misread import check_read_right, local_stored_bytes_metadata
+from pqcache.parquet.misread import check_read_right
 from pqcache.parquet.rewrite.directory import rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.torch import ParquetDataset
@@ -161,14 +161,6 @@ def test_inspect_and_key_indexes_refuse_them_too(
     pqcache.sync(str(path.parent), tmp_path / "cache")
     with pytest.raises(ParquetError, match="column 't' holds INT96 times"):
         pqcache.index(tmp_path / "cache", keys=["t"])
-
-
-def test_columns_as_stored_bytes(path: Path) -> None:
-    write_int96(path, [0, None, JULIAN_DAY_0])
-    with pq.ParquetFile(path, metadata=local_stored_bytes_metadata(path, [1])) as file:
-        found = file.read()
-    assert found["id"].to_pylist() == [0, 1, 2]
-    assert found["t"].to_pylist() == [bytes(8) + (2_440_588).to_bytes(4, "little"), None, bytes(12)]
 
 
 def test_every_command_refuses_intervals_by_name_in_one_line(

@@ -12,6 +12,7 @@ import pytest
 from pqcache.errors import ParquetError
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.projection import ColumnKind, TableColumn, as_in_table
+from tests.pages import footer_of
 
 _ROWS = 2_500
 
@@ -73,8 +74,7 @@ def _read(data: bytes, fields: Any) -> pa.Table:
 
 
 def _footer(data: bytes) -> Any:
-    length = int.from_bytes(data[-8:-4], "little")
-    return thrift.decode(data[-8 - length : -8], "f.parquet")
+    return thrift.decode(footer_of(data), "f.parquet")
 
 
 def _renamed(value: Any, names: dict[str, str], gone: frozenset[str]) -> Any:
