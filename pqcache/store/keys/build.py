@@ -1,7 +1,7 @@
-"""Make, list and drop the key indexes of a cache; sync and repartition update them from then on.
+"""Makes, lists and drops the key indexes of a cache, which sync and repartition update from then on.
 
-An index is built by reading its column and sorting it run by run. A new snapshot takes over the runs of the previous
-one whose rows it still has.
+An index is built by reading its column and sorting it run by run. A new snapshot takes over runs of the previous one
+if it still has their rows.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def build_key_index(
 def refresh_key_indexes(
     columns: Sequence[str], previous: Snapshot | None, snapshot: Snapshot, on_event: OnEvent
 ) -> None:
-    """Build the key indexes of a snapshot that is not published yet, with the runs of the previous one that are valid.
+    """Build the key indexes of an unpublished snapshot, with the valid runs of the previous one.
 
-    One that cannot be built is left out with a warning, so that new data is published without it.
+    An index that can't be built is left out with a warning, and the new data is published without it.
     """
     index, new = snapshot.index(), snapshot.manifest().files
     old: Sequence[FileEntry] = ()
@@ -136,14 +136,14 @@ def _refresh(known: KeyIndex, moved: Ints, root: Path, index: Index, target: Pat
 
 
 def _kept(known: KeyIndex, groups: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Runs to reuse: large ones that still have at least half of their rows."""
+    """Runs to reuse: large ones with at least half of their rows left."""
     rows = np.array([run.rows for run in known.runs], np.int64)
     live = np.bincount(known.numbers("run"), known.numbers("length") * (groups >= 0), len(rows))
     return np.asarray((rows >= _MIN_ROWS) & (2 * live >= rows))
 
 
 def _moved(before: Index, after: Index, old: Sequence[FileEntry], new: Sequence[FileEntry]) -> Ints:
-    """New number of each row group, -1 if its file is gone or has changed."""
+    """The new number of each row group; -1 if its file is gone or has changed."""
     same = {entry.path for entry in set(old) & set(new)}
     starts = np.searchsorted(after.numbers("file"), np.arange(len(after.paths)))
     start_of = {path: int(start) for path, start in zip(after.paths, starts, strict=True) if path in same}
@@ -161,9 +161,9 @@ def _make_runs(
     jobs: int | None,
     number: int = 0,
 ) -> tuple[list[KeyRun], pa.Table]:
-    """Write runs, durably; return them, counted from ``number`` on, and their spans.
+    """Write runs, durably; return them, numbered from ``number`` on, and their spans.
 
-    ``rows`` has a column for each range of rows: its row group, its first row in that, and how many they are.
+    ``rows`` has a column for each range of rows: row group, first row in it, and number of rows.
     """
     groups, firsts, lengths = rows
     begins, total = np.cumsum(lengths) - lengths, int(lengths.sum())
@@ -191,7 +191,7 @@ def _make_runs(
 
 
 def _make_run(root: Path, index: Index, spans: pa.Table, field: pa.Field, directory: Path) -> KeyRun:
-    """Durable on return."""
+    """Write a run durably."""
     rows = sum(spans["length"].to_pylist())
     first, valid = np.empty(rows, np.uint64), np.ones(rows, np.bool_)
     second = np.empty(rows, np.uint64) if is_hashed(field.type) else None
@@ -243,7 +243,7 @@ def _make_run(root: Path, index: Index, spans: pa.Table, field: pa.Field, direct
 
 
 def _read_all(root: Path, index: Index, spans: pa.Table, field: pa.Field) -> Iterator[Keys]:
-    """Row groups of a file that follow each other are read at once."""
+    """Read consecutive row groups of a file at once."""
     files, numbers = index.numbers("file"), index.numbers("row_group")
     path, groups, skip, rows, is_complete = "", list[int](), 0, 0, False
     for group, first, length in zip(*(spans[name].to_pylist() for name in ("group", "first", "length")), strict=True):
@@ -259,7 +259,7 @@ def _read_all(root: Path, index: Index, spans: pa.Table, field: pa.Field) -> Ite
 
 
 def _read(path: Path, groups: list[int], skip: int, left: int, field: pa.Field) -> Iterator[Keys]:
-    """Keys of ``left`` rows from row ``skip`` on; null if the file lacks the column."""
+    """The keys of ``left`` rows from row ``skip`` on; null if the file lacks the column."""
     try:
         check_regular(path)
         with pq.ParquetFile(path, memory_map=True) as file:
@@ -288,7 +288,7 @@ def _read(path: Path, groups: list[int], skip: int, left: int, field: pa.Field) 
 
 
 def _names_in(schema: pa.Schema, column: str) -> list[str] | None:
-    """Path of a column in a file, ``a.b`` inside of structs too; None if it is not there."""
+    """The path of a column in a file, like ``a.b`` inside a struct; None if the file lacks it."""
     if column in schema.names:
         return [column]
     names = column.split(".")
@@ -304,7 +304,7 @@ def _names_in(schema: pa.Schema, column: str) -> list[str] | None:
 class KeyView:
     """A key index: its column, the type that keys are compared in, rows of the snapshot in it, bytes on disk.
 
-    ``damage`` says why it cannot be used, and is None if it can; then the others are empty.
+    ``damage`` is None, or says why it can't be used; then the other values are empty.
     """
 
     column: str
@@ -316,7 +316,7 @@ class KeyView:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexReport:
-    """The key indexes that were built and dropped, and all that the current snapshot has now."""
+    """The key indexes that were built and dropped, and all those of the current snapshot."""
 
     cache: str
     snapshot: str
@@ -332,10 +332,10 @@ class IndexReport:
 
 @documented(IndexArguments, *COMMANDS["index"])
 def index(cache: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given: Unpack[IndexArguments]) -> IndexReport:
-    """Make key indexes, with which ``Cache.lookup`` finds the rows of a key without scanning.
+    """Make key indexes, by which ``Cache.lookup`` finds the rows of a key without scanning.
 
-    The cache remembers them: each snapshot that sync or repartition publish has them too, made from the previous
-    one's and from new rows. Without ``keys`` and ``drop`` nothing is done, and the report lists the key indexes.
+    The cache remembers them, and every snapshot that sync or repartition publish has them too. Without ``keys`` and
+    ``drop``, only lists the key indexes.
 
     Args:
         cache: the cache's directory.
@@ -385,7 +385,7 @@ def index(cache: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given:
 
 
 def _remove_left(tmp: Path) -> None:
-    """Clean up after dead runs, but keep downloads: the next sync takes those over."""
+    """Clean up after dead runs, except downloads, which the next sync takes over."""
     for left in tmp.iterdir():
         if not left.is_dir() or left.name.startswith(("keys-", "removed-")):
             discard(left)
@@ -399,7 +399,7 @@ def _is_intact(snapshot: Snapshot, column: str) -> bool:
 
 
 def _replace(place: Path, built: Path | None, cache: CacheDirectory) -> None:
-    """Move a complete, durable key index to its place; None only removes the old one."""
+    """Move a complete, durable key index to its place; with None, only remove the old one."""
     make_directories(place.parent)
     if place.exists():
         trash = cache.tmp_dir / f"removed-{os.urandom(8).hex()}"

@@ -1,17 +1,17 @@
 """Look up rows by key in key indexes: sorted files that are mapped into memory and searched by bisection.
 
     _pqcache/keys/user_id/
-      index.arrow      which rows of the snapshot each run has
-      checksums.json   of index.arrow and of the runs
+      index.arrow      the rows of the snapshot in each run
+      checksums.json   those of index.arrow and of the runs
       0a1b2c3d.npy     a run: the keys of up to two million rows, sorted
 
-Each run is sorted on its own, so building needs memory for a few runs and no merging, and a lookup searches each run
-that may have the keys. The next snapshot links the runs whose rows it still has, and makes new ones for new rows only.
+Each run is sorted on its own, so building takes memory for a few runs and no merging, and a lookup searches every run
+that may have the keys. The next snapshot links runs if it still has their rows, and makes new ones for new rows only.
 ``docs/cache-format.md`` describes the format.
 
-A key is a 64-bit number. Integers, dates, times and booleans are used as numbers, so different keys have different
-ones. Strings, binary and decimals become two independent hashes, of which 106 bits are kept: two different keys look
-equal with a probability of one in 2 ** 106.
+A key is a 64-bit number. Integers, dates, times and booleans are numbers themselves, so they never collide. Strings,
+binary and decimals become two independent hashes, 106 bits of which are kept: two different keys look equal with a
+probability of one in 2 ** 106.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SPANS = pa.schema(
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys as numbers: ``first`` of each, ``second`` only if they are hashed; those not ``valid`` are null."""
+    """Keys as numbers: ``first``, and ``second`` if they are hashed; keys that aren't ``valid`` are null."""
 
     first: Codes
     second: Codes | None
@@ -77,9 +77,9 @@ class Keys:
 
 
 def key_type(column: str, kind: pa.DataType) -> pa.DataType:
-    """The type that values are cast to; types whose values are the same share one.
+    """The type that values are cast to, shared by types with the same values.
 
-    Types that cannot be looked up raise UsageError.
+    Raises UsageError for types that can't be looked up.
     """
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
@@ -129,10 +129,10 @@ def keys_of(values: pa.Array, kind: pa.DataType) -> Keys:
 
 
 def keys_to_find(column: str, values: Any, kind: pa.DataType, operand: Operand | None = None) -> Keys:
-    """Return the keys that are looked up: a value, or a list, numpy or Arrow array of values, each once.
+    """The distinct keys to look up, given a value, or a list, numpy or Arrow array of values.
 
-    Values that cannot be in the column because of their type, and nulls, raise UsageError; ``operand`` is the column
-    where it is known.
+    Raises UsageError for nulls, and for values of a type that the column can't have; ``operand`` is the column, if
+    known.
     """
     array = _as_array(column, values, kind)
     if array.null_count:
@@ -155,7 +155,7 @@ def keys_to_find(column: str, values: Any, kind: pa.DataType, operand: Operand |
 
 
 def _as_array(column: str, values: Any, kind: pa.DataType) -> pa.Array:
-    """One Arrow array, without dictionaries."""
+    """Values as one Arrow array without dictionaries."""
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         values = list(values) if hasattr(values, "__iter__") and not isinstance(values, str | bytes) else [values]
     if isinstance(values, list) and values and all(isinstance(value, np.datetime64) for value in values):
@@ -195,7 +195,7 @@ def _named(kind: pa.DataType) -> str:
 
 
 def scramble(codes: Codes, seed: int = 0) -> Codes:
-    """One-to-one: the last step of MurmurHash3 by Austin Appleby."""
+    """Map numbers one-to-one, by the last step of Austin Appleby's MurmurHash3."""
     h: Codes = codes ^ np.uint64(seed)
     h ^= h >> np.uint64(33)
     h *= np.uint64(0xFF51AFD7ED558CCD)
@@ -206,7 +206,7 @@ def scramble(codes: Codes, seed: int = 0) -> Codes:
 
 
 def _hashed(values: pa.Array, kind: pa.DataType) -> tuple[Codes, Codes]:
-    """Two hashes of each value's bytes; nulls have arbitrary ones."""
+    """Two hashes of each value's bytes; arbitrary ones for nulls."""
     count = len(values)
     if pa.types.is_decimal(kind):
         width = kind.bit_width // 8
@@ -239,7 +239,7 @@ def _step(h: Codes, factor: int, shift: int) -> Codes:
 def _words(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> Iterator[tuple[Any, Codes]]:
-    """Yield words of eight bytes, zero-padded, and for which values they are."""
+    """Yield words of eight bytes, zero-padded, and the values they belong to."""
     if not len(starts):
         return
     begin, end = int(starts[0]), int(starts[-1] + lengths[-1])
@@ -267,20 +267,20 @@ Ints = npt.NDArray[np.int64]
 
 
 def ranges_of(begins: Ints, counts: Ints) -> Ints:
-    """Concatenated ranges of ``counts[i]`` numbers from ``begins[i]`` on."""
+    """Concatenate ranges of ``counts[i]`` numbers from ``begins[i]``."""
     return np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
 
 
 @dataclass(frozen=True, eq=False)
 class SelectedRows:
-    """Rows of a snapshot by where they are: for some of its row groups the positions of rows in them.
+    """Rows of a snapshot by row group and position.
 
     ``groups``    int64, row groups by their row in the index, ascending, each once
-    ``offsets``   int64, one more than ``groups``: those of ``groups[i]`` are ``rows[offsets[i]:offsets[i + 1]]``
+    ``offsets``   int64, one more than ``groups``: ``groups[i]`` has ``rows[offsets[i]:offsets[i + 1]]``
     ``rows``      int64, positions in their row group, counted from 0, ascending, each once
-    ``snapshot``  the snapshot that they are in, as ``Snapshot.id`` names it; empty where that is not known
+    ``snapshot``  the snapshot's ``Snapshot.id``; empty if unknown
 
-    `SelectedRows.of` makes one of pairs in any order. Arrays that do not fit together raise UsageError.
+    `SelectedRows.of` makes one from pairs in any order. Raises UsageError for arrays that don't fit together.
     """
 
     groups: Ints
@@ -308,7 +308,7 @@ class SelectedRows:
 
     @staticmethod
     def of(groups: npt.ArrayLike, rows: npt.ArrayLike, snapshot: str = "") -> SelectedRows:
-        """Return the rows of pairs (row group, position) in any order; a pair that occurs twice counts once."""
+        """Select the rows of pairs (row group, position) in any order; repeated pairs count once."""
         arrays = [np.asarray(groups), np.asarray(rows)]
         if any(part.ndim != 1 or (len(part) and part.dtype.kind not in "iu") for part in arrays):
             raise UsageError("SelectedRows.of", "groups and rows must be one-dimensional, of integers")
@@ -322,26 +322,26 @@ class SelectedRows:
 
     @property
     def counts(self) -> Ints:
-        """Rows of each of ``groups``."""
+        """The number of rows in each of ``groups``."""
         return np.diff(self.offsets)
 
     @property
     def fingerprint(self) -> str:
-        """Names the rows."""
+        """A text that stands for these rows."""
         digest = hashlib.blake2b(digest_size=8)
         for part in (self.groups, self.offsets, self.rows):
             digest.update(part.tobytes())
         return digest.hexdigest()
 
     def positions(self, group: int) -> Ints:
-        """Positions of the rows of one row group; empty unless it is among ``groups``."""
+        """Positions of rows in one row group; empty unless it is among ``groups``."""
         at = int(np.searchsorted(self.groups, group))
         if at == len(self.groups) or self.groups[at] != group:
             return np.zeros(0, np.int64)
         return self.rows[self.offsets[at] : self.offsets[at + 1]]
 
     def check(self, rows: Ints) -> None:
-        """Raise UsageError if there are no such rows in row groups of ``rows`` rows."""
+        """Raise UsageError if row groups of ``rows`` rows lack some of these rows."""
         if len(self.groups) and self.groups[-1] >= len(rows):
             raise UsageError("rows", f"there is no row group {self.groups[-1]}, the dataset has {len(rows):,}")
         last = self.rows[self.offsets[1:][self.counts > 0] - 1]
@@ -353,10 +353,10 @@ class SelectedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyRun:
-    """A file of sorted keys: ``keys`` rows of its ``rows`` have one.
+    """A file of the sorted keys of ``rows`` rows, ``keys`` of which have one.
 
-    Keys between ``low`` and ``high`` (as numbers) may be in it; both are None if keys are hashed. ``wide`` runs have
-    a second word for each key, because it does not fit into the first one beside the row number.
+    Keys lie between ``low`` and ``high`` (as numbers), which are None for hashed keys. ``wide`` runs have a second word
+    for each key, which doesn't fit into the first one beside the row number.
     """
 
     file: str
@@ -373,11 +373,11 @@ class KeyRun:
 
 @dataclass(frozen=True)
 class KeyIndex:
-    """A key index of one snapshot; ``field`` is the column, with the type that its keys are compared in.
+    """A key index of a snapshot; ``field`` is the column, with the type that its keys are compared in.
 
-    ``spans`` has one row for each span of rows that follow each other in a run and in a row group: ``run``, the
-    ``start`` of its ``length`` rows in the run, its row ``group`` in the snapshot's index, -1 if that is gone, and the
-    ``first`` of them there.
+    ``spans`` has a row for each span of rows, consecutive both in a run and in a row group: the ``run``, the ``start``
+    of its ``length`` rows in the run, the row ``group`` in the snapshot's index (-1 if that is gone), and the ``first``
+    row in it.
     """
 
     directory: Path
@@ -390,7 +390,7 @@ class KeyIndex:
 
     @property
     def rows(self) -> int:
-        """Rows of the snapshot that were examined."""
+        """The number of rows of the snapshot that were examined."""
         return int(self.numbers("length")[self.numbers("group") >= 0].sum())
 
     @property
@@ -399,7 +399,7 @@ class KeyIndex:
 
 
 def directory_of(snapshot: Path, column: str) -> Path:
-    """UsageError for a column whose name no directory can have."""
+    """The directory of a column's index; raises UsageError if the name doesn't suit a directory."""
     name = quote(column, safe="").replace(".", "%2E")
     if not name or len(name) > 255:
         raise UsageError(f"--key {column}", f"the name is {('too long' if name else 'empty')} for a key index")
@@ -407,7 +407,7 @@ def directory_of(snapshot: Path, column: str) -> Path:
 
 
 def columns_indexed(snapshot: Path) -> list[str]:
-    """Columns with a key index, intact or not, by name."""
+    """Names of the columns with a key index, intact or not."""
     try:
         return sorted(unquote(name) for name in os.listdir(snapshot / KEYS))
     except FileNotFoundError:
@@ -427,7 +427,7 @@ def lookup(snapshot: Snapshot, column: str, values: Any) -> SelectedRows:
 
 
 def field_of(index: Index, column: str) -> pa.Field:
-    """A column, or ``a.b`` inside of structs, in its key type; UsageError if it isn't there."""
+    """A column, or ``a.b`` inside a struct, in its key type; raises UsageError if it is missing."""
     if column in index.partitions.column_names:
         raise UsageError(f"--key {column}", "is a partition column, which Cache.lookup finds without a key index")
     if column in index.path_values.column_names:
@@ -454,7 +454,7 @@ def _selected(groups: Ints, rows: Ints, snapshot: str) -> SelectedRows:
 
 
 def find(index: KeyIndex, keys: Keys) -> tuple[Ints, Ints]:
-    """Row groups, and rows in them, that have one of ``keys``, in order."""
+    """The row groups and rows with one of ``keys``, in order."""
     of_run = np.searchsorted(index.numbers("run"), np.arange(len(index.runs) + 1))
     starts, groups, firsts = index.numbers("start"), index.numbers("group"), index.numbers("first")
     found_groups, found_rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -476,7 +476,7 @@ def find(index: KeyIndex, keys: Keys) -> tuple[Ints, Ints]:
 
 
 def _search(directory: Path, run: KeyRun, keys: Keys) -> Ints:
-    """Rows of a run in the order of ``keys``."""
+    """The rows of a run with ``keys``, in the order of the latter."""
     first, second = keys.first, keys.second
     least = np.uint64(run.low or 0)
     if run.low is not None and run.high is not None:
@@ -501,7 +501,7 @@ def _search(directory: Path, run: KeyRun, keys: Keys) -> Ints:
 
 
 def _words_of(directory: Path, run: KeyRun) -> Codes:
-    """Map a run into memory: one row of words, or two; DamagedError if its size is wrong."""
+    """Map a run into memory as one or two rows of words; raises DamagedError if its size is wrong."""
     path = directory / run.file
     try:
         with open(path, "rb", opener=open_regular) as file:
@@ -530,7 +530,7 @@ def _in_partitions(index: Index, column: str, values: Any) -> tuple[Ints, Ints]:
 def write_key_index(
     directory: Path, field: pa.Field, runs: Sequence[KeyRun], spans: pa.Table, known: Mapping[str, str]
 ) -> None:
-    """Durable on return; ``known`` has checksums of runs by file name."""
+    """Write a key index durably; ``known`` has checksums of runs by file name."""
     about = {"pqcache": json.dumps({"format": FORMAT, "runs": [asdict(run) for run in runs]})}
     about["pqcache.schema"] = pa.schema([field]).serialize().to_pybytes()
     with pa.OSFile(str(directory / _INDEX), "wb") as sink:
@@ -546,7 +546,7 @@ def write_key_index(
 
 
 def read_key_index(directory: Path) -> KeyIndex:
-    """Raises DamagedError."""
+    """Read a key index; raises DamagedError."""
     path = directory / _INDEX
     try:
         with pa.ipc.open_file(
@@ -569,7 +569,7 @@ def read_key_index(directory: Path) -> KeyIndex:
 
 
 def read_checksums(directory: Path) -> dict[str, str]:
-    """Checksums by file name; DamagedError if they cannot be read."""
+    """Checksums by file name; raises DamagedError if they can't be read."""
     path = directory / CHECKSUMS
     try:
         return {str(name): str(checksum) for name, checksum in json.loads(read_regular(path)).items()}
@@ -578,9 +578,9 @@ def read_checksums(directory: Path) -> dict[str, str]:
 
 
 def check_key_index(directory: Path, deep: bool = False) -> KeyIndex:
-    """Check the key index against its checksum, and runs against their sizes; raises DamagedError.
+    """Check a key index against its checksum, and runs against their sizes; raises DamagedError.
 
-    With ``deep`` the runs are compared with their checksums too.
+    With ``deep``, compares runs with their checksums too.
     """
     sums = read_checksums(directory)
     try:

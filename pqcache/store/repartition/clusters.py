@@ -1,4 +1,4 @@
-"""Workers on other machines behind the interface of ``concurrent.futures``: those of a Dask, Ray or Spark cluster."""
+"""Workers of Dask, Ray and Spark clusters, behind the interface of ``concurrent.futures``."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _PACKAGES = ("pqcache", "pyarrow")  # the bytes that are written depend on both
 
 
 class ClusterExecutor(Executor):
-    """An executor whose workers are those of a cluster, in processes that have only pqcache in common with this one.
+    """An executor of a cluster's workers, whose processes have only pqcache in common with this one.
 
-    An engine does the job again of a worker that died. If it gives up, the job's call raises BrokenExecutor, and
-    CancelledError if the engine no longer knows the job.
+    If a worker dies, the engine does its job again. If it gives up, the call raises BrokenExecutor; if it has lost the
+    job, CancelledError.
     """
 
     def __init__(self, scheduler: str) -> None:
@@ -54,15 +54,15 @@ class ClusterExecutor(Executor):
 
     @abstractmethod
     def on_workers(self, function: Callable[[str], Any], argument: str) -> list[tuple[str, Any]]:
-        """Call ``function`` on all workers; return its result or exception by the address of the worker.
+        """Call ``function`` on all workers; return results or exceptions by the worker's address.
 
-        Only functions of the standard library are sent, as a worker may lack pqcache. Workers that have just died
-        are left out.
+        Only functions of the standard library are sent, as a worker may lack pqcache. Workers that just died are left
+        out.
         """
 
     @abstractmethod
     def begin(self, function: Callable[..., Any], arguments: tuple[Any, ...], name: str, settle: Settle) -> None:
-        """Start ``function`` on a worker; when it ends, ``settle`` is called from any thread."""
+        """Start ``function`` on a worker; at its end, ``settle`` is called on any thread."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
@@ -113,7 +113,7 @@ def check_address(scheduler: str, schemes: Sequence[str], example: str, unreacha
 
 
 class DaskExecutor(ClusterExecutor):
-    """The workers of the scheduler that ``client`` is connected to. Jobs that have begun end, whatever is cancelled."""
+    """The workers of the scheduler that ``client`` is connected to. Cancelling doesn't stop jobs that have begun."""
 
     def __init__(self, client: Any, scheduler: str) -> None:
         super().__init__(scheduler)
@@ -175,7 +175,7 @@ def dask_executor(scheduler: str) -> Iterator[DaskExecutor]:
 
 
 class RayExecutor(ClusterExecutor):
-    """The nodes of the cluster that this thread is connected to. Jobs that are cancelled are interrupted."""
+    """The nodes of the cluster that this thread is connected to. Cancelling interrupts jobs."""
 
     def __init__(self, ray: Any, scheduler: str) -> None:
         super().__init__(scheduler)
@@ -282,7 +282,7 @@ def ray_executor(scheduler: str) -> Iterator[RayExecutor]:
 
 
 class SparkExecutor(ClusterExecutor):
-    """The executors of the Spark application that ``context`` is. Jobs that are cancelled are interrupted."""
+    """The executors of the Spark application ``context``. Cancelling interrupts jobs."""
 
     def __init__(self, context: Any, scheduler: str) -> None:
         super().__init__(scheduler)
@@ -366,8 +366,8 @@ def spark_executor(master: str) -> Iterator[SparkExecutor]:
 def connected(scheduler: str, todo: Sequence[PartitionJob], on_event: OnEvent) -> Iterator[ClusterExecutor]:
     """Yield a cluster whose workers can do ``todo``; its unfinished jobs are cancelled at the end.
 
-    Raises SourceUnavailable if no scheduler answers, UsageError if a worker has another version or does not see
-    the source. Workers that come later are checked by their jobs.
+    Raises SourceUnavailable if no scheduler answers, UsageError if a worker has another version of pqcache or doesn't
+    see the source. Workers that join later are checked by their jobs.
     """
     with _opened(scheduler) as cluster:
         if cluster.no_worker:

@@ -1,4 +1,4 @@
-"""Repartition: row groups that fill the block and never exceed it, one partition directory at a time."""
+"""Repartition: rewrites partition directories into row groups that fill their size and never exceed it."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def repartition(
     """Rewrite a dataset so that its row groups fill ``row_group_size`` bytes on disk and never exceed it.
 
     Without ``dest``, ``source`` is a cache: it gets a new snapshot, and its next syncs rewrite new partitions the
-    same way; an option that is None is what the cache remembers from before. With ``dest``, ``source`` is a cache, a
-    directory or a URL, and ``dest`` a new or empty directory (a path, ``hdfs://`` or ``s3://``). A local one appears
-    when it is complete, elsewhere each partition does. A run that was stopped continues where it ended when it is
-    started again. Rows, their order within a partition, schema and metadata are kept unless an option changes them;
-    files that already are as asked for are linked or copied. Sizes, durations and counts are numbers (bytes, seconds)
+    same way; options that are None keep the values that the cache remembers. With ``dest``, ``source`` is a cache, a
+    directory or a URL, and ``dest`` a new or empty directory (a path, ``hdfs://`` or ``s3://``). A local target appears
+    when it is complete; on other stores each partition appears when it is complete. Start a run that was stopped again
+    to continue it. Rows, their order within a partition, schema and metadata are kept unless an option changes them;
+    files that already match the options are linked or copied. Sizes, durations and counts are numbers (bytes, seconds)
     or text, like ``"128MB"``, ``"10m"`` and ``"8"``.
 
     Args:
         source: a cache, a directory or a URL.
-        dest: where to, if not in place.
+        dest: the target; None to repartition a cache in place.
         on_event: called with what happens, from several threads.
         given: the options, as the table in pqcache.options has them.
 
@@ -117,7 +117,7 @@ def repartition(
 
 
 def _block_size(align: str | None, size: int | None) -> int | None:
-    """None for the store's own."""
+    """The block size, None for the store's default."""
     if size is not None and (size < 512 or size % 512):
         raise UsageError(f"--block-size {size}", "HDFS takes multiples of 512 bytes", "write it like 128MB")
     return size or (BLOCK_SIZE if align else None)
@@ -171,7 +171,7 @@ def _repartition_cache(
 
 
 def _repartition_snapshot(run: CacheRun, current: Snapshot, before: Manifest) -> RunResult:
-    """Rewrite what does not meet the options, and publish it, unless it is a dry run."""
+    """Rewrite partitions that don't match the options, and publish them, unless it is a dry run."""
     rewrite = run.config.rewrite()
     assert rewrite is not None
     recipe = Recipe(recipe_of(before.files[0].recipe).subset if before.files else "", rewrite.recipe)

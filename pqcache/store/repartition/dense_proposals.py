@@ -1,4 +1,4 @@
-"""Which list columns of a table can be stored dense, and in which type: the same for all files of a table."""
+"""Finds the list columns of a table that can be stored dense, and their types, common to all files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ File = tuple[Path, pq.FileMetaData, pa.Schema]
 
 @dataclass(frozen=True)
 class Proposal:
-    """A list column that can be dense: its type, what a row would hold, and that with ``--narrow``."""
+    """A list column that can be dense: its type, and its dense type without and with ``--narrow``."""
 
     column: str
     type: str
@@ -58,13 +58,13 @@ class Proposal:
 
 
 def resolve_dense(paths: Sequence[Path], columns: Sequence[str] | None, narrow: bool) -> dict[str, str]:
-    """Return the type that each of ``columns`` is to be stored in, in all of ``paths``, as in ``uint16[512]``.
+    """Find the dense type, like ``uint16[512]``, of each of ``columns`` for all of ``paths``.
 
-    None for ``columns`` takes those that are dense already. The length is that of the first row; all rows are checked
-    for it when they are rewritten. With ``narrow``, integers take the smallest type that holds all.
+    None for ``columns`` takes those that are dense already. The first row gives the length, which is checked for all
+    rows when they are rewritten. With ``narrow``, integers get the smallest type that holds all.
 
     Raises:
-        UsageError: a column is not there, or no list of numbers.
+        UsageError: a column is missing, or isn't a list of numbers.
         ParquetError: the first row is null or empty, or a file is damaged.
     """
     files = _files(paths)
@@ -95,7 +95,7 @@ def resolve_dense(paths: Sequence[Path], columns: Sequence[str] | None, narrow: 
 
 
 def propose_dense(paths: Sequence[Path]) -> list[Proposal]:
-    """Columns whose lists have one length as far as footers and first rows show."""
+    """Columns whose lists have one length, by footers and first rows."""
     files = _files(paths)
     found = []
     for field in _schema(files):
@@ -115,7 +115,7 @@ def _files(paths: Sequence[Path]) -> list[File]:
 
 
 def _schema(files: Sequence[File]) -> pa.Schema:
-    """Schema of all files, with lists in place of dense columns."""
+    """The schema of all files, with lists for dense columns."""
     named: list[tuple[str, pa.Schema]] = []
     for path, _, schema in files:
         if not any(schema.equals(known, check_metadata=True) for _, known in named):
@@ -153,7 +153,7 @@ def _first_length(files: Sequence[File], name: str) -> int | None:
 
 
 def _common_length(files: Sequence[File], name: str) -> int | None:
-    """The average length of a column's lists if it is the same in every row group, and in the first rows."""
+    """The length of a column's lists, if the average in every row group and the first rows agree on it."""
     lengths = set()
     for _, metadata, schema in files:
         if not metadata.num_rows:
@@ -213,7 +213,7 @@ def dense_proposals(
     all_files: bool = False,
     on_event: OnEvent = ignore,
 ) -> list[Proposal]:
-    """Return the list columns of a cache or a local directory that ``dense`` would make faster to read.
+    """List the columns of a cache or a local directory that ``dense`` would make faster to read.
 
     Only footers and first rows are read; a repartition checks every row. ``as_files`` and ``all_files`` are as for
     ``repartition``.
@@ -241,19 +241,19 @@ def dense_proposals(
 
 @dataclass(frozen=True)
 class DenseRequest:
-    """Which columns are to be dense (None: those that are), and whether in the smallest type."""
+    """The columns to store dense (None: those that already are), and whether in the smallest type."""
 
     columns: Sequence[str] | None
     narrow: bool
 
     @property
     def is_empty(self) -> bool:
-        """Whether every column keeps how it is stored."""
+        """Whether no column changes its storage."""
         return self.columns is None and not self.narrow
 
     @property
     def reads_files(self) -> bool:
-        """Whether files have to be read first: always, except for ``--dense none``."""
+        """Whether files have to be read first, as always except for ``--dense none``."""
         return bool(self.columns) or self.narrow
 
     def resolve(self, paths: Sequence[Path]) -> dict[str, str]:

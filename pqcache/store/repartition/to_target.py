@@ -1,4 +1,4 @@
-"""Repartition into another place: a directory, HDFS or S3, by threads here or on a Dask, Ray or Spark cluster.
+"""Repartition to another place, by threads or on a Dask, Ray or Spark cluster.
 
 Jobs publish a partition in one step and make the same bytes wherever they run, so running one twice does no harm.
 """
@@ -59,7 +59,7 @@ _PATIENCE = Patience(2)  # of reading the records at the target
 class RepartitionReport:
     """The outcome of a repartition; with ``dry_run`` the ``_after`` numbers are 0.
 
-    ``rewritten`` counts partition directories, ``kept`` those that an earlier run had finished at the target.
+    ``rewritten`` counts partition directories, ``kept`` those finished at the target by an earlier run.
     ``snapshot`` is None unless a cache was repartitioned in place.
     """
 
@@ -88,7 +88,7 @@ class RepartitionReport:
 class _TargetRun:
     """A repartition into ``target``: a job for each partition, and the finished ones.
 
-    ``records`` are those of an earlier run, ``done`` is by directory, with what that run had finished.
+    ``records`` are those of an earlier run; ``done`` has the results by directory, those of that run included.
     """
 
     source: Source
@@ -107,7 +107,7 @@ class _TargetRun:
 def repartition_to(
     endpoints: Endpoints, rewrite: RewriteOptions, dense: DenseRequest, scheduler: str | None, options: RunOptions
 ) -> RepartitionReport:
-    """Rewrite one dataset into another; partitions that an earlier run has finished are kept."""
+    """Rewrite a dataset to ``target``; partitions finished by an earlier run are kept."""
     with ExitStack() as stack:
         target = open_target(endpoints.target, endpoints.target_options, endpoints.block_size)
         stack.callback(target.close)
@@ -189,9 +189,9 @@ def _results(run: _TargetRun, cluster: ClusterExecutor | None) -> Iterator[tuple
 def _as_they_end(
     executor: Executor, do: Callable[[PartitionJob], DirectoryResult], todo: Iterable[PartitionJob]
 ) -> Iterator[tuple[PartitionJob, DirectoryResult]]:
-    """Do jobs on an executor; yield each with its result, as they end.
+    """Do jobs on an executor; yield each with its result as it ends.
 
-    After a failure, jobs that cannot be cancelled end first, so that the next run finds them done.
+    After a failure, jobs that can't be cancelled are awaited, so that the next run finds them done.
     """
     waiting = iter(todo)
     begun: dict[Future[DirectoryResult], PartitionJob] = {}
@@ -236,7 +236,7 @@ def _report(run: _TargetRun) -> RepartitionReport:
 def _jobs(
     source: Source, endpoints: Endpoints, rewrite: RewriteOptions, dense: DenseRequest, options: RunOptions
 ) -> list[PartitionJob]:
-    """One for each partition directory, in path order."""
+    """A job for each partition directory, in path order."""
     listed = list_source(source, options.on_event, ListingRules(files=endpoints.rules)).files
     files = [replace(f, identity=replace(f.identity, tag=f.identity.shared_tag)) for f in listed]  # links change ctimes
     files.sort(key=lambda file: (parent(file.path), file.path))
@@ -288,7 +288,7 @@ def _jobs_for(
 def _kept_on_failure(run: _TargetRun, alone: bool) -> Iterator[None]:
     """After a failure keep finished partitions for the next run, and say so; remove everything if there are none.
 
-    After an interruption, or not ``alone``, something may still be published.
+    After an interruption, or unless ``alone``, a partition may still be published.
     """
     target = run.target
     try:

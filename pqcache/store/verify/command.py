@@ -1,6 +1,6 @@
-"""Check that a cache is as it was published, and repair it: download or make damaged files again.
+"""Checks that a cache is as it was published, and repairs it by downloading or making damaged files again.
 
-Files that may be damaged are read by processes of ``file_checks.py``; one that dies or hangs is a finding.
+Processes of ``file_checks.py`` read files that may be damaged; a process that dies or hangs is a finding.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ WELL: Answer = {"well": True}
 
 @dataclass(frozen=True)
 class Damage:
-    """One finding: a path below the snapshot, the row group and the column if known, and a message."""
+    """A finding: the path below the snapshot, row group and column if known, and a message."""
 
     path: str
     row_group: int | None
@@ -107,10 +107,10 @@ class Damage:
 class VerifyReport:
     """The findings in a snapshot of ``files`` files with ``rows`` rows and ``bytes`` bytes.
 
-    ``damage`` is empty if all is well. ``changed`` lists source files that the source does not have as the cache does
-    (None without ``source``). ``unread`` maps columns that the second engine could not read to the reason. ``repaired``
-    is the new snapshot if one was made; then ``damage`` was found in the old one, and ``left`` is still wrong in
-    the new one. ``skipped`` are the partitions that the last sync could not take, as in `SyncReport`.
+    ``damage`` is empty if all is well. ``changed`` lists files that differ between cache and source (None without
+    ``source``). ``unread`` maps columns that the second engine couldn't read to the reason. ``repaired`` is the new
+    snapshot, if one was made; then ``damage`` was found in the old one, and ``left`` in the new one. ``skipped`` are
+    the partitions that the last sync couldn't take, as in `SyncReport`.
     """
 
     cache: str
@@ -130,7 +130,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is damaged, or all of it was repaired."""
+        """Whether nothing is damaged, or all damage was repaired."""
         return not self.left if self.repaired is not None else not self.damage
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class VerifyReport:
         return {**asdict(self), "ok": self.ok}
 
     def raise_if_not_ok(self) -> None:
-        """Raise DamagedError if there is damage, or PqcacheError if only the source has changed."""
+        """Raise DamagedError if there is damage, PqcacheError if only the source has changed."""
         if not self.ok:
             wrong = self.damage if self.repaired is None else self.left
             paths = sorted({item.path for item in wrong})
@@ -165,9 +165,8 @@ def verify(
 ) -> VerifyReport:
     """Check that the current snapshot of ``cache`` is as it was published.
 
-    Every file of the manifest has to exist, of the recorded size, with a footer that parses and agrees with
-    manifest and index. Files are read in processes of their own, with bounded memory and time, since damaged Parquet
-    may crash its reader.
+    Every file of the manifest must exist with the recorded size and a footer that agrees with manifest and index.
+    Processes of their own, with bounded memory and time, read the files, since damaged Parquet may crash its reader.
 
     Args:
         cache: the cache's directory.
@@ -178,7 +177,7 @@ def verify(
     >>> report.ok, report.files, report.damage
     (True, 6, ())
 
-    Damage is in the report and is not raised. Raises UsageError, CacheError, CacheLocked, SourceError or
+    Damage is reported, not raised. Raises UsageError, CacheError, CacheLocked, SourceError or
     SourceIncomplete.
     """
     options = all_values(given, *COMMANDS["verify"])
@@ -222,7 +221,7 @@ def verify(
 
 
 class _SnapshotCheck:
-    """Checks snapshots and collects findings from several threads."""
+    """Checks snapshots on several threads and collects findings."""
 
     def __init__(self, deep: bool, engine: str | None, jobs: int, on_event: OnEvent) -> None:
         self.deep = deep
@@ -235,7 +234,7 @@ class _SnapshotCheck:
     def snapshot(
         self, snapshot: Snapshot, known: frozenset[FileEntry] = frozenset()
     ) -> tuple[Manifest | None, tuple[Damage, ...]]:
-        """The manifest, None if it is damaged, and the damage; ``known`` files are not checked."""
+        """Check a snapshot except ``known`` files; return its manifest, None if damaged, and the damage."""
         found: list[Damage] = []
         manifest = self._read(snapshot, FILES, snapshot.checked_manifest, found)
         index = self._read(snapshot, ROW_GROUPS, snapshot.checked_index, found)
@@ -246,7 +245,7 @@ class _SnapshotCheck:
         return manifest, tuple(sorted(found, key=lambda item: (item.path, item.row_group or 0, item.column or "")))
 
     def _read(self, snapshot: Snapshot, name: str, read: Callable[[], T], found: list[Damage]) -> T | None:
-        """None if the file, or the one with its checksum, is damaged."""
+        """Read a file; None if it, or the file with its checksum, is damaged."""
         try:
             return read()
         except DamagedError as error:
@@ -257,7 +256,7 @@ class _SnapshotCheck:
             return None
 
     def _keys(self, snapshot: Snapshot, found: list[Damage]) -> None:
-        """Check the key indexes; with ``deep`` their runs too."""
+        """Check the key indexes, and with ``deep`` their runs."""
         for column in columns_indexed(snapshot.path):
             directory = directory_of(snapshot.path, column)
             try:
@@ -342,9 +341,8 @@ def _repair(
 ) -> Snapshot:
     """Publish a new snapshot in which the files at the paths ``damaged`` are downloaded again from the source.
 
-    All other files are kept, even if the source has newer ones: sync is there to fetch those. If a damaged
-    file itself has changed at the source, SourceIncomplete is raised. Without a ``manifest`` it is not known what is
-    held, so all is synced.
+    All other files are kept, even if the source has newer ones, which a sync fetches. Raises SourceIncomplete if a
+    damaged file has changed at the source. Without a ``manifest`` everything is synced.
     """
     check_not_held(cache.path)
     if manifest is None:
@@ -390,9 +388,9 @@ def _repair(
 
 
 def _check_unchanged(cache: CacheDirectory, manifest: Manifest, entries: Sequence[FileEntry]) -> None:
-    """Raise SourceIncomplete if a file of ``entries`` is another version than that of ``manifest``.
+    """Raise SourceIncomplete if a file of ``entries`` has another version than in ``manifest``.
 
-    Beside files of the snapshot's moment it would make a mix of two moments.
+    The snapshot would mix two moments of the source.
     """
     held = {file.path: file.identity for entry in manifest.files for file in entry.sources}
     for file in (file for entry in entries for file in entry.sources):
@@ -411,11 +409,11 @@ def _changes_at_source(
     store_options: Mapping[str, str],
     options: RunOptions,
 ) -> tuple[str, ...]:
-    """Return the source files that a sync would download or drop now: those whose identities have changed.
+    """List the source files that a sync would download or drop now, by their identities.
 
-    With ``options.compare`` as ``content``, also those whose content differs. If files cannot be compared so, because
-    they are rewritten or have some columns or rows only, UsageError is raised. Raises CacheError where others can
-    change the cache: they could have it contact another source.
+    If ``options.compare`` is ``content``, files with other content count too. Raises UsageError if contents can't be
+    compared, as files were rewritten or have some columns or rows only, and CacheError if other users can change the
+    cache: they could have it contact another source.
     """
     check_ownership(cache.path)
     config, comparison = read_config(cache.path), Comparison()
@@ -457,7 +455,7 @@ def _open(
 
 
 class Checker:
-    """One process of ``file_checks.py``, started by the first request, and again by the first after it died."""
+    """A process of ``file_checks.py``, started by the first request, and by the next one after it dies."""
 
     def __init__(self, snapshot: Path, *words: str) -> None:
         self._arguments = [str(snapshot), *words]
@@ -465,7 +463,7 @@ class Checker:
         self._pending = b""
 
     def ask(self, request: Request) -> Iterator[Answer]:
-        """Yield the answers; of a process that dies or hangs, the last one is ``damage``."""
+        """Yield the answers; if the process dies or hangs, the last one is ``damage``."""
         process = self._process or self._start()
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is dead, as its answer will say
@@ -511,7 +509,7 @@ class Checker:
         return self._process
 
     def _end(self, status: int) -> str:
-        """Why the process died; PqcacheError if it gave up by itself rather than by damage."""
+        """Why the process died; raises PqcacheError if damage wasn't the cause."""
         if status < 0:
             return f"was ended by {signal.Signals(-status).name}"
         self._stderr.seek(0)
@@ -523,7 +521,7 @@ class Checker:
         )
 
     def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
-        """The next line; empty at the end, None if there is none in time."""
+        """The next line; empty at the end, None after the timeout."""
         assert process.stdout is not None
         descriptor, deadline = process.stdout.fileno(), time.monotonic() + seconds
         while b"\n" not in self._pending:
@@ -544,9 +542,9 @@ def ask_all(
     on_answer: Callable[[Request, Answer], None],
     on_end: Callable[[Request], None],
 ) -> None:
-    """Put all requests to some processes and end these; the callbacks are called from as many threads.
+    """Put all requests to several processes; the callbacks are called on as many threads.
 
-    A request with ``files``, which are requests too, is answered by ``WELL`` or not; if not, each of them is put alone.
+    If a request with several ``files``, which are requests themselves, isn't answered by ``WELL``, each is put alone.
     """
     idle: queue.SimpleQueue[Checker] = queue.SimpleQueue()
     for checker in checkers:

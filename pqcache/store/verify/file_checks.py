@@ -1,9 +1,9 @@
-"""Check a snapshot's files in a separate process: damaged Parquet may end it, or make it ask for any amount of memory.
+"""Checks a snapshot's files in a separate process, as damaged Parquet may crash it or exhaust its memory.
 
-``command.py`` starts this with a snapshot's path, ``index`` if files are to be compared with the row-group index, and
-the second engine. It writes one request a line, which is answered by lines of JSON: ``step`` (what is done next, and
-how many seconds it may take), ``damage``, ``unread`` (a column that the second engine cannot read), ``well`` (nothing
-is wrong with any of several files) and ``end``.
+``command.py`` starts this with a snapshot's path, ``index`` to compare files with the row-group index, and the second
+engine. It writes a request per line, which is answered by lines of JSON: ``step`` (the next step, and its timeout in
+seconds), ``damage``, ``unread`` (a column that the second engine can't read), ``well`` (several files are intact) and
+``end``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Report = Callable[..., None]
 
 
 class _Enough(Exception):
-    """So much is damaged that more reports would not help."""
+    """There is too much damage for more reports to help."""
 
 
 def main() -> None:
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def limit_memory() -> None:
-    """Let this process grow by ``MEMORY`` bytes of address space, if the system can limit that."""
+    """Limit this process to ``MEMORY`` more bytes of address space, if the system can do that."""
     try:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
@@ -92,7 +92,7 @@ def limit_memory() -> None:
 
 
 def all_intact(root: Path, requests: list[dict[str, Any]], index: IndexedFiles | None) -> bool:
-    """Whether all footers agree with manifest and index, compared at once."""
+    """Whether all footers agree with manifest and index."""
     alike: list[tuple[pa.Schema, dict[str, list[Any]], list[pa.Table]]] = []
     for request in requests:
         with pq.ParquetFile(root / request["path"]) as file:
@@ -121,7 +121,7 @@ def all_intact(root: Path, requests: list[dict[str, Any]], index: IndexedFiles |
 
 
 def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, report: Report) -> None:
-    """Check a data file against its entry and the index, and with ``deep`` page by page."""
+    """Check a data file against its entry and the index, with ``deep`` page by page."""
     path = root / request["path"]
     seconds = request["seconds"]
     report(step="footer", seconds=seconds)
@@ -154,7 +154,7 @@ def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, re
 
 
 def _report_index(path: Path, request: dict[str, Any], footer: pa.Table, indexed: pa.Table, report: Report) -> None:
-    """Compare index and footer; if the file has its recorded checksum, it is the index that is damaged."""
+    """Compare index and footer; if the file has its recorded checksum, the index is at fault."""
     wrong = list(compare_index(footer, indexed))
     intact = bool(wrong and request["checksum"]) and checksum_matches(request["checksum"], path)
     for damage, group, column in wrong:
@@ -186,7 +186,7 @@ def compare_index(footer: pa.Table, indexed: pa.Table) -> Iterator[tuple[str, in
 
 
 def decode(path: Path, schema: pa.Schema, footer: pa.Table, size: int, seconds: float, report: Report) -> None:
-    """Decode every page, and compare row counts and statistics with the values."""
+    """Decode every page, and compare row counts and statistics with its values."""
     with pq.ParquetFile(path, buffer_size=1 << 20, page_checksum_verification=True) as file:
         for group in range(footer.num_rows):
             line = {name: footer[name][group] for name in footer.column_names}
@@ -207,7 +207,7 @@ def decode(path: Path, schema: pa.Schema, footer: pa.Table, size: int, seconds: 
 
 
 def _bytes_of_row(group: StoredRowGroup, field: pa.Field, line: dict[str, Any]) -> float:
-    """Decoded bytes of a row among the longest texts: those of a dictionary are stored once."""
+    """Decoded bytes of a row among the longest texts, as texts of a dictionary are stored only once."""
     each = (line[f"{field.name}:uncompressed"].as_py() or 0) / max(1, group.rows)
     if varies(field.type):
         with suppress(Exception):  # damage is found by decoding
@@ -260,7 +260,7 @@ def _text(value: pa.Scalar) -> str:
 class IndexedFiles:
     """The rows of an index by the path of their file, zero-copy.
 
-    They are cut when they are asked for: a table for each of many files would take more memory than the process has.
+    They are cut on demand, as a table for each of many files would take too much memory.
     """
 
     def __init__(self, index: Index) -> None:
@@ -277,9 +277,9 @@ _NANOSECONDS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 
 def compare_engines(path: Path, schema: pa.Schema, seconds: float, report: Callable[..., None]) -> None:
-    """Compare every column of every row group as pyarrow and fastparquet, an independent implementation, read it.
+    """Compare every column of every row group, read by pyarrow and by fastparquet, an independent implementation.
 
-    fastparquet does not know every type and encoding. Columns that it cannot read are reported, but are no damage.
+    fastparquet lacks some types and encodings. Columns that it can't read are reported, but don't count as damage.
     """
     import fastparquet
 
@@ -315,7 +315,7 @@ def compare_engines(path: Path, schema: pa.Schema, seconds: float, report: Calla
 
 
 def _comparable(column: pa.ChunkedArray) -> list[Any]:
-    """pyarrow's values as both can represent them: numbers as bits, times as nanoseconds, None for null."""
+    """pyarrow's values in a common form: numbers as bits, times as nanoseconds, None for null."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
