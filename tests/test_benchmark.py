@@ -172,7 +172,7 @@ def advice_for(
 def groups_of(root: Path, number: int, rows: int, columns: int = 1) -> RowGroups:
     root.mkdir()
     table = pa.table({f"c{i}": np.random.default_rng(i).random(number * rows) for i in range(columns)})
-    pq.write_table(table, root / "a.parquet", row_group_size=rows)
+    pq.write_table(table, root / "a.parquet", row_group_size=rows, use_dictionary=False, compression="none")
     return RowGroups(make_read_plan(open_local_dataset(root)[0], None))
 
 
