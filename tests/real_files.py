@@ -15,7 +15,8 @@ from pqcache.parquet import footer, thrift
 from pqcache.parquet.thrift import I32, LIST, STRUCT, Items, Struct
 
 ROOT = Path(__file__).resolve().parent.parent
-CORPUS = ROOT.parent / "shared" / "corpus" / "data"
+CORPUS = Path(os.environ.get("PQCACHE_PARQUET_FILES") or ROOT / "no-files")
+"""A directory with files of other writers, such as those of parquet-testing, that the user names."""
 
 
 def golden_tables() -> Path:

@@ -1,7 +1,6 @@
 """Files as other writers leave them: every command gives the rows that pyarrow and DuckDB read, or one line.
 
-The real files are those of other projects' test data, where they are present. Beside them are some that are made here,
-and none of these is on the list of known faults.
+The real files are those that PQCACHE_PARQUET_FILES names. Beside them are some that are made here.
 """
 
 from __future__ import annotations
@@ -201,8 +200,3 @@ def _refusal(step: str, source: Path, tmp_path: Path) -> str:
     except PqcacheError as error:
         return str(error)
     return ""
-
-
-def test_the_real_files_are_there() -> None:
-    if not REAL:
-        pytest.skip(f"no real files at {CORPUS}")

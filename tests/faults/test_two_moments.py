@@ -200,23 +200,6 @@ def rows_at_files(lake: Path, day: str, added: str) -> Any:
     return pa.concat_tables([pq.ParquetFile(lake / day / name).read().replace_schema_metadata() for name in names])
 
 
-def test_what_was_downloaded_is_not_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lake, cache = made_lake(tmp_path / "lake"), tmp_path / "cache"
-    real, read = LocalSource.read, []
-
-    def counted(self: LocalSource, path: str, *more: Any) -> Iterator[bytes]:
-        read.append(path)
-        return real(self, path, *more)
-
-    monkeypatch.setattr(LocalSource, "read", counted)
-    write = lambda: pq.write_table(shop_table(9000, 5), lake / DAY / "new.parquet")  # noqa: E731
-    report = pqcache.sync(str(lake), cache, on_event=Once(write))
-    assert sorted(read) == sorted({*read}), "a file was read twice"
-    assert len(read) == 13
-    assert report.fetched_bytes == sum(path.stat().st_size for path in lake.rglob("*.parquet"))
-    assert check_snapshot(cache, [rows_at(lake)]) == 0
-
-
 def test_a_share_of_a_source_that_changes(tmp_path: Path) -> None:
     """Nodes that share a source agree on one listing of it, also where only another node's files change."""
     lake = made_lake(tmp_path / "lake", days=6)

@@ -1,4 +1,4 @@
-"""Stores for tests, benchmarks and manual trials: a Hadoop HDFS, a Ceph S3 gateway, emulators of Google's and Azure's.
+"""Stores for tests and benchmarks: a Hadoop HDFS, a Ceph S3 gateway, emulators of Google's and Azure's.
 
 They listen on 127.0.0.1 only, on free ports, keep everything they own in one temporary directory, and die
 with the process that started them, even when that one is killed with -9.
@@ -8,6 +8,5 @@ with the process that started them, even when that one is killed with -9.
     with hdfs.running(directory) as store:
         store.upload_tree(local_dir, store.url + "/data")
 
-    python -m tests.servers.install          what they need: Debian packages, Hadoop's jars, Azurite
-    python -m tests.servers both DIRECTORY   HDFS and S3 in the foreground, until Ctrl-C
+``python -m tests.servers.install`` installs what they need: Debian packages, Hadoop's jars, Azurite.
 """

@@ -45,17 +45,6 @@ def test_a_lock_is_held_busy_or_not_there(tmp_path: Path, monkeypatch: pytest.Mo
     os.close(descriptor)
 
 
-def test_a_lock_is_opened_for_writing_and_never_through_a_link(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    path.touch()
-    descriptor = locks.open_to_lock(path)
-    assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
-    os.close(descriptor)
-    (tmp_path / "link").symlink_to(path)
-    with pytest.raises(OSError, match="symbolic links"):
-        locks.open_to_lock(tmp_path / "link")
-
-
 @pytest.mark.parametrize("knows", [True, False], ids=["own locks", "flock alone"])
 def test_a_lock_of_those_who_may_write(knows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lock"

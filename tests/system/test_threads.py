@@ -137,33 +137,6 @@ def test_ctrl_c_while_a_fork_waits_comes_after_it() -> None:
     assert status_of(children[0]) == 1
 
 
-def test_callbacks_belong_to_their_job() -> None:
-    """A fork waits for a future's callbacks too; cancelled jobs are cancelled, and the future raises errors."""
-    log = []
-
-    def slowly(_: Any) -> None:
-        time.sleep(0.3)
-        log.append(1)
-
-    pool = ForkSafeThreadPool(1)
-    first = pool.submit(time.sleep, 0.1)
-    first.add_done_callback(slowly)
-    later = [pool.submit(int) for _ in range(3)]
-    failed = pool.submit(int, "x")
-    first.result()
-    child = os.fork()
-    if child == 0:
-        os._exit(len(log))
-    assert status_of(child) == 1
-    assert [job.result(10) for job in later] == [0, 0, 0]
-    with pytest.raises(ValueError, match="'x'"):
-        failed.result(10)
-    busy, never = pool.submit(lambda: becomes_true(lambda: never.cancelled())), pool.submit(int)
-    pool.shutdown(wait=True, cancel_futures=True)
-    assert busy.done()
-    assert never.cancelled()
-
-
 def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_MAX_WAIT", 0.1)
     go, begun = threading.Event(), threading.Event()
@@ -265,35 +238,6 @@ def test_some_jobs_come_before_others() -> None:
     assert order == [1, 3, 5, 0, 2, 4]
 
 
-def test_all_jobs_that_no_thread_has_begun_are_cancelled() -> None:
-    wait = Waiting()
-    pool = ForkSafeThreadPool(1)
-    first = pool.submit(wait)
-    assert wait.begun.wait(60)
-    jobs = [submit(int) for submit in (pool.submit, pool.submit_first, pool.submit)]
-    pool.shutdown(wait=False, cancel_futures=True)
-    assert all(job.cancelled() for job in jobs)
-    wait.go_on.set()
-    first.result(10)
-
-
-@pytest.mark.parametrize("cancel", [False, True])
-def test_jobs_that_wait_for_another_are_cancelled_or_run_when_a_pool_is_shut_down(cancel: bool) -> None:
-    wait = Waiting()
-    pool = ForkSafeThreadPool(2, at_once=1)
-    first = pool.submit(wait)
-    assert wait.begun.wait(60)
-    jobs = [pool.submit(int) for _ in range(3)]
-    pool.shutdown(wait=False, cancel_futures=cancel)
-    assert all(job.cancelled() == cancel for job in jobs)
-    wait.go_on.set()
-    first.result(10)
-    if not cancel:
-        assert [job.result(10) for job in jobs] == [0, 0, 0]
-    pool.shutdown()
-    assert all(job.done() for job in jobs)
-
-
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.lists(st.booleans(), max_size=40), st.booleans(), st.integers(0, 20))
 def test_every_job_ends(count: int, at_once: int, kinds: list[bool], cancel: bool, later: int) -> None:
@@ -314,25 +258,3 @@ def test_every_job_ends(count: int, at_once: int, kinds: list[bool], cancel: boo
     assert all(job.done() for job in jobs)
     assert cancel or not any(job.cancelled() for job in jobs)
     assert most[0] <= at_once
-
-
-def test_a_job_that_is_refused_costs_no_other() -> None:
-    """As a pool does not take jobs while the interpreter ends, whose running jobs go on."""
-    wait, refused = Waiting(), list[bool]()
-    pool = ForkSafeThreadPool(2, at_once=1)
-
-    def submit(_: object) -> None:
-        try:
-            pool.submit_first(int)
-        except RuntimeError:
-            refused.append(True)
-
-    first = pool.submit(wait)
-    assert wait.begun.wait(60)
-    first.add_done_callback(submit)
-    jobs = [pool.submit(int) for _ in range(4)]
-    pool.shutdown(wait=False)
-    wait.go_on.set()
-    pool.shutdown()
-    assert refused == [True]
-    assert [job.result(0) for job in jobs] == [0] * 4
