@@ -1,1 +1,1 @@
-"""One module a store; each implements ``base.Source``, and ``base.Target`` where it can write."""
+"""One module per store: each implements ``base.Source``, and ``base.Target`` if it can be written."""

@@ -17,7 +17,6 @@ the same terms and raise the same errors.
 from __future__ import annotations
 
 import io
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,24 +76,18 @@ class LocalModes(ABC):
     """Who can read the files of a source on this machine."""
 
     @abstractmethod
-    def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
-        """Return the bits for reading that a copy of a file may have if it is of ``group``: who can read the file.
-
-        ``known`` are the directories of earlier calls.
-        """
+    def copy_mode(self, path: str, group: int) -> int:
+        """Read permissions for a copy of a file that belongs to ``group``: no one may read more than in the source."""
 
     @abstractmethod
     def private_modes(self, paths: Sequence[str], group: int) -> Mapping[str, int]:
-        """Return what `copy_mode` does for each of ``paths``, as they were listed last; empty if everyone can read."""
+        """`copy_mode` of each of ``paths`` as of the last listing; empty if everyone can read all of them."""
 
     def note_modes(self, paths: Sequence[str]) -> None:  # noqa: B027
-        """Look at files that were listed elsewhere, for `private_modes`; those that are gone do not count.
-
-        Not needed by sources that look at them in `private_modes` itself.
-        """
+        """Look at files that something else has listed, for `private_modes`; missing ones are skipped."""
 
     def local_places(self) -> Mapping[str, Sequence[str]]:
-        """Return the directories that have files of a table whose log knows them, each with their paths below it."""
+        """The directories that hold files of a table with a log, each with the paths of its files."""
         return {}
 
 
@@ -181,9 +174,9 @@ class Source(ABC):
         return None
 
     def second_names(self, paths: Sequence[str]) -> dict[str, str]:
-        """Return the links in the last listing by path, each with the place that was listed by itself.
+        """Links in the last listing, by path, each with the place that it stands for, which is listed too.
 
-        They are links to directories, which were not followed, and those of ``paths`` that are other names of a file.
+        These are links to directories, which are not followed, and those of ``paths`` that are second names of a file.
         """
         return {}
 
@@ -233,9 +226,9 @@ def read_range(source: Source, path: str, offset: int, length: int, tag: str = "
 
 
 def ended_early(source: Source, file: SourceFile, received: str) -> SourceError:
-    """Make the error about a read that ended early: the file is shorter than it was listed, or the connection broke.
+    """The error of a read that ended early: the file is shorter than listed, or the connection broke.
 
-    Raises SourceError if the source knows that the file is not as it should be.
+    Raises SourceError if the file cannot be looked at.
     """
     if source.stat(file.path).size < file.identity.size:
         return SourceChanged(source.url_of(file.path), "is shorter than it was listed")
@@ -243,7 +236,7 @@ def ended_early(source: Source, file: SourceFile, received: str) -> SourceError:
 
 
 def root_of(url: str) -> str:
-    """The absolute path in a URL whose first part is a host, as on HDFS."""
+    """The absolute path in a URL like those of HDFS."""
     return "/" + url.partition("://")[2].partition("/")[2].strip("/")
 
 
@@ -283,7 +276,7 @@ class RangedFile(io.RawIOBase):
         return len(data)
 
 
-HIDDEN = "_pqcache"  # directory of a target for what is not published yet; readers skip it
+HIDDEN = "_pqcache"  # directory of a target for files that are not published yet; readers skip it
 STAGING = f"{HIDDEN}/tmp"
 
 
@@ -321,13 +314,13 @@ class Target(Protocol):
 
     @property
     def unfinished(self) -> str:
-        """Where that lies which a run leaves that was stopped, without passwords and keys."""
+        """The place of what an interrupted run leaves behind, without passwords and keys."""
 
     def list(self) -> Iterator[SourceFile]:
-        """Yield every file in the target, hidden ones included; nothing if there is no target yet."""
+        """Yield every file in the target, hidden ones included; none if there is no target yet."""
 
     def begin(self) -> None:
-        """Make the target, and remove what runs that were killed have staged."""
+        """Create the target, and remove what killed runs have staged."""
 
     def read_start(self, path: str, size: int) -> bytes:
         """Return the first ``size`` bytes of a small file; raises SourceNotFound when it is not there."""

@@ -30,12 +30,12 @@ from pqcache.errors import (
 )
 from pqcache.options import TIMEOUT
 from pqcache.store.drivers.base import Capabilities, check_options
-from pqcache.store.drivers.remote import RemoteSource, answer_error
+from pqcache.store.drivers.remote import RemoteSource, answer_error, chain_of
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import is_secret, redact, url_scheme
 from pqcache.system.threads import in_parallel
 
-# what is local, wraps another file system, or is better served by a driver of pqcache's own
+# local ones, wrappers of another file system, and those with a driver of pqcache's own
 _REFUSED = {
     "local": "use a path", "asynclocal": "use a path", "s3a": "use s3://", "viewfs": "use hdfs://",
     "arrow_hdfs": "use hdfs://", "adl": "use abfss://", "root": "mount it, and use a path",
@@ -50,13 +50,12 @@ _PARAMIKO = (
     "allow_agent", "look_for_keys", "compress", "gss_auth", "gss_kex", "gss_host", "host_key_policy",
 )  # fmt: skip
 _PASSED_ON = {"sftp": _PARAMIKO, "ssh": _PARAMIKO}  # options that a constructor takes without naming them
-_OURS = {  # what no user has to set, and what has to be as it is
+_OURS = {  # parameters that no user has to set, or that pqcache relies on
     "self", "args", "asynchronous", "loop", "use_listings_cache", "skip_instance_cache", "listings_expiry_time", "fs",
     "fo", "batch_size", "block_size", "cache_options", "cache_type", "default_cache_type", "default_fill_cache",
     "encoded", "get_client", "global_store", "same_scheme", "simple_links", "size_policy",
 }  # fmt: skip
 _OPENS = {"http": {"encoded": True, "simple_links": False}, "https": {"encoded": True, "simple_links": False}}
-_ROOTS = {"http", "https"}  # whose paths are URLs
 
 log = logging.getLogger("pqcache.store")
 
@@ -72,7 +71,7 @@ def is_known(url: str) -> bool:
     """Whether fsspec has an implementation for ``url``; UsageError if that is not a store."""
     scheme = url_scheme(url)
     if scheme in _REFUSED:
-        raise UsageError(redact(url), f"{scheme}:// is no store of its own", _REFUSED[scheme])
+        raise UsageError(redact(url), f"{scheme}:// is not a store of its own", _REFUSED[scheme])
     return scheme in schemes()
 
 
@@ -113,7 +112,7 @@ def known_class(scheme: str) -> str:
 
 
 def parsed(name: str, value: str) -> Any:
-    """Return the value of an option: a number, a boolean or an object of JSON; a secret is a text unless an object.
+    """The value of an option: a number, a boolean or an object of JSON. A secret is text unless it is an object.
 
     >>> parsed("port", "22"), parsed("anon", "True"), parsed("password", "22"), parsed("host", "x")
     (22, True, '22', 'x')
@@ -203,9 +202,9 @@ _LINK = re.compile(rb"<a\b[^>]*\bhref\s*=\s*[\"']?([^\"'\s>]+)", re.IGNORECASE)
 
 
 def is_listing(page: bytes, url: str) -> bool:
-    """Return whether a page without links to data is a listing of the directory ``url``, which ends in ``/``.
+    """Whether a page without links to data is a listing of the directory ``url``, which ends in ``/``.
 
-    It is one if it says so, as those of servers do, or has a link to the directory above, and asks for no password.
+    It has to say so, as listings of servers do, or link to the directory above, and must not ask for a password.
 
     >>> is_listing(b'<h1>Index of /lake/</h1>', 'http://host/lake/')
     True
@@ -228,17 +227,8 @@ _DENIED = ("AuthenticationException", "BadHostKeyException", "ClientAuthenticati
 _MISSING = ("RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError")
 _CONNECTION = ("ClientConnectionError", "ClientPayloadError", "SSHException", "TransportError", "gaierror")
 _NOTHING = "no such file or directory"
-_BROKEN = "HttpProcessingError"  # aiohttp's for what is no answer, or none to its end; it has the status 400
+_BROKEN = "HttpProcessingError"  # aiohttp's, for an answer that is malformed or cut off; its status is 400
 _ADVICE = "check the credentials (-o KEY=VALUE goes to the file system of fsspec)"
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
-    next_one: BaseException | None = error
-    while next_one is not None and next_one not in found and len(found) < 20:
-        found.append(next_one)
-        next_one = next_one.__cause__ or next_one.__context__
-    return found
 
 
 def _status(error: BaseException) -> int:
@@ -262,9 +252,9 @@ def _is_connection(error: BaseException) -> bool:
 _FIRST_CHUNK, _MIN_CHUNK, _MAX_CHUNK = 256 << 10, 64 << 10, 4 << 20  # bytes
 _FAST, _SLOW = 0.5, 4.0  # seconds for a chunk, from which on the next one is larger or smaller
 _HTTP = ("http", "https")
-_INFO = {"hf": {"refresh": True, "expand_info": True}}  # what makes ``info`` and ``ls`` ask the store, and say all
+_INFO = {"hf": {"refresh": True, "expand_info": True}}  # makes ``info`` and ``ls`` ask the store, for all it knows
 _LS = {"hf": {"refresh": True}}
-_CONNECTIONS = {"sftp": "client", "ssh": "client", "ftp": "ftp"}  # where a file system keeps the only one that it has
+_CONNECTIONS = {"sftp": "client", "ssh": "client", "ftp": "ftp"}  # the attribute with a file system's only connection
 _LOOKED_AT = 64  # files of a listing without details that are asked for at a time, and how many at once
 _AT_ONCE = 16
 _SAFE = "/!$&'()*+,;=:@~"  # not encoded in a path of HTTP
@@ -328,9 +318,9 @@ class FsspecSource(RemoteSource):
                 self.within(connection.close, self.first_timeout)
 
     def explain(self, name: str, error: BaseException) -> PqcacheError:
-        # a file system may say "not found" for whatever went wrong, so what it was caused by counts first: a connection
-        # that failed, or the status of an answer
-        chain = _chain(error)
+        # a file system may say "not found" whatever went wrong, so its causes count first: a failed connection, or the
+        # status of an answer
+        chain = chain_of(error)
         if any(isinstance(found, TimeoutError) or "Timeout" in type(found).__name__ for found in chain):
             return SourceUnavailable(name, "no answer in time", self.network_advice)
         is_broken = any(base.__name__ == _BROKEN for found in chain for base in type(found).__mro__)
@@ -385,13 +375,13 @@ class FsspecSource(RemoteSource):
     def _check_page(self, directory: str, name: str) -> None:
         page = self.within(lambda: self._fs.cat_file(name))
         if not is_listing(page, name):
-            reason = "the server answers with a page that is no listing of a directory, perhaps one for logging in"
+            reason = "the server answers with a page that is not a directory listing, perhaps a login form"
             raise SourceError(self.name_of(directory), reason, "give credentials with -o, or check the URL")
 
     def _is_below(self, found: str, start: str) -> bool:
         """Only web pages may list names elsewhere."""
         rest = found[len(start) :].rstrip("/") if found.startswith(start) else ""
-        if self._scheme in _HTTP:  # a page has other links too, to itself in another order, to what is above
+        if self._scheme in _HTTP:  # a page also links to itself in another order, and to directories above
             segment = unquote(rest)
             return bool(rest) and not any(mark in rest for mark in "?#/") and segment not in (".", "..")
         if found.rstrip("/") == start.rstrip("/"):

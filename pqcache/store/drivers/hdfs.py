@@ -48,7 +48,7 @@ _VARIABLE = re.compile(r"\$\{([^${}\s]+)\}")
 
 
 def site_configuration() -> dict[str, str]:
-    """Return the properties in core-site.xml and hdfs-site.xml, with variables replaced; the last value counts.
+    """Properties in core-site.xml and hdfs-site.xml, with variables replaced; the last value counts.
 
     The files are in HADOOP_CONF_DIR, else in HADOOP_HOME/etc/hadoop; without either there are no properties.
     """
@@ -82,10 +82,10 @@ def with_variables_replaced(values: dict[str, str]) -> dict[str, str]:
 
 
 def read_xml(path: str, *, strict: bool = False, missing: str = "") -> dict[str, str]:
-    """Return the properties in a Hadoop configuration file; a file that is not there has none.
+    """Properties in a Hadoop configuration file; none if there is no such file.
 
-    ``strict`` refuses what libhdfs3's own reader cannot parse. With ``missing``, a file that is not there raises
-    UsageError with that as its advice. A file that cannot be read, or is none of Hadoop's, raises UsageError.
+    ``strict`` refuses files that libhdfs3's own reader cannot parse. With ``missing``, a missing file raises UsageError
+    with that advice. A file that is unreadable or not one of Hadoop's raises UsageError.
     """
     try:
         root = ElementTree.parse(path).getroot()
@@ -115,7 +115,7 @@ _USER_VARIABLE = "HADOOP_USER_NAME"
 
 @dataclass(kw_only=True)
 class _Clients:
-    """The open clients of a process: how many, who they are, and what the environment said before the first."""
+    """The open clients of a process: how many, as which user, and the user in the environment before the first."""
 
     count: int = 0
     user: str = ""
@@ -138,10 +138,10 @@ def environment_user() -> str:
 
 
 def act_as(user: str, url: str, client: object) -> weakref.finalize[[_Clients], object]:
-    """Make ``user`` the one that this process is on HDFS until the returned function is called, or ``client`` is freed.
+    """Be ``user`` on HDFS until the returned function is called or ``client`` is freed.
 
-    Empty is the user of the environment, else the login. While a client of another user is open, UsageError about
-    ``url``.
+    An empty ``user`` is that of the environment, else the login. Raises UsageError about ``url`` if a client of another
+    user is open.
     """
     with _open.lock:
         before = _open.before if _open.count else os.environ.get(_USER_VARIABLE)

@@ -39,7 +39,7 @@ OPTIONS = {
     "token": "delegation token",
 }
 
-# Keys whose values libhdfs3 does not read as text:
+# Keys whose values libhdfs3 parses:
 # https://github.com/ContinuumIO/libhdfs3-downstream, src/common/SessionConfig.cpp
 _TRUE_OR_FALSE = """rpc.client.connect.tcpnodelay dfs.client.read.shortcircuit output.replace-datanode-on-failure
     output.replace-datanode-on-failure.best-effort input.notretry-another-node input.localread.mappedfile
@@ -70,9 +70,9 @@ _HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", re.ASCII)
 
 
 def settings(url: str, options: Mapping[str, str], timeout: float) -> dict[str, str]:
-    """Return Hadoop's keys and values for libhdfs3: the site's, over them pqcache's, and over these ``options``.
+    """Hadoop's keys and values for libhdfs3: the site's, overridden by pqcache's, and these by ``options``.
 
-    An unknown option, and a value that libhdfs3 cannot parse, raise UsageError.
+    An unknown option, or a value that libhdfs3 cannot parse, raises UsageError.
     """
     for name, value in options.items():
         if name not in OPTIONS and "." not in name:
@@ -105,7 +105,7 @@ def _is_needed(name: str, value: str) -> bool:
 
 
 def _checked(url: str, name: str, value: str) -> str:
-    """Raise UsageError for a value that libhdfs3 cannot parse: it would end the process."""
+    """Raises UsageError for a value over which libhdfs3 would end the process."""
     if name in _BOOLEANS:
         if value.lower() not in ("true", "false", "1", "0"):
             raise UsageError(url, f"{name}={value!r} is neither true nor false", f"correct it, or use -o {name}=")

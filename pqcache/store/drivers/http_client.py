@@ -1,4 +1,4 @@
-"""HTTP connections that are kept for further requests, and whose answers have a floor of speed.
+"""HTTP connections that are kept for further requests, with a floor for the speed of answers.
 
 A server that drips counts as unavailable. The bytes are counted where they leave the socket, below all that http.client
 and urllib3 do with them: a read of these libraries ends only when it has all bytes it was asked for.
@@ -53,9 +53,9 @@ class _Stream(io.RawIOBase):
 
 @functools.lru_cache
 def response_class(seconds: float, most: float = math.inf) -> type[http.client.HTTPResponse]:
-    """Return a class of responses that raise TooSlow, and TooLarge if one has more than ``most`` bytes.
+    """A class of responses that raise TooSlow, and TooLarge beyond ``most`` bytes.
 
-    Answers to requests that write are excepted: a server may drip spaces while it completes an upload.
+    This does not apply to requests that write: a server may drip spaces while it completes an upload.
     """
 
     class FlooredResponse(http.client.HTTPResponse):
@@ -129,7 +129,7 @@ class HttpConnections:
 
 
 class Body(Protocol):
-    """The body of a response; both methods return nothing at its end, and where the connection broke."""
+    """The body of a response; both methods return nothing at its end, or when the connection broke."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -137,7 +137,7 @@ class Body(Protocol):
 
 
 class HttpSource(RemoteSource):
-    """A RemoteSource whose bodies are received into memory of the caller, which saves a copy of every byte.
+    """A RemoteSource that receives bodies into the caller's memory, which saves a copy of every byte.
 
     Attributes:
         chunk: bytes that are received by one call, and lost if the connection breaks meanwhile.

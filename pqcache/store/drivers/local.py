@@ -69,9 +69,9 @@ _EVERYONE = stat_module.S_IROTH | stat_module.S_IRGRP
 class LocalSource(Source, LocalModes):
     """A Source over ``os``; see ``pqcache.store.drivers.base.Source``.
 
-    Links are followed, each directory under one name: where a link and a directory of the source are the same, the link
-    is left out, and of two links to a directory elsewhere the second by its path. Files are listed under all names, and
-    `second_names` says which of them are the same.
+    Links are followed, but each directory is listed under one name only: a link to a directory of the source is left
+    out, and of several links to a directory elsewhere the first path counts. Files are listed under all their names,
+    and `second_names` says which of them are the same.
     """
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
@@ -80,7 +80,9 @@ class LocalSource(Source, LocalModes):
         self._only = ""
         self._links = _Links("")
         self._stable: dict[int, bool] = {}  # by device: whether inodes and ctimes identify files
-        self._private: dict[str, tuple[int, int]] = {}  # modes and groups of what not everyone may read, as listed
+        self._private: dict[
+            str, tuple[int, int]
+        ] = {}  # modes and groups of files and directories that not everyone may read
         if os.path.isfile(self._root):
             self._root, self._only = os.path.split(self._root)
         self.url = os.path.join(self._root, self._only) if self._only else self._root
@@ -150,7 +152,7 @@ class LocalSource(Source, LocalModes):
         return False
 
     def _note_odd(self, path: str, error: SourceError, cause: OSError | None = None) -> None:
-        """Note what cannot be listed; raise it for the root, and if it may be transient."""
+        """Note an entry that cannot be listed; raise the error if it is about the root, or may be transient."""
         if self.odd is None or path == "/" or isinstance(error, SourceNotFound | SourceUnavailable):
             raise error from cause
         self.odd[path] = error
@@ -181,14 +183,9 @@ class LocalSource(Source, LocalModes):
     def local_modes(self) -> LocalModes:
         return self
 
-    def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
-        known = {} if known is None else known
+    def copy_mode(self, path: str, group: int) -> int:
         try:
-            names = self._above(path)
-            for name in names:
-                if name not in known:
-                    known[name] = os.stat(self._name(name))
-            found = [*map(known.__getitem__, names), os.stat(self._name(path))]
+            found = [os.stat(self._name(name)) for name in (*self._above(path), path)]
         except OSError as error:
             raise self._error(path, error) from error
         return _readers([(status.st_mode, status.st_gid) for status in found], group)
@@ -231,9 +228,9 @@ class LocalSource(Source, LocalModes):
         pass
 
     def _check_links(self, path: str, real: str) -> None:
-        """Raise SourceDenied if another user's link leads out of the source to what that user may not read.
+        """Raise SourceDenied if another user's link leads out of the source: that user may not be able to read there.
 
-        ``real`` is where ``path`` leads. A link that is not there any more raises SourceUnavailable.
+        ``path`` leads to ``real``. A link that is gone raises SourceUnavailable.
         """
         root = os.path.realpath(self._root)
         if real.startswith(f"{root.rstrip('/')}/"):
@@ -307,10 +304,10 @@ class LocalSource(Source, LocalModes):
 
 
 class _Links:
-    """The links of one listing of a directory, which is really at ``top``: what each of them is another name of."""
+    """The links of one listing of a directory, whose real path is ``top``, and what they are second names of."""
 
     def __init__(self, top: str) -> None:
-        self.files: dict[str, str] = {}  # links to files by path, and where each leads
+        self.files: dict[str, str] = {}  # links to files by path, with their targets
         self.inodes: dict[tuple[int, int], list[str]] = {}  # paths of files that have several names
         self._top = top
         self._directories: dict[str, str] = {}  # that were left out, each with its other path
@@ -331,9 +328,9 @@ class _Links:
         return True
 
     def second_names(self, paths: Sequence[str]) -> dict[str, str]:
-        """Return the directories that were left out, and those of the files ``paths`` that are others of them.
+        """The directories that were left out, and those of the files ``paths`` that are second names of others.
 
-        A hard link in another partition is no second name: programs that look for equal files make such.
+        A hard link in another partition does not count: programs that look for equal files make such links.
         """
         found = dict(self._directories)
         if not (self.files or self.inodes):
@@ -479,8 +476,8 @@ class LocalTarget:
             return False
 
 
-class SnapshotSource(Source, LocalModes):
-    """A Source over a leased snapshot; see ``pqcache.store.drivers.base.Source``."""
+class SnapshotSource(Source):
+    """A leased snapshot, or what lies below a path in it."""
 
     capabilities = Capabilities(lists_only_data_files=True, lists_one_version=True)
 
@@ -494,6 +491,7 @@ class SnapshotSource(Source, LocalModes):
         return self._table
 
     def list(self) -> Iterator[SourceFile]:
+        self._files.note_modes([*self._entries])
         for path, entry in self._entries.items():
             yield SourceFile(path, identity_of(entry))
 
@@ -508,18 +506,7 @@ class SnapshotSource(Source, LocalModes):
 
     @property
     def local_modes(self) -> LocalModes:
-        return self
-
-    def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
-        return self._files.copy_mode(path, group, known)
-
-    def private_modes(self, paths: Sequence[str], group: int) -> dict[str, int]:
-        known: dict[str, os.stat_result] = {}
-        modes: dict[str, int] = {}
-        for path in paths:
-            with suppress(SourceNotFound):  # it is gone, which the next sync notices
-                modes[path] = self._files.copy_mode(path, group, known)
-        return modes if any(mode != 0o444 for mode in modes.values()) else {}
+        return self._files
 
     def close(self) -> None:
         self._files.close()
@@ -563,10 +550,10 @@ def files_below(entries: Iterable[FileEntry], below: str, url: str) -> dict[str,
 
 
 def table_below(manifest: Manifest, below: str) -> TableVersion | None:
-    """The known schema of a snapshot's table, for what lies below a path in it.
+    """The known schema of a snapshot's table, for the files below a path in it.
 
-    It has the types of partition columns, and columns that no file has yet; of all columns only those that the snapshot
-    took, without those whose values are in ``below``. A snapshot is no version to ask for, so it names none.
+    It includes the types of partition columns, and columns that no file has yet, but only those that the snapshot took,
+    without those whose values are in ``below``. It names no version, as none can be asked for.
     """
     from pqcache.store.manifest_file import schema_of_table  # and pyarrow, which takes its time to import
 
@@ -588,7 +575,7 @@ def table_below(manifest: Manifest, below: str) -> TableVersion | None:
 
 
 def identity_of(entry: FileEntry) -> Identity:
-    """A file's checksum, or its sources if none is recorded."""
+    """The identity of a file is its checksum, or its sources if none is recorded."""
     if entry.checksum:
         return Identity(entry.size, 0, entry.checksum)
     made_of = f"{entry.recipe}\0{entry.sources!r}".encode(errors="surrogatepass")

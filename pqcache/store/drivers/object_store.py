@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -38,8 +38,6 @@ from pqcache.store.drivers.timeouts import with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, url_scheme
 
-GCS_SCHEMES = ("gs", "gcs")
-AZURE_SCHEMES = ("az", "abfs", "abfss")
 _ANON = "true reads public data without credentials"
 GCS_OPTIONS = {
     "endpoint": "URL of a compatible store, as STORAGE_EMULATOR_HOST",
@@ -65,64 +63,37 @@ _CREDENTIAL = r"key|sas|token|client|cli$|msi|identity|service_account|credentia
 # obstore's names where they differ
 _GCS_NAMES = {"endpoint": "base_url", "token": "bearer_token", "anon": "skip_signature"}
 _AZURE_NAMES = {"sas_token": "sas_key", "anon": "skip_signature"}
-_GCS_ADVICE = "check GOOGLE_APPLICATION_CREDENTIALS, -o service_account=FILE, or -o anon=true for public data"
-_AZURE_ADVICE = (
-    "check AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, -o use_azure_cli=true, or -o anon=true for public data"
-)
+_ADVICE = {  # if access is denied
+    "gs": "check GOOGLE_APPLICATION_CREDENTIALS, -o service_account=FILE, or -o anon=true for public data",
+    "az": "check AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, -o use_azure_cli=true, or -o anon=true for public "
+    "data",
+}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class BucketConfig:
-    """A bucket or container, a path in it, and obstore's configuration, which may hold secrets.
+    """A bucket or container and a path in it, without a slash at either end.
 
-    Attributes:
-        scheme: ``gs`` or ``az``, whatever the URL says.
-        base: the URL of the bucket as the user wrote it, fit to be shown.
-        bucket: its name.
-        root: the path in it, without a slash at either end.
-        config: values by obstore's names.
-        advice: what to do where access is denied.
+    ``scheme`` is ``gs`` or ``az``, whatever the URL says. ``config``, by obstore's names, may hold secrets.
     """
 
     scheme: str
-    base: str
     bucket: str
     root: str
-    advice: str
-    config: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, str]
 
     @property
-    def allow_http(self) -> bool:
-        """Whether the named endpoint has no TLS."""
-        return any(self.config.get(name, "").startswith("http://") for name in ("endpoint", "base_url"))
-
-    @property
-    def endpoint_words(self) -> str:
-        """How the endpoint was set, in words."""
-        named = any(name in self.config for name in ("endpoint", "base_url"))
-        return "the endpoint" if named else "the name of the account" if self.scheme == "az" else "proxies"
-
-    @property
-    def is_anonymous(self) -> bool:
-        return self.config.get("skip_signature", "").lower() == "true"
-
-    @property
-    def bucket_word(self) -> str:
-        """What the store calls a bucket."""
-        return "bucket" if self.scheme == "gs" else "container"
-
-    @property
-    def credentials(self) -> str:
-        """Where its options come from, in words."""
-        return "options and the GOOGLE_* variables" if self.scheme == "gs" else "options and the AZURE_* variables"
+    def endpoint(self) -> str:
+        """Empty for Google's or Azure's own."""
+        return self.config.get("endpoint") or self.config.get("base_url", "")
 
 
 def place_of(url: str, options: Mapping[str, str]) -> BucketConfig:
-    """Return the place that a URL names; an unknown option, or no bucket or account, raises UsageError."""
+    """Parse a URL and its options. UsageError for an unknown option, or if there is no bucket or account."""
     scheme = url_scheme(url)
     netloc, _, path = url.partition("://")[2].partition("/")
     root, shown = path.strip("/"), redact(url)
-    if scheme in GCS_SCHEMES:
+    if scheme in ("gs", "gcs"):
         check_options(f"{scheme}://", options, GCS_OPTIONS)
         config = _named(options, _GCS_NAMES)
         if "base_url" not in config and (emulator := os.environ.get("STORAGE_EMULATOR_HOST")):
@@ -130,8 +101,7 @@ def place_of(url: str, options: Mapping[str, str]) -> BucketConfig:
         _protect_machine(config, config.get("base_url", ""), "GOOGLE_")
         _check_bucket(shown, netloc, f"{scheme}://BUCKET/PATH")
         _check_endpoint(config.get("base_url", ""))
-        base = f"{scheme}://{netloc}"
-        return BucketConfig(scheme="gs", base=base, bucket=netloc, root=root, config=config, advice=_GCS_ADVICE)
+        return BucketConfig(scheme="gs", bucket=netloc, root=root, config=config)
     check_options(f"{scheme}://", options, AZURE_OPTIONS)
     container, _, host = netloc.partition("@")
     _check_bucket(shown, container, f"{scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH")
@@ -142,8 +112,7 @@ def place_of(url: str, options: Mapping[str, str]) -> BucketConfig:
     if not (config.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
         advice = f"write {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH, or give -o account_name=ACCOUNT"
         raise UsageError(shown, "names no storage account", advice)
-    base = f"{scheme}://{netloc}"
-    return BucketConfig(scheme="az", base=base, bucket=container, root=root, config=config, advice=_AZURE_ADVICE)
+    return BucketConfig(scheme="az", bucket=container, root=root, config=config)
 
 
 def _named(options: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
@@ -211,7 +180,7 @@ _UPLOAD_TIMEOUT = 30 * 24 * 3600.0  # seconds for a file: each of its parts has 
 _CLIENT_TRIES = 2  # of one request, before the caller tries the whole file again
 _DELETED_AT_ONCE = 256  # as many as Azure takes in one request
 _TAIL = 4096  # bytes that are compared after a copy
-_LISTINGS = 5  # of what is to be removed, until there is nothing
+_LISTINGS = 5  # of files to remove, until none is left
 _STORES = {"gs": GCSStore, "az": AzureStore}
 _STATUSES = {FileNotFoundError: 404, PreconditionError: 412, PermissionDeniedError: 403, UnauthenticatedError: 401}
 _process = {"used": False, "forked": False}
@@ -224,13 +193,15 @@ class ObjectStoreSource(RemoteSource):
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         self.place = place_of(url, options)
         super().__init__(url, self.place.root, options, timeout)
-        self.network_advice = f"check {self.place.endpoint_words} and the network"
+        what = "the name of the account" if self.place.scheme == "az" else "proxies"
+        self.network_advice = f"check {'the endpoint' if self.place.endpoint else what} and the network"
         self._check_process()
         _process["used"] = True
         try:
             self._store = new_store(self.place, timeout)
         except (BaseError, ValueError, OSError) as error:
-            advice = f"check the {self.place.credentials}"
+            variables = "GOOGLE_*" if self.place.scheme == "gs" else "AZURE_*"
+            advice = f"check the options and the {variables} variables"
             reason = re.sub(r"(Invalid Access Key).*", r"\1", first_line(error))  # the rest has a letter of it
             shown = censored(UsageError(self.url, reason, advice), self._secrets, error)
             raise shown from shown.__cause__
@@ -273,7 +244,7 @@ class ObjectStoreSource(RemoteSource):
         yield from obstore.list(self._store, f"{self._root}/" if self._root else None, chunk_size=_PAGE)
 
     def explain(self, name: str, error: BaseException) -> PqcacheError:
-        text, place, advice = str(error), self.place, self.network_advice
+        text, scheme, advice = str(error), self.place.scheme, self.network_advice
         if "kind: Timeout" in text:  # by the client's own limit, which is the same
             return SourceUnavailable(name, "no answer in time", advice)
         match = re.search(r"status code: (\d{3})", text)
@@ -282,13 +253,15 @@ class ObjectStoreSource(RemoteSource):
         known = (meant for kind, meant in _STATUSES.items() if isinstance(error, kind))
         status = int(match[1]) if match else next(known, 0)
         if "token request" in text and status < 500:
-            return SourceDenied(name, "no credentials found, and this machine has no account of its own", place.advice)
+            return SourceDenied(
+                name, "no credentials found, and this machine has no account of its own", _ADVICE[scheme]
+            )
         if code in ("ContainerNotFound", "NoSuchBucket"):
-            return SourceNotFound(name, f"no such {place.bucket_word}", "check the URL")
+            return SourceNotFound(name, f"no such {'bucket' if scheme == 'gs' else 'container'}", "check the URL")
         if code in ("BlobArchived", "BlobBeingRehydrated"):
             return SourceDenied(name, f"is archived ({code})", "rehydrate it in the store")
         if status:
-            return answer_error(name, 503 if code == "PendingCopyOperation" else status, said, place.advice)
+            return answer_error(name, 503 if code == "PendingCopyOperation" else status, said, _ADVICE[scheme])
         if (reason := re.search(r"HTTP error: ([^\n]*)", text)) is not None:
             kind = SourceError if "InvalidCertificate" in text else SourceUnavailable
             return kind(name, _unreachable(text, reason[1].partition(" for url ")[0]), advice)
@@ -316,7 +289,7 @@ os.register_at_fork(after_in_child=_forget_parent)
 def new_store(place: BucketConfig, timeout: float, retries: int = 0) -> Any:
     """obstore's client, by default without retries: a source's caller retries."""
     client = {
-        "allow_http": place.allow_http,
+        "allow_http": place.endpoint.startswith("http://"),
         "connect_timeout": timedelta(seconds=5),
         "read_timeout": timedelta(seconds=timeout),  # so that a thread that was given up ends
         "timeout": timedelta(days=30),  # of a whole download, however large
@@ -344,7 +317,7 @@ def _with_parents(directories: set[str]) -> set[str]:
 
 
 def _unreachable(text: str, reason: str) -> str:
-    """Host and cause from obstore's text, whose own words are just ``reason``."""
+    """Host and cause from obstore's text, whose own summary is ``reason``."""
     asked = re.search(r"Error performing [A-Z]+ (https?://\S+)", text)
     host = urlsplit(asked[1]).netloc.rpartition("@")[2] if asked is not None else ""
     if (system := re.search(r'message: "([^"]+)"', text)) is not None:
@@ -361,7 +334,7 @@ class ObjectStoreTarget(StoreTarget):
 
     These stores cannot rename, and obstore cannot leave an upload to be completed later. So the files of an attempt
     are staged in ``_pqcache/tmp``, and copied within the store to where readers see them, one after the other: each
-    of them appears complete. The copy is made by the store, so that no byte is sent again.
+    of them appears complete. The store makes the copies, so no byte is sent again.
     """
 
     _source: ObjectStoreSource
@@ -370,7 +343,7 @@ class ObjectStoreTarget(StoreTarget):
         super().__init__(ObjectStoreSource(url, options, timeout))
         self._timeout = timeout
         place = self._source.place
-        if place.is_anonymous:  # with which obstore asks Google's machines for an account all the same
+        if place.config.get("skip_signature", "").lower() == "true":  # obstore would ask the machine for its account
             advice = "give -o token=TOKEN (any for an emulator)" if place.scheme == "gs" else "give -o account_key=KEY"
             raise UsageError(self._source.url, "is written with credentials only", f"{advice}, or in the environment")
         self._store = new_store(place, max(timeout, _PART_TIMEOUT), _CLIENT_TRIES)

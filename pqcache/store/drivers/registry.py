@@ -20,7 +20,7 @@ _OBJECT_STORES = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "ab
 def open_source(
     url: str, options: Mapping[str, str] | None = None, timeout: float = TIMEOUT, hdfs_driver: str = HDFS_NATIVE
 ) -> Source:
-    """Return the source at ``url``, opened with the store options ``options`` (``-o key=value``).
+    """Open the source at ``url`` with the store options ``options`` (``-o key=value``).
 
     A server that sends nothing for ``timeout`` seconds counts as unavailable. Nothing is contacted yet. An unknown
     scheme or option, a malformed URL or a missing extra raises UsageError.
@@ -68,7 +68,7 @@ def open_source(
 def open_target(
     url: str, options: Mapping[str, str] | None = None, block_size: int | None = None, timeout: float = TIMEOUT
 ) -> Target:
-    """Return the target at ``url``; ``options``, ``timeout`` and errors are as for ``open_source``.
+    """Open the target at ``url``; ``options``, ``timeout`` and errors are as for ``open_source``.
 
     On HDFS its files get blocks of ``block_size`` bytes; None takes the cluster's. A scheme that cannot be written
     raises UsageError.
@@ -113,24 +113,30 @@ def _has_file_system(url: str) -> bool:
 
 
 @contextmanager
-def installed(url: str, libraries: str, extra: str) -> Iterator[None]:
-    """Raise UsageError about ``url`` if an import inside the block finds a library missing."""
+def installed(url: str, libraries: str, extra: str, table: str = "") -> Iterator[None]:
+    """Raise UsageError about ``url`` if an import inside the block finds a library missing.
+
+    ``table`` is the kind of table that was found there, if that is why it is needed.
+    """
     try:
         yield
     except ImportError as error:
         if (error.name or "pqcache").partition(".")[0] == "pqcache":
             raise  # an error of this package's own
-        advice = f"install the extra with: pip install 'pqcache[{extra}]'"
-        raise UsageError(redact(url), f"needs {libraries}", advice) from error
+        reason, advice = f"needs {libraries}", f"install the extra with: pip install 'pqcache[{extra}]'"
+        if table:
+            reason = f"is {table}, which {reason}"
+            advice = f"{advice}, or take its files as they are with --as-files (as_files=True)"
+        raise UsageError(redact(url), reason, advice) from error
 
 
-_KINDS = {"gcs": "gs", "abfs": "az", "abfss": "az"}
+KINDS = {"gcs": "gs", "abfs": "az", "abfss": "az"}  # schemes of one store
 _PORTS = {"hdfs": "8020", "webhdfs": "9870", "http": "80", "https": "443", "pqcache+http": "80", "pqcache+https": "443"}
 _ENDPOINT = "endpoint"
 
 
 def is_same_source(one: str, other: str, options: Mapping[str, str], other_options: Mapping[str, str]) -> bool:
-    """Return whether two URLs or paths, each with the options of its store, are known to be one source.
+    """Whether two URLs or paths, each with the options of its store, are known to be one source.
 
     Other spellings are: a relative path, a link, ``file://``, a trailing slash, ``s3a://``, a user, a default port,
     another name of a host or an endpoint, and a NameNode of an HDFS nameservice. False also where it is not known.
@@ -158,7 +164,7 @@ def _parts(url: str) -> tuple[str, str, str]:
     if scheme in ("", "file"):
         return "file", "", os.path.realpath(os.path.expanduser(local_path(url)))
     host, _, path = url.partition("://")[2].partition("/")
-    kind = _KINDS.get(scheme, scheme)
+    kind = KINDS.get(scheme, scheme)
     host = (host if kind == "az" else host.rpartition("@")[2]).lower()
     if scheme in _PORTS and host and not host.rpartition(":")[2].isdigit():
         host = f"{host}:{_PORTS[scheme]}"

@@ -1,4 +1,4 @@
-"""What is around every store on a network, once for all drivers: time limits, and errors without secrets."""
+"""What all stores on a network need, once for all drivers: time limits, and errors without secrets."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _QUERY = re.compile(r"[?;#&][^\s\"'<>()?;#&=]*=[^\s\"'<>()]*")
 
 
 class RemoteSource(Source):
-    """A Source over a network: its driver talks to the client, and this class does what all drivers have in common.
+    """A Source over a network: its driver talks to the client, and this class does the rest.
 
-    A driver writes `_list`, `_stat` and `_read`, which do what `Source` says of their public namesakes, `explain` and
-    `close`. The first three raise whatever the client raises, or a SourceError if the driver knows more.
+    A driver implements `_list`, `_stat` and `_read` (see their public namesakes in `Source`), `explain` and `close`.
+    The first three raise whatever the client raises, or a SourceError if the driver knows more.
 
     - **Retries** are the caller's. The client's own are off.
     - **Time.** `_stat` and `_read` run within the timeout, on a thread that is given up when it passes, and
@@ -154,16 +154,16 @@ class RemoteSource(Source):
 
 
 def censored(error: E, secrets: Iterable[str], cause: BaseException) -> E:
-    """Remove ``secrets``, users in URLs, and queries from what a client or a server said.
+    """Remove ``secrets``, users in URLs, and queries from the words of a client or a server.
 
-    The error keeps its ``cause`` for tracebacks, unless these would show any of that.
+    The error keeps its ``cause`` for tracebacks, unless a traceback would show one of these.
     """
     hidden = sorted((text for text in secrets if len(text) >= _SHORTEST_SECRET), key=len, reverse=True)
     reason = _without(error.reason, hidden)
     if len(reason) > _LONGEST_REASON:  # cut only now, as a half of a secret would not be found
         reason = f"{reason[:_LONGEST_REASON]}..."
     found = type(error)(error.subject, reason, error.advice)
-    said = "\n".join(f"{one} {one.args}" for one in _chain(cause))
+    said = "\n".join(f"{one} {one.args}" for one in chain_of(cause))
     found.__cause__ = cause if _without(said, hidden) == said else None
     return found
 
@@ -174,7 +174,7 @@ def _without(text: str, secrets: Iterable[str]) -> str:
     return _USER.sub("://***@", _QUERY.sub("?***", text))
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def chain_of(error: BaseException) -> list[BaseException]:
     """An error and those that it came from."""
     found = [error]
     for one in found:
@@ -185,7 +185,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 def answer_error(name: str, status: int, said: str, denied: str, missing: str = "no such object") -> SourceError:
     """Error for an HTTP answer that means ``status``, whatever it ``said``.
 
-    ``denied`` is what to do without access, ``missing`` the reason if there is nothing.
+    ``denied`` is the advice if access is denied, ``missing`` the reason if nothing is there.
     """
     if status in (401, 403):
         return SourceDenied(name, f"access denied ({said})", denied)
@@ -221,7 +221,7 @@ _PLACE = re.compile(r"\S*/\S*|\"[^\"\n]*/[^\"\n]*\"")  # names of files may have
 def known_cause(name: str, error: BaseException | str) -> SourceError | None:
     """Translate an error that has a known cause inside, however deep.
 
-    None is also for whatever a driver has to tell apart by the words of its own client.
+    None if the driver has to look at the words of its own client.
     """
     pending: list[object] = [error]
     texts = []

@@ -3,8 +3,8 @@
 Credentials, region, profile and endpoint come from where every AWS tool finds them (``AWS_*`` variables, ``~/.aws``,
 instance roles), or from ``-o``.
 
-Listings are parsed here, page by page, as botocore's client does it slowly: an event handler takes the entries out of
-each response before the client parses it. The rest is the client's.
+Listings are parsed here, page by page, as botocore's own parser is slow: an event handler takes the entries out of each
+response before the client parses the rest.
 
 Stores that imitate S3 have listings that end too early or never. So every key has to come after the one before it, as
 S3 promises, and a page that is not the last has to lead to another: by its token, or by its last key as in version 1 of
@@ -202,7 +202,7 @@ class Response:
 
 
 class RangeReader:
-    """Sends GETs for ranges of one bucket's objects; raises what botocore's client or ``http.client`` raises."""
+    """Sends GETs for ranges of one bucket's objects. Errors are those of botocore's client and ``http.client``."""
 
     def __init__(self, client: Any, bucket: str, extra: Mapping[str, str], ca_bundle: str | None) -> None:
         self._client, self._bucket, self._extra, self._ca_bundle = client, bucket, extra, ca_bundle
@@ -299,7 +299,7 @@ def new_client(
     attempts: int = 1,
     max_answer: float = math.inf,
 ) -> Any:
-    """Return a client that waits ``timeout`` seconds for an answer; a bad endpoint or region raises UsageError."""
+    """Make a client that waits ``timeout`` seconds for an answer. A bad endpoint or region raises UsageError."""
     config = Config(
         connect_timeout=5,
         read_timeout=timeout,
@@ -321,7 +321,7 @@ def new_client(
 
 
 def _signature(session: Any) -> str:
-    """The version of signatures, which URLs are signed by only if it is set."""
+    """The version of signatures: URLs are signed by it only if it is set."""
     return str((session.get_scoped_config().get("s3") or {}).get("signature_version", "s3v4"))
 
 
@@ -372,7 +372,7 @@ class _KeyChecker:
 def list_bucket(client: Any, bucket: str, prefix: str, extra: Mapping[str, str]) -> Iterator[tuple[str, Identity]]:
     """Yield key and identity of each object below ``prefix``; ``extra`` are request parameters.
 
-    A listing that contradicts itself raises SourceError; the client's errors are raised as they are.
+    A listing that contradicts itself raises SourceError; errors of the client are not translated.
     """
     keys = _KeyChecker(bucket, prefix)
     request = {"Bucket": bucket, "Prefix": prefix, **extra}
@@ -381,7 +381,7 @@ def list_bucket(client: Any, bucket: str, prefix: str, extra: Mapping[str, str])
     while True:
         page, before = call(**request, **position), keys.count
         if _ENTRIES not in page:
-            raise keys.error("answers with something that is no listing")
+            raise keys.error("answers with something that is not a listing")
         try:
             for key, known in entries(page):
                 keys.check(key)
@@ -405,7 +405,7 @@ def list_bucket(client: Any, bucket: str, prefix: str, extra: Mapping[str, str])
 
 
 def take_entries(client: Any) -> None:
-    """Have a client parse listings into the form that ``entries`` reads."""
+    """Make a client parse listings into the form that ``entries`` reads."""
     for name in ("ListObjectsV2", "ListObjects"):
         client.meta.events.register(f"before-parse.s3.{name}", _take)
 
@@ -566,7 +566,7 @@ class S3Target(StoreTarget):
             record = json.loads(data)
             key, upload = str(record["key"]), str(record["upload"])
         except (ValueError, TypeError, KeyError):
-            log.debug("s3: %s is no record of an upload", self._source.name_of(file.path))
+            log.debug("s3: %s is not a record of an upload", self._source.name_of(file.path))
             return
         if key.startswith(self._prefix):
             self._abort([(key, upload)])

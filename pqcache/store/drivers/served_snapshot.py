@@ -53,7 +53,7 @@ OPTIONS = {
     "token_file": "a file with the token of the server",
 }
 _PINNED = re.compile(r"snapshots/(\d{8}T\d{6}Z-\d+)(?:/(.*))?")
-_REASON = 4096  # bytes of an answer that says what is wrong
+_REASON = 4096  # bytes of the reason in an answer
 _ERRORS = (OSError, http.client.HTTPException, ValueError, RecursionError)  # the last of JSON that is too deep
 
 
@@ -225,7 +225,7 @@ class ServedSource(HttpSource):
             http.client.BadStatusLine,
             http.client.UnknownProtocol,
         ):
-            return SourceError(name, "what answers there is no 'pqcache serve'", "check the host and the port")
+            return SourceError(name, "the server there is not 'pqcache serve'", "check the host and the port")
         return SourceUnavailable(name, first_line(error), self.network_advice)
 
 

@@ -112,17 +112,17 @@ os.register_at_fork(after_in_child=_Thread.idle.clear)  # a child has only the t
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """Return what ``call`` returns; raise Stalled after ``seconds``."""
+    """Call with a time limit; raises Stalled after ``seconds``."""
     return next(with_time_limit(lambda: iter([call()]), seconds))
 
 
 def with_time_limit(
     make: Callable[[], Iterator[T]], seconds: float, size: Callable[[T], int] | None = None, at_once: int = 1
 ) -> Iterator[T]:
-    """Yield what ``make()`` yields; raise Stalled when ``seconds`` pass without anything.
+    """Yield the items of ``make()``; raises Stalled when ``seconds`` pass without one.
 
-    With ``size``, which returns an item's bytes, TooSlow when they come more slowly than the floor. ``at_once`` items
-    are passed between threads together, as passing one may take as long as making it; fewer if they come slowly.
+    With ``size``, which returns an item's bytes, raises TooSlow below the floor. ``at_once`` items are passed between
+    threads together, as passing one may take as long as making it; fewer if they come slowly.
 
     ``make`` runs on a thread of its own, a few items ahead of the caller. A stalled thread is abandoned: it ends
     with its call, or with the process.
@@ -206,17 +206,17 @@ def with_retries(
     on_event: OnEvent,
     progress: Callable[[], int] = lambda: 0,
 ) -> T:
-    """Return what ``call`` returns; after SourceUnavailable call it again, with growing jittered waits in between.
+    """Call until there is no SourceUnavailable, with growing jittered waits in between, or ``patience`` ends.
 
-    The error is raised when ``patience`` ends. A failure after which ``progress`` (a number that grows) has changed
-    begins a new row, unless the server was too slow. ``on_event`` gets a Retried before each wait, about ``path``.
+    Failures count from zero again when ``progress`` (a number that grows) has changed, unless the server was too slow.
+    ``on_event`` gets a Retried about ``path`` before each wait.
     """
     seen, idle, began, since = progress(), 0, time.monotonic(), math.inf
     failed: list[SourceUnavailable] = []
     try:
         return call()
     except SourceUnavailable as error:
-        failed.append(error)  # what takes time to import is needed from here on only
+        failed.append(error)  # most runs never get here, and need not import tenacity
     import tenacity
 
     from pqcache.system.threads import told_to_stop

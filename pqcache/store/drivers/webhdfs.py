@@ -1,8 +1,7 @@
 """A source on HDFS over HTTP (WebHDFS or HttpFS), through fsspec.
 
-A NameNode sends a reader on to a DataNode. What the DataNode has to know is in that URL, which the NameNode has made: a
-delegation token, or the user's name. So passwords, tickets and cookies go to the scheme, host and port that the user
-has named, and to no other.
+A NameNode redirects a reader to a DataNode, with a delegation token or the user's name in the URL. So passwords,
+tickets and cookies go only to the scheme, host and port that the user has named.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class NameNodeSession:
         self.origin = origin_of(url)
         self._timeout = timeout
         self._trusted, self._anonymous = session, requests.Session()
-        self._anonymous.auth = lambda request: request  # nor what ~/.netrc has for the host
+        self._anonymous.auth = lambda request: request  # nothing from ~/.netrc either
         self._anonymous.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         self._anonymous.verify, self._anonymous.cert = session.verify, session.cert
         for each in (self._trusted, self._anonymous):
@@ -138,7 +137,9 @@ def redirect_target(url: str, location: str) -> str:
         parts = None
     if parts is None or parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
         scheme = printable(location.partition(":")[0])[:40]
-        raise SourceError(source, f"redirects to what is not http:// or https:// ({scheme}:...)", "check the server")
+        raise SourceError(
+            source, f"redirects to a URL that is not http:// or https:// ({scheme}:...)", "check the server"
+        )
     if parts.scheme == "http" and urlsplit(url).scheme == "https":
         raise SourceError(
             source,

@@ -37,8 +37,7 @@ from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.rewrite.directory import KnownOfSources, rewrite_directory
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import HIDDEN, Source, StagedFile, Target
-from pqcache.store.drivers.object_store import AZURE_OPTIONS, AZURE_SCHEMES, GCS_OPTIONS, GCS_SCHEMES
-from pqcache.store.drivers.registry import open_target
+from pqcache.store.drivers.registry import KINDS, installed, open_target
 from pqcache.store.drivers.timeouts import FEW_TRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.sync.download.download_file import DownloadOptions, download_file
@@ -52,8 +51,6 @@ from pqcache.system.threads import in_parallel
 from pqcache.units import format_size, printable
 from pqcache.versions import __version__
 
-_KINDS = {**dict.fromkeys(GCS_SCHEMES, "gs"), **dict.fromkeys(AZURE_SCHEMES, "az")}  # by scheme
-_CLOUD_OPTIONS = {"gs": GCS_OPTIONS, "az": AZURE_OPTIONS}
 _COMMON_OPTIONS = {"endpoint", "token", "anon"}  # that other stores have as well
 _TRANSFERS = 4  # files of one partition downloaded or sent at once
 _PREFIX = "pqcache-spool-"
@@ -132,15 +129,23 @@ def _options_for(url: str, other: str, options: Mapping[str, str]) -> Mapping[st
         return store_options(options, one)
     if one in ("", "file"):
         return {}
-    one, two = _KINDS.get(one, one), _KINDS.get(two, two)
+    one, two = KINDS.get(one, one), KINDS.get(two, two)
     if one == two or two in ("", "file"):
         return options
     if "hdfs" in (one, two):
         options = {name: value for name, value in options.items() if ("." in name) == (one == "hdfs")}
-    ours, others = _CLOUD_OPTIONS.get(one, {}), _CLOUD_OPTIONS.get(two, {})
+    ours, others = _cloud_options(url, one), _cloud_options(other, two)
     if ours:  # options that neither knows are refused by the other store
         return {name: value for name, value in options.items() if name in ours}
     return {name: value for name, value in options.items() if name not in others or name in _COMMON_OPTIONS}
+
+
+def _cloud_options(url: str, kind: str) -> Mapping[str, str]:
+    if kind not in ("gs", "az"):
+        return {}
+    with installed(url, "obstore", "gcs" if kind == "gs" else "azure"):
+        from pqcache.store.drivers.object_store import AZURE_OPTIONS, GCS_OPTIONS
+    return GCS_OPTIONS if kind == "gs" else AZURE_OPTIONS
 
 
 def _absolute(url: str) -> str:
@@ -156,7 +161,7 @@ def _place(url: str) -> tuple[str, ...]:
     if scheme in ("", "file"):
         return ("file", *Path(local_path(url)).expanduser().resolve().parts)
     host, _, path = url.partition("://")[2].partition("/")
-    kind = _KINDS.get(scheme, scheme)
+    kind = KINDS.get(scheme, scheme)
     host = host.partition("@")[0] if kind == "az" else host.rpartition("@")[2]  # of a container, without the account
     return (kind, host.lower(), *(segment for segment in path.split("/") if segment))
 

@@ -1,4 +1,4 @@
-"""Tables as sources: the files of one committed version, wherever they are, by their paths in a cache.
+"""Tables as sources: the files of one committed version, wherever they lie, by their paths in a cache.
 
 A Delta table and an Iceberg table in its directory are a `LogTable`; other Iceberg tables and those of a Hive metastore
 have a `Table` of their own. Nothing else in pqcache knows what kind of table it works with.
@@ -45,14 +45,13 @@ MOVED = "moved"  # a store option that is the table's: whether it lies elsewhere
 
 @dataclass(frozen=True, kw_only=True)
 class VersionRule:
-    """Which version of a table is wanted: the newest, that of a number or snapshot ID, or that of a time (ISO 8601)."""
+    """The wanted version of a table: the newest, or that of a number, a snapshot ID or a time (ISO 8601)."""
 
     version: str | None = None
     as_of: str | None = None
 
     @property
     def is_newest(self) -> bool:
-        """Whether the newest version is wanted, whichever that is."""
         return self.version is None and self.as_of is None
 
     @property
@@ -64,7 +63,7 @@ class VersionRule:
             time = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", self.as_of.strip()))
         except ValueError as error:
             advice = "write it as 2026-11-20T03:55:10+00:00, or 2026-11-20"
-            raise UsageError(f"--as-of {self.as_of}", "is no time in ISO 8601", advice) from error
+            raise UsageError(f"--as-of {self.as_of}", "is not an ISO 8601 time", advice) from error
         time = time if time.tzinfo is not None else time.replace(tzinfo=timezone.utc)
         return round(time.timestamp() * 1e6) * 1_000
 
@@ -88,10 +87,9 @@ class TableFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """What a commit did to data files, each by its URL, with what is the same of all files in a partition.
+    """The changes of a commit to data files, each by URL and with a key of its partition.
 
-    ``rewritten`` are files that have rows of the ``removed`` ones alone, as compaction writes them, and ``added`` are
-    those with rows of their own.
+    ``rewritten`` files have only rows of the ``removed`` ones, as compaction writes them; ``added`` ones have new rows.
     """
 
     added: Collection[str]
@@ -103,9 +101,9 @@ class Commit:
 class TableListing:
     """The files of a table by path, and its version.
 
-    Of a table without versions the files are all that lie in its directories, as in a listing of them, and the version
-    has the types of the partition columns alone; None if it has no such columns. ``commits_since`` reads the commits
-    after an older version, oldest first; None if the log does not have them all.
+    A table without versions lists every file in its directories, and its version has only the types of the partition
+    columns, or is None without such columns. ``commits_since`` reads the commits after an older version, oldest first;
+    it returns None if the log does not have them all.
     """
 
     files: Mapping[str, TableFile]
@@ -125,8 +123,8 @@ def partition_path(values: Mapping[str, str | None]) -> str:
 def cache_paths(files: Iterable[tuple[str, str]]) -> list[str]:
     """Choose a path in the cache for each file, given as its partition directory and its URL.
 
-    A name that readers would skip, or would not take for Parquet, gets a prefix or a suffix; of two files of one name
-    in one directory each gets a part that is its URL's own.
+    A name that readers would skip, or not take for Parquet, gets a prefix or a suffix. Files of one name in one
+    directory get a part of the digest of their URL.
     """
     files = list(files)
     paths = [f"{directory}/{_name(url)}" if directory else _name(url) for directory, url in files]
@@ -188,9 +186,9 @@ class OpenOptions:
         hdfs_driver: the driver of ``hdfs://``.
         as_files: take a table's directory as files.
         rule: the version of a table that is wanted.
-        patience: when to stop retrying what fails for a passing reason.
+        patience: when to stop retrying.
         on_event: called with what happens.
-        keys: of partitions, as they are spelled; others that differ only in case are these. None: they differ.
+        keys: known spellings of partition keys; others that differ only in case are the same. None: case matters.
     """
 
     store: Mapping[str, str] = field(default_factory=dict)
@@ -209,7 +207,6 @@ class OpenOptions:
         return open_source(url, store, self.timeout, self.hdfs_driver)
 
     def tried(self, call: Callable[[], T], subject: str) -> T:
-        """Call, and retry what fails for a passing reason."""
         return with_retries(call, subject, self.patience, self.on_event)
 
     def listed(self, source: Source) -> list[SourceFile]:
@@ -246,7 +243,7 @@ class TableLog:
 def log_state(entries: Iterable[SourceFile]) -> str | None:
     """A text that is equal for equal logs; ``entries`` are all files of one.
 
-    None where the store says nothing of a file but its size: another log may have files of these names and sizes.
+    None if the store knows only sizes: another log may have files of these names and sizes.
     """
     entries = list(entries)
     known = all(file.identity.tag or file.identity.mtime_ns for file in entries)
@@ -277,7 +274,7 @@ class StoreFiles:
         else:
             is_name = "\0" not in url
         if not is_name:
-            reason = "the table has a file of this name, which no file can have"
+            reason = "the table names a file so, and no file can have that name"
             raise SourceError(printable(url), reason, CHECK_TABLE)
         found = self._in_base(url) or self._in_base(url := usual_url(url))
         if found is not None:
@@ -304,7 +301,7 @@ class StoreFiles:
                 return data
             name, size = source.url_of(place), source.stat(place).size
             if size < offset + length:
-                reason = f"has {size:,} bytes, and at least {offset + length:,} as its table has it"
+                reason = f"has {size:,} bytes, and its table needs at least {offset + length:,}"
                 raise SourceError(name, reason, CHECK_TABLE)
             raise SourceUnavailable(name, f"the connection ended after {len(data):,} of {length:,} bytes")
 
@@ -313,7 +310,7 @@ class StoreFiles:
     def source_at(self, url: str) -> Source:
         """Open the directory ``url`` as a source of its own, which the caller closes."""
         url = usual_url(url)
-        if url_scheme(url) == "s3":  # whose clients take long to make
+        if url_scheme(url) == "s3":  # its clients take long to make
             root, path = _root_and_path(url)
             found = self._root(root).below(path.strip("/")) if path.strip("/") else None
             if found is not None:
@@ -327,7 +324,7 @@ class StoreFiles:
             return self._opened[url]
 
     def rebase(self, url: str) -> None:
-        """Have files below the directory ``url`` read from one source of it, of which all directories' modes count."""
+        """Read files below the directory ``url`` from one source, so that the modes of all directories count."""
         if self._base is None or self._base.url != url:
             self._base = self._open(url)
             self._prefix = f"{self._base.url}/"
@@ -339,10 +336,10 @@ class StoreFiles:
 
 
 class Table(Source, LocalModes):
-    """A source whose files are those that a table names, wherever they are.
+    """A source whose files are those that a table names, wherever they lie.
 
-    A version of a table is one state of it, so it is read once and listed again as it was, until `take_newer`. A table
-    without versions is read for each listing. Modes count of the files that are on this machine.
+    A version of a table never changes, so it is read once and listed again as it was, until `take_newer`. A table
+    without versions is read for each listing. Modes count for files on this machine.
 
     Args:
         url: the table's URL without secrets.
@@ -364,7 +361,7 @@ class Table(Source, LocalModes):
         """List the files of the wanted version.
 
         Raises SourceError if the table cannot be read, SourceNotFound if there is none or no such version, and
-        UsageError if its rows would not come out right: what it uses is named, and what to do.
+        UsageError if it uses a feature with which its rows would not come out right.
         """
 
     def take_newer(self) -> None:
@@ -386,9 +383,9 @@ class Table(Source, LocalModes):
             yield SourceFile(file.path, file.identity)
 
     def made_from(self, before: TableVersion | None) -> Mapping[str, Sequence[str]] | None:
-        """Which files of the version ``before`` had the rows of the files of this one, by their paths in a cache.
+        """For each file, the files of the version ``before`` that had its rows, by paths in a cache.
 
-        Files with other rows, too, are left out. None if the log does not reach back.
+        Files with new rows are left out. None if the log does not reach back.
         """
         listing = self._known()
         now = listing.version
@@ -448,7 +445,7 @@ class Table(Source, LocalModes):
         try:
             return self._known().files[path]
         except KeyError:
-            raise SourceNotFound(f"{self.url}/{path}", "is no file of the table", "sync again") from None
+            raise SourceNotFound(f"{self.url}/{path}", "is not a file of the table", "sync again") from None
 
     def _located(self, path: str, tag: str) -> tuple[Source, str, str]:
         source, place = self._files.locate(self._file(path).url)
@@ -458,7 +455,7 @@ class Table(Source, LocalModes):
     def local_modes(self) -> LocalModes:
         return self
 
-    def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
+    def copy_mode(self, path: str, group: int) -> int:
         source, place = self._files.locate(self._file(path).url)
         modes = source.local_modes
         return 0o444 if modes is None else modes.copy_mode(place, group)
@@ -498,8 +495,7 @@ class LogTable(Table):
     Args:
         log: the directory of the log.
         entries: its files, as they were listed to find it.
-        read_log: reads the version that is wanted. It imports the library for that: a sync with nothing to do never
-            calls it.
+        read_log: reads the wanted version. It imports the library: a sync with nothing to do never calls it.
     """
 
     def __init__(self, log: TableLog, entries: Iterable[SourceFile], read_log: ReadLog) -> None:

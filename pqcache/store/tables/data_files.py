@@ -49,14 +49,14 @@ _SPARK_TEXT = frozenset({"json", "txt", "xml"})  # kinds of both, which Spark wr
 _MANIFEST = re.compile(  # of Iceberg: the files of a snapshot, and its list of manifests
     r"snap-\d+-\d+-[0-9a-f-]{36}\.avro|[0-9a-f-]{36}-m\d+\.avro"
 )
-_UNLOAD_MANIFEST = re.compile(r"(.*[-_.])?manifest", re.IGNORECASE)  # the list of what Redshift has unloaded
+_UNLOAD_MANIFEST = re.compile(r"(.*[-_.])?manifest", re.IGNORECASE)  # the list of files that Redshift has unloaded
 _NO_DATA_NAMES = frozenset(
     {"readme", "license", "licence", "notice", "copying", "authors", "changelog", "version", "lock", "makefile"}
 )
 
 
 class FileKind(Enum):
-    """What the name of a file says: Parquet; hidden; without rows; other rows; not finished, or a copy; or nothing."""
+    """The kind of a file, as far as its name says."""
 
     PARQUET = "parquet"
     HIDDEN = "hidden"
@@ -68,10 +68,10 @@ class FileKind(Enum):
 
 @dataclass(frozen=True)
 class FileRules:
-    """Which files of a source are taken, and what their paths say.
+    """Which files of a source are taken, and what their paths mean.
 
     Attributes:
-        as_files: take the Parquet files of a listing also where they are not the rows of a table.
+        as_files: take all Parquet files of a listing, even if a table's log says which of them count.
         all_files: take every file that is not hidden, whatever its name and content.
         marker: the name of files that say that a partition is complete, and hold no rows.
         types: the types that are declared for partition columns, of `pqcache.store.hive.TYPES`.
@@ -110,7 +110,7 @@ def file_kind(path: str) -> FileKind:
 
 
 def lists_files(path: str) -> bool:
-    """Whether a file whose content is not Parquet is a list of files, by its name."""
+    """Whether the name of a file that is not Parquet is that of a list of files."""
     return _UNLOAD_MANIFEST.fullmatch(path.rpartition("/")[2]) is not None
 
 
@@ -160,7 +160,7 @@ def count_passed_over(found: Sequence[SourceFile], taken: Sequence[SourceFile]) 
 def without_other_snapshots(files: Sequence[SourceFile]) -> list[SourceFile]:
     """Keep one snapshot of each cache among the ``files``: the current one, or the last.
 
-    The others, and what is arriving or in work, have the same rows; the rest of a cache are metadata.
+    The others, and those arriving or in work, have the same rows; the rest of a cache is metadata.
     """
     roots = [parent(file.path) for file in files if file.path.rpartition("/")[2] == CONFIG]
     left = list(files)
@@ -242,7 +242,7 @@ def check_passed_over(
 
 _DELTA, _ICEBERG, _HUDI = "a Delta table", "an Iceberg table", "a Hudi table"
 _HIVE, _SPARK, _CACHE = "a transactional Hive table", "the output of a Spark stream", "a pqcache"
-_REASONS = {  # why a listing does not show its rows, and what to do
+_REASONS = {  # why a listing does not show its rows, and the advice
     _DELTA: ("its log says which files count", "name the table's own directory as the source of a sync"),
     _ICEBERG: ("its metadata say which files count", "name the table's own directory as the source of a sync"),
     _HUDI: ("its timeline says which files count", "write it to plain Parquet with an engine that reads Hudi"),
@@ -274,7 +274,7 @@ _NAMED = 5  # tables, in an error
 
 @dataclass(frozen=True)
 class FoundTable:
-    """A table: its format, its directory relative to the listing (``""`` for the listing's own), and what shows it."""
+    """A table: its format, its directory relative to the listing, and the file that shows it."""
 
     format: str
     directory: str
@@ -284,7 +284,7 @@ class FoundTable:
 def find_tables(paths: Iterable[str]) -> list[FoundTable]:
     """Find the tables among the ``paths`` of a listing, in path order, without those inside one of their format.
 
-    What lies in a hidden directory is not looked at: nothing of it is taken.
+    Hidden directories are not looked at, as nothing is taken from them.
     """
     found: dict[tuple[str, str], FoundTable] = {}
     for path in paths:

@@ -30,7 +30,7 @@ _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?
 _BASE85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 
 Positions = npt.NDArray[np.int64]
-ReadBytes = Callable[[str, int, int], bytes]  # of the file at a path or URL as the log has it: from an offset, so many
+ReadBytes = Callable[[str, int, int], bytes]  # path or URL of a file as in the log, offset, length
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -200,7 +200,7 @@ class _DeltaReader:
         return None
 
     def _wanted(self) -> int:
-        """The version that was asked for; raises SourceNotFound if the log does not have it."""
+        """The requested version; raises SourceNotFound if the log does not have it."""
         rule, newest = self.table.options.rule, self.log.newest()
         if newest is None:
             raise SourceNotFound(self.table.url, "its log has no version", CHECK_TABLE)
@@ -259,7 +259,7 @@ class _DeltaReader:
             yield
         except MALFORMED as error:
             name = self.table.source.url_of(self.log.commits[version].path)
-            raise SourceError(name, f"is no commit ({first_line(error)})", CHECK_TABLE) from error
+            raise SourceError(name, f"is not a valid commit ({first_line(error)})", CHECK_TABLE) from error
 
     def _bytes_of(self, path: str, offset: int, length: int) -> bytes:
         return self.table.files.read(file_url_of(self.table.url, path), offset, length)
@@ -368,7 +368,7 @@ def partition_text(value: Any) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaSchema:
-    """The schema of a Delta table, and what says how to read it.
+    """The schema of a Delta table, and its settings for readers.
 
     Attributes:
         fields: its columns, as the log has them.
@@ -397,7 +397,7 @@ class DeltaSchema:
 
 
 def check_features(url: str, version: int, features: Collection[str]) -> None:
-    """Raise UsageError if a table asks more of a reader than is known to come out right."""
+    """Raise UsageError if a table needs a reader feature that pqcache does not have."""
     if version > _MAX_READER_VERSION:
         raise UsageError(url, f"is a Delta table of reader version {version}, which is not known", PLAIN)
     unknown = sorted(set(features) - _READ_RIGHT)
@@ -533,8 +533,8 @@ def delta_log(entries: Iterable[SourceFile]) -> DeltaLog:
 def link_log(source: Path, log: DeltaLog, files: Iterable[SourceFile], target: Path) -> None:
     """Make a log of links to ``files``, and to all sidecars.
 
-    So deltalake reads what it reads of another store's log, whatever a stale ``_last_checkpoint`` or another file says,
-    and takes any path: it would decode percents.
+    So deltalake reads the same files as in a copy of a remote log, whatever a stale ``_last_checkpoint`` says. And the
+    path has no percent signs, which it would decode.
     """
     target.mkdir()
     for file in files:
@@ -586,8 +586,8 @@ def _sidecars(checkpoint: Path) -> list[str]:
 def descriptors(place: Path, version: int) -> dict[str, Mapping[str, Any]]:
     """Find the ``deletionVector`` of each file that has one, by the file's path in the log.
 
-    The library tells neither which files have one nor where it is, but writes it into a checkpoint. So the log in
-    ``place``, which ends with ``version``, gets an empty commit and a checkpoint of it.
+    deltalake does not expose these, but writes them into checkpoints. So the log in ``place``, which ends with
+    ``version``, gets an empty commit and a checkpoint of it.
     """
     commit = {"commitInfo": {"timestamp": 0, "inCommitTimestamp": 0, "operation": "pqcache"}}
     added = place / LOG / f"{version + 1:020}.json"

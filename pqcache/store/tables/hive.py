@@ -131,12 +131,12 @@ def _host(text: str, url: str) -> tuple[str, int]:
     found = _HOST.fullmatch(text)
     port = int(found["port"] or _PORT) if found else 0
     if found is None or not 0 < port < 65536:
-        raise UsageError(url, f"{text!r} is no HOST:PORT", _FORM)
+        raise UsageError(url, f"{text!r} is not HOST:PORT", _FORM)
     return found["host"].strip("[]"), port
 
 
 def _check_login(table: MetastoreTable) -> None:
-    """Raise UsageError for options that make no sense, or whose libraries are missing."""
+    """Raise UsageError for options that contradict each other, or whose libraries are missing."""
     if table.transport not in (BUFFERED, FRAMED):
         raise UsageError(f"-o transport={table.transport}", f"choose {BUFFERED} or {FRAMED}")
     if table.auth not in (NONE, PLAIN, KERBEROS):
@@ -151,7 +151,7 @@ def _check_login(table: MetastoreTable) -> None:
         advice = "give them with -o user=USER -o password=PASSWORD"
         raise UsageError("-o auth=plain", "needs a user and a password", advice)
     if table.auth == KERBEROS and not re.fullmatch(r"[^/@]+/[^/@]+(@[^/@]+)?", table.principal):
-        raise UsageError(f"-o principal={table.principal}", "is no principal", "write hive/_HOST@REALM")
+        raise UsageError(f"-o principal={table.principal}", "is not a Kerberos principal", "write hive/_HOST@REALM")
     needed = {PLAIN: ["puresasl"], KERBEROS: ["puresasl", "kerberos"]}[table.auth]
     if any(find_spec(name) is None for name in needed):
         raise UsageError(
@@ -163,7 +163,7 @@ def _check_login(table: MetastoreTable) -> None:
 
 # ---- the structs
 
-Kind = tuple[int, Any]  # a type of Thrift, and what the library needs to know of it
+Kind = tuple[int, Any]  # a type of Thrift and its parameters
 
 TEXT: Kind = (TType.STRING, "UTF8")
 TEXTS: Kind = (TType.MAP, (*TEXT, *TEXT, False))
@@ -238,7 +238,7 @@ GET_PARTITIONS_BY_NAMES = args(TEXT, TEXT, list_of(TEXT))
 T = TypeVar("T")
 
 BATCH = 500  # partitions of one call; servers may limit how many they send
-_MAX_ITEMS = 10_000_000  # of a list, so that a server that is no metastore cannot have memory reserved
+_MAX_ITEMS = 10_000_000  # of a list, so that a server that is not a metastore cannot make the library reserve memory
 _INSERT_ONLY_TABLES = 2  # a capability: without it, a metastore hides why it does not show such a table
 _DENIED = re.compile(r"AccessControlException|permission denied|not authorized|access denied", re.IGNORECASE)
 _NOT_THRIFT = (TException, StructError, ValueError, TypeError, ArithmeticError, MemoryError, RecursionError)
@@ -748,7 +748,7 @@ def check_table(url: str, table: TableEntry) -> None:
     provider, handler = known.get("spark.sql.sources.provider", ""), known.get("storage_handler", "")
     location = printable(redact(table.storage.location))
     if table.kind and table.kind not in _TABLES:
-        raise UsageError(url, f"is no table but a {table.kind.lower().replace('_', ' ')}", "name the table behind it")
+        raise UsageError(url, f"is a {table.kind.lower().replace('_', ' ')}, not a table", "name the table behind it")
     if "iceberg" in (known.get("table_type"), provider) or "iceberg" in handler:
         raise UsageError(url, "is an Iceberg table, whose metadata say which files count", "name it by iceberg://")
     if "delta" in (known.get("table_type"), provider) or "delta" in handler:

@@ -690,55 +690,45 @@ def _refuse(location: str) -> NoReturn:
     raise UsageError(location, "is a file of a table, which pqcache does not write")
 
 
-class _Bytes:
-    """Bytes that are taken one after the other; taking more than there are raises ValueError."""
+def check_avro(data: bytes) -> None:
+    """Raise ValueError unless ``data`` is all of an Avro file: a header and blocks, each with its marker behind it."""
+    position = 0
 
-    def __init__(self, data: bytes) -> None:
-        self._data, self._position = data, 0
+    def take(count: int) -> bytes:
+        nonlocal position
+        start, position = position, position + count
+        if not start <= position <= len(data):
+            raise ValueError(f"it ends after {len(data):,} bytes")
+        return data[start:position]
 
-    @property
-    def is_at_end(self) -> bool:
-        return self._position == len(self._data)
-
-    def take(self, count: int) -> bytes:
-        end = self._position + count
-        if count < 0 or end > len(self._data):
-            raise ValueError(f"it ends after {len(self._data):,} bytes")
-        taken, self._position = self._data[self._position : end], end
-        return taken
-
-    def take_number(self) -> int:
-        """Decode a number, which Avro writes 7 bits at a time and in zigzag."""
+    def number() -> int:
+        """Avro writes numbers 7 bits at a time and in zigzag."""
         value = 0
         for shift in range(0, 70, 7):
-            byte = self.take(1)[0]
+            byte = take(1)[0]
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return (value >> 1) ^ -(value & 1)
         raise ValueError("a number in it is too long")
 
-
-def check_avro(data: bytes) -> None:
-    """Raise ValueError unless ``data`` is all of an Avro file: a header and blocks, each with its marker behind it."""
-    rest = _Bytes(data)
-    if rest.take(len(_MAGIC)) != _MAGIC:
-        raise ValueError("it is no Avro file")
+    if take(len(_MAGIC)) != _MAGIC:
+        raise ValueError("it is not an Avro file")
     codec = b""
-    while count := rest.take_number():
+    while count := number():
         if count < 0:
-            rest.take_number()
+            number()
         for _ in range(abs(count)):
-            key, value = (rest.take(rest.take_number()) for _ in range(2))
+            key, value = take(number()), take(number())
             codec = value if key == _CODEC else codec
-    marker = rest.take(_SYNC)
+    marker = take(_SYNC)
     left = _MAX_BLOCKS
-    while not rest.is_at_end:
-        count = rest.take_number()
-        size = _size_of(rest.take(rest.take_number()), codec, left)
+    while position < len(data):
+        count = number()
+        size = _size_of(take(number()), codec, left)
         if not 0 < count <= size:  # an entry of a manifest has a byte at least
             raise ValueError(f"a block of {size:,} bytes cannot have {count:,} entries")
         left -= size
-        if rest.take(_SYNC) != marker:
+        if take(_SYNC) != marker:
             raise ValueError("a block of it is damaged")
 
 

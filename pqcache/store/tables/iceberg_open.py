@@ -175,7 +175,7 @@ def read_metadata(access: TableAccess, uri: str) -> TableMetadata:
     try:
         text = (gzip.decompress(data) if data.startswith(_GZIP) else data).decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise SourceError(printable(uri), f"is no metadata of an Iceberg table ({error})", "name another") from error
+        raise SourceError(printable(uri), f"is not metadata of an Iceberg table ({error})", "name another") from error
     with iceberg_errors(printable(uri)):
         try:
             return TableMetadataUtil.parse_raw(text)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from urllib.parse import unquote
@@ -68,11 +67,11 @@ def _with_version(source: Source, url: str, options: OpenOptions) -> Source:
         return source
     if MOVED in options.store:
         source.close()
-        raise UsageError(redact(url), f"is no Iceberg table, for -o {MOVED}", f"leave -o {MOVED} out")
+        raise UsageError(redact(url), f"is not an Iceberg table, for -o {MOVED}", f"leave -o {MOVED} out")
     if not options.rule.is_newest:
         source.close()
         given = "--version" if options.rule.version is not None else "--as-of"
-        raise UsageError(redact(url), f"is no table with versions, for {given}", f"leave {given} out")
+        raise UsageError(redact(url), f"has no versions, for {given}", f"leave {given} out")
     return source
 
 
@@ -99,7 +98,7 @@ def _table_at(url: str, source: Source, options: OpenOptions) -> Table | None:
 
 
 def _read_delta(log: TableLog, entries: Sequence[SourceFile]) -> TableListing:
-    with _needs(log.url, "a Delta table", "deltalake", "delta"):
+    with installed(log.url, "deltalake", "delta", "a Delta table"):
         from pqcache.store.tables.delta import read_delta
     return read_delta(log, entries)
 
@@ -110,36 +109,23 @@ def _open_hive(url: str, options: OpenOptions) -> Source:
     return HiveTable(url, options)
 
 
-@contextmanager
-def _needs(url: str, kind: str, library: str, extra: str) -> Iterator[None]:
-    """Raise UsageError about a table when an import inside the block finds its library, or a part of it, missing."""
-    try:
-        yield
-    except ImportError as error:
-        if (error.name or "pqcache").partition(".")[0] == "pqcache":
-            raise  # an error of this package's own
-        as_files = "take its files as they are with --as-files (as_files=True)"
-        advice = f"install the extra with: pip install 'pqcache[{extra}]', or {as_files}"
-        raise UsageError(redact(url), f"is {kind}, which needs {library}", advice) from error
-
-
-_needs_pyiceberg = partial(_needs, kind="an Iceberg table", library="pyiceberg", extra="iceberg")
+_has_pyiceberg = partial(installed, libraries="pyiceberg", extra="iceberg", table="an Iceberg table")
 
 
 def _read_iceberg(log: TableLog, entries: Sequence[SourceFile]) -> TableListing:
-    with _needs_pyiceberg(log.url):
+    with _has_pyiceberg(log.url):
         from pqcache.store.tables.iceberg_open import read_directory
     return read_directory(log, entries)
 
 
 def _iceberg_file(url: str, options: OpenOptions) -> Source:
-    with _needs_pyiceberg(url):
+    with _has_pyiceberg(url):
         from pqcache.store.tables.iceberg_open import MetadataFile
     return MetadataFile(url, options)
 
 
 def _iceberg_catalog(url: str, options: OpenOptions) -> Source:
-    with _needs_pyiceberg(url):
+    with _has_pyiceberg(url):
         from pqcache.store.tables.iceberg_open import CatalogTable
     return CatalogTable(url, options)
 
@@ -222,8 +208,8 @@ class OneSpelling(Source, LocalModes):
     def local_modes(self) -> LocalModes | None:
         return None if self._source.local_modes is None else self
 
-    def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
-        return self._modes.copy_mode(self._place_of(path), group, known)
+    def copy_mode(self, path: str, group: int) -> int:
+        return self._modes.copy_mode(self._place_of(path), group)
 
     def private_modes(self, paths: Sequence[str], group: int) -> Mapping[str, int]:
         found = self._modes.private_modes([self._place_of(path) for path in paths], group)

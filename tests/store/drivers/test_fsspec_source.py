@@ -268,7 +268,7 @@ def test_a_page_for_logging_in_is_no_empty_directory(
             answer(asked, handler)
 
     web[1].answer = logged_out
-    with pytest.raises(SourceError, match=rf"^{web[1].url}/{place}: .* no listing of a directory, perhaps one for"):
+    with pytest.raises(SourceError, match=rf"^{web[1].url}/{place}: .* not a directory listing, perhaps a login form"):
         pqcache.sync(tmp_path / "cache", max_delete="100%", force=True)
     assert rows_of(tmp_path / "cache/current") == before
 
@@ -439,8 +439,8 @@ def test_what_identifies_a_file(info: dict[str, Any], identity: Identity | None)
         ("nowhere://x", {}, "unknown scheme nowhere://; use a path, hdfs://"),
         ("simplecache::memory://x", {}, "is a chain of file systems; name the store itself"),
         ("zip://x.parquet::https://h/x.zip", {}, "is a chain of file systems"),
-        ("reference://x", {}, "reference:// is no store of its own"),
-        ("local:///x", {}, "local:// is no store of its own; use a path"),
+        ("reference://x", {}, "reference:// is not a store of its own"),
+        ("local:///x", {}, "local:// is not a store of its own; use a path"),
         ("http://127.0.0.1:1/x?page=2", {}, "has a query"),
         ("http://127.0.0.1:1/x", {"colour": "red"}, "-o colour=...: http:// has no such option; it has: client_kwargs"),
         ("memory://x", {"colour": "red"}, "memory:// has no such option; it has: none"),

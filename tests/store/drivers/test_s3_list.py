@@ -63,8 +63,8 @@ def test_several_pages_of_a_real_store(s3_bucket: Bucket) -> None:
 @pytest.mark.parametrize(
     ("page", "said"),
     [
-        ("<html>log in</html>", "answers with something that is no listing"),
-        ("", "answers with something that is no listing"),
+        ("<html>log in</html>", "answers with something that is not a listing"),
+        ("", "answers with something that is not a listing"),
         (listing()[:-30], "t: "),
         (
             "<Error><Code>AccessDenied</Code></Error>",

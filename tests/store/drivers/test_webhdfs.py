@@ -109,7 +109,7 @@ def test_a_redirect_out_of_http_is_refused(cluster: tuple[Cluster, Server, Serve
     made.location = location
     source = opened(name_node)
     for call in (lambda: list(source.read("x", 0, 5)), lambda: source.stat("elsewhere")):
-        with pytest.raises(SourceError, match=f"^{name_node.url}: redirects to what is not http"):
+        with pytest.raises(SourceError, match=f"^{name_node.url}: redirects to a URL that is not http"):
             call()
     source.close()
 

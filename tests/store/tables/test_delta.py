@@ -94,7 +94,7 @@ def test_versions_and_times(table: Path, cache: Path, tmp_path: Path) -> None:
         ({"version": "9" * 5000}, r"--version 9+: .* to 2 of 1970-01-01T00:50:00"),
         ({"version": -1}, r"--version -1: .* to 2 of 1970-01-01T00:50:00"),
         ({"version": "x"}, "--version x: invalid version of a Delta table: expected a number; the newest is 2"),
-        ({"as_of": "soon"}, "--as-of soon: is no time in ISO 8601"),
+        ({"as_of": "soon"}, "--as-of soon: is not an ISO 8601 time"),
     ):
         with pytest.raises((SourceNotFound, UsageError), match=text):
             pqcache.sync(table, tmp_path / "other", **options)  # type: ignore[arg-type]
@@ -514,7 +514,7 @@ def torn_checkpoint(log: Path) -> str:
 def null_in_a_path(log: Path) -> str:
     commit = log / f"{0:020}.json"
     commit.write_text(commit.read_text().replace('"path":"', '"path":"a%00/'))
-    return r"the table has a file of this name, which no file can have; check the table"
+    return r"the table names a file so, and no file can have that name; check the table"
 
 
 def test_a_hint_and_a_checkpoint_that_are_not_there_do_not_matter(table: Path, cache: Path) -> None:

@@ -307,15 +307,19 @@ def test_options_go_to_the_metastore_or_to_the_store_of_a_location(
         ("hive://h/a.b.c", {}, "names no table of a metastore"),
         ("hive://u:1/2p@h/a.b", {}, "hive://***@h/a.b: names no table"),
         ("hive:///a.b", {}, "names no table of a metastore"),
-        ("hive://h:x/a.b", {}, "'h:x' is no HOST:PORT"),
-        ("hive://h:70000/a.b", {}, "'h:70000' is no HOST:PORT"),
-        ("hive://h:1,,g/a.b", {}, "'' is no HOST:PORT"),
+        ("hive://h:x/a.b", {}, "'h:x' is not HOST:PORT"),
+        ("hive://h:70000/a.b", {}, "'h:70000' is not HOST:PORT"),
+        ("hive://h:1,,g/a.b", {}, "'' is not HOST:PORT"),
         ("hive://h/a.b", {"transport": "http"}, "-o transport=http: choose buffered or framed"),
         ("hive://h/a.b", {"auth": "ldap"}, "-o auth=ldap: choose none, plain or kerberos"),
         ("hive://h/a.b", {"auth": "plain"}, "-o auth=plain: needs a user and a password; give them"),
         ("hive://u:p@h/a.b", {"auth": "none"}, "-o password: is given with -o auth=none"),
         ("hive://u:p@h/a.b", {"transport": "framed"}, "-o transport=framed: does not go with -o auth=plain"),
-        ("hive://h/a.b", {"auth": "kerberos", "principal": "hive"}, "-o principal=hive: is no principal; write"),
+        (
+            "hive://h/a.b",
+            {"auth": "kerberos", "principal": "hive"},
+            "-o principal=hive: is not a Kerberos principal; write",
+        ),
     ],
 )
 def test_wrong_urls_and_options_are_refused(url: str, options: dict[str, str], message: str) -> None:
@@ -342,7 +346,7 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
 
 def test_versions_are_refused() -> None:
     for name in ("version", "as_of"):
-        with pytest.raises(UsageError, match="is no table with versions, for --"):
+        with pytest.raises(UsageError, match="has no versions, for --"):
             pqcache.sync("hive://127.0.0.1:1/a.b", "cache", **{name: "2026-11-01T00:00:00Z"})  # type: ignore[arg-type]
 
 

@@ -269,7 +269,7 @@ def test_copies_are_as_private_as_the_tables_directory(database: Database, tmp_p
         (ORC, {"table_type": "ICEBERG"}, "is an Iceberg table, .*; name it by iceberg://"),
         (ORC, {"storage_handler": "org.x.KuduHandler"}, "is stored by org.x.KuduHandler; write"),
         (ORC, {"spark__sql__sources__provider": "parquet"}, "is stored by Spark in a way that Hive"),
-        (PARQUET, {"kind": "VIRTUAL_VIEW"}, "is no table but a virtual view; name the table behind it"),
+        (PARQUET, {"kind": "VIRTUAL_VIEW"}, "is a virtual view, not a table; name the table behind it"),
     ],
 )
 def test_what_cannot_be_read_right_is_refused_by_name(

@@ -102,7 +102,7 @@ def test_a_moved_table_is_read_where_an_option_says(lake: Lake, tmp_path: Path) 
     link.symlink_to(place(table))
     pqcache.sync(link, tmp_path / "linked")
     assert rows_of(tmp_path / "linked") == rows_in(table)
-    with pytest.raises(UsageError, match="is no Iceberg table, for -o moved"):
+    with pytest.raises(UsageError, match="is not an Iceberg table, for -o moved"):
         pqcache.sync(moved / "metadata", tmp_path / "none", options={"moved": "true"}, as_files=True)
 
 
@@ -119,7 +119,7 @@ def test_metadata_may_be_compressed_damaged_or_of_a_later_format(lake: Lake, tmp
     changes: list[tuple[bytes, type[PqcacheError], str]] = [
         (json.dumps({**said, "format-version": 4}).encode(), UsageError, "is of version 4 of Iceberg's format"),
         (newest.read_bytes()[:-50], SourceError, "pyiceberg cannot read it"),
-        (b"\x1f\x8bxx", SourceError, "is no metadata of an Iceberg table"),
+        (b"\x1f\x8bxx", SourceError, "is not metadata of an Iceberg table"),
         (b"[]", SourceError, "pyiceberg cannot read it"),
         (json.dumps({**said, "schemas": []}).encode(), SourceError, "pyiceberg cannot read it"),
     ]
