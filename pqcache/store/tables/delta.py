@@ -1,4 +1,4 @@
-"""Delta tables: deltalake reads the log of one version, a copy that drivers make, or links if it is on this machine."""
+"""Delta tables: deltalake reads the log of one version: a copy, or links to it if it is on this machine."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class _DeltaReader:
             return self._listing_of(version, place)
 
     def _listing_of(self, version: int, place: Path) -> TableListing:
-        """``place`` has the files of the log that make the version, and no others."""
+        """List a version whose log files, and no others, are in ``place``."""
         url = self.table.url
         with self._library():
             table = DeltaTable(str(place), version=version)
@@ -171,7 +171,7 @@ class _DeltaReader:
             yield
         except PqcacheError:
             raise
-        except BaseException as error:  # the library raises many kinds, some of them bare
+        except BaseException as error:  # the library raises many kinds
             is_panic = type(error).__name__ == "PanicException"
             if not isinstance(error, Exception) and not is_panic:
                 raise

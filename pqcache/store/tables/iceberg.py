@@ -1,4 +1,4 @@
-"""An Iceberg table as pqcache's other sources see it: the data files of one snapshot and their places in a cache."""
+"""Iceberg tables: the data files of one snapshot, their paths in a cache, and the rows that are deleted in them."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def _time_of(snapshot: Snapshot) -> str:
 
 
 def _schema_of(metadata: TableMetadata, snapshot: Snapshot, rule: VersionRule) -> Schema:
-    """The schema of the rows: the table's for its newest version, else the snapshot's."""
+    """The schema of the rows: for the newest version the table's, else the snapshot's."""
     if not rule.is_newest and snapshot.schema_id is not None:
         schema = metadata.schema_by_id(snapshot.schema_id)
         if schema is not None:
@@ -229,21 +229,21 @@ def _schema_of(metadata: TableMetadata, snapshot: Snapshot, rule: VersionRule) -
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A data file, and what deletes rows of it: delete files by their URIs, and a deletion vector."""
+    """A data file, and the URIs of delete files and the deletion vector that delete rows of it."""
 
     file: DataFile
     deletes: tuple[str | DeletionVector, ...]
 
 
 def planned_files(metadata: TableMetadata, snapshot: Snapshot, access: TableAccess, url: str) -> list[PlannedFile]:
-    """Plan the data files of a snapshot; raises UsageError if one, or its deletes, cannot be read right.
+    """Plan the data files of a snapshot. Raises UsageError if pqcache cannot read one or its deletes right.
 
-    May raise what pyiceberg raises about damaged metadata.
+    Errors of pyiceberg about damaged metadata are not translated.
     """
     file_io = StoreFileIO({ACCESS: access})
     table = ScannedTable(
         identifier=("table",), metadata=metadata, metadata_location="", io=file_io, catalog=NoopCatalog("none")
-    )  # without its catalog, which might plan by itself
+    )  # without a catalog, which might plan by itself
     try:
         tasks = list(table.scan(snapshot_id=snapshot.snapshot_id).plan_files())
     except ValueError:
@@ -290,7 +290,7 @@ def _check_parquet(what: str, file: DataFile) -> None:
 
 
 def _refuse_equality_deletes(manifests: Iterable[ManifestFile], file_io: StoreFileIO, url: str) -> None:
-    """Raise UsageError if one of the manifests has equality deletes, which pyiceberg does not apply."""
+    """Raise UsageError if a manifest has equality deletes, which pyiceberg does not apply."""
     for manifest in manifests:
         for entry in manifest.fetch_manifest_entry(file_io):
             if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
@@ -304,7 +304,7 @@ def _refuse_equality_deletes(manifests: Iterable[ManifestFile], file_io: StoreFi
 
 
 def _deletion_vectors(manifests: Sequence[ManifestFile], file_io: StoreFileIO) -> dict[tuple[str, str], DeletionVector]:
-    """Find where deletion vectors are, by Puffin file and data file: pyiceberg leaves that out."""
+    """The places of deletion vectors, by Puffin file and data file, which pyiceberg does not expose."""
     found = {}
     for manifest in manifests:
         with AvroFile[Record](file_io.new_input(manifest.manifest_path)) as reader:
@@ -326,7 +326,7 @@ def _deletion_vectors(manifests: Sequence[ManifestFile], file_io: StoreFileIO) -
 class Deletes:
     """Reads the delete files of one version of a table; threads may share it.
 
-    The positions of the delete files that were used last are kept in memory, for the next data files that need them.
+    The last used ones stay in memory, for the next data files that need them.
     """
 
     def __init__(self, access: TableAccess) -> None:
@@ -335,9 +335,9 @@ class Deletes:
         self._cached: OrderedDict[str, Mapping[str, Positions]] = OrderedDict()
 
     def rows_of(self, data_file: str, deletes: Sequence[str | DeletionVector]) -> Positions:
-        """Read the positions of the deleted rows of a data file, ascending; its table calls it ``data_file``.
+        """Read the positions of the deleted rows of a data file, ascending. ``data_file`` is its URI in the table.
 
-        Raises SourceError if a vector or a delete file cannot be read, and ParquetError if a delete file is damaged.
+        Raises SourceError if a vector or a delete file cannot be read, ParquetError if a delete file is damaged.
         """
         found = [
             self._positions(one, data_file)
@@ -348,7 +348,7 @@ class Deletes:
         return np.unique(np.concatenate([_NONE, *found]))
 
     def _positions(self, uri: str, data_file: str) -> Positions:
-        with self._lock:  # others of the same file wait for it, and do not read it too
+        with self._lock:  # so that threads do not read the same file twice
             if uri in self._cached:
                 self._cached.move_to_end(uri)
             else:
@@ -365,14 +365,14 @@ class Deletes:
             return self._cached[uri].get(data_file, _NONE)
 
     def _shrink(self) -> None:
-        """Forget the delete files that were not used for longest, until the others fit in memory."""
+        """Forget the least recently used delete files until the others fit in memory."""
         sizes = {uri: sum(map(len, positions.values())) for uri, positions in self._cached.items()}
         while len(self._cached) > 1 and sum(sizes.values()) > _MAX_CACHED:
             del sizes[self._cached.popitem(last=False)[0]]
 
 
 def _grouped(file: pq.ParquetFile, groups: Sequence[int], only: str | None = None) -> Mapping[str, Positions]:
-    """Read the positions in some row groups of a delete file, by data file, or of the data file ``only``."""
+    """Read positions in some row groups of a delete file, by data file; with ``only``, those of that data file."""
     parts: dict[str, list[Positions]] = {}
     columns = ["file_path", "pos"]
     for batch in file.iter_batches(_BATCH, row_groups=groups, columns=columns, use_threads=False):
@@ -412,7 +412,7 @@ def arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def arrow_type(kind: types.IcebergType) -> pa.DataType:
-    """The type in which Arrow reads a column: bytes, if Arrow does not know it."""
+    """The type in which Arrow reads a column; binary if Arrow does not know it."""
     if isinstance(kind, types.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
     if isinstance(kind, types.FixedType):
@@ -427,11 +427,10 @@ def arrow_type(kind: types.IcebergType) -> pa.DataType:
 
 
 def table_columns(metadata: TableMetadata, schema: Schema) -> tuple[TableColumn, ...] | None:
-    """How files know the columns of ``schema``; None if all files are known to have its names.
+    """How files identify the columns of ``schema``; None if all files surely have its names.
 
-    That is known where the table has kept all its schemas, none of them has a column that ``schema`` lacks or names
-    otherwise, and its files were written by engines that know its columns. A table of version 3 may have columns of
-    its own in files, and one of version 1 may have lost its schemas.
+    They do if the table has kept all its schemas, none of which has a column that ``schema`` lacks or names otherwise.
+    Files of version 3 may have more columns, and tables of version 1 may have lost schemas.
     """
     mapping = metadata.properties.get(NAME_MAPPING)
     names = index_name_by_id(schema)
@@ -462,7 +461,7 @@ def _arrow_field(field: types.NestedField) -> pa.Field:
 
 
 def _names(fields: Iterable[MappedField]) -> Iterable[tuple[int, frozenset[str]]]:
-    """Yield the IDs of fields and their names in files without IDs, also of those inside of them."""
+    """Yield the IDs of fields and their names in files without IDs, also of nested fields."""
     for mapped in fields:
         if mapped.field_id is not None:
             yield mapped.field_id, frozenset(mapped.names)
@@ -488,13 +487,9 @@ def _column(field: types.NestedField, stored: Mapping[int, frozenset[str]]) -> T
 
 @dataclass(frozen=True, kw_only=True)
 class _PartitionColumn:
-    """A column whose values are partitions.
+    """A column whose values are partitions; ``position`` is its index among the partition values of a file.
 
-    Attributes:
-        name: its name in the table.
-        field_id: its ID.
-        position: that among the partition values of a file.
-        type: its type in paths; None if its values cannot be in them.
+    ``type`` is its type in paths, None if paths cannot hold its values.
     """
 
     name: str
@@ -504,11 +499,11 @@ class _PartitionColumn:
 
 
 class Partitioning:
-    """The partition directories of the files of a table, each by the spec that it was written with.
+    """The partition directories of the files of a table, each by the spec that the file was written with.
 
-    A column that a file's spec has the values of (an identity transform) is a directory. All others are in the files
-    alone, which hidden partitions always are, and so is a value that a path cannot give back as it was: an empty text,
-    one too long, a number that is not exact as text. So a new spec leaves the paths of older files as they are.
+    Columns with an identity transform become directories. Hidden partitions stay in the files alone, and so do values
+    that a path cannot give back exactly: empty or very long texts, inexact numbers. A new spec leaves the paths of
+    older files as they are.
     """
 
     def __init__(self, metadata: TableMetadata, schema: Schema) -> None:
@@ -517,8 +512,8 @@ class Partitioning:
     def directory(self, file: DataFile) -> str:
         """The directory of a data file; empty if it has none.
 
-        Raises UsageError if a value is in the metadata that may be nowhere else: engines that take files of Hive's
-        into a table leave them as they are, without the partition columns.
+        Raises UsageError if only the metadata may have a value: engines that add Hive's files to a table leave them as
+        they are, without the partition columns.
         """
         values: dict[str, str | None] = {}
         for column in self._columns.get(file.spec_id, ()):
@@ -551,7 +546,7 @@ def _columns_of(spec: PartitionSpec, metadata: TableMetadata, schema: Schema) ->
 
 
 def _path_type(column: types.NestedField, metadata: TableMetadata) -> pa.DataType | None:
-    """A column's type in paths; None if paths cannot hold it, or it had another type that they would read otherwise."""
+    """A column's type in paths; None if paths cannot hold it, or if it once had a type that reads them differently."""
     kinds: set[type[types.IcebergType]] = set()
     for schema in metadata.schemas:
         kinds |= {type(field.field_type) for field in schema.fields if field.field_id == column.field_id}
@@ -570,7 +565,7 @@ def _has(file: DataFile, field_id: int) -> bool:
 
 @lru_cache(1 << 14)
 def _text(value: Any, kind: pa.DataType | None) -> str:
-    """Write a partition's value as text that Arrow parses to the same value; empty if there is none."""
+    """Write a partition's value as text that Arrow parses to the same value; empty if there is no such text."""
     if kind is None:
         return ""
     if pa.types.is_string(kind):
@@ -583,7 +578,7 @@ def _text(value: Any, kind: pa.DataType | None) -> str:
         return ""
 
 
-# ---- how its files are read: pyiceberg's FileIO over the drivers, checks of manifests, and errors
+# ---- pyiceberg's FileIO over the drivers, checks of manifests, and errors
 
 ACCESS = "pqcache.access"  # the property of a FileIO that holds its TableAccess
 CLASS = f"{__name__}.StoreFileIO"
@@ -604,12 +599,7 @@ _AS_FILES = "take its files as they are with --as-files (as_files=True)"
 
 @dataclass(frozen=True, kw_only=True)
 class TableAccess:
-    """How the files of a table are read, by the URIs that its metadata have.
-
-    Attributes:
-        files: reads files by their URLs.
-        prefixes: directories as the metadata name them, and where they are.
-    """
+    """Reads the files of a table by the URIs in its metadata; ``prefixes`` maps directories in these to real ones."""
 
     files: StoreFiles
     prefixes: Mapping[str, str] = field(default_factory=dict)
@@ -635,7 +625,7 @@ class TableAccess:
 
 
 def plain_url(uri: str) -> str:
-    """Spell a URI from a table's metadata as sources do; no character of it is encoded."""
+    """Spell a URI from a table's metadata as sources do. Nothing in it is percent-encoded."""
     if not uri.startswith("file:"):
         return usual_url(uri) if url_scheme(uri) or uri.startswith("hdfs:") else os.path.normpath(uri)
     path = uri.removeprefix("file:")
@@ -643,7 +633,7 @@ def plain_url(uri: str) -> str:
 
 
 class StoreFileIO(FileIO):
-    """A FileIO that reads through the `TableAccess` in its properties, and writes nothing; threads may share it."""
+    """A read-only FileIO over the `TableAccess` in its properties; threads may share it."""
 
     def new_input(self, location: str) -> InputFile:
         return _StoreInput(location, self.access)
@@ -687,7 +677,7 @@ class _StoreInput(InputFile):
 
 
 def _refuse(location: str) -> NoReturn:
-    raise UsageError(location, "is a file of a table, which pqcache does not write")
+    raise UsageError(location, "is a file of a table, and pqcache does not write tables")
 
 
 def check_avro(data: bytes) -> None:
@@ -748,12 +738,12 @@ def _size_of(block: bytes, codec: bytes, limit: int) -> int:
 
 @contextmanager
 def iceberg_errors(subject: str, secrets: Iterable[str] = ()) -> Iterator[None]:
-    """Turn what pyiceberg raises inside the block into errors about ``subject``, a table or a catalog."""
+    """Translate pyiceberg's errors inside the block to errors about ``subject``, a table or a catalog."""
     try:
         yield
     except PqcacheError:
         raise
-    except Exception as error:  # noqa: BLE001  of whatever it uses; it's the cause of the one that is raised
+    except Exception as error:  # noqa: BLE001  from any of its dependencies; chained below
         shown = censored(_error(subject, error), secrets, error)
         raise shown from shown.__cause__
 
@@ -780,7 +770,7 @@ def _error(subject: str, error: Exception) -> PqcacheError:
 
 def _said(error: Exception) -> str:
     text = first_line(error)
-    if "ValidationError" in type(error).__name__:  # pydantic's, of which the first line is the number of errors
+    if "ValidationError" in type(error).__name__:  # pydantic's: the first line is the number of errors
         lines = [line.partition(" [")[0].strip() for line in str(error).splitlines()[1:3]]
         text = ": ".join(line for line in lines if not line.startswith("For further information")) or text
     return printable(text)

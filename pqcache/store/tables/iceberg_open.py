@@ -1,4 +1,4 @@
-"""Where an Iceberg table is known: in its directory, by one of its metadata files, or in a catalog.
+"""Opens Iceberg tables: by their directory, by one of their metadata files, or from a catalog.
 
 A catalog's table is ``iceberg://CATALOG/NAMESPACE.TABLE``, by pyiceberg's own configuration.
 """
@@ -56,7 +56,7 @@ _UNNUMBERED = -1
 _NEWEST_FORMAT = 3
 _GZIP = b"\x1f\x8b"
 T = TypeVar("T")
-_S3 = {  # options of s3:// and the properties of pyiceberg that they are, the first of them that is set
+_S3 = {  # options of s3://, and the properties of pyiceberg that set them; the first one counts
     "endpoint": ("s3.endpoint",),
     "region": ("s3.region", "client.region"),
     "key": ("s3.access-key-id", "client.access-key-id"),
@@ -76,7 +76,7 @@ def read_directory(log: TableLog, entries: Sequence[SourceFile]) -> TableListing
 
 
 class MetadataFile(Table):
-    """A table as one of its metadata files has it, whatever others there are."""
+    """A table as of one of its metadata files, even if there are newer ones."""
 
     def __init__(self, url: str, options: OpenOptions) -> None:
         self._place = usual_url(url) if url_scheme(url) else os.path.abspath(os.path.expanduser(url))
@@ -89,7 +89,7 @@ class MetadataFile(Table):
 
 
 def _listing_at(uri: str, root: str | None, files: StoreFiles, options: OpenOptions, url: str) -> TableListing:
-    """List the files of a table by a metadata file; ``root`` is the table's directory, if that is known."""
+    """List the files of a table by a metadata file; ``root`` is the table's directory, if known."""
     access = TableAccess(files=files)
     metadata = read_metadata(access, uri)
     if root is not None:
@@ -98,7 +98,7 @@ def _listing_at(uri: str, root: str | None, files: StoreFiles, options: OpenOpti
 
 
 def _prefixes(location: str, root: str, options: OpenOptions) -> Mapping[str, str]:
-    """Map the directory that metadata call ``location`` to where it is, if the table has moved."""
+    """Map the table's ``location`` in its metadata to its real directory, if the table has moved."""
     named = plain_url(location).rstrip("/")
     if named == root:
         return {}
@@ -132,7 +132,7 @@ class _Found(NamedTuple):
 def newest_metadata(names: Sequence[str], hint: str | None, url: str) -> str:
     """Find a table's newest metadata file among the ``names`` in its directory ``url``.
 
-    ``hint`` is what ``version-hint.text`` says, if it is there: a number, which may be behind, or a name. Raises
+    ``hint`` is the content of ``version-hint.text``, if any: a number, which may be outdated, or a name. Raises
     SourceError if there is none, and UsageError if two may be the newest.
     """
     found = sorted(
@@ -248,7 +248,7 @@ class CatalogTable(Table):
 
 
 def _state(table: LoadedTable) -> str:
-    """A text that changes with the metadata that the catalog has."""
+    """A text that changes with the metadata in the catalog."""
     metadata = table.metadata
     table_id = metadata.table_uuid if "table_uuid" in metadata.model_fields_set else ""
     return digest(table.metadata_location, table_id, metadata.last_updated_ms, metadata.current_snapshot_id)
@@ -285,7 +285,7 @@ def _answer(url: str, options: OpenOptions, properties: Mapping[str, Any], call:
 
 
 def _opener(properties: Mapping[str, Any], options: OpenOptions) -> Callable[[str], Source]:
-    """Make a function that opens the stores of a table's files, with the credentials of its catalog."""
+    """Make a function that opens the stores of a table's files with the credentials of its catalog."""
     s3 = {name: _first(properties, keys) for name, keys in _S3.items()}
     if (virtual := _first(properties, ("s3.force-virtual-addressing",))) is not None:
         s3["addressing"] = "virtual" if virtual.lower() == "true" else "path"

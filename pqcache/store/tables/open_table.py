@@ -1,4 +1,4 @@
-"""Opens what a URL names: a table where there is the log of one, or else the files of a store."""
+"""Opens a URL: as a table if there is the log of one, else as the files of a store."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def open_table(url: str, options: OpenOptions) -> Source:
 
 
 def _with_version(source: Source, url: str, options: OpenOptions) -> Source:
-    """Raise UsageError if a version or another place is asked for, and ``source`` has none."""
+    """Raise UsageError if the options name a version or another place, and ``source`` has none."""
     if isinstance(source, Table) and source.capabilities.lists_one_version:
         return source
     if MOVED in options.store:

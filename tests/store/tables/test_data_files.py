@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pqcache.errors import UsageError
-from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.tables.data_files import FileKind, FileRules, check_passed_over, divide_listing, file_kind
+from pqcache.store.tables.data_files import FileKind, file_kind
 
 
 @pytest.mark.parametrize(
@@ -43,39 +41,3 @@ from pqcache.store.tables.data_files import FileKind, FileRules, check_passed_ov
 )
 def test_what_a_name_says(path: str, kind: FileKind) -> None:
     assert file_kind(path) is kind
-
-
-def files(**sizes: int) -> list[SourceFile]:
-    return [SourceFile(path.replace("__", "."), Identity(size, 1)) for path, size in sizes.items()]
-
-
-def test_a_listing_is_divided_by_names() -> None:
-    found = files(a__parquet=100, b=100, c=0, d=5, e__orc=100, f__orc=0, g__txt=100, _SUCCESS=0)
-    parts = divide_listing(found)
-    assert [[file.path for file in part] for part in (parts.taken, parts.unknown, parts.other)] == [
-        ["a.parquet"], ["b"], ["d", "e.orc"],
-    ]  # fmt: skip
-    marked = divide_listing(found, FileRules(all_files=True, marker="d"))
-    assert "d" not in {file.path for file in (*marked.taken, *marked.other)}
-    everything = divide_listing(found, FileRules(all_files=True))
-    assert {file.path for file in everything.taken} == {"a.parquet", "b", "c", "d", "e.orc", "f.orc", "g.txt"}
-    assert not everything.unknown
-    assert not everything.other
-
-
-def test_what_is_passed_over_is_counted_and_half_of_a_table_is_refused() -> None:
-    taken, none = files(a__parquet=100, b__parquet=100, c__parquet=100), FileRules()
-    assert check_passed_over(taken, [], "lake", none) == ""
-    assert check_passed_over(taken, files(x=50), "lake", none) == (
-        "lake: 1 file without a Parquet suffix was not taken (x); --all-files takes them"
-    )
-    assert check_passed_over(taken, files(y=50, x=50), "lake", none) == (
-        "lake: 2 files without a Parquet suffix were not taken (x); --all-files takes them"
-    )
-    unfinished = files(x__tmp=900, y__part=900)
-    assert "2 files" in check_passed_over(taken, [], "lake", none, unfinished)
-    assert "3 files" in check_passed_over(taken, files(z=50), "lake", none, unfinished)
-    for passed in (files(x=300), files(x=1, y=1, z=1)):
-        with pytest.raises(UsageError, match=r"would not be taken, beside 3 of Parquet; .*--all-files"):
-            check_passed_over(taken, passed, "lake", none)
-        assert check_passed_over(taken, passed, "lake", FileRules(as_files=True))

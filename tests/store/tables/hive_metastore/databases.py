@@ -1,4 +1,4 @@
-"""Tables in a real metastore, made through its Thrift interface by the bindings that pyiceberg has."""
+"""Tables in a metastore, made through its Thrift interface by the bindings that pyiceberg has."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ def connected(hive: Hive) -> Iterator[Any]:
         transport.close()
 
 
-def make_database(client: Any, hive: Hive, name: str, home: Path) -> Database:
+def make_database(client: Any, url: str, name: str, home: Path) -> Database:
     """Make a database, whose own directory is below ``home``."""
     client.create_database(HiveDatabase(name=name, description="", locationUri=f"file:{home}/{name}.db", parameters={}))
-    return Database(name, f"{hive.url}/{name}", client)
+    return Database(name, f"{url}/{name}", client)
 
 
 def write_ids(path: Path, ids: Iterable[int]) -> Path:

@@ -10,11 +10,20 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from hive_metastore.ThriftHiveMetastore import Processor
-from hive_metastore.ttypes import FieldSchema, GetTableResult, Partition, SerDeInfo, StorageDescriptor, Table
+from hive_metastore.ttypes import (
+    FieldSchema,
+    GetTableResult,
+    NoSuchObjectException,
+    Partition,
+    SerDeInfo,
+    StorageDescriptor,
+    Table,
+)
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TFramedTransport, TTransportException
 
+from pqcache.store.tables.base import partition_path
 from tests.store.tables.hive_metastore.databases import PARQUET
 
 
@@ -46,6 +55,52 @@ class Handler:
         return [Partition(values=[value], sd=storage(self.partitions[value])) for value in values]
 
 
+class FakeMetastore:
+    """Tables and partitions in memory, with the calls of a metastore's client that tests use, and those of pqcache."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, Table] = {}
+        self.partitions: dict[str, dict[tuple[str, ...], Partition]] = {}
+
+    def create_database(self, _database: object) -> None: ...
+
+    def create_table(self, table: Table) -> None:
+        self.tables[table.tableName], self.partitions[table.tableName] = table, {}
+
+    def alter_table(self, _database: str, name: str, table: Table) -> None:
+        self.tables[name] = table
+
+    def add_partitions(self, partitions: list[Partition]) -> None:
+        for partition in partitions:
+            self.alter_partition("", partition.tableName, partition)
+
+    def alter_partition(self, _database: str, name: str, partition: Partition) -> None:
+        self.partitions[name][tuple(partition.values)] = partition
+
+    def drop_partition(self, _database: str, name: str, values: list[str], _delete: bool) -> None:
+        del self.partitions[name][tuple(values)]
+
+    def get_table(self, _database: str, name: str) -> Table:
+        if name not in self.tables:
+            raise NoSuchObjectException(f"{name} table not found")
+        return self.tables[name]
+
+    def get_table_req(self, request: Any) -> GetTableResult:
+        return GetTableResult(table=self.get_table(request.dbName, request.tblName))
+
+    def get_partition_names(self, _database: str, name: str, _count: int) -> list[str]:
+        return list(self._by_name(name))
+
+    def get_partitions_by_names(self, _database: str, name: str, names: list[str]) -> list[Partition]:
+        found = self._by_name(name)
+        return [found[each] for each in names if each in found]
+
+    def _by_name(self, name: str) -> dict[str, Partition]:
+        keys = [key.name for key in self.tables[name].partitionKeys]
+        return {partition_path(dict(zip(keys, values, strict=True))): partition
+                for values, partition in self.partitions[name].items()}  # fmt: skip
+
+
 def storage(location: str | None) -> StorageDescriptor:
     """A storage of Parquet files, with fields of which a client makes nothing."""
     return StorageDescriptor(
@@ -59,7 +114,10 @@ def storage(location: str | None) -> StorageDescriptor:
 
 @contextmanager
 def metastore(
-    handler: Handler, unknown: tuple[str, ...] = (), framed: bool = False, login: tuple[bytes, bytes] | None = None
+    handler: Handler | FakeMetastore,
+    unknown: tuple[str, ...] = (),
+    framed: bool = False,
+    login: tuple[bytes, bytes] | None = None,
 ) -> Iterator[int]:
     """Answer as a metastore without the calls ``unknown``; with ``login`` only who gives that user and password."""
     processor = Processor(handler)

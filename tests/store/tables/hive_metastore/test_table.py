@@ -1,4 +1,4 @@
-"""Tables of a real metastore: what is taken, from where, what is refused, and what a second night finds."""
+"""Tables of a metastore: which files are taken, what is refused, and what a second night finds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from tests.store.tables.hive_metastore.databases import AVRO, ORC, PARQUET, Data
 
 if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
-
-pytestmark = pytest.mark.hive
 
 HUDI = ("org.apache.hudi.hadoop.HoodieParquetInputFormat", PARQUET[1])
 HUDI_READ = ("org.apache.hudi.hadoop.realtime.HoodieParquetRealtimeInputFormat", PARQUET[1])
