@@ -52,6 +52,7 @@ def serving(answer: Callable[[Asked, BaseHTTPRequestHandler], None]) -> Iterator
 
     class Threads(ThreadingHTTPServer):
         daemon_threads = True
+        request_queue_size = 128  # with socketserver's 5, of many connections at once some are reset
 
         def handle_error(self, *_: object) -> None:
             pass

@@ -299,10 +299,10 @@ def test_what_is_no_pqcache_serve(tmp_path: Path) -> None:
 
     with serving(answer) as server:
         for name, reason in (
-            ("text", "no 'pqcache serve'"),
+            ("text", "not 'pqcache serve'"),
             ("list", "version None"),
-            ("none", "no 'pqcache serve'"),
-            ("deep", "no 'pqcache serve'"),
+            ("none", "not 'pqcache serve'"),
+            ("deep", "not 'pqcache serve'"),
             ("newer", "version 2 of the protocol"),
             ("moved", "redirects"),
             ("busy", r"busy %1B\[1m"),

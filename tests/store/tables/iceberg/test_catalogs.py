@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnav
 from tests.conftest import Bucket
 from tests.forked_commands import run_pqcache
 from tests.servers.hdfs import Hdfs
+from tests.store.drivers.web_server import Asked, reply, serving
 from tests.store.tables.iceberg.lakes import Lake, commit, local, place, position_deletes, rows_in, rows_of
 
 
@@ -35,23 +36,12 @@ NONE = (404, {"error": {"message": "no such table", "type": "NoSuchTableExceptio
 def rest_catalog(answers: dict[str, tuple[int, Any]]) -> Iterator[str]:
     """Run a server that answers paths with a status and JSON; return its URL."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, body = answers.get(self.path.partition("?")[0], NONE)
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def answer(asked: Asked, handler: BaseHTTPRequestHandler) -> None:
+        status, body = answers.get(asked.path.partition("?")[0], NONE)
+        reply(handler, json.dumps(body).encode(), status)
 
-        def log_message(self, *_: Any) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.02])
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(answer) as server:
+        yield server.url
 
 
 def configure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **properties: str) -> None:
@@ -139,28 +129,18 @@ def test_a_catalog_is_read_and_not_made(lake: Lake, tmp_path: Path, monkeypatch:
     assert not (tmp_path / "other.db").exists() or not (tmp_path / "other.db").stat().st_size
 
 
-def test_without_pyiceberg(lake: Lake, tmp_path: Path) -> None:
+def test_without_pyiceberg(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = lake.create("sales", sold(0).schema)
     table.append(sold(0))
-    blocked = tmp_path / "blocked"
-    blocked.mkdir()
-    (blocked / "pyiceberg.py").write_text("raise ModuleNotFoundError('gone', name='pyiceberg')\n")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(blocked), os.environ.get("PYTHONPATH", "")])}
-    for source in (place(table), "iceberg://lake/shop.sales", local(table.refresh().metadata_location)):
-        done = run_without_warmth("sync", source, tmp_path / "cache", env=env)
-        assert done.returncode == 2
-        assert (
-            "is an Iceberg table, which needs pyiceberg; install the extra with: pip install 'pqcache[iceberg]'"
-            in done.stderr
-        )
-        assert "Traceback" not in done.stderr
-
-
-def run_without_warmth(*words: object, env: dict[str, str]) -> Any:
-    import subprocess
-    import sys
-
-    return subprocess.run([sys.executable, "-m", "pqcache", *map(str, words)], env=env, capture_output=True, text=True)
+    sources = (place(table), "iceberg://lake/shop.sales", local(table.refresh().metadata_location))
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == "pyiceberg" or name.startswith("pqcache.store.tables.iceberg"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyiceberg", None)
+    said = r"is an Iceberg table, which needs pyiceberg; install the extra with: pip install 'pqcache\[iceberg\]'"
+    for source in sources:
+        with pytest.raises(UsageError, match=said):
+            pqcache.sync(source, tmp_path / "cache")
 
 
 class WritingToHdfs(FileIO):
