@@ -183,20 +183,6 @@ def test_bytes_before_an_error_are_yielded(fault: faults.Fault, proxied: tuple[P
     assert buffer[: got[0]] == DATA[: got[0]]
 
 
-FAULTS = {"503": faults.status(503), "429": faults.status(429), "reset": faults.reset(-1), "stall": faults.stall(-1)}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_an_overloaded_or_broken_server_is_unavailable(fault: str, proxied: tuple[Proxy, S3Source]) -> None:
-    proxy, source = proxied
-    identity = source.stat("x.parquet")
-    assert read(source, "x.parquet", identity) == DATA
-    proxy.rule(FAULTS[fault], method="GET", path=r"x\.parquet", count=1)
-    with pytest.raises(SourceUnavailable, match=r"wh/x\.parquet"):
-        read(source, "x.parquet", identity)
-    assert read(source, "x.parquet", identity) == DATA
-
-
 @pytest.mark.parametrize("code", [301, 307, 400])
 def test_redirects_go_through_the_client(code: int, proxied: tuple[Proxy, S3Source]) -> None:
     proxy, source = proxied
