@@ -27,7 +27,7 @@ def test_a_missing_client_is_named_with_its_extra(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == library]:
         monkeypatch.delitem(sys.modules, name)
-    for driver in ("s3", "s3_list", "hdfs", "webhdfs", "object_store"):
+    for driver in ("s3", "hdfs", "webhdfs", "object_store"):
         monkeypatch.delitem(sys.modules, f"pqcache.store.drivers.{driver}", raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     reason, advice = r"needs .*", rf"install .*pip install 'pqcache\[{extra}\]'"
