@@ -1,8 +1,8 @@
-"""An arriving snapshot: its metadata is complete, and so is each of its files that has appeared.
+"""An arriving snapshot: its metadata are complete, and so is each of its files that exists.
 
 arriving/ID/                    ID is the one of the snapshot that it becomes
   dt=2026-11-19/part-00000.parquet    there when all of it is there, checked and durable
-  _pqcache/files.arrow, row_groups.arrow, lease    as in a snapshot, but for the checksums of files
+  _pqcache/files.arrow, row_groups.arrow, lease    as in a snapshot, but without checksums of files
   _pqcache/wanted/              two files for each reader: NAME.reader, which it keeps locked while it lives, and
                                 NAME.wanted, what it wants next: a line of JSON, and files of the index as int32
   _pqcache/run                  the process of the run that fetches it, which holds the lock of `lock_as_writer`
@@ -48,7 +48,7 @@ _FEW = 8  # files of a directory that are looked for one by one
 
 @dataclass(frozen=True)
 class ArrivingSnapshot(Snapshot):
-    """A snapshot that is not published yet; its path is below ``arriving/`` until then."""
+    """A snapshot that isn't published yet, below ``arriving/``."""
 
     @property
     def published_path(self) -> Path:
@@ -79,7 +79,7 @@ class ArrivingSnapshot(Snapshot):
             return {"": SourceChanged("", "", "")}
 
     def read_errors(self) -> dict[str, SourceChanged]:
-        """As `errors`, but raises OSError or `MALFORMED` if they cannot be read."""
+        """Like `errors`, but raises OSError or `MALFORMED` if they can't be read."""
         try:
             known = json.loads(read_regular(self.path / CHANGED))
         except FileNotFoundError:
@@ -87,9 +87,9 @@ class ArrivingSnapshot(Snapshot):
         return {path: SourceChanged(*about) for path, about in known.items()}
 
     def give_up(self, error: PqcacheError | None = None, path: str = "") -> None:
-        """Say why a file, or with an empty path the snapshot, will never be complete; raises OSError.
+        """Record why a file, or with an empty path the snapshot, will never be complete; raises OSError.
 
-        Not for several threads at once.
+        Not thread-safe.
         """
         about = ("", "", "") if error is None else (error.subject, error.reason, error.advice)
         known = {name: [e.subject, e.reason, e.advice] for name, e in self.errors().items()}
@@ -110,7 +110,7 @@ class ArrivingSnapshot(Snapshot):
         return self._run()[1]
 
     def _run(self) -> tuple[bool, str]:
-        """Whether a run is at work, and which; visible to all who may read the cache."""
+        """Whether a run is at work, and which one; visible to all users who may read the cache."""
         try:
             descriptor = os.open(self.path / RUN, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
@@ -127,12 +127,12 @@ class ArrivingSnapshot(Snapshot):
 
 
 def find_arriving(cache: CacheDirectory) -> ArrivingSnapshot | None:
-    """The newest if killed runs have left others."""
+    """The arriving snapshot, or the newest of several left by killed runs."""
     return next(reversed(arriving_snapshots(cache)), None)
 
 
 def arriving_snapshots(cache: CacheDirectory) -> list[ArrivingSnapshot]:
-    """All, including leftovers of ended runs; oldest first."""
+    """All arriving snapshots, including leftovers of ended runs; oldest first."""
     try:
         found = [ArrivingSnapshot(path) for path in (cache.path / ARRIVING).iterdir() if not path.is_symlink()]
     except (FileNotFoundError, NotADirectoryError):
@@ -144,8 +144,8 @@ def arriving_snapshots(cache: CacheDirectory) -> list[ArrivingSnapshot]:
 def publish_arriving(cache: CacheDirectory, arriving: ArrivingSnapshot) -> Snapshot:
     """Make a complete snapshot the current one of a cache without one, under its own ID.
 
-    All its files and metadata are durable already. From the moment that ``arriving/publishing`` names it, it will be
-    published: a run that finds that name goes on where another one was killed.
+    All its files and metadata are durable already. Once ``arriving/publishing`` names it, it will be published: a run
+    that finds the name completes what a killed run began.
     """
     fsync_tree(arriving.path)
     if cache.current() is not None:
@@ -157,9 +157,9 @@ def publish_arriving(cache: CacheDirectory, arriving: ArrivingSnapshot) -> Snaps
 
 
 def finish_publishing(cache: CacheDirectory) -> Snapshot | None:
-    """Publish the snapshot that ``arriving/publishing`` names; None if there is none.
+    """Publish the snapshot named in ``arriving/publishing``; None without one.
 
-    If a reader finds neither ``current`` nor an arriving snapshot, that file says there will be one in a moment.
+    The file also tells readers that find neither ``current`` nor an arriving snapshot to wait a moment.
     """
     try:
         name = Path(read_regular(cache.path / PUBLISHING).decode()).name
@@ -181,7 +181,7 @@ def finish_publishing(cache: CacheDirectory) -> Snapshot | None:
 
 
 def _remove_wanted(cache: CacheDirectory, arriving: ArrivingSnapshot) -> None:
-    """Readers may still be writing."""
+    """Remove wishes, while readers may still write some."""
     trash = cache.tmp_dir / f"removed-wanted-{arriving.id}-{os.urandom(4).hex()}"
     try:
         arriving.wanted_directory.rename(trash)
@@ -194,23 +194,23 @@ def _remove_wanted(cache: CacheDirectory, arriving: ArrivingSnapshot) -> None:
 
 
 def remove_empty(cache: CacheDirectory) -> None:
-    """Remove ``arriving/`` unless readers still have abandoned snapshots open there."""
+    """Remove ``arriving/`` unless readers have abandoned snapshots open there."""
     with suppress(OSError):
         (cache.path / ARRIVING).rmdir()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Files that a reader wants, by their positions in the index, the first one first; ``urgent`` if it waits now."""
+    """Files that a reader wants, in order, by their positions in the index; ``urgent`` if it is waiting."""
 
     files: npt.NDArray[np.int64]
     urgent: bool = False
 
 
 class WantedList:
-    """One reader's wishes, in a file that disappears from the run's view when the reader's process ends.
+    """A reader's wishes, in a file that the run ignores once the reader's process has ended.
 
-    A reader that may not write to the cache wants nothing: its files come in the order of the others.
+    A reader without write permission has no wishes, and gets files in the order of the others.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -247,14 +247,14 @@ class WantedList:
 
 
 class WantedLists:
-    """The wishes of all living readers; an unchanged list is not read again."""
+    """The wishes of all living readers; unchanged lists aren't read again."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._known: dict[Path, tuple[tuple[int, int], Wanted]] = {}
 
     def read(self) -> list[Wanted]:
-        """One item per reader, the same object if nothing has changed; dead readers' files are removed."""
+        """One item per reader, the same object if unchanged; removes the files of dead readers."""
         found: dict[Path, tuple[tuple[int, int], Wanted]] = {}
         for path in sorted(self._directory.glob("*.wanted")):
             if not _is_alive(path.with_suffix(".reader")):
@@ -286,7 +286,7 @@ def _read(path: Path) -> Wanted:
 
 
 def _is_alive(reader: Path) -> bool:
-    """Processes of other users that cannot be examined count as alive."""
+    """Whether a process is alive; those of other users that can't be examined count as alive."""
     try:
         descriptor = open_to_lock(reader)
     except PermissionError as error:

@@ -1,11 +1,11 @@
-"""A run in the background that fetches a cache for readers that know the source.
+"""A background run that fetches a cache for readers that know its source.
 
-Of the processes of a user on a machine, one starts it, and the others wait for the same (see `RunFiles`). Its error is
-raised by all who wait for it, its warnings are logged by the process that has started it.
+One of a user's processes on a machine starts it, and the others wait for it, too (see `RunFiles`). Its error is raised
+in all of them; its warnings are logged by the process that started it.
 
-The run is ``python -m pqcache.store.background_run``. It reads what to do as JSON from standard input, as options of
-the store may be secrets, and reports on standard output, in a line of JSON each, what has been listed or published,
-warnings, and at the end the error: its class and its three parts.
+The run is ``python -m pqcache.store.background_run``. It reads its job as JSON from standard input, as options of the
+store may be secrets. To standard output it writes lines of JSON: listings, publications, warnings, and in the end its
+error, with class and parts.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _leave_runs() -> None:
 class FillRequest:
     """A reader's request for a run when there is nothing to read yet.
 
-    ``source`` is a URL or path, ``options`` are those of its store. ``keep_filling`` says whether the run goes on after
-    the process ``starter`` has ended.
+    ``source`` is a URL or path, ``options`` are those of its store. ``keep_filling`` says whether the run continues
+    after the process ``starter`` ends.
     """
 
     source: str
@@ -103,7 +103,7 @@ def fill_request(
 def check_source(cache: CacheDirectory, request: FillRequest) -> None:
     """Raise UsageError if the cache holds another source, or a part of it.
 
-    A first run that fails before there is anything to read does not bind the cache to its source.
+    A first run that fails before there is anything to read doesn't bind the cache to its source.
     """
     current = cache.current()
     if current is None and find_arriving(cache) is None:
@@ -120,9 +120,9 @@ def check_source(cache: CacheDirectory, request: FillRequest) -> None:
 
 
 def ensure_filling(path: str | os.PathLike[str], request: FillRequest, is_ready: Callable[[], bool]) -> None:
-    """Wait until ``is_ready``, for a run that is at work already or is started here.
+    """Wait until ``is_ready``, for a run that is at work or started here.
 
-    The error of a failed run is raised here; a killed run is started again, a few times.
+    Raises the error of a failed run; a killed run is started again, a few times.
     """
     if is_ready():
         return
@@ -155,7 +155,7 @@ def ensure_filling(path: str | os.PathLike[str], request: FillRequest, is_ready:
 
 
 def is_filled_or_filling(cache: CacheDirectory) -> bool:
-    """Whether a cache can be read: it has a snapshot, or a run fetches the first one."""
+    """Whether a cache has a snapshot, or a run that fetches the first one."""
     if not cache.exists():
         return False
     if cache.current() is not None:
@@ -237,7 +237,7 @@ def _relay_warnings(cache: Path, process: subprocess.Popen[bytes], report: int) 
 
 
 def _wait(cache: CacheDirectory, place: RunFiles, request: FillRequest, is_ready: Callable[[], bool]) -> None:
-    """Wait until there is something to read, or no run is at work any more."""
+    """Wait until there is something to read, or no run at work."""
     begun, is_said = time.monotonic(), False
     while not is_ready():
         for process in _started:
@@ -256,7 +256,7 @@ def _wait(cache: CacheDirectory, place: RunFiles, request: FillRequest, is_ready
 
 
 def is_locked(cache: CacheDirectory) -> bool:
-    """Whether a run is at work on a cache, whoever started it."""
+    """Whether any user's run is at work on a cache."""
     try:
         descriptor = os.open(cache.path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:  # there is none yet, or another user's
@@ -300,7 +300,7 @@ class RunFiles:
             os.close(descriptor)  # a run that held it has removed it meanwhile
 
     def is_held(self) -> bool:
-        """Whether a run that was started is at work."""
+        """Whether a started run is at work."""
         try:
             with _errors_of(self.lock, but=FileNotFoundError):
                 descriptor = open_plain(self.lock, os.O_RDWR | os.O_CLOEXEC)
@@ -349,7 +349,7 @@ class RunFiles:
 
 
 def warning_in(line: bytes) -> str | None:
-    """None for lines that aren't warnings."""
+    """The warning in a line of a report; None for other lines."""
     try:
         values = json.loads(line)
         return str(values["message"]) if values["event"] == "Warned" else None
@@ -377,7 +377,7 @@ def _private_directory() -> Path:
 
 @contextmanager
 def _errors_of(path: Path, but: type[OSError] | tuple[()] = ()) -> Iterator[None]:
-    """Turn errors of the temporary files' file system into ones with advice, except ``but``."""
+    """Give errors of the temporary files' file system advice, except ``but``."""
     try:
         yield
     except but:
@@ -422,7 +422,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _end_with(starter: ProcessIdentity) -> None:
-    """Interrupt this process, like Ctrl-C, when the one that started it ends."""
+    """Interrupt this process, like Ctrl-C, when its starter ends."""
     while starter.is_alive():
         time.sleep(_LOOK)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -6,12 +6,12 @@
       snapshots/20261120T040003Z-0007/
         dt=2026-11-19/part-00000.parquet
         _pqcache/files.arrow  row_groups.arrow  summary.json  checksums.json  lease
-      arriving/     a snapshot whose files are fetched while it is read, see pqcache.store.arriving
-      candidate/    a complete snapshot that waits to be published, see pqcache.store.publish
+      arriving/     a snapshot that is read while its files are fetched, see pqcache.store.arriving
+      candidate/    a complete snapshot waiting to be published, see pqcache.store.publish
       tmp/
 
-A snapshot is built in ``tmp/``, renamed into ``snapshots/``, and then ``current`` is swapped, so that readers see
-one complete snapshot at any time. Nothing in a published snapshot is ever edited.
+A snapshot is built in ``tmp/`` and renamed into ``snapshots/``, and then ``current`` is swapped, so that readers always
+see one complete snapshot. A published snapshot never changes.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ class CacheDirectory:
     def exists(self) -> bool:
         """Whether this directory is a cache, with a snapshot or without: it was made by ``create`` and has a config.
 
-        A ``pqcache.toml`` of several tables makes it a directory of caches, whatever else is in it.
+        A ``pqcache.toml`` of several tables makes it a directory of caches, whatever else it contains.
         """
         config = self.path / CONFIG
         return config.is_file() and self._is_ours() and not has_tables(config)
 
     def _is_ours(self) -> bool:
-        """Whether pqcache made this directory; a person may have removed the tag, to have the cache backed up."""
+        """Whether pqcache made this directory; users may have removed the tag to have it backed up."""
         try:
             if _TAG in read_regular(self.path / "CACHEDIR.TAG"):
                 return True
@@ -107,7 +107,7 @@ class CacheDirectory:
         return (current.is_symlink() and os.readlink(current).startswith("snapshots/")) or bool(self.snapshots())
 
     def caches_inside(self) -> tuple[str, str] | None:
-        """Reason and advice if a directory of caches was named in place of a cache."""
+        """The reason and advice if a directory of caches was named instead of a cache."""
         try:
             names = sorted(p.name for p in self.path.iterdir() if CacheDirectory(p).exists())
         except OSError:
@@ -119,7 +119,7 @@ class CacheDirectory:
         return None
 
     def foreign_entries(self) -> list[Path]:
-        """Files that pqcache did not put there, except in ``tmp``, which each sync empties."""
+        """Files that don't belong to pqcache, except those in ``tmp``, which each sync empties."""
         found = [path for path in self.path.iterdir() if path.name not in _ENTRIES]
         found += [p for p in self.snapshots_dir.iterdir() if p.is_symlink() or not _SNAPSHOT_ID.fullmatch(p.name)]
         for snapshot in (*self.snapshots(), *self.candidates()):
@@ -163,7 +163,7 @@ class CacheDirectory:
         return snapshot
 
     def _run_at_work(self) -> str:
-        """The other process that holds the lock; empty without one, or if this user cannot know."""
+        """The other process that holds the lock; empty if there is none or this user can't see it."""
         try:
             descriptor = open_to_lock(self.path / LOCK)
         except OSError as error:
@@ -182,18 +182,18 @@ class CacheDirectory:
         return _snapshots_in(self.snapshots_dir)
 
     def candidates(self) -> list[Snapshot]:
-        """The candidate, and those that it or a published snapshot has replaced; oldest first."""
+        """The candidate, and candidates replaced by it or by a published snapshot; oldest first."""
         return _snapshots_in(self.path / CANDIDATE)
 
     def candidate(self) -> Snapshot | None:
-        """The snapshot that waits to be published: newer than all published ones."""
+        """The snapshot waiting to be published, newer than all published ones."""
         if not (found := self.candidates()):
             return None
         newest = max([read_kept(self.path).last_number, *(snapshot.number for snapshot in self.snapshots())])
         return found[-1] if found[-1].number > newest else None
 
     def publish_candidate(self, name: str) -> None:
-        """Make the candidate of this ID the current snapshot; goes on where a run was killed that had begun to."""
+        """Make the candidate of this ID the current snapshot, or complete what a killed run began."""
         waiting, final = self.path / CANDIDATE / name, self.snapshots_dir / name
         if waiting.is_dir():
             (waiting / UNMET).unlink(missing_ok=True)
@@ -204,9 +204,9 @@ class CacheDirectory:
             replace_symlink(self.path / "current", f"snapshots/{name}", self.tmp_dir)
 
     def snapshot(self, name: str | None = None) -> Snapshot:
-        """Find a snapshot by ID, number or name of a pin, by default the current one; ``candidate`` if one waits.
+        """Find a snapshot by ID, number, name of a pin or as ``candidate``; by default the current one.
 
-        A missing one raises CacheError.
+        Raises CacheError if it is missing.
         """
         if name is None:
             current = self.current()
@@ -249,7 +249,7 @@ class CacheDirectory:
                     raise
 
     def create(self) -> None:
-        """Make the directory a cache; raises as ``check_usable``."""
+        """Make the directory a cache; raises like ``check_usable``."""
         self.check_usable()
         if self.exists():
             self.check_layout()
@@ -263,7 +263,7 @@ class CacheDirectory:
     def check_usable(self) -> None:
         """Raise UsageError or CacheError unless a run may write here: to a cache, or a directory that can become one.
 
-        That is a new or empty directory, or the remains of a first run that was killed. Nothing else is ever changed.
+        The latter are new or empty, or left by a first run that was killed. Nothing else is ever changed.
         """
         if self.exists():
             check_ownership(self.path)
@@ -289,9 +289,9 @@ class CacheDirectory:
         return names <= {"snapshots", "tmp"} and all(name.startswith("CACHEDIR.TAG.") for name in begun)
 
     def check_layout(self) -> None:
-        """Raise CacheError when a part of the cache is a link, or others can change it.
+        """Raise CacheError if a part of the cache is a link, or if others can change it.
 
-        Nothing is ever written outside of a cache. See ``pqcache.store.ownership`` for who is trusted.
+        Nothing is ever written outside a cache. See ``pqcache.store.ownership`` for trusted users.
         """
         self._check_links()
         check_ownership(self.path)
@@ -306,9 +306,9 @@ class CacheDirectory:
 
     @contextmanager
     def lock(self, wait: float = 0.0, on_event: OnEvent = ignore) -> Iterator[None]:
-        """Hold the cache's lock; raises CacheLocked when another run holds it for ``wait`` seconds.
+        """Hold the cache's lock; raises CacheLocked if another run holds it for ``wait`` seconds.
 
-        A cache that others can change raises CacheError. A file system without locks is reported as an event.
+        Raises CacheError if others can change the cache. A file system without locks is reported as an event.
         """
         deadline = time.monotonic() + max(wait, _LOOK)
         self.check_layout()
@@ -329,7 +329,7 @@ class CacheDirectory:
             os.close(descriptor)
 
     def _open_lock(self) -> int:
-        """Others must not be able to open the lock: whoever can, can hold it forever."""
+        """Open the lock; others must not be able to, as they could hold it forever."""
         descriptor = open_plain(self.path / LOCK, os.O_RDWR | os.O_CREAT, private_mode() & 0o666)
         make_private(descriptor)
         return descriptor
@@ -344,13 +344,13 @@ def _snapshots_in(directory: Path) -> list[Snapshot]:
 
 
 def named_caches(names: list[str], place: str) -> tuple[str, str]:
-    """Reason and advice for an error about ``place``, which contains these caches."""
+    """The reason and advice of an error about ``place``, which contains these caches."""
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return f"{_OF_CACHES}: {', '.join(names[:_NAMED])}{more}", f"name one of them, like {place.rstrip('/')}/{names[0]}"
 
 
 def advice_for_file(path: Path, elsewhere: str, deep: bool = True) -> str:
-    """Advice for a file that is missing, or with ``deep`` damaged; ``elsewhere`` if it is in no cache."""
+    """Advice for a missing file, or with ``deep`` a damaged one; ``elsewhere`` if it isn't in a cache."""
     for above in path.parents:
         cache = above.parent.parent
         if above.parent.name == "snapshots" and CacheDirectory(cache).exists():
@@ -367,7 +367,7 @@ def check_outside_caches(path: Path) -> None:
 
 
 def has_tables(config: Path) -> bool:
-    """Whether a ``pqcache.toml`` is one of a directory of caches, however it spells ``tables``."""
+    """Whether a ``pqcache.toml`` belongs to a directory of caches, in any spelling of ``tables``."""
     try:
         text = config_text(config)
     except (OSError, ValueError):
@@ -381,13 +381,13 @@ def has_tables(config: Path) -> bool:
 
 
 def config_text(path: Path) -> str:
-    """Raises OSError if ``path`` is a link or not a regular file."""
+    """Read a config; raises OSError if ``path`` is a link or not a regular file."""
     with open(open_plain(path, os.O_RDONLY), encoding="utf-8") as file:
         return file.read()
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Parse TOML; ValueError if it is malformed."""
+    """Parse TOML; raises ValueError if it is malformed."""
     try:
         if sys.version_info >= (3, 11):
             import tomllib
@@ -401,7 +401,7 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def cache_path(path: str | os.PathLike[str]) -> Path:
-    """The absolute path; UsageError if empty, or for a URL, which may hold a password."""
+    """The absolute path; raises UsageError if it is empty or a URL, which may hold a password."""
     if not os.fspath(path):
         raise UsageError("", "an empty path", "name the directory of a cache")
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.]+):/", os.fspath(path))  # Path makes one slash of two
@@ -413,7 +413,7 @@ def cache_path(path: str | os.PathLike[str]) -> Path:
 
 
 def cache_at(text: str) -> CacheDirectory | None:
-    """The cache at a path or ``file://`` URL, if there is one."""
+    """The cache at a path or ``file://`` URL, or None."""
     if not is_local(text):
         return None
     cache = CacheDirectory(Path(local_path(text)).expanduser().absolute())
@@ -421,16 +421,16 @@ def cache_at(text: str) -> CacheDirectory | None:
 
 
 def is_arriving(directory: Path) -> bool:
-    """Also true of a copy of an arriving snapshot."""
+    """Whether a snapshot, or a copy of one, is still arriving."""
     return directory.parent.name != "snapshots" and os.path.isfile(directory / ARRIVED)
 
 
 def snapshot_at(text: str, copies: bool = False) -> tuple[Snapshot, str] | None:
     """The snapshot that contains a path or ``file://`` URL, with links resolved, and the path below it.
 
-    ``CACHE/current`` is the current snapshot. None where the path lies in no snapshot of a cache, nor, with ``copies``,
-    in a copy of one elsewhere. A path into a snapshot that is still arriving, or into a copy of one, raises CacheError:
-    not all of its files are there.
+    ``CACHE/current`` is the current snapshot. Returns None if the path isn't in a snapshot of a cache, nor, with
+    ``copies``, in a copy of one elsewhere. Raises CacheError for a snapshot that is still arriving, or a copy of one,
+    as files are missing.
     """
     if not is_local(text):
         return None
@@ -446,7 +446,7 @@ def snapshot_at(text: str, copies: bool = False) -> tuple[Snapshot, str] | None:
 
 
 def lease_at(text: str, copies: bool = False) -> tuple[Snapshot, str, Lease] | None:
-    """As ``snapshot_at``, with a lease; tries again if ``CACHE/current`` is replaced meanwhile."""
+    """Like ``snapshot_at``, with a lease; tries again if ``CACHE/current`` is replaced meanwhile."""
     while (found := snapshot_at(text, copies)) is not None:
         try:
             return *found, found[0].lease()

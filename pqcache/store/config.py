@@ -1,4 +1,4 @@
-"""What a cache remembers of its source and options: ``pqcache.toml``, which people may edit."""
+"""The source and options that a cache remembers, in ``pqcache.toml``, which users may edit."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Config(Remembered):
         return parse_rules(self.expect)
 
     def rewrite(self) -> RewriteOptions | None:
-        """None if files are taken as they come."""
+        """How files are rewritten; None if they are kept as they are."""
         if self.row_group_size is None:
             return None
         codec, level = (None, None) if self.compression is None else parse_compression(self.compression)
@@ -93,7 +93,7 @@ def updated(config: Config, changes: Mapping[str, Any]) -> Config:
 
 
 def read_config(cache: Path) -> Config:
-    """Read ``pqcache.toml``; a missing, malformed or newer one raises CacheError."""
+    """Read ``pqcache.toml``; raises CacheError if it is missing, malformed or of a newer format."""
     path = cache / CONFIG
     try:
         document: Mapping[str, Any] = parsed(config_text(path))
@@ -121,7 +121,7 @@ def config_of(document: Mapping[str, Any]) -> Config:
 
 
 def _check_names(document: Mapping[str, Any]) -> None:
-    """Raise UsageError for unknown names, rather than silently ignore a person's wishes."""
+    """Raise UsageError for unknown names instead of ignoring them silently."""
     known = {"format", *options_of(Remembered)}
     for name in document.keys() - known:
         from difflib import get_close_matches  # a correct file does not need it
@@ -132,7 +132,7 @@ def _check_names(document: Mapping[str, Any]) -> None:
 
 
 def write_config(cache: Path, config: Config) -> None:
-    """Write ``pqcache.toml``, keeping a person's comments; secrets must not be in ``config.options``."""
+    """Write ``pqcache.toml``, keeping the user's comments; ``config.options`` must not contain secrets."""
     import tomlkit  # slow to import, and a sync with nothing to do writes nothing
 
     path = cache / CONFIG

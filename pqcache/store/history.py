@@ -1,8 +1,8 @@
-"""The history of a cache, and the record of a run: begun under the lock, ended with what the run did, or its error.
+"""The history of a cache: a record of each run, begun under the lock and completed with its result or error.
 
-The history is a file of zstd frames, each one JSON line, appended per run; ``zstdcat`` reads it. ``running.json`` is
-there while a run is at work: what it is, and its process. A run that ends appends its record to the history and removes
-the file. A killed run leaves it, so the next run, or ``log``, knows of it.
+The history is a file of zstd frames, one JSON line each; ``zstdcat`` reads it. While a run is at work, ``running.json``
+describes it and its process. At its end, the run appends its record to the history and removes that file. A killed run
+leaves it to the next run, or to ``log``.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ _MAPPINGS = ("options", "changes")
 
 
 def parse_record(text: bytes, *needed: str) -> dict[str, Any] | None:
-    """Parse the record of a run; None, which is left out, unless its fields are as a run writes them.
+    """Parse the record of a run; None if it isn't one, and is to be skipped.
 
-    It must have the fields ``needed``. Other versions of pqcache may write further ones.
+    It must have the fields ``needed``, and may have unknown ones of other versions of pqcache.
     """
     try:
         record = json.loads(text)
@@ -102,9 +102,9 @@ def _is_pair(value: Any) -> bool:
 
 
 def append_history(cache: Path, record: Mapping[str, Any]) -> None:
-    """Append one run's record durably; a torn frame left by a crash is cut off first.
+    """Append a run's record durably; a torn frame left by a crash is cut off first.
 
-    Runs that the lock of the cache turns away append too, so the file has a lock of its own for the moment.
+    The file is locked meanwhile, as runs turned away by the lock of the cache append too.
     """
     path = cache / HISTORY
     frame = zstandard.ZstdCompressor().compress(json.dumps(record, ensure_ascii=False).encode() + b"\n")
@@ -134,14 +134,14 @@ def read_history(cache: Path) -> list[dict[str, Any]]:
 
 
 def result_of(record: Mapping[str, Any]) -> str:
-    """The outcome of a run; records without ``result`` are of completed or killed runs."""
+    """The outcome of a run; records of completed or killed runs have no ``result``."""
     return str(record.get("result") or (INTERRUPTED if record.get("interrupted") else DONE))
 
 
 def in_order(records: Sequence[dict[str, Any]], missed: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sort records into the order of the history, which a changed clock does not affect.
+    """Sort records into the order of the history, whatever their clocks say.
 
-    Those of ``missed`` come before the first that published a later snapshot.
+    Records of ``missed`` come before the first one that published a later snapshot.
     """
     found = list(records)
     for record in sorted(missed, key=_number):
@@ -155,9 +155,9 @@ def _number(record: Mapping[str, Any]) -> int:
 
 
 def finish_rollback(cache: CacheDirectory) -> None:
-    """Record a rollback that was killed after it had made its snapshot the current one; the cache is locked.
+    """Record a rollback that was killed after its switch; the cache must be locked.
 
-    If it was publishing the candidate, that is done now.
+    If it was publishing the candidate, that is completed.
     """
     kept, current = read_kept(cache.path), cache.current()
     begun = kept.rollback
@@ -174,14 +174,14 @@ def finish_rollback(cache: CacheDirectory) -> None:
 
 
 def skipped_in(cache: Path, snapshot: str) -> tuple[Mapping[str, Any], ...]:
-    """The partitions that the last sync to publish or keep a snapshot could not take; see `SkippedPartition`."""
+    """The partitions that the last sync to publish or keep a snapshot couldn't take."""
     records = (r for r in reversed(read_history(cache)) if r.get("snapshot") == snapshot and r.get("command") == "sync")
     found: Mapping[str, Any] = next(records, {})
     return tuple(found.get("skipped", ()))
 
 
 def copied_source(cache: CacheDirectory, current: Snapshot | None) -> str | None:
-    """Source of the last completed sync, or of a newer snapshot."""
+    """The source of the last completed sync, or of a newer snapshot."""
     records = read_history(cache.path)
     if current is not None and current.id not in {r.get("snapshot") for r in records if r.get("published")}:
         try:
@@ -198,7 +198,7 @@ def _has_source(record: Mapping[str, Any]) -> bool:
 
 
 def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Make an ``interrupted`` record, from its manifest, for each snapshot that ``records`` lack."""
+    """Make an ``interrupted`` record, by its manifest, of each snapshot missing in ``records``."""
     known = {record.get("snapshot") for record in records}
     found = []
     for snapshot in cache.snapshots():
@@ -218,7 +218,7 @@ def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> l
 
 
 def _complete_frames(data: bytes) -> tuple[bytes, int]:
-    """Text of the complete frames, and the end of the last; damaged ones before it are skipped."""
+    """The text of complete frames, and the end of the last one; damaged frames before it are skipped."""
     parts: list[bytes] = []
     decompressor = zstandard.ZstdDecompressor()
     position = end = 0
@@ -233,7 +233,7 @@ def _complete_frames(data: bytes) -> tuple[bytes, int]:
 
 
 def _frame(decompressor: zstandard.ZstdDecompressor, data: bytes, position: int) -> tuple[bytes, int]:
-    """Text and end of the frame at ``position``; the end is 0 if it is torn or damaged."""
+    """The text and end of the frame at ``position``; the end is 0 if it is torn or damaged."""
     frame, parts = decompressor.decompressobj(), []
     try:
         while not frame.eof and position < len(data):
@@ -261,7 +261,7 @@ class RunRecord:
         self.run, self.is_open = os.urandom(4).hex(), False
 
     def begin(self) -> None:
-        """Record that the run is at work, after completing the records of killed runs."""
+        """Record that the run has begun, after completing the records of killed runs."""
         self._start()
         records = read_history(self._cache.path)
         process = ProcessIdentity()
@@ -280,7 +280,7 @@ class RunRecord:
         self.is_open = True
 
     def enter(self, phase: str) -> None:
-        """Note the phase of the run in ``running.json``, except the listing, after which most runs end."""
+        """Note the phase of the run in ``running.json``, except listing, after which most runs end."""
         if self.is_open and phase not in ("list", self._running.get("phase")):
             self._running["phase"] = phase
             with suppress(OSError):  # only ``status`` reads it
@@ -329,7 +329,7 @@ class RunRecord:
 
     @contextmanager
     def _full_disk_warned(self) -> Iterator[None]:
-        """Report a full disk as an event: commands that free space have to work all the same."""
+        """Report a full disk as an event, as commands that free space still have to work."""
         try:
             yield
         except OSError as error:
@@ -342,9 +342,9 @@ class RunRecord:
 def recorded_run(
     cache: CacheDirectory, command: str, wait: float = 0.0, on_event: OnEvent = ignore
 ) -> Iterator[RunRecord]:
-    """Hold the lock of a cache for a run that is recorded whatever becomes of it; raises as ``CacheDirectory.lock``.
+    """Hold the lock of a cache for a run, which is recorded in any case; raises like ``CacheDirectory.lock``.
 
-    A rollback or a publication that a killed run had begun is finished first.
+    First completes a rollback or publication begun by a killed run.
     """
     record, held = RunRecord(cache, command, on_event), False
     try:
@@ -370,7 +370,7 @@ def recorded_run(
 def read_running(cache: Path) -> dict[str, Any] | None:
     """The record of a run at work, or of a killed one.
 
-    None if there is neither, or if it is damaged, as when only a part was written before the machine stopped.
+    None without one, or if it is damaged, for example by a crash of the machine while it was written.
     """
     try:
         return parse_record(read_regular(cache / RUNNING), "run", "command", "began")
@@ -381,7 +381,7 @@ def read_running(cache: Path) -> dict[str, Any] | None:
 def unfinished(cache: CacheDirectory, records: list[dict[str, Any]], under_lock: bool = False) -> list[dict[str, Any]]:
     """Missing records: of snapshots of killed runs, and of the run that began last.
 
-    That one is ``running`` if it is at work, which it is not for a caller who holds the lock.
+    The latter is ``running`` if it is at work, which is impossible if the caller holds the lock.
     """
     left, missed = read_running(cache.path), unrecorded(cache, records)
     if left is None or any(record.get("run") == left["run"] for record in records):
@@ -417,7 +417,7 @@ def _process_exists(running: Mapping[str, Any]) -> bool:
 
 
 def options_of(config: Config) -> dict[str, Any]:
-    """Source and non-default options that a cache remembers, without secrets."""
+    """The source and the non-default options that a cache remembers, without secrets."""
     found = {}
     for field in fields(config):
         value = getattr(config, field.name)
@@ -437,7 +437,7 @@ def _plain(value: Any) -> Any:
 
 
 def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Options that differ, each with its value before and after; None stands for the default."""
+    """Options that differ, with their values before and after; None stands for the default."""
     names = [*after, *(name for name in before if name not in after)]
     pairs = {name: [before.get(name), after.get(name)] for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -448,7 +448,7 @@ def now_text() -> str:
 
 
 def log(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """List the records of all runs on a cache in the order in which they ended; raises CacheError without a cache.
+    """List the records of all runs on a cache, in the order of their ends; raises CacheError without a cache.
 
     ``result`` is ``done``, ``failed``, ``refused``, ``interrupted`` or, while the run is at work, ``running``. The
     record of a killed run is made from its note in ``running.json``, and from its snapshot if it published one.

@@ -1,7 +1,7 @@
-"""Hive partition paths and the values they stand for.
+"""Hive partition paths and their values.
 
-``dt=2026%2F11/region=kr/part-0.parquet`` has two partition columns: Hive percent-encodes what a path
-cannot hold, and writes a null as ``__HIVE_DEFAULT_PARTITION__``.
+``dt=2026%2F11/region=kr/part-0.parquet`` has two partition columns. Hive percent-encodes characters that a path can't
+contain, and writes a null as ``__HIVE_DEFAULT_PARTITION__``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ TYPES = ("int", "float", "date", "timestamp", "text")  # that can be declared fo
 
 
 def is_hidden(name: str) -> bool:
-    """Whether Hadoop's readers skip a file or directory of this name.
+    """Whether Hadoop's readers skip a file or directory with this name.
 
-    As in Spark, ``_col=1`` is a partition of a column whose name begins with an underscore. Hadoop on S3 marks
+    As in Spark, ``_col=1`` is a partition, of a column whose name begins with an underscore. Hadoop on S3 marks
     directories by objects named ``NAME_$folder$``.
     """
     return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith(_HIDDEN_SUFFIXES)
@@ -41,7 +41,7 @@ def is_hidden(name: str) -> bool:
 
 @lru_cache(1 << 14)
 def is_hidden_directory(directory: str) -> bool:
-    """Whether readers skip a directory, or one that it lies in."""
+    """Whether readers skip a directory, or one above it."""
     return any(map(is_hidden, directory.split("/")))
 
 
@@ -62,7 +62,7 @@ def partition_values(directory: str) -> dict[str, str | None]:
 def infer_type(values: Iterable[str | None]) -> pa.DataType:
     """int64 if every value is an integer in its usual form, else string.
 
-    ``007`` is a string: as a number it could not be written back as the same path.
+    ``007`` is a string, since the number has another path.
     """
     import pyarrow as pa
 
@@ -71,7 +71,7 @@ def infer_type(values: Iterable[str | None]) -> pa.DataType:
 
 
 def parse_types(types: Mapping[str, str] | None) -> dict[str, str]:
-    """Check types that a user declares for partition columns; UsageError unless all are in TYPES."""
+    """Check the declared types of partition columns; raises UsageError unless all are in TYPES."""
     if types and not isinstance(types, Mapping):
         raise UsageError(f"partition_types={types!r}", 'give a mapping, like {"hour": "int"}')
     for name, kind in dict(types or {}).items():
@@ -81,7 +81,7 @@ def parse_types(types: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def fits(value: str, kind: str) -> bool:
-    """Whether a partition value is exactly representable in a declared type.
+    """Whether a declared type can represent a partition value exactly.
 
     >>> fits("007", "int"), fits("0.5", "int"), fits("0.5", "float"), fits("2026-02-30", "date")
     (True, False, True, False)
@@ -109,11 +109,10 @@ def partition_schema(
     table: pa.Schema | None = None,
     known: pa.Schema | None = None,
 ) -> tuple[pa.Schema, dict[str, dict[str, SourceError]]]:
-    """Types of partition columns, and errors for values that don't fit, by directory and column.
+    """Types of partition columns, and errors about values that don't fit, by directory and column.
 
-    A declared type wins, then the table's, then the one inferred before, in ``known``. Other
-    types are inferred from all values; a column without any value has none yet. Raises UsageError if a declared column
-    does not exist.
+    A declared type wins, then the table's, then one inferred before, in ``known``. Other types are inferred from all
+    values; a column without values has none yet. Raises UsageError if a declared column doesn't exist.
     """
     import pyarrow as pa
 
@@ -169,8 +168,8 @@ def _arrow_type(kind: str) -> pa.DataType:
 def with_hints(schema: pa.Schema, partitions: pa.Table, declarable: bool = True) -> pa.Schema:
     """Describe the values of text partition columns in a schema for conditions.
 
-    ``type`` is the type of numbers that can be declared for them if they are ``declarable``, ``width`` is set if all
-    are equally long, and ``except`` is a value that isn't a number. If no value is a number, ``like`` is one of them.
+    ``type`` is the number type that can be declared for ``declarable`` columns, ``width`` is set if all values are
+    equally long, and ``except`` is a value that isn't a number. If no value is a number, ``like`` is one of them.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -206,9 +205,9 @@ def partition_table(
 ) -> pa.Table:
     """One row per directory and one column per partition column.
 
-    Types are those in ``schema``, of a table; types of other columns are inferred from all values.
-    A directory that lacks one of the columns has a null there, and in the columns in which ``misfits`` has it. Raises
-    SourceError for a value that does not fit its type.
+    Types are those in ``schema``, of a table, or else inferred from all values. A directory without one of the columns
+    has a null in it, and in the columns named for it in ``misfits``. Raises SourceError for a value that doesn't fit
+    its type.
     """
     import pyarrow as pa
 
@@ -244,7 +243,7 @@ def _typed(values: Sequence[str | None], kind: pa.DataType, name: str) -> pa.Arr
 
 
 def partitions_of(paths: Sequence[str], schema: pa.Schema | None = None) -> pa.Table:
-    """One row per file and one column per partition column; ``schema`` is as for `partition_table`."""
+    """One row per file and one column per partition column; ``schema`` is that of `partition_table`."""
     import pyarrow as pa
 
     directories = [parent(path) for path in paths]
@@ -258,7 +257,7 @@ def partitions_of(paths: Sequence[str], schema: pa.Schema | None = None) -> pa.T
 def partition_keys(paths: Iterable[str]) -> dict[str, str]:
     """Names of the partition columns in the paths of files, each with the first file that has it.
 
-    Names that differ only in case raise TypeClash.
+    Raises TypeClash if names differ only in case.
     """
     found: dict[str, str] = {}
     directories: set[str] = set()

@@ -1,11 +1,11 @@
-"""The manifest: which files a snapshot holds, and which source files each of them is made from.
+"""The manifest: the files of a snapshot, and the source files that each of them is made from.
 
-Its summary, ``_pqcache/summary.json``, tells a sync that nothing has changed without reading the manifest. If a summary
-is missing, damaged, or of other files than exist now, the manifest is read and compared file by file.
+By its summary, ``_pqcache/summary.json``, a sync sees that nothing has changed without reading the manifest. If the
+summary is missing, damaged, or doesn't match the present files, the manifest is compared file by file.
 
 Plain values; ``manifest_file.py`` reads and writes a manifest with pyarrow, which a sync with nothing to do does not
-load. The values of one file are never changed, but are not frozen dataclasses: a sync of a million files makes several
-millions of them, and a frozen one takes several times as long to make.
+load. The values of a file never change, but aren't frozen dataclasses: a sync of a million files makes several millions
+of them, and a frozen one takes several times as long to make.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _SHAPED = "committed-shaped:"
 
 
 def local_tag(inode: int, ctime_ns: int) -> str:
-    """Tag of a file on a local file system; no ETag begins like it."""
+    """The tag of a file on a local file system; no ETag begins like it."""
     return f"{_INODE}{inode}:{ctime_ns}"
 
 
 def committed_tag(digest: str, shaped: bool) -> str:
-    """Tag of a file that a table's log names; no ETag begins like it.
+    """The tag of a file named in a table's log; no ETag begins like it.
 
-    ``digest`` is of its URL and its shape in the table. ``shaped``: the table changes rows or columns, so a copy has
-    other bytes than the file.
+    ``digest`` is that of its URL and its shape in the table. ``shaped`` says that the table changes rows or columns, so
+    that a copy has other bytes than the file.
     """
     return f"{_SHAPED if shaped else _COMMITTED}{digest}"
 
@@ -41,7 +41,7 @@ def committed_tag(digest: str, shaped: bool) -> str:
 class Identity:
     """The recorded state of a source file; an equal identity means it is unchanged.
 
-    ``tag`` is the ETag where the store has one, inode and ctime on a local file system, else empty.
+    ``tag`` is the ETag if the store has one, inode and ctime on a local file system, else empty.
     """
 
     size: int
@@ -50,16 +50,16 @@ class Identity:
 
     @property
     def shared_tag(self) -> str:
-        """The tag if all machines see the same one, else empty."""
+        """The tag if it is the same on all machines, else empty."""
         return "" if self.tag.startswith(_INODE) else self.tag
 
     @property
     def is_shaped(self) -> bool:
-        """Whether a copy has other bytes than the file, as its table renames columns or deletes rows."""
+        """Whether a copy differs from the file, as its table renames columns or deletes rows."""
         return self.tag.startswith(_SHAPED)
 
     def is_still(self, now: Identity) -> bool:
-        """Whether the file is unchanged; if a tag is missing, as far as known."""
+        """Whether the file is unchanged, as far as known if a tag is missing."""
         same = (self.size, self.mtime_ns) == (now.size, now.mtime_ns)
         return same and (self.tag == now.tag or not self.tag or not now.tag)
 
@@ -68,7 +68,7 @@ class Identity:
 class SourceFile:
     """A file at the source: its path relative to the source, and its identity.
 
-    ``block_size`` is for HDFS, in bytes, 0 elsewhere, and does not count in comparisons.
+    ``block_size`` is HDFS's, in bytes, 0 elsewhere, and ignored in comparisons.
     """
 
     path: str
@@ -83,9 +83,8 @@ class SourceFile:
 class FileEntry:
     """A file of a snapshot; ``recipe`` says how it was rewritten and is empty for a plain copy.
 
-    ``checksum`` is that of its bytes as they were downloaded or written, empty if not recorded. ``since`` is the number
-    of the snapshot with which the newest of its sources came, and of all snapshots since then; 0 where it isn't known
-    yet.
+    ``checksum`` is that of its bytes when they were downloaded or written, empty if not recorded. ``since`` is the
+    number of the snapshot that brought the newest of its sources; 0 if it isn't known yet.
     """
 
     path: str
@@ -100,7 +99,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Totals:
-    """How much a snapshot holds; ``size`` is in bytes."""
+    """The numbers of files and rows in a snapshot, and its ``size`` in bytes."""
 
     files: int = 0
     row_groups: int = 0
@@ -112,17 +111,17 @@ class Totals:
 class TableVersion:
     """The listed version of a Delta or Iceberg table, or the schema of a table without versions.
 
-    Of a directory it has the types of the partition columns, and ``schema_digest`` says which are declared; see
+    For a directory it has the types of the partition columns, and ``schema_digest`` says which ones were declared; see
     `typed_version`.
 
     Attributes:
         format: ``Delta``, ``Iceberg``, ``Hive``, or DIRECTORY.
-        version: the number of the version, or the ID of the snapshot; empty of a table without versions.
-        time: when it was committed, in ISO 8601; empty of a table without versions.
-        schema: the table's schema, partition columns included, as a serialized Arrow schema; of a table without
-            versions its partition columns alone, since all others are as the files have them.
-        schema_digest: a text that is equal for equal schemas; empty where ``schema`` says it.
-        load_schema: returns ``schema`` where it is not known yet, because few syncs need it.
+        version: the number of the version, or the ID of the snapshot; empty for a table without versions.
+        time: the time of its commit, in ISO 8601; empty for a table without versions.
+        schema: the table's schema with partition columns, as a serialized Arrow schema; for a table without versions
+            only the partition columns, as the files have the others.
+        schema_digest: a text that is equal for equal schemas; empty if ``schema`` is known.
+        load_schema: returns ``schema`` on demand, as few syncs need it.
     """
 
     format: str
@@ -134,7 +133,7 @@ class TableVersion:
 
     @property
     def arrow_schema(self) -> bytes:
-        """The table's schema, loaded on first use; empty if it cannot be known."""
+        """The table's schema, loaded on first use; empty if it can't be known."""
         return self.schema if self.schema or self.load_schema is None else self.load_schema()
 
     @property
@@ -148,7 +147,7 @@ class TableVersion:
 def typed_version(table: TableVersion | None, declared: Mapping[str, str], schema: bytes = b"") -> TableVersion | None:
     """The version that a snapshot records of its ``table``, or the partition types of a directory.
 
-    ``schema`` has the types of all partition columns that have a value; without it, the result is fit for a digest.
+    ``schema`` has the types of all partition columns with values; without it, the result suffices for a digest.
     """
     if table is not None and not declared:
         return table
@@ -174,10 +173,10 @@ class SnapshotMetadata:
 
     Attributes:
         source: the URL of the source, without secrets.
-        where: the condition that its rows satisfy, None for all.
-        shard: the node whose share it is, like ``0/3``, or None for all of the source.
+        where: the condition for its rows, None for all.
+        shard: the node whose share it is, like ``0/3``; None for the whole source.
         listing: the digest of the files divided among nodes; equal digests mean that nodes divided the same files.
-        table: the version of the table that the source is; None for a directory of files.
+        table: the version of the source if it is a table; None for a directory of files.
     """
 
     source: str
@@ -214,8 +213,8 @@ class Manifest(SnapshotMetadata):
 def assign_sources(source_rows: Sequence[int], output_rows: Sequence[int]) -> list[list[int]]:
     """For each output file, the positions of the source files whose rows it holds.
 
-    Both are in row order and have the same number of rows in all. A source without rows belongs to the
-    output with the row that follows it, so every source belongs to one.
+    Both are in row order and have the same total of rows. A source without rows belongs to the output with the next
+    row, so every source belongs to an output.
     """
     assigned: list[list[int]] = [[] for _ in output_rows]
     output, output_end = 0, output_rows[0] if output_rows else 0
@@ -237,11 +236,10 @@ def assign_sources(source_rows: Sequence[int], output_rows: Sequence[int]) -> li
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A manifest's files in a few values.
+    """The files of a manifest in a few values.
 
-    ``sources`` is a digest of the ``source_files`` source files' paths and identities, ``held`` one of the snapshot's
-    own paths and sizes. ``recipe`` is that of every file, None where they differ. ``table`` is what `table_digest`
-    returns.
+    ``sources`` is a digest of the paths and identities of ``source_files`` source files, ``held`` a digest of the
+    snapshot's paths and sizes. ``recipe`` is that of all files, None if they differ. ``table`` is from `table_digest`.
     """
 
     sources: str
@@ -268,7 +266,7 @@ def summarize(manifest: Manifest) -> Summary:
 
 
 def table_digest(table: TableVersion | None) -> str | None:
-    """Digest of a table's format and schema, which can change while no file does."""
+    """A digest of a table's format and schema, which can change while no file does."""
     if table is None:
         return None
     schema = table.schema_digest.encode() or table.arrow_schema
@@ -276,9 +274,9 @@ def table_digest(table: TableVersion | None) -> str | None:
 
 
 def content_digest(manifest: Manifest) -> str:
-    """Digest of a table's schema, paths and bytes, equal in the caches of two nodes, which name snapshots differently.
+    """A digest of schema, paths and bytes, equal in the caches of two nodes, whose snapshots have different names.
 
-    Files without a recorded checksum count by their size, recipe and sources.
+    Files without a recorded checksum count by size, recipe and sources.
     """
     return digest_of_lines([table_digest(manifest.table) or "", *map(content_of, manifest.files)])
 
@@ -291,12 +289,12 @@ def content_of(entry: FileEntry) -> str:
 
 
 def write_summary(manifest: Manifest, path: Path) -> None:
-    """The caller makes it durable."""
+    """Write a summary; the caller makes it durable."""
     path.write_text(json.dumps({"format": FORMAT, **asdict(summarize(manifest))}) + "\n")
 
 
 def digest_of_sources(files: Iterable[SourceFile]) -> str:
-    """Equal for equal paths and identities, in whatever order."""
+    """A digest of paths and identities, independent of their order."""
     return digest_of_lines(f"{f.path}\0{f.identity.size} {f.identity.mtime_ns} {f.identity.tag}" for f in files)
 
 

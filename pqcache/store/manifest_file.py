@@ -31,7 +31,7 @@ _SCHEMA = pa.schema(
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
-    """The caller makes it durable."""
+    """Write a manifest; the caller makes it durable."""
     about = {
         "format": FORMAT,
         "source": manifest.source,
@@ -48,19 +48,19 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Raises CacheError if the manifest is missing, damaged or newer."""
+    """Read a manifest; raises CacheError if it is missing, damaged or of a newer format."""
     return _read(path, lambda: _opened(path))
 
 
 def read_heading(path: Path) -> Manifest:
-    """Read a manifest without its files; raises as ``read_manifest``."""
+    """Read a manifest without its files; raises like ``read_manifest``."""
     return _read(path, lambda: _opened(path), with_files=False)
 
 
 def newest_time(path: Path) -> float | None:
-    """When the newest source file was written, in seconds since 1970; of a table without such times, its commit.
+    """The time of the newest source file, or of the table's commit, in seconds since 1970.
 
-    None if neither is known. Raises as ``read_manifest``.
+    None if neither is known. Raises like ``read_manifest``.
     """
     table = read_heading(path).table
     try:
@@ -75,9 +75,9 @@ def newest_time(path: Path) -> float | None:
 
 
 def parse_manifest(data: bytes, name: str) -> Manifest:
-    """Parse the bytes of a manifest; raises as ``read_manifest``, about ``name``.
+    """Parse the bytes of a manifest; raises like ``read_manifest``, about ``name``.
 
-    Its values are checked first, as they come from elsewhere: pyarrow would follow offsets wherever they lead.
+    Values are checked first, as pyarrow would follow any offset in untrusted data.
     """
     return _read(name, lambda: pa.BufferReader(data), validate=True)
 
@@ -125,7 +125,7 @@ def _check_schema(schema: pa.Schema) -> None:
 
 
 def schema_of_table(table: TableVersion | None) -> pa.Schema | None:
-    """None without a table, or if its schema is unknown."""
+    """The schema of the table, None without one or if it is unknown."""
     schema = b"" if table is None else table.arrow_schema
     return pa.ipc.read_schema(pa.py_buffer(schema)) if schema else None
 

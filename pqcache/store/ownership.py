@@ -1,8 +1,8 @@
-"""Who may change a cache: commands that write, or believe ``pqcache.toml``, refuse a cache if others can change it.
+"""Trusted users: commands that write to a cache, or believe its ``pqcache.toml``, refuse it if others can change it.
 
-What others could put there would be followed, removed, published or contacted with the rights of this user. Reading
-somebody's cache needs no such trust. Trusted are this user, root, and what two variables of the environment name, as a
-setting inside the cache could be made by anyone:
+Otherwise links and URLs planted by others would be followed, removed, published or contacted with the rights of this
+user. Reading somebody's cache needs no such trust. This user and root are trusted, and the users or directories named
+by two environment variables, as anyone could change a setting inside the cache:
 
 - ``PQCACHE_TRUSTED_GROUPS``: names or numbers of groups, with commas. Their members may own the cache and write to it.
 - ``PQCACHE_TRUSTED_CACHES``: directories, with colons. They are not checked.
@@ -35,11 +35,11 @@ CACHES = "PQCACHE_TRUSTED_CACHES"
 
 
 def check_ownership(cache: Path) -> None:
-    """Raise CacheError, with the command that corrects it, where others than trusted users can change a cache.
+    """Raise CacheError, with a command to correct it, if others than trusted users can change a cache.
 
-    Checked are the directory, its parts, each snapshot and each run's directory in ``tmp/``, and the metadata of the
-    current snapshot; missing ones are skipped. Directories above the cache are not checked. The files of a
-    snapshot are checked where a sync compares them, which keeps none that others could change.
+    Checks the directory, its parts, each snapshot, each run's directory in ``tmp/``, and the metadata of the current
+    snapshot, as far as they exist, but not the directories above. A sync checks the files of a snapshot when it
+    compares them, and keeps none that others could change.
     """
     if is_trusted_cache(cache):
         return
@@ -77,24 +77,24 @@ def is_trusted_cache(cache: Path) -> bool:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Whether a file or directory belongs to a trusted user and no other can write to it."""
+    """Whether a file or directory belongs to a trusted user, and others can't write to it."""
     if not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and status.st_uid == os.geteuid():
         return True  # the fast answer for nearly all of what may be a million files
     return is_trusted(status.st_uid) and not _writers(status)
 
 
 def directory_mode() -> int:
-    """Mode of a new directory in a cache, before the umask."""
+    """The mode of a new directory in a cache, before the umask."""
     return 0o777 if _is_shared() else 0o755
 
 
 def file_mode() -> int:
-    """Mode of a new file in a cache, before the umask."""
+    """The mode of a new file in a cache, before the umask."""
     return 0o666 if _is_shared() else 0o644
 
 
 def private_mode() -> int:
-    """Mode of a new directory that only trusted users can enter."""
+    """The mode of a new directory that only trusted users can enter."""
     return 0o770 if _is_shared() else 0o700
 
 
@@ -136,7 +136,7 @@ def _check_writers(path: Path, status: os.stat_result, cache: Path) -> None:
 
 
 def _writers(status: os.stat_result) -> str:
-    """Untrusted writers beside the owner; empty if there are none."""
+    """Untrusted users, beside the owner, with write permission; empty if there are none."""
     if status.st_mode & stat.S_IWOTH:
         return "every user"
     group = status.st_gid
@@ -175,7 +175,7 @@ def _groups_of(user: int) -> frozenset[int]:
 
 @lru_cache
 def _is_private(group: int, user: int) -> bool:
-    """Whether a group has a single user, as many systems make for each, with umask 002."""
+    """Whether a group has a single member, as many systems, with umask 002, give each user."""
     import grp
     import pwd
 

@@ -1,8 +1,7 @@
-"""Publish a snapshot built in ``tmp/``, or make it the candidate, and remove old snapshots without readers.
+"""Publishes a snapshot built in ``tmp/`` or makes it the candidate, and removes old snapshots without readers.
 
-Publishing is one step. The candidate waits in ``candidate/ID``: the cache is held, or the snapshot is not what was
-expected of it. The next sync starts from it and replaces it; `CacheDirectory.publish_candidate` makes exactly it the
-current snapshot.
+Publishing is a single step. A candidate waits in ``candidate/ID`` because the cache is held, or because rules aren't
+met. The next sync starts from it and replaces it; `CacheDirectory.publish_candidate` makes it the current snapshot.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ _PUBLISHING = 60.0  # seconds: more than a run takes between a snapshot's rename
 def publish(cache: CacheDirectory, built: Path, previous: Snapshot | None) -> Snapshot:
     """Make the snapshot built in ``tmp/`` the current one, in place of ``previous``.
 
-    Every file in it must be durable already; directories are made so here, before the rename that
-    makes them visible. Where locks lie, another run may have published meanwhile: that raises CacheLocked.
+    Every file in it must be durable already; directories are made durable here, before the rename makes them visible.
+    Raises CacheLocked if another run has published meanwhile, as can happen with broken locks.
     """
     (built / LEASE).touch(file_mode())
     fsync_tree(built)
@@ -62,9 +61,9 @@ def publish(cache: CacheDirectory, built: Path, previous: Snapshot | None) -> Sn
 
 
 def stage(cache: CacheDirectory, built: Path, unmet: Sequence[str] = ()) -> Snapshot:
-    """Make the snapshot built in ``tmp/`` the candidate; ``unmet`` are the rules that keep it from being published.
+    """Make the snapshot built in ``tmp/`` the candidate; ``unmet`` are the rules it doesn't meet.
 
-    One that was there before is the candidate until then; the end of the run removes it.
+    The end of the run removes the previous candidate.
     """
     (built / LEASE).touch(file_mode())
     if unmet:
@@ -89,7 +88,7 @@ def unmet_of(candidate: Snapshot) -> tuple[str, ...]:
 
 
 def new_snapshot_id(cache: CacheDirectory, now: datetime | None = None) -> str:
-    """The time, and a number that always grows."""
+    """A new ID: the time, and a number that always grows."""
     moment = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
     return f"{moment}-{next_number(cache):04d}"
 
@@ -100,7 +99,7 @@ def next_number(cache: CacheDirectory) -> int:
 
 
 def _remove_orphans(cache: CacheDirectory, previous: Snapshot) -> None:
-    """Remove snapshots of runs that died before publishing: they would count as old ones."""
+    """Remove snapshots of runs that died before publishing, which would count as old ones."""
     kept = read_kept(cache.path)
     for snapshot in cache.snapshots():
         was_current = snapshot.number <= previous.number or snapshot.id in kept.rolled_back or snapshot.id in kept.pins
@@ -110,7 +109,7 @@ def _remove_orphans(cache: CacheDirectory, previous: Snapshot) -> None:
 
 @dataclass(frozen=True)
 class GcReport:
-    """The removed and the kept snapshots, and the bytes that were freed on disk; with ``dry_run``, would be freed."""
+    """The removed and the kept snapshots, and the bytes freed on disk; with ``dry_run``, that would be freed."""
 
     cache: str
     dry_run: bool
@@ -125,9 +124,9 @@ class GcReport:
 
 @documented(GcArguments, *COMMANDS["gc"])
 def gc(cache: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given: Unpack[GcArguments]) -> GcReport:
-    """Remove all but the newest snapshots; the current one, pinned ones and those in use by a reader are kept.
+    """Remove all but the newest snapshots; the current one, pinned ones and those with readers are kept.
 
-    On a file system without locks readers are not known, and nothing is removed without ``older_than``.
+    On a file system without locks, readers are unknown, and nothing is removed without ``older_than``.
 
     Args:
         cache: the cache's directory.
@@ -176,10 +175,10 @@ def gc(cache: str | os.PathLike[str], *, on_event: OnEvent = ignore, **given: Un
 
 
 def remove_old_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:
-    """Remove all but the newest ``keep`` snapshots, the current one among them and pinned ones apart; return those.
+    """Remove all but the newest ``keep`` snapshots, which include the current one but not pinned ones.
 
-    Leased snapshots are kept, and so are those published less than ``older_than`` seconds ago. Where there are no
-    locks, none is removed without ``older_than``, by which no reader can be at work any more.
+    Leased snapshots are kept, and those published less than ``older_than`` seconds ago. Without locks, nothing is
+    removed unless ``older_than`` rules out readers. Returns the removed snapshots.
     """
     found = removable_snapshots(cache, keep, older_than)
     removed = [snapshot for snapshot in found if remove_snapshot(cache, snapshot, without_lock=older_than > 0)]
@@ -190,8 +189,8 @@ def remove_old_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0
 def removable_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:
     """The snapshots that ``remove_old_snapshots`` would remove if nobody reads them.
 
-    One that was arriving is among them if no run will continue it: a snapshot was published, or it was abandoned. So
-    are candidates that were replaced.
+    These include replaced candidates, and arriving snapshots that no run will continue, as a snapshot was published or
+    they were abandoned.
     """
     current, candidate = cache.current(), cache.candidate()
     dead: list[Snapshot] = [s for s in arriving_snapshots(cache) if current is not None or s.is_abandoned()]
@@ -204,7 +203,7 @@ def removable_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.
 
 
 def old_snapshots(cache: CacheDirectory, current: Snapshot) -> list[Snapshot]:
-    """Snapshots in the order of their removal; neither the current one nor pinned ones."""
+    """Snapshots in the order of removal, without the current one and pinned ones."""
     kept = read_kept(cache.path)
     found = [s for s in cache.snapshots() if s.id not in kept.pins and s.number != current.number]
     known = [s for s in found if s.number < current.number or s.id in kept.rolled_back]
@@ -217,9 +216,9 @@ def _age(snapshot: Snapshot) -> float:
 
 
 def remove_snapshot(cache: CacheDirectory, snapshot: Snapshot, without_lock: bool = False) -> bool:
-    """Remove a snapshot that nobody reads; the exclusive lock is held until it is renamed.
+    """Remove a snapshot that nobody reads, holding the exclusive lock until it is renamed.
 
-    Return whether it was removed. Where there are no locks it is removed only ``without_lock``.
+    Returns whether it was removed. On a file system without locks it is removed only ``without_lock``.
     """
     try:
         file = open_to_lock(snapshot.path / LEASE)

@@ -1,4 +1,4 @@
-"""The row-group index: one line per row group of a snapshot.
+"""The row-group index: one row per row group of a snapshot.
 
 Stored as ``_pqcache/row_groups.arrow`` (Arrow IPC, memory-mapped, so opening it does not read it). Its columns:
 
@@ -6,23 +6,22 @@ Stored as ``_pqcache/row_groups.arrow`` (Arrow IPC, memory-mapped, so opening it
 file                 int32     position of the file in path order; in the file a dictionary of the paths
 row_group            int32     position of the row group in its file
 rows                 int64     number of rows
-offset               int64     where its first page begins in the file, in bytes
-bytes                int64     compressed size on disk: what counts against ``--row-group-size``
+offset               int64     offset of its first page in the file, in bytes
+bytes                int64     compressed size on disk, as limited by ``--row-group-size``
 uncompressed         int64     size of its pages after decompression
-offset_index         bool      whether the file says of every column where its pages begin
+offset_index         bool      whether the file has an offset index for every column
 ``C:bytes``          int64     bytes on disk and after decompression, for each top-level column ``C`` of the schema
 ``C:uncompressed``   int64
-``C:codec``          string    ``SNAPPY``; several joined by ``+`` where the leaves of ``C`` differ
-``C:nulls``          int64     number of nulls, where the file says so
-``C:values``         int64     only for lists: number of items, where an empty list or a null counts as one; null where
-                               the file says that there are some
-``C:decoded``        int64     only where rows differ in size: bytes in Arrow, about; null where nothing tells
-``C:most``           int64     the same at most: equal where the size is known, null where nothing tells
-``C:min``, ``C:max`` type of C from the file's statistics; null where unknown or unsound. ``C.x:field_min`` of structs
+``C:codec``          string    ``SNAPPY``; several joined by ``+`` if the leaves of ``C`` differ
+``C:nulls``          int64     number of nulls, if known
+``C:values``         int64     for lists only: number of items, with one for an empty list; null if there are null lists
+``C:decoded``        int64     if rows differ in size: estimated bytes in Arrow; null if unknown
+``C:most``           int64     an upper bound of the same, equal if the size is known; null if unknown
+``C:min``, ``C:max`` type of C by the file's statistics; null if unknown or unsound. ``C.x:field_min`` of structs
 ==================== ========= ==========================================================================
 
 The schema's metadata holds the Arrow schemas of the dataset and of its table: the latter has the types of partition
-columns, and columns that no file has yet. Partition values are not repeated: they are in the path.
+columns, and columns that no file has yet. Partition values aren't stored, as the paths have them.
 """
 
 from __future__ import annotations
@@ -85,9 +84,9 @@ class Index:
     """Every row group of a dataset, in path order and then in file order.
 
     ``table`` has one row per row group; see the module's docstring for its columns. ``data_schema`` is the schema of
-    the columns in the files, and ``uniform`` says that every file is known to have just this one. ``table_schema`` is
-    the schema of their Delta or Iceberg table, else without columns. ``clashes`` has the errors about
-    columns that are in no schema, as their types do not fit together.
+    the columns in the files, and ``uniform`` says that every file is known to have exactly this one. ``table_schema``
+    is the schema of their Delta or Iceberg table, else without columns. ``clashes`` has the errors about columns left
+    out of the schema because their types don't fit together.
     """
 
     paths: tuple[str, ...]
@@ -102,14 +101,14 @@ class Index:
 
     @cached_property
     def partitions(self) -> pa.Table:
-        """One row per file and a column per partition column; those in `path_values` are left out."""
+        """One row per file, and a column for each partition column except those in `path_values`."""
         return self._partitions.drop_columns(self.path_values.column_names)
 
     @cached_property
     def path_values(self) -> pa.Table:
-        """One row per file, and the values in its path of columns that others have in the file; null where it has none.
+        """One row per file, with the values in paths of columns that some files contain; null if a path has none.
 
-        That is how a table looks whose partitioning has changed. The value in the path wins, as for all partitions.
+        A table looks so after a change of its partitioning. The value in the path wins, as for all partitions.
         """
         names = self._partitions.column_names
         mixed = [name for name in names if name in self.data_schema.names and self._is_mixed(name)]
@@ -141,7 +140,7 @@ class Index:
         return partitions_of(self.paths, self.table_schema)
 
     def _is_mixed(self, name: str) -> bool:
-        """Whether some files hold the partition column themselves because their paths lack it."""
+        """Whether some files contain the partition column, as their paths lack it."""
         without = {d for d in map(parent, self.paths) if name not in partition_values(d)}
         if not without:
             return False
@@ -150,7 +149,7 @@ class Index:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The dataset's columns: those of files and table, then the partition columns, whose path value wins."""
+        """The dataset's columns: those of files and table, then the partition columns, which win."""
         columns = with_table_columns(self.data_schema, self.table_schema)
         fields = [field for field in columns if field.name not in self.partitions.column_names]
         return pa.schema([*fields, *self.partitions.schema], self.data_schema.metadata)
@@ -198,7 +197,7 @@ class Index:
         return total
 
     def decoded(self, number: int, columns: Sequence[str]) -> int:
-        """About how many bytes columns of row group ``number`` take decoded; unknown ones count as they are stored."""
+        """Estimated decoded bytes of columns of row group ``number``; unknown sizes count as stored."""
         total = 0
         for column in columns:
             names = [name for name in (f"{column}:decoded", f"{column}:uncompressed") if name in self.recorded]
@@ -224,7 +223,7 @@ def build_index(
 ) -> Index:
     """Build the index of the Parquet files ``paths`` below ``root`` by reading their footers.
 
-    Where these do not say how large a column is when it is decoded, its ``dictionaries`` are looked at.
+    If a footer doesn't tell the decoded size of a column, its ``dictionaries`` are examined.
     """
     builder = IndexBuilder(table_schema, clashes, units)
     ordered = sorted(paths)
@@ -242,7 +241,7 @@ def build_index(
 def index_columns(path: str, metadata: pq.FileMetaData, schema: pa.Schema, file: Path | None = None) -> IndexColumns:
     """Index columns of a file at ``path`` in its dataset.
 
-    ``file`` is where it is, if it is there to look at its dictionaries.
+    ``file`` is its local path, if its dictionaries can be examined.
     """
     check_names(path, schema)
     try:
@@ -296,7 +295,7 @@ def local_files(root: Path) -> OpenFile:
 
 
 def _spread(rows: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
-    """Select ``most`` rows: half of them evenly apart, half with the largest sizes, in ascending order."""
+    """Select ``most`` rows, in ascending order: half of them evenly spaced, half with the largest sizes."""
     if len(rows) <= most:
         return rows
     apart = rows[np.arange(most // 2) * len(rows) // (most // 2)]
@@ -308,10 +307,9 @@ def _spread(rows: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], most: int
 class IndexBuilder:
     """Collects files in any order and makes an index of them.
 
-    Rows are collected in lists per schema and packed into Arrow tables every few thousand row groups, so that there
-    are few tables however many files. ``table_schema`` is the schema of the files' table. ``clashes`` takes
-    the errors about columns with types that do not fit together; without it they are raised. Columns of times have the
-    ``units``.
+    Rows are collected in lists by schema and packed into Arrow tables every few thousand row groups, so there are few
+    tables even for many files. ``table_schema`` is the schema of the files' table. ``clashes`` collects errors about
+    columns whose types don't fit together; without it they are raised. Columns of times get the ``units``.
     """
 
     def __init__(
@@ -374,7 +372,7 @@ class IndexBuilder:
     def write(self, paths: Sequence[str], previous: Index | None, path: Path, root: Path | None = None) -> pa.Schema:
         """Write ``finish``'s result to ``path``, a few files at a time; the caller makes it durable.
 
-        Return the schema of the files. ``root`` is where they are, if they are there: see `check_values`.
+        Return the schema of the files. ``root`` is their local directory, if they are present: see `check_values`.
         """
         uniform = self.is_uniform(paths, previous)
         parts, schema, columns = self._gather(paths, previous)
@@ -388,12 +386,12 @@ class IndexBuilder:
     def check_values(self, paths: Sequence[str], previous: Index | None, root: Path, schema: pa.Schema) -> None:
         """Raise TypeClash about files below ``root`` whose values don't fit the common ``schema``.
 
-        Their columns are decoded, unless minima and maxima say that all values fit.
+        Columns are decoded unless minima and maxima show that all values fit.
         """
         self._check_values(self._parts(paths, previous), schema, root, paths)
 
     def _parts(self, paths: Sequence[str], previous: Index | None) -> list[tuple[pa.Schema, IndexPart]]:
-        """Parts of one schema each, those kept of ``previous`` last."""
+        """Parts of one schema each; those kept from ``previous`` come last."""
         for position in range(len(self._schemas)):
             self._pack(position)
         position_of = {path: position for position, path in enumerate(paths)}
@@ -411,7 +409,7 @@ class IndexBuilder:
     def _gather(
         self, paths: Sequence[str], previous: Index | None
     ) -> tuple[list[tuple[pa.Schema, IndexPart]], pa.Schema, pa.Schema]:
-        """The parts of the index, the dataset's schema, and the index's."""
+        """The parts of the index, the schema of the dataset, and that of the index."""
         if previous is not None and all(path in self._ids for path in paths):
             previous = None
         parts = self._parts(paths, previous)
@@ -430,7 +428,7 @@ class IndexBuilder:
     def _without_keys(
         self, schema: pa.Schema, paths: Sequence[str], parts: Sequence[tuple[pa.Schema, IndexPart]]
     ) -> pa.Schema:
-        """Drop columns whose names differ from a partition column's only in case."""
+        """Drop columns whose names differ from those of partition columns only in case."""
         keys = partition_keys(paths)
         while names := differing_in_case(schema.names, keys):
             column, key = names
@@ -489,7 +487,7 @@ class IndexBuilder:
         others: Sequence[tuple[pa.DataType, Sequence[str]]],
         root: Path,
     ) -> TypeClash:
-        """The error about ``bad`` files, with values of type ``kind`` that do not fit ``others``."""
+        """The error about ``bad`` files, whose values of type ``kind`` don't fit ``others``."""
         path, reason = next(iter(bad.items()))
         if not others:  # the unit is that of earlier times, or chosen
             advice = "choose a unit that holds all times with --time-units"
@@ -533,7 +531,7 @@ def _schema_of_kept(previous: Index, part: IndexPart) -> pa.Schema:
 
 
 def may_not_fit(table: pa.Table, field: pa.Field) -> npt.NDArray[np.bool_]:
-    """Per row group, whether its statistics leave open that a value does not fit ``field``."""
+    """For each row group, whether its statistics allow a value that doesn't fit ``field``."""
     size, low, high = (f"{field.name}:{what}" for what in ("bytes", "min", "max"))
     nulls = np.nan_to_num(table[f"{field.name}:nulls"].to_numpy(), nan=-1)
     all_null = nulls == table["rows"].to_numpy()
@@ -558,7 +556,7 @@ def _fits(value: pa.Scalar, kind: pa.DataType) -> bool:
 
 
 def unfit_in_file(path: Path, fields: Sequence[pa.Field]) -> str | None:
-    """The first value in a file that does not fit the joined types in ``fields``."""
+    """The first value in a file that doesn't fit the joined types in ``fields``."""
     try:
         with pq.ParquetFile(path) as file:
             known = file.schema_arrow
@@ -574,7 +572,7 @@ def unfit_in_file(path: Path, fields: Sequence[pa.Field]) -> str | None:
 
 
 def doubtful_columns(index: Index) -> dict[int, list[pa.Field]]:
-    """By file, columns whose statistics leave open that some value does not fit the joined type."""
+    """By file, the columns whose statistics allow a value that doesn't fit the joined type."""
     found: dict[int, list[pa.Field]] = {}
     for column in index.data_schema if not index.uniform else ():
         if any(map(_may_be_rounded, leaves_in(column.type))):
@@ -605,7 +603,7 @@ def _kept_with_column(previous: Index, part: IndexPart, column: str) -> str:
 
 
 def write_index(index: Index, path: Path) -> None:
-    """The caller makes it durable."""
+    """Write an index; the caller makes it durable."""
     about = _about(index.uniform, index.data_schema, index.table_schema)
     with _writer(path, index.paths, index.table.schema, about) as write:
         for first in range(0, len(index), _BATCH):
@@ -645,7 +643,7 @@ def _writer(
 
 
 def read_index(path: Path) -> Index:
-    """Memory-maps the file."""
+    """Memory-map an index."""
     try:
         check_regular(path)
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
@@ -684,7 +682,7 @@ def read_index(path: Path) -> Index:
 
 
 def with_columns(table: pa.Table, columns: pa.Schema) -> pa.Table:
-    """Cast an index to other columns; extremes that do not fit their new type become unknown."""
+    """Cast an index to other columns; minima and maxima that don't fit their new type become unknown."""
     arrays: dict[str, pa.Array | pa.ChunkedArray | None] = {}
     unknown: set[str] = set()
     for field in columns:
@@ -705,7 +703,7 @@ def with_columns(table: pa.Table, columns: pa.Schema) -> pa.Table:
 
 @dataclass(frozen=True)
 class IndexPart:
-    """Rows of an index and the position in path order that each row's file has now, -1 where it is gone."""
+    """Rows of an index, and the present position of each row's file in path order, -1 if it is gone."""
 
     table: pa.Table
     files: npt.NDArray[np.int32]

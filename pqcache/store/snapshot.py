@@ -1,8 +1,7 @@
-"""A snapshot: one immutable, published version of a dataset, and what keeps it from being removed.
+"""Snapshots, the immutable versions of a dataset, and the leases and pins that protect them from removal.
 
-Readers keep it by a lease. ``snapshots.json``, which is written under the cache's lock as a whole, has the pinned
-snapshots, those that a rollback has left, and whether the cache is held. `read_summary` and `digest_of_held` tell a
-sync whether a snapshot is what its source holds.
+``snapshots.json``, written as a whole under the cache's lock, has the pinned snapshots, those left by a rollback, and
+whether the cache is held. By `read_summary` and `digest_of_held` a sync sees whether a snapshot matches its source.
 """
 
 from __future__ import annotations
@@ -37,28 +36,28 @@ LEASE_WAIT = 10.0  # seconds; gc holds the lock against which a lease waits for 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One immutable, published version of a dataset."""
+    """An immutable, published version of a dataset."""
 
     path: Path
 
     @property
     def id(self) -> str:
-        """The snapshot's name: when it was published and its number, ``20261120T040003Z-0007``."""
+        """The snapshot's name: time of publication and number, like ``20261120T040003Z-0007``."""
         return self.path.name
 
     @property
     def made(self) -> datetime:
-        """When it was published, as its name says."""
+        """The time of publication, by its name."""
         return datetime.strptime(self.id.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
 
     @property
     def number(self) -> int:
-        """The snapshot's number, which grows even where the clock steps back."""
+        """The snapshot's number, which grows even if the clock steps back."""
         number = self.id.rpartition("-")[2]
         return int(number) if number.isdigit() else 0
 
     def manifest(self) -> Manifest:
-        """Read the manifest: the list of files and where each came from."""
+        """Read the manifest: the files and their sources."""
         from pqcache.store.manifest_file import read_manifest  # and pyarrow, which not every command needs
 
         return read_manifest(self.path / FILES)
@@ -110,12 +109,12 @@ class Snapshot:
             os.close(descriptor)
 
     def lease(self) -> Lease:
-        """Keep this snapshot from being removed until the lease is closed or the process ends."""
+        """Protect this snapshot from removal until the lease is closed or the process ends."""
         return Lease(self)
 
 
 class Lease:
-    """A shared lock on a snapshot; the kernel drops it when the process ends, however it ends."""
+    """A shared lock on a snapshot; the kernel drops it when the process ends in any way."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._process = os.getpid()
@@ -147,7 +146,7 @@ class Lease:
         self._file.close()
 
     def release(self) -> None:
-        """Close the lease, in processes that were forked from this one too: they have the same lock."""
+        """Close the lease, also for forks of this process, which share the lock."""
         if self._process == os.getpid():
             unlock(self._file.fileno())
         self.close()
@@ -170,7 +169,7 @@ def closed_on_error(lease: Lease | None) -> Iterator[None]:
 
 
 def write_checksums(snapshot: Path) -> None:
-    """Checksums of manifest, index and summary; the caller makes them durable."""
+    """Write the checksums of manifest, index and summary; the caller makes them durable."""
     found = {name: checksum_of(snapshot / name) for name in (FILES, ROW_GROUPS, SUMMARY)}
     (snapshot / CHECKSUMS).write_text(json.dumps(found) + "\n")
 
@@ -182,7 +181,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Rollback:
-    """A switch of the current snapshot to an older one: when it began (ISO 8601), to which one, and from which.
+    """A switch to another snapshot: when it began (ISO 8601), the new one, and the previous one.
 
     ``run`` is the ID of its run in the history. With ``publishes``, ``snapshot`` was the candidate, and a hold ends.
     """
@@ -196,7 +195,7 @@ class Rollback:
 
 @dataclass(frozen=True)
 class Hold:
-    """Since when (ISO 8601) nothing is published, and the user who said so."""
+    """Since when (ISO 8601) the cache is held, and by which user."""
 
     time: str
     by: str
@@ -207,11 +206,11 @@ class KeptSnapshots:
     """The snapshots that a cache keeps beside its newest ones, and its hold.
 
     Attributes:
-        pins: the names of pinned snapshots by their IDs; empty where one has no name.
-        rolled_back: snapshots that were current and then rolled back from. They are the first to be removed.
-        rollback: one that has begun and is not in the history yet.
-        last_number: the highest number of a snapshot when the cache was rolled back, which no new one may have.
-        hold: keeps runs from publishing, if there is one.
+        pins: names of pinned snapshots by ID; empty for a pin without a name.
+        rolled_back: formerly current snapshots that were rolled back; they are removed first.
+        rollback: a rollback that has begun and isn't in the history yet.
+        last_number: the highest number of a snapshot at a rollback; new ones get higher numbers.
+        hold: keeps runs from publishing, if set.
     """
 
     pins: Mapping[str, str] = field(default_factory=dict)
@@ -225,7 +224,7 @@ class KeptSnapshots:
 
 
 def read_kept(cache: Path) -> KeptSnapshots:
-    """Raises CacheError if unreadable, so that nothing pinned is removed."""
+    """Read the kept snapshots; raises CacheError if that fails, so that no pinned snapshot is removed."""
     path = cache / SNAPSHOTS
     try:
         values: dict[str, Any] = json.loads(read_regular(path))
@@ -247,7 +246,7 @@ def read_kept(cache: Path) -> KeptSnapshots:
 
 
 def write_kept(cache: Path, kept: KeptSnapshots) -> None:
-    """Write durably; snapshots that no longer exist are left out."""
+    """Write the kept snapshots durably, without those that no longer exist."""
     here = {path.name for path in (cache / "snapshots").iterdir()}
     values = {
         "format": _FORMAT,
@@ -261,28 +260,28 @@ def write_kept(cache: Path, kept: KeptSnapshots) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError for a name that no pin can have."""
+    """Raise UsageError for an invalid name of a pin."""
     if _NAME.fullmatch(name) is None or name in ("current", CANDIDATE):
         advice = "begin with a letter, then letters, digits, '.', '_' and '-'"
         raise UsageError(f"--name {name}", "no name for a snapshot", advice)
 
 
 def check_not_held(cache: Path) -> None:
-    """Raise CacheError if nothing may be published."""
+    """Raise CacheError if the cache is held."""
     if (hold := read_kept(cache).hold) is not None:
         reason = f"held since {hold.time} by {hold.by}, and this would publish a snapshot"
         raise CacheError(cache, reason, f"end that with 'pqcache rollback {quoted(cache)} --release' first")
 
 
 def rolled_back_from(cache: Path, current: Snapshot | None) -> str | None:
-    """The newest snapshot that a rollback to ``current`` has left."""
+    """The newest snapshot left by a rollback to ``current``."""
     found = [Snapshot(cache / "snapshots" / name) for name in read_kept(cache).rolled_back]
     newer = [snapshot for snapshot in found if current is not None and snapshot.number > current.number]
     return max(newer, key=lambda snapshot: snapshot.number).id if newer else None
 
 
 def read_summary(snapshot: Snapshot) -> Summary | None:
-    """None if the summary, the manifest or the index is not as it was written."""
+    """Read the summary; None if it, the manifest or the index isn't as it was written."""
     reason: object = "its summary is of another format"
     try:
         for name in (SUMMARY, FILES, ROW_GROUPS):
@@ -299,7 +298,7 @@ def read_summary(snapshot: Snapshot) -> Summary | None:
 
 
 def rows_in_summary(snapshot: Snapshot) -> int | None:
-    """None if the summary cannot be read."""
+    """The rows in the summary; None if it can't be read."""
     try:
         return int(json.loads(read_regular(snapshot.path / SUMMARY))["totals"]["rows"])
     except (OSError, *MALFORMED):
@@ -307,7 +306,7 @@ def rows_in_summary(snapshot: Snapshot) -> int | None:
 
 
 def digest_of_held(snapshot: Path) -> str | None:
-    """Digest of the files in a snapshot, as ``Summary.held``; None if they cannot be examined."""
+    """The digest of a snapshot's present files, like ``Summary.held``; None if they can't be examined."""
     try:
         return digest_of_lines(_held(snapshot))
     except OSError:

@@ -1,4 +1,4 @@
-"""The snapshots of a cache: list, pin and unpin them, and roll back to one."""
+"""Lists, pins and unpins the snapshots of a cache, and rolls back to one."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from pqcache.units import format_count, parse_duration
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotView:
-    """A snapshot of a cache as a list shows it.
+    """A snapshot in the list of a cache.
 
     Attributes:
         snapshot: its ID.
         created: when it was made, in ISO 8601.
-        current: whether readers open it when they ask for none.
+        current: whether readers open it by default.
         candidate: whether it waits to be published.
         pinned: whether it is kept until it is unpinned.
         name: the name of the pin, or None.
-        leases: how many readers hold it, as far as this machine knows; None where the file system has no locks.
+        leases: the number of readers that hold it, as far as this machine knows; None on a file system without locks.
         files, rows, bytes: its content; None if its manifest is damaged.
         version: the version of the Delta or Iceberg table that it was made from, or None.
-        damage: why nothing is known of it, or None.
+        damage: why nothing else is known of it, or None.
         own_bytes: bytes on disk that only it uses, and its removal frees.
         replaced_bytes: bytes on disk that the next snapshot no longer uses; None for the last, or if the next is gone.
     """
@@ -64,9 +64,9 @@ class SnapshotView:
 
 @dataclass(frozen=True)
 class PinReport:
-    """The pins of a cache: names by the IDs of their snapshots, empty for none, and the one that changed.
+    """The pins of a cache: names by IDs of snapshots, empty for pins without names, and the one that changed.
 
-    ``removable_bytes`` are those on disk that the next sync or gc frees by removing old snapshots.
+    ``removable_bytes`` will be freed on disk by the next sync or gc, which removes old snapshots.
     """
 
     cache: str
@@ -80,12 +80,12 @@ class PinReport:
 
 
 def snapshots(cache: str | os.PathLike[str]) -> list[SnapshotView]:
-    """Return the snapshots of a cache, oldest first.
+    """List the snapshots of a cache, oldest first.
 
     >>> [(view.current, view.leases, view.rows) for view in snapshots("cache/shop")]
     [(True, 0, 600)]
 
-    Raises CacheError where there is no cache.
+    Raises CacheError if there is no cache.
     """
     target = CacheDirectory.open(os.fspath(cache))
     pins, current = read_kept(target.path).pins, target.current()
@@ -115,7 +115,7 @@ def pin(
 ) -> PinReport:
     """Keep a snapshot of a cache, by its ID, number or name, until it is unpinned; ``name`` names it.
 
-    Pinned snapshots do not count for ``keep``. An existing pin gets the new name.
+    Pinned snapshots don't count for ``keep``. An existing pin gets the new name.
 
     >>> report = pin("cache/shop", "1", name="first")
     >>> list(report.pins.values())
@@ -143,12 +143,12 @@ def pin(
 def unpin(
     cache: str | os.PathLike[str], snapshot: str, *, wait: str | float = 0.0, on_event: OnEvent = ignore
 ) -> PinReport:
-    """Let a pinned snapshot, by its ID, number or name, be removed as any other.
+    """Unpin a snapshot, by its ID, number or name, so that it can be removed like others.
 
     >>> unpin("cache/shop", pin("cache/shop", "1").snapshot).pins
     {}
 
-    Raises UsageError for one that is not pinned, CacheError, or CacheLocked when another run is at work.
+    Raises UsageError if it isn't pinned, CacheError, or CacheLocked when another run is at work.
     """
     target = CacheDirectory.open(os.fspath(cache))
     with disk_errors(target.path), recorded_run(target, "unpin", parse_duration(wait), on_event) as record:
@@ -196,8 +196,8 @@ def _view(snapshot: Snapshot, current: Snapshot | None, pins: Mapping[str, str])
 class RollbackReport:
     """The snapshot that is current now, and the previous one; the same if nothing changed.
 
-    ``hold`` is since when the cache is held (ISO 8601), and ``candidate`` the snapshot that waits to be published; None
-    without. ``published`` says whether the current one was the candidate before.
+    ``hold`` is the time (ISO 8601) since which the cache is held, and ``candidate`` the snapshot waiting to be
+    published, or None. ``published`` says whether the current snapshot was the candidate before.
     """
 
     cache: str
@@ -222,12 +222,12 @@ def rollback(
 ) -> RollbackReport:
     """Make a snapshot of a cache, by its ID, number or name, the current one, in one step.
 
-    The history records it. Readers that have another snapshot open keep it. The next sync publishes what the source
-    holds then, as always, unless the cache is held: then syncs make a candidate and do not publish it.
+    The history records it. Readers keep other snapshots that they have open. As always, the next sync publishes the
+    present state of the source, unless the cache is held: then it makes a candidate without publishing it.
 
     Args:
         cache: the cache's directory.
-        snapshot: the one to go back to; not needed with one of the options below.
+        snapshot: the one to go back to; not needed with some of the options below.
         on_event: called with what happens.
         given: the options, as the table in pqcache.options has them.
 
@@ -235,8 +235,8 @@ def rollback(
     >>> report.snapshot == report.previous  # it is the only one so far
     True
 
-    Raises UsageError, CacheError if the snapshot is not kept, DamagedError if it is damaged, or CacheLocked
-    when another run is at work; then the current snapshot is as it was.
+    Raises UsageError, CacheError if the snapshot is gone, DamagedError if it is damaged, or CacheLocked when another
+    run is at work; then the current snapshot stays.
     """
     options = all_values(given, *COMMANDS["rollback"])
     publishes = options.release or options.accept
@@ -286,7 +286,7 @@ def _published(cache: CacheDirectory, name: str | None) -> Snapshot:
 
 
 def _candidate(cache: CacheDirectory, accepts: bool) -> Snapshot | None:
-    """The candidate to publish; UsageError if rules are not met, unless that is accepted."""
+    """The candidate to publish; raises UsageError if rules aren't met, unless that is accepted."""
     found = cache.candidate()
     if found is None and accepts:
         raise UsageError("--accept", "no snapshot waits to be published", f"run 'pqcache sync {quoted(cache.path)}'")
@@ -297,7 +297,7 @@ def _candidate(cache: CacheDirectory, accepts: bool) -> Snapshot | None:
 
 
 def _switch(cache: CacheDirectory, current: Snapshot | None, found: Snapshot, run: str, publishes: bool) -> None:
-    """Note the switch on disk first, for a run that is killed."""
+    """Switch snapshots, after a note on disk in case this run is killed."""
     kept, snapshots = read_kept(cache.path), cache.snapshots()
     left = {s.id for s in snapshots if current is not None and found.number < s.number <= current.number}
     begun = Rollback(now_text(), found.id, "" if current is None else current.id, run, publishes)

@@ -1,7 +1,7 @@
-"""The state of the caches below a directory: what they hold, how old it is and why, how the last run ended.
+"""The state of the caches below a directory: their contents and age, and the result of the last run.
 
-How old it is follows from the history: each record of a sync says when the source was listed, and which partitions the
-snapshot does not have as they were listed.
+The age follows from the history: each record of a sync has the time of the listing, and the partitions that differ
+from the listing.
 """
 
 from __future__ import annotations
@@ -40,29 +40,28 @@ class CacheStatus:
 
     Attributes:
         cache: its directory.
-        source: where it comes from, without secrets.
-        snapshot: the current one.
-        rows: of the current snapshot, as ``files`` and ``bytes``.
-        files: of the current snapshot.
-        bytes: of the current snapshot's files.
-        disk_bytes: of the whole cache on disk, all snapshots; shared files count once.
+        source: its source, without secrets.
+        snapshot: the current snapshot.
+        rows: the number of rows in it.
+        files: the number of files in it.
+        bytes: the size of these files.
+        disk_bytes: the size of the whole cache on disk, with all snapshots; shared files count once.
         synced: when the source was last listed and found equal to the cache.
-        as_of: the start of the age: as ``synced``, but of the partition that is behind for the longest time, if
-            ``skipped`` names any.
-        age: seconds since then.
+        as_of: the time from which its age counts: ``synced``, or an earlier time for partitions in ``skipped``.
+        age: seconds since ``as_of``.
         reasons: why the cache may differ from its source; empty if its last sync found or made them equal.
-        last_run: when the last sync ended.
+        last_run: the end of the last sync.
         last_result: done, failed, refused, or interrupted.
-        last_error: why it was not done.
-        failing_since: when the first of the last syncs ended that all were not done.
-        skipped: the partitions that ``skip_bad`` has left old or out in the current snapshot.
-        held: since when nothing is published, and ``by`` whom; else None.
-        candidate: the snapshot that waits to be published.
-        running: the run that is at work: its ``command``, when it ``began``, and the ``phase`` it has come to.
-        leased: the snapshots that readers hold.
-        next_due: when the next sync is due, by the usual interval between those before.
+        last_error: the error of the last sync.
+        failing_since: the end of the first sync in the present series of failures.
+        skipped: the partitions that ``skip_bad`` left out or old in the current snapshot.
+        held: since when the cache is held, and ``by`` whom; else None.
+        candidate: the snapshot waiting to be published.
+        running: the run at work: its ``command``, when it ``began``, and its ``phase``.
+        leased: the snapshots held by readers.
+        next_due: when the next sync is due, by the usual interval.
         stale: whether the newest file is older than a rule ``freshness`` allows.
-        error: why the cache, or its section in ``pqcache.toml``, cannot be read, else None.
+        error: why the cache, or its section in ``pqcache.toml``, can't be read; else None.
     """
 
     cache: str
@@ -96,15 +95,15 @@ class CacheStatus:
 
 @dataclass(frozen=True)
 class StatusReport:
-    """The caches and declared tables below the roots, and their bytes on disk together; shared files count once."""
+    """The caches and declared tables below the roots, and their total size on disk; shared files count once."""
 
     caches: tuple[CacheStatus, ...]
     disk_bytes: int
 
     def raise_if_older(self, max_age: str | float) -> None:
-        """Raise PqcacheError if the data of a cache is older than ``max_age``, is not there, or cannot be read.
+        """Raise PqcacheError if the data of a cache is older than ``max_age``, missing or unreadable.
 
-        So it does if a rule ``freshness`` is not met.
+        Also raises it if a rule ``freshness`` isn't met.
         """
         limit, stale = parse_duration(max_age), []
         for found in self.caches:
@@ -118,16 +117,16 @@ class StatusReport:
 
 
 def status(*roots: str | os.PathLike[str]) -> StatusReport:
-    """Return the status of each cache below ``roots``, by default the directory that ``PQCACHE_ROOT`` names.
+    """Report the status of each cache below ``roots``, by default below the directory ``PQCACHE_ROOT``.
 
-    Without that variable it is ``pqcache`` in ``XDG_CACHE_HOME``, which is ``~/.cache`` where it is not set. A root may
-    be a cache itself. An unreadable cache is reported with its ``error``. Tables declared in the ``pqcache.toml`` of a
-    root are reported before they have a cache, too.
+    Without that variable it is ``pqcache`` in ``XDG_CACHE_HOME``, or in ``~/.cache``. A root may be a cache itself. An
+    unreadable cache is reported with its ``error``. Tables declared in the ``pqcache.toml`` of a root are reported even
+    before they have a cache.
 
     >>> [(found.rows, found.last_result) for found in status("cache").caches]
     [(600, 'done')]
 
-    Raises CacheError where there is no cache.
+    Raises CacheError if there is no cache.
     """
     seen: dict[tuple[int, int], int] = {}
     found = [_status(path, seen, time.time(), table) for path, table in tables_below(*roots, lenient=True).items()]
@@ -139,7 +138,7 @@ def cache_status(cache: str | os.PathLike[str]) -> CacheStatus:
 
 
 def _status(path: Path, seen: dict[tuple[int, int], int], now: float, table: ListedTable | None = None) -> CacheStatus:
-    """Status of one cache, or of a declared ``table``; ``seen`` collects the sizes of files on disk."""
+    """The status of a cache, or of a declared ``table``; ``seen`` collects sizes of files on disk."""
     cache = CacheDirectory(path)
     if table is not None and table.error is not None:
         return _unreadable(path, f"{table.error.subject}: {table.error.reason}")
@@ -227,7 +226,7 @@ def _runs(cache: CacheDirectory, current: Snapshot | None, now: float) -> dict[s
 class _Age:
     """When the source was last listed for a snapshot, and when it was last equal to it.
 
-    ``behind`` has the skipped partitions, each with the last listing that had it as it is in the snapshot.
+    ``behind`` has the skipped partitions, each with the last listing that agreed with the snapshot.
     """
 
     listed: float
@@ -236,7 +235,7 @@ class _Age:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> _Age:
-        """The age of a snapshot that is missing from the history, by the time in its name."""
+        """The age of a snapshot missing from the history, by the time in its name."""
         made = snapshot.made.timestamp()
         return cls(made, made, {})
 
@@ -244,8 +243,8 @@ class _Age:
 def _ages(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, _Age], bool]:
     """The age of each snapshot in a history, and whether no sync was done since the last rollback.
 
-    Only a completed sync makes anything younger: a sync that was killed after publishing has not recorded its skipped
-    partitions, and all other commands take the data as it is.
+    Only a completed sync resets the age: a sync killed after publishing didn't record its skipped partitions, and other
+    commands don't look at the source.
     """
     ages: dict[str, _Age] = {}
     current, waiting, is_rolled_back = "", "", False  # waiting: the candidate, from which a run starts
@@ -286,8 +285,8 @@ def _text(seconds: float) -> str:
 def next_due(syncs: Sequence[Mapping[str, Any]]) -> str | None:
     """When the next sync is due: the last start plus the usual interval; None without one.
 
-    The interval is the median of the last ten, if half of them are about as long. A run that another one kept away is
-    no new beginning.
+    The interval is the median of the last ten, if half of them are about equal. Runs turned away by another one don't
+    count.
     """
     begun = sorted({_began(record) for record in syncs if record.get("exit_code") != 75})
     intervals = [after - before for before, after in itertools.pairwise(begun)][-_INTERVALS:]

@@ -1,7 +1,7 @@
-"""The caches of a directory: added before their first sync, declared in its ``pqcache.toml``, and removed.
+"""The caches of a directory: adds them before their first sync, reads their declarations, and removes them.
 
-That ``pqcache.toml`` has a section ``[tables.NAME]`` for each cache that a sync of all makes, with the keys of a
-cache's own file. The cache is ``NAME``, in the same directory.
+The ``pqcache.toml`` of the directory has a section ``[tables.NAME]``, with the keys of a cache's own file, for each
+cache made by a sync of all. The cache is the subdirectory ``NAME``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DEPTH = 4  # of directories below a root that are searched for caches
 
 
 def default_root() -> Path:
-    """``PQCACHE_ROOT``, else the directory ``pqcache`` where the user's caches are."""
+    """``PQCACHE_ROOT``, or else ``pqcache`` among the user's caches."""
     named = os.environ.get(ROOT)
     if named:
         return Path(named).expanduser()
@@ -52,9 +52,9 @@ def find_caches(*roots: str | os.PathLike[str], may_be_none: bool = False) -> li
 
 
 def tables_below(*roots: str | os.PathLike[str], lenient: bool = False) -> dict[Path, ListedTable | None]:
-    """All caches below the roots, and the tables that these declare with their entries, sorted by path.
+    """All caches below the roots, and the entries of tables declared there, sorted by path.
 
-    If a declaration cannot be read, ``lenient`` makes an entry of the error in place of raising it.
+    If a declaration can't be read, ``lenient`` makes the error an entry instead of raising it.
     """
     declared: dict[Path, ListedTable] = {}
     for root in roots or (default_root(),):
@@ -81,12 +81,12 @@ def _caches(directory: Path, depth: int) -> Iterator[Path]:
 
 
 def named_place(word: str, may_be_new: bool = False) -> str:
-    """The path that a word of the command line stands for.
+    """The path meant by a word of the command line.
 
     It is a path if it has a ``/`` or begins with ``.`` or ``~``. Else, if ``PQCACHE_ROOT`` is set, it is the name of a
-    cache below that directory, which has to exist unless ``may_be_new``.
+    cache below that directory, which must exist unless ``may_be_new``.
 
-    Raises UsageError for an unknown name, or one that could be meant as a path too.
+    Raises UsageError for an unknown name, or one that could also be meant as a path.
     """
     if "/" in word or word[:1] in ("", ".", "~") or not os.environ.get(ROOT):
         return word
@@ -125,13 +125,13 @@ def add(
 ) -> Path:
     """Make a cache of ``source`` in ``root``, without a sync, and return its directory.
 
-    Its ``name`` is by default the last part of the source's path. ``options`` are remembered, without secrets. Nothing
-    is fetched: the next sync of the cache, or of all in ``root``, does that.
+    ``name`` is by default the last part of the source's path. ``options`` are remembered, without secrets. The next
+    sync of the cache, or of all in ``root``, fetches its files.
 
     >>> add("lake/shop", "shop2", root="cache").name
     'shop2'
 
-    Raises UsageError where there is such a directory, or no name follows from the source.
+    Raises UsageError if the directory exists, or if the source yields no name.
     """
     check_url(os.fspath(source))
     url = remembered_url(os.fspath(source))
@@ -151,7 +151,7 @@ def add(
 
 @dataclass(frozen=True)
 class RemoveReport:
-    """The removed cache, its snapshots, and the bytes freed on disk (``dry_run``: that would be freed)."""
+    """The removed cache, its snapshots, and the bytes freed on disk; with ``dry_run``, that would be freed."""
 
     cache: str
     dry_run: bool
@@ -173,14 +173,14 @@ def remove(
 ) -> RemoveReport:
     """Remove the cache ``name`` of ``root`` with all its snapshots.
 
-    The source is not touched. ``force`` removes a cache even if readers have it open, if it has pinned snapshots, or if
-    it contains other files, which go too. Other directories are never removed. ``wait`` is how long to wait for another
-    run to end.
+    The source isn't touched. ``force`` removes a cache even if readers have it open, if it has pinned snapshots, or if
+    it contains other files, which are removed too. Other directories are never removed. ``wait`` limits the seconds to
+    wait for another run.
 
     >>> remove("shop2", root="cache").snapshots
     ()
 
-    Raises CacheLocked for a cache on which a run is at work, or that readers have open, UsageError or CacheError.
+    Raises CacheLocked if a run is at work or readers have the cache open, UsageError or CacheError.
     """
     if not name or "/" in name or name in (".", ".."):
         parent, last = os.path.split(name.rstrip("/"))
@@ -213,7 +213,7 @@ def remove(
 
 
 def _check_removable(cache: CacheDirectory) -> None:
-    """Raise CacheError or CacheLocked if something in the cache could be lost by mistake."""
+    """Raise CacheError or CacheLocked unless the cache can be removed without loss."""
     read_config(cache.path)
     if foreign := cache.foreign_entries():
         named = ", ".join(str(path.relative_to(cache.path)) for path in foreign[:5])
@@ -249,8 +249,8 @@ class ListedTable:
 def read_tables(root: Path) -> list[ListedTable]:
     """Read the tables declared in the ``pqcache.toml`` of a directory, if it has one.
 
-    Raises CacheError if it cannot be read, or if others than trusted users can write it. Errors in the section of
-    a table are in its entry.
+    Raises CacheError if it can't be read, or if others than trusted users can write to it. An error in the section of
+    a table is in its entry.
     """
     path = root / CONFIG
     if not path.is_file() or not has_tables(path):
@@ -288,12 +288,12 @@ def _entry(path: Path, name: str, values: Any) -> ListedTable:
 
 
 def is_cache_name(name: str) -> bool:
-    """Whether a cache in a directory of caches can have this name, which is in each line of a log."""
+    """Whether a cache in a directory of caches can have this name, which appears in each line of a log."""
     return bool(name) and "/" not in name and not name.startswith(".") and printable(name) == name
 
 
 def _absolute(source: str, root: Path) -> str:
-    """Relative paths count from the directory of the file, wherever the sync runs."""
+    """Make paths absolute; they are relative to the directory of the file, wherever the sync runs."""
     if url_scheme(source):
         return source
     return os.path.normpath(root / os.path.expanduser(local_path(source)))

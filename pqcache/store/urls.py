@@ -1,4 +1,4 @@
-"""URLs of sources and targets: parses and checks them, and removes secrets before they are shown."""
+"""Parses and checks URLs of sources and targets, and removes secrets before they are shown."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _ALIASES = {"s3a": "s3", "s3n": "s3"}  # as Hadoop calls S3
 
 
 def url_scheme(url: str) -> str:
-    """Lower-case scheme, empty for a path; ``s3`` also for ``s3a`` and ``s3n``."""
+    """The scheme in lower case, empty for a path; ``s3`` also for ``s3a`` and ``s3n``."""
     match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)://", url)
     scheme = match[1].lower() if match else ""
     return _ALIASES.get(scheme, scheme)
 
 
 def with_usual_scheme(url: str) -> str:
-    """Return ``url`` with ``s3://`` in place of Hadoop's ``s3a://`` and ``s3n://``.
+    """Replace Hadoop's ``s3a://`` and ``s3n://`` by ``s3://``.
 
     >>> with_usual_scheme("s3a://lake/shop"), with_usual_scheme("hdfs://nn/shop")
     ('s3://lake/shop', 'hdfs://nn/shop')
@@ -39,7 +39,7 @@ def with_usual_scheme(url: str) -> str:
 
 
 def check_url(url: str) -> None:
-    """Raise UsageError unless ``url`` is a path or URL, and for secrets in a query, which would be part of a path."""
+    """Raise UsageError unless ``url`` is a path or URL, or if it has secrets in a query, which is part of the path."""
     scheme = url_scheme(url)
     if not url.partition("://")[2 if scheme == "file" else 0].strip():
         raise UsageError("", "an empty path", "name a directory or a URL")
@@ -73,18 +73,18 @@ def absolute_path(url: str) -> str:
 
 
 def local_directory(url: str) -> Path:
-    """The absolute directory of a local source; a single file is in it."""
+    """The absolute directory of a local source, or of its single file."""
     path = Path(absolute_path(url))
     return path.parent if path.is_file() else path
 
 
 def is_secret(option: str) -> bool:
-    """Whether an option of this name must never be stored or shown."""
+    """Whether an option with this name must never be stored or shown."""
     return _SECRET.search(option) is not None and option != "token_file"  # which names a file, and is remembered
 
 
 def redact(url: str) -> str:
-    """Remove passwords and tokens, and for S3 the key as well."""
+    """Remove passwords and tokens, and for S3 also keys."""
     scheme = url_scheme(url)
     if not scheme:
         return url
@@ -104,7 +104,7 @@ def redact(url: str) -> str:
 
 
 def remembered_url(url: str) -> str:
-    """As a cache remembers its source: without secrets, local paths absolute."""
+    """A URL for a cache to remember: without secrets, and with an absolute path."""
     if url_scheme(url) not in ("", "file"):
         return redact(with_usual_scheme(url))
     return absolute_path(url)
