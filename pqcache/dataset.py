@@ -1,4 +1,4 @@
-"""The public ``Cache``: a cache directory whose rows are looked up and read as Arrow, without torch."""
+"""The public class ``Cache``, which looks up and reads rows of a cache as Arrow, without torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pqcache.store.table_part import parse_shard
 
 @dataclass(frozen=True)
 class Cache(CacheDirectory):
-    """One local directory that holds one dataset.
+    """A cache: a local directory with a dataset.
 
     >>> cache = Cache.open("cache/shop")
     >>> len(cache.snapshots()), cache.current() == cache.snapshot()
@@ -30,12 +30,12 @@ class Cache(CacheDirectory):
 
     @documented(BatchArguments, BatchOptions)
     def batches(self, columns: Sequence[str] | None = None, **given: Unpack[BatchArguments]) -> RecordBatches:
-        """Return an iterator over an epoch as Arrow record batches, in the order of ParquetDataset's batches.
+        """Iterate over an epoch as Arrow record batches, in the order of ParquetDataset's batches.
 
-        For numpy, JAX, TensorFlow or Arrow itself: torch is not imported. Every row comes exactly once per epoch;
-        nulls remain nulls, dictionaries are decoded. Batches are made ahead on threads of this process. ``stats()`` of
-        the iterator says what reading takes, as that of ``ParquetDataset``. The snapshot is leased until the epoch
-        ends. The workers of a DataLoader divide what their process reads.
+        For numpy, JAX, TensorFlow or Arrow itself: torch isn't imported. Every row comes exactly once per epoch; nulls
+        remain nulls, dictionaries are decoded. Threads of this process make batches ahead. Like ``ParquetDataset``,
+        the iterator has ``stats()``, the costs of reading. The snapshot is leased until the epoch ends. The workers of
+        a DataLoader divide the batches of their process.
 
         Args:
             given: see pqcache.reader.options
@@ -44,8 +44,8 @@ class Cache(CacheDirectory):
         >>> [batch.num_rows for batch in batches]
         [128, 128, 128, 128, 88]
 
-        Options that make no sense raise UsageError, and a cache without that snapshot CacheError, before this returns;
-        files that are gone or damaged raise ParquetError by name while iterating.
+        Raises UsageError for invalid options, and CacheError if the snapshot is missing, before it returns; raises
+        ParquetError, which names the file, for missing or damaged files during the iteration.
         """
         options = BatchOptions(**parsed({"columns": columns, **given}, BatchOptions))
         workers, worker = worker_of_torch()
@@ -79,23 +79,23 @@ class Cache(CacheDirectory):
         return replicas, number
 
     def lookup(self, column: str, values: Any) -> SelectedRows:
-        """Return the rows of the current snapshot whose ``column`` has one of ``values``, without scanning.
+        """Find the rows of the current snapshot whose ``column`` has one of ``values``, without scanning.
 
-        ``column`` is one that 'pqcache index' has made a key index of (``a.b`` inside of a struct), or a partition
-        column. ``values`` is a value, or a list, numpy or Arrow array of values. The rows can be read with ``read``
-        and trained on with ``ParquetDataset(path, rows=...)``.
+        ``column`` has a key index, made by 'pqcache index', or is a partition column; ``a.b`` is a field of a struct.
+        ``values`` is a value, or a list, numpy or Arrow array of values. Read the rows with ``read``, or train on them
+        with ``ParquetDataset(path, rows=...)``.
 
-        Without a key index CacheError names the command that makes one. Values of another type, and None, raise
-        UsageError; a damaged key index raises DamagedError.
+        Raises CacheError, with the command to run, if there is no key index, UsageError for None and values of another
+        type, and DamagedError for a damaged key index.
         """
         snapshot, lease = self.lease()
         with lease:
             return lookup(snapshot, column, values)
 
     def read(self, rows: SelectedRows, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return ``rows`` as an Arrow table, in the order of the files; only their row groups are decoded.
+        """Read ``rows`` as an Arrow table, in file order; only their row groups are decoded.
 
-        ``columns`` are names, None for all. The rows' snapshot is read, also when it is not the current one any more;
-        a snapshot that is gone raises CacheError.
+        ``columns`` are names, None for all. Reads the snapshot of the rows even if it is no longer current; raises
+        CacheError if it is gone.
         """
         return read_rows(self.path, rows, columns)

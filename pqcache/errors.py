@@ -1,20 +1,20 @@
-"""Every error a user can meet, each with its exit code.
+"""All errors for users, with their exit codes.
 
 PqcacheError                1   something failed; the message says which file and what to do
-├── UsageError              2   an option, a URL, a size or a condition that makes no sense
-├── SourceError             1   the source cannot be reached, listed or read; nor can a target be written
+├── UsageError              2   an invalid option, URL, size or condition
+├── SourceError             1   the source can't be reached, listed or read, or a target can't be written
 │   ├── SourceNotFound      1   nothing is there
 │   ├── SourceDenied        1   wrong or missing credentials, or no permission
 │   ├── AccessExpired      75   a token or a ticket has expired, or the clock is wrong (EX_TEMPFAIL)
-│   ├── SourceChanged       1   a file is no longer the one that was listed
-│   └── SourceUnavailable  75   server down, reset, or too slow: was retried, try again later (EX_TEMPFAIL)
-├── SourceIncomplete        3   empty, vanished or still moving: nothing was published
-├── ParquetError            1   not Parquet, truncated, or something we cannot represent
-│   └── TypeClash           1   a column has types in two files that do not fit together
-├── PartitionsSkipped       5   a sync has kept old versions of partitions, or left some out
-├── ContractNotMet          6   new data do not meet a rule of [expect]: nothing was published
-├── CacheError              1   no cache here, another version of one, or a damaged one
-│   ├── DamagedError        4   a part of the cache is not as it was written
+│   ├── SourceChanged       1   a file has changed since it was listed
+│   └── SourceUnavailable  75   server down, reset or too slow, even after retries: try again later (EX_TEMPFAIL)
+├── SourceIncomplete        3   empty, vanished or still changing: nothing was published
+├── ParquetError            1   not Parquet, truncated, or not representable
+│   └── TypeClash           1   a column has incompatible types in two files
+├── PartitionsSkipped       5   a sync kept old versions of partitions, or left some out
+├── ContractNotMet          6   new data violate a rule of [expect]: nothing was published
+├── CacheError              1   no cache, or one of another version, or a damaged one
+│   ├── DamagedError        4   a part of the cache differs from what was written
 │   └── CacheLocked        75   another run holds the lock (EX_TEMPFAIL)
 └── Interrupted           130   Ctrl-C or SIGTERM
 """
@@ -45,15 +45,15 @@ def first_line(error: BaseException | str) -> str:
 
 
 class PqcacheError(Exception):
-    """Base of all errors that pqcache raises on purpose.
+    """The base of all errors that pqcache raises on purpose.
 
     Attributes:
-        subject: the file, URL, option or column that it is about; empty where there is none.
+        subject: the file, URL, option or column in question; may be empty.
         reason: what is wrong with it.
-        advice: what to do next; empty where there is nothing to be done.
+        advice: what to do next; may be empty.
 
-    ``str(error)`` is one line made of the three. A single argument is the reason, since whoever raises an error of
-    another process again, as DataLoader does, has the line alone.
+    ``str(error)`` is a line of the three. A single argument is the reason: DataLoader, which raises errors of another
+    process again, has only the line.
     """
 
     exit_code = 1
@@ -68,23 +68,23 @@ class PqcacheError(Exception):
         return f"{about}; {self.advice}" if self.advice else about
 
     def within(self, subject: object) -> Self:
-        """The same error about the file or dataset that its subject is part of."""
+        """The same error about the file or dataset that contains its subject."""
         reason = f"{self.subject}: {self.reason}" if self.subject else self.reason
         return type(self)(subject, reason, self.advice)
 
     def renamed(self, old: object, new: object) -> Self:
-        """The same error with the path ``old`` called ``new``: a copy goes by the name of its source."""
+        """The same error with the path ``old`` replaced by ``new``, as the user knows a copy by its source."""
         return type(self)(*(text.replace(str(old), str(new)) for text in (self.subject, self.reason, self.advice)))
 
 
 class UsageError(PqcacheError, ValueError):
-    """An option, a URL, a size or a condition that makes no sense."""
+    """An invalid option, URL, size or condition."""
 
     exit_code = 2
 
 
 class SourceError(PqcacheError):
-    """The source cannot be reached, listed or read; or a repartition's target, which lives in the same stores."""
+    """The source can't be reached, listed or read, or a repartition's target can't be written."""
 
 
 class SourceNotFound(SourceError):
@@ -96,13 +96,13 @@ class SourceDenied(SourceError):
 
 
 class AccessExpired(SourceError):
-    """Credentials have expired, or the clock is wrong: a later run may get in, another try of this one does not."""
+    """Credentials have expired, or the clock is wrong: a retry doesn't help, but a later run may."""
 
     exit_code = 75
 
 
 class SourceChanged(SourceError):
-    """A file is no longer the one that was listed."""
+    """A file has changed since it was listed."""
 
 
 class SourceUnavailable(SourceError):
@@ -112,24 +112,24 @@ class SourceUnavailable(SourceError):
 
 
 class SourceIncomplete(PqcacheError):
-    """The source is empty, lost a file or keeps moving; nothing was published."""
+    """The source is empty, lost a file or keeps changing; nothing was published."""
 
     exit_code = 3
 
 
 class ParquetError(PqcacheError):
-    """A file is not Parquet, is truncated, or holds something that cannot be represented."""
+    """A file isn't Parquet, is truncated, or has contents that can't be represented."""
 
 
 class TypeClash(ParquetError):
-    """A column has types in two files that do not fit together.
+    """A column has incompatible types in two files.
 
     Attributes:
         column: its name.
-        files: those that have the first type, and last one that has the other.
-        types: the two, as Arrow has them.
-        others: the columns beside it.
-        names: its two names, which differ only in case, where these are what does not fit.
+        files: files with the first type, followed by one with the other.
+        types: the two Arrow types.
+        others: the other columns.
+        names: two names that differ only in case, if they are the problem.
     """
 
     def __init__(
@@ -156,23 +156,23 @@ class TypeClash(ParquetError):
 
 
 class PartitionsSkipped(PqcacheError):
-    """A sync could not take all partitions as they are now: they are bad, or were replaced by far fewer rows."""
+    """A sync skipped partitions that are bad, or that now have far fewer rows."""
 
     exit_code = 5
 
 
 class ContractNotMet(PqcacheError):
-    """New data do not meet a rule of ``[expect]`` in ``pqcache.toml``; nothing was published."""
+    """New data violate a rule of ``[expect]`` in ``pqcache.toml``; nothing was published."""
 
     exit_code = 6
 
 
 class CacheError(PqcacheError):
-    """There is no cache here, or it is of another version, or it is damaged."""
+    """There is no cache, or it has another version, or it is damaged."""
 
 
 class DamagedError(CacheError):
-    """A manifest, an index or a data file of a cache is missing, or not as it was written."""
+    """A manifest, index or data file of a cache is missing, or differs from what was written."""
 
     exit_code = 4
 
@@ -184,13 +184,13 @@ class CacheLocked(CacheError):
 
 
 class Interrupted(PqcacheError):
-    """Ctrl-C or SIGTERM; nothing is left half done."""
+    """Ctrl-C or SIGTERM; nothing was left half done."""
 
     exit_code = 130
 
 
 def open_error(error: BaseException) -> tuple[str, str] | None:
-    """Reason and advice for a file that cannot be opened through no fault of its content, else None."""
+    """The reason and advice if a file can't be opened, whatever its content; else None."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return "too many open files", "raise the limit with 'ulimit -n 4096', or use fewer jobs or workers"
     if isinstance(error, OSError) and error.errno == errno.EINVAL and error.strerror == NOT_REGULAR:
@@ -208,7 +208,7 @@ def disk_error(path: Path, error: OSError) -> PqcacheError:
 
 
 def error_below(cache: Path, error: OSError) -> PqcacheError:
-    """The error for an operation that the cache's file system refused, about the file that ``error`` names, if any."""
+    """The error for an operation refused by the cache's file system, about the file named in ``error``, if any."""
     return disk_error(Path(os.fsdecode(error.filename)) if error.filename else cache, error)
 
 

@@ -1,4 +1,4 @@
-"""What the library reports while it works; a caller passes ``on_event`` and gets these.
+"""Events that the library passes to ``on_event`` while it works.
 
 The library never prints: ``pqcache.console`` turns events into lines, bars or JSON.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Listed:
-    """The source was listed: its Parquet files after ``where``, and their bytes."""
+    """The source was listed: the number of Parquet files selected by ``where``, and their bytes."""
 
     files: int
     bytes: int
@@ -21,8 +21,8 @@ class Listed:
 class Started:
     """A phase begins and will advance by ``total``: list, fetch, rewrite, read, index, verify, compare or measure.
 
-    ``total`` counts bytes, or what ``unit`` names: files, rows or settings; it is 0 where nobody knows it yet.
-    ``files`` is how many files that is, where the unit is bytes and each is reported when it is done.
+    ``total`` counts bytes, or files, rows or settings as ``unit`` says; it is 0 if unknown. ``files`` is the number of
+    files if the unit is bytes and each file is reported when it is done.
     """
 
     phase: str
@@ -43,7 +43,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Reused:
-    """An earlier run has left ``bytes`` of the ``total`` that are to be fetched; only the rest is."""
+    """An earlier run left ``bytes`` of the ``total`` to fetch, so only the rest is fetched."""
 
     bytes: int
     total: int
@@ -51,7 +51,7 @@ class Reused:
 
 @dataclass(frozen=True)
 class Advanced:
-    """A phase advanced by ``amount``; a negative amount is what has to be done again."""
+    """A phase advanced by ``amount``; a negative amount has to be done again."""
 
     phase: str
     amount: int
@@ -59,7 +59,7 @@ class Advanced:
 
 @dataclass(frozen=True)
 class Fetched:
-    """One file was downloaded completely and checked."""
+    """A file was downloaded completely and checked."""
 
     path: str
     bytes: int
@@ -68,7 +68,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Awaited:
-    """What readers of an arriving snapshot wait for: how many wait, and for how many bytes that are not there yet."""
+    """Readers of an arriving snapshot are waiting: how many, and for how many bytes."""
 
     readers: int
     bytes: int
@@ -76,7 +76,7 @@ class Awaited:
 
 @dataclass(frozen=True, kw_only=True)
 class Rewrote:
-    """One partition directory was repartitioned."""
+    """A partition directory was repartitioned."""
 
     directory: str
     files_before: int
@@ -87,7 +87,7 @@ class Rewrote:
 
 @dataclass(frozen=True)
 class Retried:
-    """Something transient failed and is tried again after ``wait`` seconds."""
+    """An operation failed and is tried again after ``wait`` seconds."""
 
     path: str
     error: str
@@ -96,14 +96,14 @@ class Retried:
 
 @dataclass(frozen=True)
 class Warned:
-    """Something the user should know that does not stop the run."""
+    """A warning for the user; the run continues."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A part of a snapshot is not as it was published; row group and column are None where they are not known."""
+    """A part of a snapshot differs from what was published; row group and column are None if unknown."""
 
     path: str
     row_group: int | None
@@ -144,4 +144,4 @@ OnEvent = Callable[[Event], None]
 
 
 def ignore(_: Event) -> None:
-    """The default for ``on_event``."""
+    """Ignore events; the default of ``on_event``."""

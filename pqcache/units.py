@@ -1,4 +1,4 @@
-"""Sizes, durations, counts and lists of names: read as users give them, and shown to a person, as texts are."""
+"""Parses sizes, durations, counts and lists of names as users write them, and formats values for people."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_whole(value: Any) -> bool:
 
 
 def parse_names(option: str, names: Any) -> tuple[str, ...]:
-    """Return the names in a list, a generator or any other iterable of ``str``; others raise UsageError.
+    """The names in a list, generator or other iterable of ``str``; raises UsageError for other values.
 
     >>> parse_names("columns", (name for name in ("id", "price")))
     ('id', 'price')
@@ -47,7 +47,7 @@ def parse_names(option: str, names: Any) -> tuple[str, ...]:
 
 
 def parse_size(text: str | int) -> int:
-    """Return the number of bytes in ``text``; every unit is a power of 1024, as in Hadoop.
+    """Parse a number of bytes; units are powers of 1024, as in Hadoop.
 
     >>> parse_size("128MB") == parse_size("128MiB") == parse_size("128m") == 134_217_728
     True
@@ -61,7 +61,7 @@ def parse_size(text: str | int) -> int:
 
 
 def parse_duration(text: str | float) -> float:
-    """Return the number of seconds in ``text``.
+    """Parse a number of seconds.
 
     >>> parse_duration("10m"), parse_duration("48h"), parse_duration(2.5)
     (600.0, 172800.0, 2.5)
@@ -77,7 +77,7 @@ def parse_duration(text: str | float) -> float:
 
 
 def parse_count(text: str | int) -> int:
-    """Return the whole number in ``text``.
+    """Parse a whole number.
 
     >>> parse_count("8"), parse_count("100_000"), parse_count(8)
     (8, 100000, 8)
@@ -91,7 +91,7 @@ def parse_count(text: str | int) -> int:
 
 
 def format_size(size: float) -> str:
-    """Return ``size`` bytes for a person, in powers of 1024, as Hadoop's tools do.
+    """Format a number of bytes for people, in powers of 1024, like Hadoop's tools.
 
     >>> format_size(134_217_728), format_size(999), format_size(1536)
     ('128 MB', '999 B', '1.5 KB')
@@ -106,7 +106,7 @@ def format_size(size: float) -> str:
 
 
 def size_word(size: int) -> str:
-    """Return a number of bytes as an option takes it: one word that ``parse_size`` reads as just that.
+    """Format a number of bytes for an option, as a word that ``parse_size`` maps to the same number.
 
     >>> size_word(8 << 20), size_word((8 << 20) + 1)
     ('8MB', '8388609')
@@ -116,7 +116,7 @@ def size_word(size: int) -> str:
 
 
 def format_count(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a count with its noun.
+    """Format a count with its noun.
 
     >>> format_count(1, "file"), format_count(20_000, "row"), format_count(2, "entry", "entries")
     ('1 file', '20,000 rows', '2 entries')
@@ -125,7 +125,7 @@ def format_count(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration for a person.
+    """Format a duration for people.
 
     >>> format_seconds(0.25), format_seconds(75), format_seconds(7300), format_seconds(200_000)
     ('0.2 s', '1 min 15 s', '2 h 1 min', '2 d 7 h')
@@ -141,7 +141,7 @@ def format_seconds(seconds: float) -> str:
 
 
 class Stopwatch:
-    """Counts the seconds since it was made."""
+    """Measures the seconds since it was made."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -153,12 +153,12 @@ class Stopwatch:
 
 
 def printable(text: str) -> str:
-    """Percent-encode what controls a terminal."""
+    """Percent-encode characters that control a terminal."""
     shown = text.encode("utf-8", "backslashreplace").decode()
     return _UNSAFE.sub(lambda match: quote(match[0], safe=""), shown)
 
 
 def printable_json(text: str) -> str:
-    """Escape what controls a terminal; the JSON value stays the same."""
+    """Escape characters that control a terminal, without changing the JSON value."""
     shown = text.encode("utf-8", "backslashreplace").decode()
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", shown)

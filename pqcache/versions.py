@@ -1,4 +1,4 @@
-"""The versions of pqcache, the platform and the libraries, as a bug report needs them."""
+"""The versions of pqcache, the platform and the libraries, for bug reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXTRAS = (
 
 
 def report() -> list[str]:
-    """One line for each name and version, without importing the libraries."""
+    """A line for each name and version, without importing the libraries."""
     import platform
     import sys
 
