@@ -1,4 +1,4 @@
-"""Epochs of an open dataset: what is read, in which order, within what memory; and one as Arrow record batches."""
+"""Epochs of an open dataset: their plan, order and memory; and an epoch as Arrow record batches."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """An epoch that can be read from any of its batches on."""
+    """An epoch, which can be read from any batch on."""
 
     groups: RowGroups
     order: Order
 
     @property
     def plan(self) -> ReadPlan:
-        """What is read."""
+        """The plan of reading."""
         return self.groups.plan
 
     def read(self, indices: Sequence[int], total: int, make: Callable[[Group], T]) -> Generator[tuple[int, T, int]]:
-        """Yield (global index, group, which of its batches); see `read_groups`."""
+        """Yield (global index, group, batch in the group); see `read_groups`."""
         return read_groups(self.groups, self.order, indices, total, make)
 
 
 class Epochs:
-    """The epochs of a plan, each of them on any number of lanes, ranks and workers.
+    """The epochs of a plan, for any number of lanes, ranks and workers.
 
     Attributes:
-        first: the row groups of epoch 0, from which windows follow.
-        set_window: the window that the user or a state sets; None: what fits into ``memory``.
-        sizes: of the row groups from which windows follow where they are not those of ``first`` alone, as nodes hold
-            shares of a dataset.
+        first: the row groups of epoch 0, which determine windows.
+        set_window: the window set by the user or a state; None for as much as fits into ``memory``.
+        sizes: the sizes of the row groups that determine windows, if not of ``first`` alone, as nodes hold shares of a
+            dataset.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Epochs:
         exclusions: Exclusions | None = None,
         has_hashes: bool = False,
     ) -> None:
-        """Plan what is read of an open dataset; see `make_read_plan`.
+        """Plan the epochs of an open dataset; see `make_read_plan`.
 
-        ``path`` names the dataset in messages. ``fills`` gives what is put in place of nulls. ``exclusions`` say from
-        which epoch on rows are left out of it, in place of those of the options; before, they are dropped when they
-        were gathered. With ``has_hashes`` rows come with the column `ROW_HASH`.
+        ``path`` names the dataset in messages. ``fills`` gives replacements of nulls. ``exclusions``, instead of those
+        of the options, say from which epoch on rows are left out; in earlier epochs they are dropped after gathering.
+        With ``has_hashes``, rows have the column `ROW_HASH`.
         """
 
         def plan_from(epoch: int) -> ReadPlan:
@@ -102,7 +102,7 @@ class Epochs:
         self._fitted: dict[tuple[int, int], Window] = {}  # by lanes of a rank, and of all
 
     def at(self, epoch: int, of_mix: bool = False) -> RowGroups:
-        """The row groups of an epoch, or of a pass of a mix, whose passes all have equally many rows."""
+        """The row groups of an epoch, or of a pass of a mix; passes all have the same number of rows."""
         plan = self.plan_from(epoch)
         if plan.weights is None and plan is self.plan:
             return self.first
@@ -112,11 +112,11 @@ class Epochs:
         return self._latest[1]
 
     def plan_from(self, epoch: int) -> ReadPlan:
-        """The plan of all epochs that exclude the rows that this one does."""
+        """The plan of all epochs with the same excluded rows as this one."""
         return self._plan_from(max(begin for begin in self._begins if begin <= epoch))
 
     def window(self, lanes: int, ranks: int) -> Window:
-        """The window of each of ``lanes`` lanes, which ``ranks`` ranks share.
+        """The window of each of ``lanes`` lanes, shared by ``ranks`` ranks.
 
         Raises:
             UsageError: a row group is too large for the memory.
@@ -201,7 +201,7 @@ class RecordBatches(Iterator[pa.RecordBatch]):
         self._epoch.groups.meter.set_running(False)
 
     def stats(self) -> DatasetStats:
-        """What reading has taken so far, and how long batches were waited for; see docs/gpus.md."""
+        """The costs of reading so far, and of waiting for batches; see docs/gpus.md."""
         return dataset_stats(self._epoch.groups.meter.counts(), self._epoch.plan, self._options.memory)
 
 
@@ -210,8 +210,8 @@ def read_record_batches(
 ) -> RecordBatches:
     """Iterate over the record batches of an epoch; see ``Cache.batches``.
 
-    ``rules`` say which files are read if ``path`` is a plain directory. The dataset is opened, and its snapshot leased,
-    before this returns.
+    ``rules`` select the files if ``path`` is a plain directory. Opens the dataset and leases its snapshot before it
+    returns.
     """
     data, lease = open_local_dataset(path, options.snapshot_read, rules or options.rules, options.fill)
     with closed_on_error(lease):
@@ -233,7 +233,7 @@ def read_record_batches(
 
 
 def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequence[str] | None) -> pa.Table:
-    """Read ``rows`` in the order of the files; see ``Cache.read``."""
+    """Read ``rows`` in file order; see ``Cache.read``."""
     if not isinstance(rows, SelectedRows):
         raise UsageError(f"rows={rows!r}", "give SelectedRows, as Cache.lookup returns them")
     if len(rows):
@@ -245,7 +245,7 @@ def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequenc
 
 
 def _compared(epoch: Epoch, data: LocalDataset, options: BatchOptions) -> dict[str, tuple[Any, Any]]:
-    """What all ranks have to begin alike; see `check_alike`."""
+    """The values that all ranks have to begin with; see `check_alike`."""
     order = epoch.order
     found = {
         "row_groups": epoch.plan.fingerprint,
@@ -278,7 +278,7 @@ def _record_batches(epoch: Epoch, share: EpochShare) -> Generator[pa.RecordBatch
 
 
 def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of a run with more than 2 GB of a column, in the types of all batches."""
+    """A batch of a run with more than 2 GB in a column, in the types of all batches."""
     arrays = []
     for field, array in zip(schema, batch.columns, strict=True):
         try:

@@ -1,4 +1,4 @@
-"""Which of several processes this one is, whether all of them read alike, and whose iterator an iterator is."""
+"""The number and rank of this process among others, checks that all read alike, and iterators in forks."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _log = logging.getLogger("pqcache.reader")
 
 
 def count_and_number() -> tuple[int, int]:
-    """The number of processes that train together and this one's, from torch.distributed or JAX; else 1 and 0.
+    """The number of processes that train together and this one's, by torch.distributed or JAX; else 1 and 0.
 
-    Neither is imported for this, and JAX is only asked if that does not start its devices. UsageError if both know of
-    several processes and disagree.
+    Imports neither, and asks JAX only if that doesn't start its devices. Raises UsageError if both know of several
+    processes and disagree.
     """
     places = {"torch.distributed": of_torch() or (1, 0), "JAX": _of_jax()}
     found = {name: place for name, place in places.items() if place[0] > 1}
@@ -48,7 +48,7 @@ def count_and_number() -> tuple[int, int]:
 
 
 def of_torch() -> tuple[int, int] | None:
-    """The number of ranks of torch.distributed and this one; None if it is not initialised."""
+    """The number of ranks of torch.distributed and this one; None if it isn't initialised."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -62,9 +62,9 @@ def is_rank() -> bool:
 
 
 def worker_of_torch() -> tuple[int, int]:
-    """The number of DataLoader workers that share what this one reads, and its own; else 1 and 0.
+    """The number of DataLoader workers that divide the reading, and this one's; else 1 and 0.
 
-    An item of a dataset with items by number is asked of one worker only, which reads all that belongs to it.
+    Workers don't divide an item of a map-style dataset, as only one of them is asked for it.
     """
     data: Any = sys.modules.get("torch.utils.data")
     info = None if data is None else data.get_worker_info()
@@ -74,9 +74,9 @@ def worker_of_torch() -> tuple[int, int]:
 
 
 def check_launched(known: int) -> None:
-    """Raise UsageError if a launcher started more processes than are ``known``: each would read every row.
+    """Raise UsageError if a launcher started more processes than are ``known``, as each would read every row.
 
-    Launchers say so in the environment: torchrun, Open MPI, MPICH and Intel MPI, MVAPICH, Slurm's srun.
+    torchrun, Open MPI, MPICH and Intel MPI, MVAPICH and Slurm's srun set environment variables.
     """
     if of_torch() is not None:
         return
@@ -116,12 +116,11 @@ MIXING = frozenset(("lanes", "window", "piece", "seed"))  # what ranks may diffe
 def check_alike(epoch: Mapping[str, tuple[Any, Any]], patience: float) -> None:
     """Raise the same UsageError on every rank of torch.distributed unless all begin the same epoch.
 
-    Ranks that begin with other rows or another order would divide different tables: rows would come twice or never.
-    ``epoch`` has, by name, the values that must be equal, and how to show them.
+    If ranks began with other rows or another order, rows would come twice or never. ``epoch`` has the values that must
+    be equal, by name, and how to show them.
 
-    The ranks meet at the store of their process group. A rank that does not come delays the others by ``patience``
-    seconds and a warning, whereas a collective operation would wait for it without a word. Epochs that threads begin at
-    the same time may begin in another order on each rank.
+    The ranks meet at the store of their process group. After ``patience`` seconds the others warn of a missing rank,
+    while a collective operation would wait for it silently. Threads may begin epochs in any order on each rank.
     """
     distributed: Any = sys.modules["torch.distributed"]
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
@@ -158,11 +157,11 @@ def check_alike(epoch: Mapping[str, tuple[Any, Any]], patience: float) -> None:
 
 
 def agree(what: str, offer: Callable[[], Any], answer: Callable[[Any], None], patience: float) -> dict[int, str]:
-    """Let all ranks of torch.distributed answer what rank 0 offers; return who objects and why, the same on all.
+    """Let all ranks of torch.distributed answer an offer of rank 0; return the objections, the same on all.
 
-    Rank 0 calls ``offer``, which returns a JSON value, and all ranks call ``answer`` with that. An objection is a
-    PqcacheError or OSError that one of them raises. Waits for ranks that have not come, with a warning every
-    ``patience`` seconds. UsageError if the process group has no store to meet at.
+    Rank 0 calls ``offer``, which returns a JSON value, and all ranks call ``answer`` with it. An objection is a
+    PqcacheError or OSError raised by one of them. Waits for missing ranks, with a warning every ``patience`` seconds.
+    Raises UsageError if the process group has no store to meet at.
     """
     distributed: Any = sys.modules["torch.distributed"]
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
@@ -203,9 +202,9 @@ def agree(what: str, offer: Callable[[], Any], answer: Callable[[Any], None], pa
 
 
 def _meeting() -> tuple[Any, str, Counter[str]]:
-    """The store of the process group, a prefix of its keys for this group, and how often the ranks have met there.
+    """The store of the process group, a prefix of keys for this group, and the number of meetings so far.
 
-    MPI has no store, nor has torch's fake process group: RuntimeError.
+    Raises RuntimeError for MPI and torch's fake process group, which have no store.
     """
     distributed: Any = sys.modules["torch.distributed"]
     group, store = distributed.group.WORLD, distributed.distributed_c10d._get_default_store()
@@ -237,7 +236,7 @@ def _difference(one: Mapping[str, Any], two: Mapping[str, Any]) -> tuple[str, An
 
 
 def of_this_process(items: Generator[T], what: str) -> Generator[T]:
-    """Pass items on; UsageError in a forked process, which has none of the threads that read."""
+    """Pass items on; raises UsageError in a forked process, which lacks the threads that read."""
     process = os.getpid()
 
     def read() -> Generator[T]:
@@ -260,7 +259,7 @@ def of_this_process(items: Generator[T], what: str) -> Generator[T]:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Free the rows in pqcache's frames that an error passed through; whoever keeps the error would keep them too."""
+    """Free the rows in pqcache's frames of an error's traceback, which would live as long as the error."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -286,5 +285,5 @@ def _check_process(what: str, process: int) -> None:
 
 
 def leave_to_parent(inherited: object) -> None:
-    """Keep an object of the parent as long as this process lives: closing it would close what the parent uses."""
+    """Keep an object of the parent alive, since closing it would close resources that the parent uses."""
     _of_parents.append(inherited)

@@ -1,4 +1,4 @@
-"""Proofs of an epoch: the rows that ranks were given, compared with those of the dataset; see docs/proof.md."""
+"""Proofs of an epoch, which compare the rows that ranks received with those of the dataset; see docs/proof.md."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _ALIKE = ("epoch", "seed", "batch_size", "lanes", "window", "piece", "shuffle", 
 
 
 class Part(NamedTuple):
-    """What rank ``rank`` of ``ranks`` was given of places ``begin`` up to ``end`` of an epoch.
+    """The rows that rank ``rank`` of ``ranks`` received of places ``begin`` to ``end`` of an epoch.
 
-    ``padded`` are rows that only fill up the last round, and not in the sums. Rows that ``exclude=`` dropped of batches
-    are in the sums, as they were gathered, but not in ``rows``. Without ``sums`` all ranks skipped it.
+    ``padded`` counts rows that only fill up the last round, which aren't in the sums. Rows that ``exclude=`` dropped
+    from batches are in the sums, but not in ``rows``. If ``sums`` is missing, all ranks skipped the part.
     """
 
     begin: int
@@ -60,7 +60,7 @@ class Part(NamedTuple):
         return Part(begin, end, ranks, rank, rows, padded, excluded, text)
 
     def check(self) -> None:
-        """Raise ValueError for what no training has."""
+        """Raise ValueError for values that no training produces."""
         numbers = self[:-1]
         if not all(is_whole(n) and n >= 0 for n in numbers) or not self.rank < self.ranks or self.begin > self.end:
             raise ValueError(f"{numbers} is no part of an epoch")
@@ -78,12 +78,12 @@ class Part(NamedTuple):
 
 
 def content_of(data: LocalDataset) -> str:
-    """A digest of a dataset's files that is equal in the caches of two nodes."""
+    """A digest of a dataset's files, equal in the caches of all nodes."""
     return digest_of(data.contents)
 
 
 def parts_of(state: Mapping[str, Any], name: str = "state") -> list[Part]:
-    """The parts of the proof in a state; UsageError if there is none, or if it is damaged."""
+    """The parts of the proof in a state; raises UsageError if it has none, or a damaged one."""
     proof = state.get("proof")
     if proof is None:
         advice = "train with ParquetDataset(proof=True), and give what loader.proof() or its state_dict() returned"
@@ -101,18 +101,18 @@ def parts_of(state: Mapping[str, Any], name: str = "state") -> list[Part]:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochProof:
-    """Whether an epoch had every row of its selection exactly once; with weights, as often as these say.
+    """Whether an epoch had every row of its selection exactly once, or as often as its weight says.
 
-    ``snapshot``, ``epoch``   what was read
-    ``batches``    of the epoch, over all ranks
-    ``rows``       that the epoch should have had, without those that were excluded, dropped or skipped
-    ``given``      rows that the trainer was given
-    ``padded``     rows that came again to fill up the last round of all ranks; not in ``given``
-    ``excluded``   rows that ``exclude=`` dropped of batches of an epoch that had begun
-    ``dropped``    rows that ``drop_last`` left out
-    ``skipped``    rows of batches that ``loader.skip()`` left out
-    ``weighted``   rows come as often as weights say
-    ``holds``      the rows that were given are those that the epoch should have had
+    ``snapshot``, ``epoch``   the snapshot and the epoch
+    ``batches``    batches of the epoch, on all ranks
+    ``rows``       rows expected, without those that were excluded, dropped or skipped
+    ``given``      rows that the trainer received
+    ``padded``     rows repeated to fill up the last round of all ranks; not in ``given``
+    ``excluded``   rows that ``exclude=`` dropped from batches after the epoch had begun
+    ``dropped``    rows left out by ``drop_last``
+    ``skipped``    rows of batches left out by ``loader.skip()``
+    ``weighted``   whether rows come as often as weights say
+    ``holds``      whether the trainer received exactly the expected rows
     """
 
     snapshot: str
@@ -156,14 +156,14 @@ def prove(
 ) -> EpochProof:
     """Find out whether an epoch had every row exactly once, by the proofs of all its ranks.
 
-    What it should have had follows from the index of the dataset; with options that choose single rows, the columns
-    that decide it are read. These options are not in a proof: give those of the training again.
+    The expected rows follow from the index of the dataset. For options that choose single rows, the columns that they
+    depend on are read. A proof doesn't contain these options, so give those of the training again.
 
     Args:
         target: the cache or directory that was read.
-        proofs: what ``loader.proof()`` or ``state_dict()`` returned, or JSON files of it: of every rank at the end of
-            the epoch. If another number of ranks has finished it, also the state of each earlier rank from which it
-            went on. Order doesn't matter, nor do parts that come twice.
+        proofs: results of ``loader.proof()`` or ``state_dict()`` on every rank at the end of the epoch, or JSON files
+            of them. If the number of ranks changed, also the state of each earlier rank from which the epoch was
+            continued. Order and repeated parts don't matter.
         given: see pqcache.reader.options
 
     >>> from pqcache.torch import Loader, ParquetDataset
@@ -174,7 +174,7 @@ def prove(
     >>> proof.holds, proof.rows
     (True, 600)
 
-    Raises UsageError for proofs that do not fit together, that overlap, or that leave a gap.
+    Raises UsageError for proofs that don't fit together, overlap, or leave a gap.
     """
     found, parts = [], set[Part]()
     for number, proof in enumerate(proofs):
@@ -228,7 +228,7 @@ def _check_alike(first: Mapping[str, Any], state: Mapping[str, Any], name: str) 
 
 
 def _apart(parts: Iterable[Part], batches: int, drop_last: bool) -> tuple[Ints, Ints]:
-    """The places that were dropped and skipped; UsageError if places are in several parts, or in none."""
+    """The places dropped and skipped; raises UsageError if places are in several parts, or in none."""
     count, is_skipped, end, ranks = np.zeros(batches, np.int64), np.zeros(batches, np.bool_), 0, 1
     for part in parts:
         count[part.places] += 1

@@ -1,9 +1,8 @@
-"""What reading a dataset takes: a `Meter` counts it in memory that all processes share, ``stats()`` returns values.
+"""The costs of reading: a `Meter` counts them in memory shared by all processes, ``stats()`` returns values.
 
-Each process has a row of its own, so nothing is locked between processes; the numbers of a dataset are the sums over
-the rows, also those of processes that have ended. A row holds the counters, and what they were when the process began
-the current pass, so an epoch's numbers are differences. Counters grow once for each row group, block or batch, never
-for each row.
+Each process has a row of its own, so that processes need no locks. The numbers of a dataset are the sums over the rows,
+including those of processes that have ended. A row has the counters, and their values at the beginning of the current
+pass, so an epoch's numbers are differences. Counters grow once for each row group, block or batch, never for each row.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ _SPANS = {DECODE: "pqcache/decode", GATHER: "pqcache/gather", TRANSFORM: "pqcach
 
 
 def span(name: str | None) -> AbstractContextManager[Any]:
-    """A span of torch's profiler if it is active in this process."""
+    """A span of torch's profiler, if that is active in this process."""
     profiler = sys.modules.get("torch.autograd.profiler")
     is_active = name is not None and profiler is not None and profiler._is_profiler_enabled
     return profiler.record_function(name) if is_active and profiler is not None else nullcontext()
 
 
 class MeterCounts(NamedTuple):
-    """The counters by name, in all and of the present ``epoch`` (None before the first).
+    """The counters by name, in total and for the present ``epoch`` (None before the first).
 
-    ``arrow`` are the bytes of Arrow's that living processes have in use now, by their id, and ``peak`` the most.
+    ``arrow`` has the Arrow bytes now in use by living processes, by process ID, and ``peak`` their maxima.
     """
 
     total: dict[str, int]
@@ -71,7 +70,7 @@ class MeterCounts(NamedTuple):
 
 
 class Meter:
-    """Counts for one dataset, in ``memory.numbers``, which other processes may share; may be used from any thread."""
+    """Counts the costs of a dataset in ``memory.numbers``, which processes may share; thread-safe."""
 
     _mine: Any  # this process's row
     _fork: int  # in which process it was taken
@@ -95,7 +94,7 @@ class Meter:
 
     @contextmanager
     def timed(self, counter: int, times: int = 1) -> Iterator[None]:
-        """Add the body's duration to a counter, ``times`` over if it stands for calls that aren't measured."""
+        """Add the body's duration to a counter, ``times`` over if it stands for unmeasured calls, too."""
         begun = time.monotonic_ns()
         try:
             with span(_SPANS.get(counter)):
@@ -105,7 +104,7 @@ class Meter:
 
     @contextmanager
     def decoding(self, row_group: int, stored_bytes: int) -> Iterator[None]:
-        """Count the body as this thread's decoding of a row group of the index."""
+        """Count the body as this thread's decoding of a row group."""
         thread = threading.get_ident()
         begun, cpu, disk = time.monotonic_ns(), time.thread_time_ns(), disk_bytes_of_thread()
         row = self._row()
@@ -130,15 +129,15 @@ class Meter:
         row[_READING], row[_READING_SINCE] = row_group + 1, since
 
     def note_memory(self) -> None:
-        """Note how many bytes Arrow, which holds the rows, uses in this process."""
+        """Note the bytes that Arrow, which has the rows, uses in this process."""
         row = self._row()
         row[_ARROW] = arrow = pa.default_memory_pool().bytes_allocated()
         row[_PEAK] = max(row[_PEAK], arrow)
 
     def begin(self, epoch: int, number: int, by_loader: bool = False) -> None:
-        """Begin to count what this process does in a pass over an epoch.
+        """Begin to count a pass of this process over an epoch.
 
-        All workers give the pass the same ``number``, a trainer OF_TRAINER. ``by_loader``: a trainer counts too.
+        All workers pass the same ``number``, a trainer OF_TRAINER. ``by_loader`` says that a trainer counts too.
         """
         row, header = self._row(), self._memory.numbers[_HEADER]
         header[_EPOCH], header[_BY_LOADER] = epoch + 1, by_loader
@@ -148,7 +147,7 @@ class Meter:
             row[_EPOCH], row[_PASS], row[_BEGUN] = epoch + 1, number, time.monotonic_ns()
 
     def set_running(self, is_running: bool) -> None:
-        """Note that the trainer's iteration begins or ends; the time between is counted."""
+        """Note the beginning or end of the trainer's iteration, to count the time between."""
         row, now = self._row(), time.monotonic_ns()
         with _lock:
             if row[_SINCE]:
@@ -156,7 +155,7 @@ class Meter:
             row[_SINCE] = now if is_running else 0
 
     def taken(self) -> None:
-        """Note that the trainer took a worker's batch, and now and then how many more are ready."""
+        """Note that the trainer took a worker's batch, and sometimes how many more are ready."""
         row, rows = self._row(), self._memory.numbers[1:]
         if row[TAKEN] == row[TAKEN + len(NAMES)]:  # the first one
             begun = rows[rows[:, _PASS] == self._memory.numbers[_HEADER, _PASS], _BEGUN]
@@ -186,7 +185,7 @@ class Meter:
         return int(self._row()[counter])
 
     def reading(self) -> list[tuple[int, int | None, float]]:
-        """Processes of the present pass, the row group each has read for longest (None: none), and how long."""
+        """Processes of the present pass, with the row group being read for longest, or None, and the time."""
         header, now, found = self._memory.numbers[_HEADER].copy(), time.monotonic_ns(), []
         for row in self._memory.numbers[1:].tolist():
             is_present = row[_PASS] and row[_PASS] in (header[_PASS], OF_TRAINER) and row[_EPOCH] == header[_EPOCH]
@@ -198,7 +197,7 @@ class Meter:
         return found
 
     def _row(self) -> Any:
-        """This process's row, as a memoryview: much faster than numpy for single numbers."""
+        """This process's row as a memoryview, which is much faster than numpy for single numbers."""
         row = self._mine
         if self._fork != _fork or row[_PROCESS] != _process:
             with _lock:
@@ -208,8 +207,8 @@ class Meter:
     def _claim(self) -> Any:
         """Take an unused row, or one of a process that has ended, whose counts remain.
 
-        Two processes that take one at the same time both write their ids; the first then finds the other's, and takes
-        another row. With more processes than rows, some share one, and may lose a count.
+        If two processes take a row at the same time, both write their IDs, and the first one finds the other's and
+        takes another row. If there are more processes than rows, some share a row, and may lose a count.
         """
         owners = self._memory.numbers[1:, _PROCESS]
         free = np.flatnonzero((owners == 0) | (owners == _process))
@@ -257,35 +256,35 @@ _FROM_DISK = 0.1  # of the bytes that are decoded
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingStats:
-    """What was read, and what it took; times add up over threads and workers, so they may exceed the trainer's.
+    """Costs of reading; times add up over threads and workers, so they may exceed the trainer's.
 
     Attributes:
         epoch: the number of the epoch; None for all epochs together.
         batches: batches made, including those that the trainer has not taken yet; 0 if rows are yielded.
         rows: rows (or sequences) made.
         bytes: bytes of their columns in memory.
-        seconds: of the trainer, from the start of its iterations to their ends, or to now; None if unknown, as with
+        seconds: the trainer's, from the start of its iterations to their ends, or until now; None if unknown, as with
             workers of a plain DataLoader.
-        waited_seconds: that the trainer waited for its next batch, including the transform if it makes the batches
-            itself. None if ``seconds`` is None.
-        start_seconds: of these, until a worker began.
-        read_wait_seconds: that those who make batches waited for decoded rows.
-        arrival_wait_seconds: of these, for bytes of a first copy that had not arrived.
+        waited_seconds: the trainer's wait for batches, with the transform if it makes the batches itself. None if
+            ``seconds`` is None.
+        start_seconds: the part of it until a worker began.
+        read_wait_seconds: the wait for decoded rows, of threads and workers that make batches.
+        arrival_wait_seconds: the part of it for bytes of a first copy that had not arrived.
         decode_seconds: reading and decoding row groups.
-        decode_blocked_seconds: of these, waiting for a disk, a core or the interpreter.
-        gather_seconds: putting rows into their order, and into batches of tensors.
+        decode_blocked_seconds: the part of it waiting for a disk, a core or the interpreter.
+        gather_seconds: putting rows in order, and into batches of tensors.
         transform_seconds: in the transform.
-        send_seconds: packing batches in workers and unpacking them in the trainer, which makes the tensors if there is
-            no transform.
-        transfer_seconds: moving batches to the ``device`` of a Loader, or waiting until a Prefetch has packed them; a
-            copy that runs beside the training is not waited for.
-        worker_seconds: of workers while they made batches.
-        worker_idle_seconds: of workers that had made all the batches they prepare in advance.
+        send_seconds: packing batches in workers and unpacking them in the trainer, with making tensors if there is no
+            transform.
+        transfer_seconds: moving batches to the ``device`` of a Loader, or waiting until a Prefetch has packed them, but
+            not for copies beside the training.
+        worker_seconds: the workers' time making batches.
+        worker_idle_seconds: the workers' time after making all batches that they prepare in advance.
         row_groups: row groups (or pieces) decoded.
         row_group_bytes: bytes of their columns in the files.
         disk_bytes: bytes read from a disk; the others were in the page cache.
-        ready_batches: batches made and not yet used, on average; None if that was not sampled.
-        limited_by: what to speed up first: "trainer" (it hardly waits for data), "start" (of worker processes),
+        ready_batches: the average number of batches made and not yet used; None if not sampled.
+        limited_by: the first thing to speed up: "trainer" (it hardly waits for data), "start" (of worker processes),
             "storage", "decode", "gather", "transform" or "transfer" (from workers, and to a device); None before
             anything was read.
     """
@@ -325,14 +324,14 @@ class ReadingStats:
 
 @dataclass(frozen=True, kw_only=True)
 class ArrivalStats:
-    """What has arrived of a dataset; all 0 if it was complete when opened.
+    """The arrival of a dataset; all 0 if it was complete when opened.
 
     Attributes:
-        total_bytes: of all its files.
-        arrived_bytes: of these.
-        wanted_bytes: of the row groups and columns that are read.
-        wanted_arrived_bytes: of these.
-        waited_seconds: that this process, and workers it forked, waited for bytes to arrive.
+        total_bytes: the size of all its files.
+        arrived_bytes: the part of it that has arrived.
+        wanted_bytes: the size of the row groups and columns that are read.
+        wanted_arrived_bytes: the part of it that has arrived.
+        waited_seconds: the time that this process, and workers it forked, waited for arrivals.
     """
 
     total_bytes: int = 0
@@ -344,17 +343,17 @@ class ArrivalStats:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetStats:
-    """What a dataset has done, in all threads and workers of this rank; ``dataset.stats()`` returns it.
+    """The costs of a dataset in all threads and workers of this rank, as returned by ``dataset.stats()``.
 
     Attributes:
-        epoch: of the present epoch, or the latest.
-        total: of all epochs.
-        memory_bytes: that decoded rows, and all else that Arrow holds, take now in all living processes.
-        memory_peak_bytes: the peak of each of these processes, added up.
+        epoch: the costs of the present or latest epoch.
+        total: the costs of all epochs.
+        memory_bytes: Arrow's memory in all living processes now, with decoded rows.
+        memory_peak_bytes: the sum of the peaks of these processes.
         memory_limit_bytes: the dataset's ``memory``.
-        arrivals: what has arrived of a first copy.
-        datasets: of a Mix, the numbers of each of its datasets by name; waiting is the mix's. With ``within_batch``
-            each counts its parts of the mix's batches.
+        arrivals: the arrival of a first copy.
+        datasets: for a Mix, the costs of its datasets by name, except waiting, which is the mix's. With
+            ``within_batch`` each one counts its parts of the mix's batches.
     """
 
     epoch: ReadingStats = field(default_factory=ReadingStats)
@@ -403,9 +402,9 @@ def mix_stats(
     parts: Iterable[MeterCounts],
     within_batch: bool = False,
 ) -> DatasetStats:
-    """The numbers of a mix: the trainer's from its ``own`` meter, the others from its datasets.
+    """The costs of a mix: the trainer's from its ``own`` meter, the others from its datasets.
 
-    ``within_batch``: the mix builds its batches from several datasets', and counts them itself.
+    With ``within_batch``, the mix makes its batches of several datasets' and counts them itself.
     """
     total, epoch, peak = dict(own.total), dict(own.of_epoch), 0
     arrow: dict[int, int] = {}  # of each process, whatever it reads
@@ -462,9 +461,9 @@ def reading_stats(counts: Mapping[str, int], epoch: int | None, transform_thread
 
 
 def _limit_of(stats: ReadingStats, seconds: Mapping[str, float], transform_threads: int) -> Limit | None:
-    """What to make faster first; ``seconds`` are the counters by name.
+    """The first thing to make faster; ``seconds`` are the counters by name.
 
-    Batches are made in turn by waiting for decoded rows, making tensors and calling the transform. The longest of these
+    Batches are made in turn by waiting for decoded rows, making tensors and calling the transform. The slowest of these
     limits the dataset.
     """
     if not stats.rows:

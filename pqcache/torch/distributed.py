@@ -1,8 +1,8 @@
-"""Ranks, and several nodes that each hold a share of a dataset (``pqcache sync --shard``).
+"""Ranks on several nodes, each with its share of a dataset (``pqcache sync --shard``).
 
-A node reads its share as if it were alone, with its own ranks. What differs is how long an epoch is: as long for every
-rank of every node. For that the ranks gather once, when a dataset is opened, what each of them holds; the rest is
-arithmetic, so workers and states need no further communication.
+A node reads its share with its own ranks, as if it were alone. Only the length of an epoch is common to all ranks of
+all nodes. So the ranks exchange the sizes of their shares once, when a dataset is opened; the rest is arithmetic, and
+workers and states need no further communication.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pqcache.store.table_part import Shard, parse_shard
 class RankShare:
     """A rank's report to the others: the share that it reads, and its largest row groups when decoded.
 
-    Each of ``largest`` is the bytes selected, the bytes decoded for that, and the rows.
+    ``largest`` has for each of these row groups the bytes selected, the bytes decoded for them, and the rows.
     """
 
     shard: Shard
@@ -48,8 +48,8 @@ class RankShare:
 class NodeShares:
     """The shares of all nodes: the ``rows`` of each, and this rank's place among the ``ranks`` of its node.
 
-    ``row_groups`` is a hash of what all nodes read together. All nodes get the same window from the sizes of their
-    ``largest`` row groups.
+    ``row_groups`` is a hash of the rows that all nodes read together. The sizes of the ``largest`` row groups give all
+    nodes the same window.
     """
 
     node: int
@@ -67,7 +67,7 @@ class NodeShares:
         return RowGroupSizes(selected, decoded, rows, complete=False)
 
     def check(self, ranks: tuple[int, int]) -> None:
-        """Raise UsageError unless ``ranks``, their number and this one's, are those that opened the shares."""
+        """Raise UsageError unless ``ranks``, their number and this one, are the same as when the shares were opened."""
         if ranks != self.of_all:
             (count, rank), (count_then, rank_then) = ranks, self.of_all
             raise UsageError(
@@ -77,9 +77,10 @@ class NodeShares:
             )
 
     def total(self, batch_size: int, start: int, ranks: int, drop_last: bool) -> int:
-        """The batch at which an epoch that goes on at a node's batch ``start`` ends, the same for all nodes.
+        """The end of an epoch continued at a node's batch ``start``, the same for all nodes.
 
-        With ``drop_last`` the smallest share decides, else the largest: the others repeat their epoch from its start.
+        With ``drop_last`` the smallest share decides. Otherwise the largest does, and other nodes repeat the beginning
+        of their epoch.
         """
         batches = [rows // batch_size if drop_last else -(-rows // batch_size) for rows in self.rows]
         left = [max(0, count - start) for count in batches]
@@ -90,7 +91,7 @@ class NodeShares:
 def gather_shares(data: LocalDataset, groups: RowGroups) -> NodeShares | None:
     """Gather the shares of all nodes; None if the dataset is not a node's share.
 
-    Every rank has to call this. Raises the same UsageError on all of them if the shares don't make up one dataset.
+    Every rank must call this. Raises the same UsageError on all of them if the shares don't make up a dataset.
     """
     heading = heading_of(data)
     if heading is None or heading.shard is None or heading.listing is None:
@@ -157,7 +158,7 @@ def _check_sources(shares: Sequence[RankShare]) -> None:
 
 
 def _check_rows(shares: Sequence[RankShare]) -> None:
-    """Raise UsageError unless each share has rows and equally many ranks, which see the same rows of it."""
+    """Raise UsageError unless each share has rows and the same number of ranks, which agree on its rows."""
     nodes = shares[0].shard.nodes
     ranks = Counter(share.shard.node for share in shares)
     for node in range(nodes):
@@ -193,12 +194,12 @@ def _check_rows(shares: Sequence[RankShare]) -> None:
 
 
 def listing_of(snapshot: Snapshot) -> str:
-    """The name by which states know the listing that a node's snapshot is a share of."""
+    """The name, in states, of the listing that a node's snapshot is a share of."""
     return f"listing-{read_heading(snapshot.path / FILES).listing}"
 
 
 def snapshot_of(cache: Path, listing: str) -> str:
-    """The newest snapshot of a cache that holds its share of ``listing``; UsageError if none is kept."""
+    """The newest snapshot of a cache with its share of ``listing``; raises UsageError if there is none."""
     for snapshot in reversed(CacheDirectory(cache).snapshots()):
         if listing_of(snapshot) == listing:
             return snapshot.id

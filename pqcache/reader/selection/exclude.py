@@ -1,4 +1,4 @@
-"""``exclude=``: rows that are left out, by where they are or by the values of a column."""
+"""``exclude=``: leaves rows out, by their place or by the values of a column."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _FORMS = "give rows as pqcache.rows or Cache.lookup return them, values by colum
 
 @dataclass(frozen=True, kw_only=True)
 class Excluded:
-    """Rows that are left out of every snapshot that has them.
+    """Rows to leave out of every snapshot that has them.
 
-    ``values``  by column
-    ``rows``    by the path of a file: what its content is, and of each of its row groups the rows; None: all rows
+    ``values``  values by column
+    ``rows``    by path of a file: a digest of its content, and the rows by row group, None for all
     """
 
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Excluded:
 
     @staticmethod
     def from_json(found: Any) -> Excluded:
-        """Raises TypeError or ValueError for anything else than ``to_json`` returns."""
+        """Inverse of ``to_json``; raises TypeError or ValueError for anything else."""
         values, rows = found
         groups = {p: (c, g if g is None else {int(n): tuple(r) for n, r in g.items()}) for p, (c, g) in rows.items()}
         return Excluded(values={name: tuple(some) for name, some in values.items()}, rows=groups)
@@ -61,18 +61,18 @@ Exclusions = Sequence[tuple[int, Excluded]]
 
 
 def exclusions_of(found: Any) -> Exclusions:
-    """Those in a state; raises TypeError or ValueError for anything else."""
+    """The exclusions in a state; raises TypeError or ValueError if they are invalid."""
     return [(int(begin), Excluded.from_json(one)) for begin, one in found or ()]
 
 
 def divided(exclusions: Exclusions, epoch: int) -> tuple[tuple[Excluded, ...], tuple[Excluded, ...]]:
-    """What an epoch does not have, and what is dropped of its batches, since later ones do not have it."""
+    """The rows that an epoch leaves out, and those to drop from its batches, as later epochs leave them out."""
     now, later = (tuple(one for begin, one in exclusions if (begin > epoch) == is_later) for is_later in (False, True))
     return now, later
 
 
 def excluded(data: LocalDataset, given: Any) -> list[Excluded]:
-    """What ``exclude=`` says, as it holds for other snapshots too; UsageError for anything that is no row."""
+    """The rows that ``exclude=`` names, in any snapshot; raises UsageError for anything but rows."""
     if given is None or isinstance(given, Excluded):
         return [] if given is None else [given]
     given = getattr(given, "selected", given)
@@ -137,7 +137,7 @@ def _wanted(column: ChosenColumn, values: Sequence[Any]) -> pa.Array:
 
 
 def without(found: Selection, left_out: Sequence[Excluded], known: Counts | None) -> Selection:
-    """The rows but those that are left out; of sequences none that contains one."""
+    """Rows without the excluded ones, or sequences without those that contain one."""
     places = _places(found.data, left_out)
     test, columns = _test_of(found.data, left_out, places)
     name = digest_of(["exclude", found.name or None, *(one.to_json() for one in left_out)])
@@ -171,7 +171,7 @@ def _of_sequences(found: Selection, test: Test, name: str, columns: Sequence[str
 
 
 def left_out_of(files: Files, left_out: Sequence[Excluded]) -> Callable[[int], Bools]:
-    """A function that says which rows of a row group are left out."""
+    """A function that returns the excluded rows of a row group."""
     test, columns = _test_of(files.data, left_out, _places(files.data, left_out))
 
     def find(group: int) -> Bools:
@@ -185,13 +185,13 @@ def left_out_of(files: Files, left_out: Sequence[Excluded]) -> Callable[[int], B
 
 
 def files_gone(data: LocalDataset, left_out: Sequence[Excluded]) -> list[str]:
-    """The files with rows that are left out which the dataset does not have, or with another content."""
+    """Files with excluded rows that the dataset lacks, or has with other contents."""
     known = dict(zip(data.index.paths, data.contents, strict=True)) if any(one.rows for one in left_out) else {}
     return sorted({path for one in left_out for path, (content, _) in one.rows.items() if known.get(path) != content})
 
 
 def _places(data: LocalDataset, left_out: Sequence[Excluded]) -> dict[int, Ints | None]:
-    """The rows that are left out by their row group in the index; None: all of it."""
+    """The excluded rows by row group of the index; None for all of its rows."""
     found: dict[int, Ints | None] = {}
     if not any(one.rows for one in left_out):
         return found
@@ -213,7 +213,7 @@ def _places(data: LocalDataset, left_out: Sequence[Excluded]) -> dict[int, Ints 
 def _test_of(
     data: LocalDataset, left_out: Sequence[Excluded], places: Mapping[int, Ints | None]
 ) -> tuple[Test, tuple[str, ...]]:
-    """A test that rows pass which are not left out, and the columns that it looks at."""
+    """A test passed by rows that aren't excluded, and the columns that it needs."""
     columns = []
     for one in left_out:
         for name, values in one.values.items():

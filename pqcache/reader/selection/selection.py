@@ -1,6 +1,6 @@
-"""Which rows of each row group an epoch reads: positions, which are worked out for one row group at a time.
+"""The rows of each row group that an epoch reads, as positions computed for one row group at a time.
 
-How many rows are chosen of each row group is known before an epoch: from the index, or counted once and stored beside
+The number of rows chosen of each row group is known before an epoch: by the index, or counted once and stored beside
 the snapshot.
 """
 
@@ -48,7 +48,7 @@ Test = Callable[[int, int, pa.Table], Bools]
 class Positions:
     """Rows of a row group by their positions, in groups if there are ``starts``.
 
-    Group i then is ``lengths[i]`` of the ``rows``, from number ``starts[i]`` on.
+    Group i then has ``lengths[i]`` of the ``rows``, from number ``starts[i]`` on.
     """
 
     rows: Ints
@@ -74,16 +74,16 @@ class Positions:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Selection:
-    """The rows of a dataset that an epoch reads: how many of each row group, and how to find them in one.
+    """The rows of a dataset that an epoch reads: their numbers by row group, and how to find them.
 
     Attributes:
-        row_groups: those with rows, as the index counts them.
-        counts: rows of each, or sequences.
-        name: the same only for the same rows, so that a state can say what it belongs to.
-        columns: in the files, which have to be looked at.
+        row_groups: the row groups with rows, as numbered in the index.
+        counts: the number of rows, or sequences, of each.
+        name: equal only for the same rows, so that states know their selection.
+        columns: the columns in files that have to be read to find rows.
         tests: a row is chosen if it passes all of them.
-        pick: which of the rows that pass are chosen, by their number among these, ascending; None: all.
-        arrange: makes of the chosen rows what is read: sequences, or rows as often as their weights say.
+        pick: chooses among the rows that pass, by their numbers among these, ascending; None for all.
+        arrange: turns chosen rows into sequences, or repeats them by their weights.
     """
 
     data: LocalDataset
@@ -102,16 +102,16 @@ class Selection:
 
     @property
     def is_all(self) -> bool:
-        """Whether it has each row of its row groups once."""
+        """Whether it has every row of its row groups once."""
         return not self.tests and self.pick is None and self.arrange is None
 
     def takes_all(self, number: int) -> bool:
-        """Whether it has each row of one of its row groups once."""
+        """Whether it has every row of a row group once."""
         rows = self.data.index.rows[self.row_groups[number]]
         return self.is_all or (self.arrange is None and bool(self.counts[number] == rows))
 
     def testing(self, test: Test, name: str, columns: Sequence[str] = ()) -> Selection:
-        """The rows that also pass a test, which looks at ``columns``; not counted yet."""
+        """The rows that also pass a test, which needs ``columns``; not counted yet."""
         return replace(self.looking_at(columns), name=self._name_with(name), tests=(*self.tests, test))
 
     def with_counts(self, counts: Ints, name: str) -> Selection:
@@ -122,15 +122,15 @@ class Selection:
         return f"{self.name}-{name}" if self.name else name
 
     def looking_at(self, columns: Sequence[str]) -> Selection:
-        """The same, but more columns are read."""
+        """The same selection, with more columns to read."""
         return replace(self, columns=tuple(dict.fromkeys([*self.columns, *columns])))
 
     def of(self, some: Any) -> Selection:
-        """Only some of the row groups."""
+        """The selection in some of the row groups."""
         return replace(self, row_groups=self.row_groups[some], counts=self.counts[some])
 
     def without_empty(self) -> Selection:
-        """Only row groups with rows; if all of their rows are left, no test is needed."""
+        """The selection without empty row groups, and without tests if the others keep all rows."""
         found = self.of(self.counts > 0)
         if np.array_equal(found.counts, self.data.index.rows[found.row_groups]):
             return Selection(data=self.data, row_groups=found.row_groups, counts=found.counts)
@@ -165,7 +165,7 @@ class Selection:
         return self.data.while_moving(used)
 
     def counted(self, groups: Ints, known: Counts | None) -> Ints:
-        """Rows, or sequences, of row groups."""
+        """The number of rows, or sequences, of row groups."""
 
         def count(group: int, chosen: Chosen) -> list[Any]:
             return [
@@ -185,8 +185,8 @@ class Selection:
     ) -> pa.Table:
         """Call ``count`` once for each row group (None: all): see `found_once`.
 
-        It returns the values of columns of these ``kinds``; the table has the column ``group`` before them. Row groups
-        are read on all cores, as they arrive.
+        It returns the values of columns of these ``kinds``; the resulting table has the column ``group`` before them.
+        Row groups are read on all cores, as they arrive.
         """
         wanted = self.row_groups if groups is None else groups
 
@@ -212,9 +212,9 @@ def digest_of(values: Any, *arrays: Ints) -> str:
 def found_once(
     data: LocalDataset, name: str, groups: Ints, known: Counts | None, find: Callable[[], pa.Table]
 ) -> pa.Table:
-    """What ``find`` returns for row groups: from ``known``, from beside the snapshot, or found and kept in both.
+    """The results of ``find`` for row groups: from ``known``, from a file beside the snapshot, or new and kept in both.
 
-    ``name`` is a file name, the same only for the same counts.
+    ``name`` is the name of the file, equal only for equal counts.
     """
     known = {} if known is None else known
     key = f"{name}-{hashlib.blake2b(groups.tobytes(), digest_size=8).hexdigest()}"
@@ -250,7 +250,7 @@ def map_row_groups(selection: Selection, groups: Ints, use: Callable[[int, Chose
 
 
 def _read(path: Path, groups: Ints) -> pa.Table | None:
-    """What is stored for these row groups, if it is there and valid."""
+    """The stored counts of these row groups, if they exist and are valid."""
     try:
         table = pa.ipc.open_file(pa.BufferReader(read_regular(path))).read_all()
         about = json.loads((table.schema.metadata or {})[b"pqcache"])
@@ -266,7 +266,7 @@ def _read(path: Path, groups: Ints) -> pa.Table | None:
 
 
 def _write(path: Path, groups: Ints, table: pa.Table) -> None:
-    """Store counts; if that fails, as in a cache of another user, they are counted again next time."""
+    """Store counts. If that fails, as in another user's cache, rows are counted again next time."""
     about = {"pqcache": json.dumps({"format": FORMAT, "checksum": _checksum(groups, table)})}
     try:
         path.parent.mkdir(exist_ok=True)
@@ -289,9 +289,9 @@ def _checksum(groups: Ints, table: pa.Table) -> str:
 
 
 class ChosenColumn:
-    """A column, or a field of a struct, whose values a selection looks at; they are in the files or in the paths.
+    """A column, or a field of a struct, that a selection depends on, with values in the files or in the paths.
 
-    ``name`` leads to it; one that is not there raises UsageError about ``option``.
+    Raises UsageError about ``option`` if there is no column ``name``.
     """
 
     def __init__(self, data: LocalDataset, name: str, option: str) -> None:
