@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pqcache import Pack, Sequence, TokenBatches
+from pqcache import Pack, SelectedRows, Sequence, Split, TokenBatches
+from pqcache.errors import UsageError
 from pqcache.torch import Loader, ParquetDataset
 from tests.epoch.reading import Parts, Read, Reader
 from tests.epoch.tables import FEW, Source
@@ -109,6 +110,52 @@ WORKERS: list[tuple[str, list[tuple[int, Reader, int | None]]]] = [
 @pytest.mark.parametrize(("name", "steps"), WORKERS, ids=lambda value: value if isinstance(value, str) else "")
 def test_any_batch_with_other_workers(narrow: Source, name: str, steps: list[tuple[int, Reader, int | None]]) -> None:
     run(narrow, name, steps)
+
+
+OTHERS: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
+    (
+        {"filters": "label > 0"},
+        [{}, {"filters": "label > 1"}, {"filters": "label > 0 or label is null"}, {"filters": "day = '2026-11-02'"}],
+    ),
+    ({}, [{"rows": SelectedRows.of([0, 0], [1, 2])}, {"sample": 0.9}, {"limit": 290}]),
+    (
+        {"split": Split("id", 0.0, 0.5)},
+        [
+            {},
+            {"split": Split("id", 0.0, 0.6)},
+            {"split": Split("id", 0.0, 0.5, salt="x")},
+            {"split": Split("ts", 0.0, 0.5)},
+        ],
+    ),
+    (
+        {"sequence": Sequence(4, "ts", max_gap=5, group_by="user", stride=2)},
+        [
+            {},
+            {"sequence": Sequence(3, "ts", max_gap=5, group_by="user", stride=2)},
+            {"sequence": Sequence(4, "ts", max_gap=6, group_by="user", stride=2)},
+            {"sequence": Sequence(4, "id", max_gap=5, group_by="user", stride=2)},
+            {"sequence": Sequence(4, "ts", max_gap=5, group_by=None, stride=2)},
+            {"sequence": Sequence(4, "ts", max_gap=5, group_by="user", stride=1)},
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "others"), OTHERS, ids=lambda value: ", ".join(value) if value else "all")
+def test_a_state_of_other_rows_is_refused(
+    narrow: Source, options: dict[str, Any], others: list[dict[str, Any]]
+) -> None:
+    how: dict[str, Any] = {"columns": ["id"], "batch_size": 4, "window": 3}
+    state = ParquetDataset(narrow.path, **how, **options).state_dict(after=2)
+    ParquetDataset(narrow.path, **how, **options).load_state_dict(state)
+    for other in others:
+        with pytest.raises(UsageError, match="taken with other filters or rows, or another split, sequence, pack or"):
+            ParquetDataset(narrow.path, **how, **other).load_state_dict(state)
+
+
+def test_filters_that_say_the_same_continue_each_other(narrow: Source) -> None:
+    state = ParquetDataset(narrow.path, ["id"], filters="label < 2").state_dict(after=2)
+    ParquetDataset(narrow.path, ["id"], filters=[("label", "<", 2)]).load_state_dict(state)
 
 
 def test_every_batch_of_a_short_epoch(narrow: Source) -> None:

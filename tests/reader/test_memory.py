@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -60,34 +59,6 @@ def test_the_window_follows_memory() -> None:
     assert largest_window(sizes_of(), 1, 1) == 1
 
 
-def test_memory_limits_what_is_decoded_at_once() -> None:
-    def decoding(memory: int, all_lanes: int = 1, row_groups: int = 100) -> int:
-        sizes = sizes_of(*[10 << 20] * row_groups)
-        return budget_of(memory << 20, sizes, all_lanes=all_lanes, threads=8).decoding
-
-    # a window of 16 holds 9 row groups, one is ahead and one comes; who decodes one has it twice
-    assert [decoding(memory) for memory in (100, 130, 149, 150, 170, 1000)] == [1, 1, 1, 2, 3, 8]
-    assert decoding(110, row_groups=8) == 2, "there are 8 to mix"
-    assert decoding(110, row_groups=16, all_lanes=2) == 2, "of which a lane has half"
-
-
-def test_rows_are_held_in_parts_where_memory_does_not_hold_the_row_groups() -> None:
-    def budget(memory: int, lanes: int = 1, row_groups: int = 100, selected: int = 10) -> Budget:
-        decoded = np.full(row_groups, 10 << 20)
-        sizes = RowGroupSizes(np.full(row_groups, selected << 20), decoded, decoded)
-        return budget_of(memory << 20, sizes, lanes=lanes, all_lanes=lanes, threads=1)
-
-    # 16 row groups, twice the one that a lane reads and the one that is decoded, and what is gathered
-    assert [budget(memory).parts for memory in (100, 266, 267, 4096)] == [8, 8, 1, 1]
-    assert budget(267, lanes=2).parts == 8
-    assert budget(90, row_groups=2).parts == 1, "there are no more"
-    assert budget(100, selected=1).parts == 1, "others are not held"
-    assert [budget(memory).run_bytes >> 10 for memory in (10, 192, 384, 4096)] == [1024, 4096, 16384, 16384]
-    assert [budget(memory).runs for memory in (266, 267)] == [2, 3], "fewer, and shorter ones"
-    assert budget(192, lanes=2).run_bytes == 2 << 20
-    assert budget_of(1, sizes_of()) == Budget()
-
-
 PAGES = {"max_rows_per_page": 500, "write_page_index": True}
 
 
@@ -132,31 +103,6 @@ def test_row_groups_without_known_pages_are_read_one_at_a_time(tmp_path: Path, s
         read_record_batches(tmp_path, replace(how, memory=2 * largest - 1))
 
 
-def test_row_groups_with_pages_of_their_own_are_read_in_pieces_to_mix_more(recwarn: pytest.WarningsRecorder) -> None:
-    def window(size: int, memory: int, lanes: int = 1, by_pages: bool = True) -> Window:
-        each = np.full(100, size << 20)
-        sizes = RowGroupSizes(each, each, np.full(100, 1_000))
-        return fit(sizes, memory << 20, lanes, True, "shop", by_pages)
-
-    assert window(10, 1_000) == Window(16)
-    assert window(128, 2_000) == Window(16)
-    assert window(128, 1_000, by_pages=False) == Window(5)
-    assert window(128, 1_000) == Window(16, piece_rows=334)
-    assert window(128, 2_000, 8) == Window(16, piece_rows=100)  # ten pieces of 13 MB
-    assert window(128, 400, 8) == Window(8, piece_rows=32), "pieces for a larger window would be tiny"
-    assert window(128, 200, 8) == Window(4, piece_rows=21)
-    assert window(4, 24) == Window(2), "as these would be"
-    assert not recwarn.list
-    with pytest.raises(UsageError, match=r"shop: .* too much .*; read fewer columns, or give memory="):
-        window(128, 10, 8)
-
-
-def test_sizes_see_through_dictionaries(tmp_path: Path) -> None:
-    text = "a rather long string that is stored once per row group"
-    write(tmp_path, {"a.parquet": pa.table({"s": [text] * 10_000})}, 5_000)
-    assert (groups_of(tmp_path).sizes.selected >= 5_000 * len(text)).all()
-
-
 def test_reading_in_file_order_keeps_to_memory(tmp_path: Path) -> None:
     sizes = sizes_of(10 << 20, 30 << 20)
     assert fit(sizes, 90 << 20, 1, False) == Window(1)
@@ -183,20 +129,6 @@ def test_sizes_see_a_dictionary_in_a_later_row_group(tmp_path: Path) -> None:
     assert int(loader.sizes.decoded.max()) >= 2_000 << 20
     with pytest.raises(UsageError, match=r"a row group takes 2\.0 GB decoded, too much for memory=64 MB"):
         fit(loader.sizes, 64 << 20, 1, True)
-
-
-def test_long_rows_at_the_start_do_not_count_for_all(tmp_path: Path) -> None:
-    documents = sorted((os.urandom(max(1, 200_000 // (i + 1))).hex() for i in range(20_000)), key=len, reverse=True)
-    pq.write_table(pa.table({"text": documents}), tmp_path / "a.parquet")
-    (size,) = groups_of(tmp_path).sizes.selected
-    assert size < 3 * sum(map(len, documents)) + 20_000 * 20
-
-
-def test_longer_lists_after_the_first_rows_count(tmp_path: Path) -> None:
-    lists = [[1]] * 2000 + [list(range(100))] * 2000
-    pq.write_table(pa.table({"items": pa.array(lists, pa.list_(pa.int64()))}), tmp_path / "a.parquet")
-    (size,) = groups_of(tmp_path).sizes.selected
-    assert size >= 2000 * 100 * 8
 
 
 TEXTS = ["", "b", "c" * 50, "d" * 4_000, "e" * 30_000]

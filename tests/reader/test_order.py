@@ -220,19 +220,6 @@ def test_epochs_and_seeds_differ() -> None:
     assert len(seen) == 6
 
 
-def test_the_order_never_changes() -> None:
-    """A stored state must mean the same rows with any numpy and machine; another order has another FORMAT of states."""
-    order = Order(counts=np.array([5, 9, 0, 7]), batch_size=4, lanes=2, window=3, seed=7, epoch=2)
-    assert [pairs(order.batch(i)) for i in (0, 1, 5)] == GOLDEN
-
-
-GOLDEN = [
-    [(0, 4), (0, 1), (0, 2), (0, 3)],
-    [(1, 8), (1, 7), (3, 3), (3, 4)],
-    [(3, 2)],
-]
-
-
 def test_seek_does_not_replay() -> None:
     order = Order(counts=np.full(200_000, 1000), batch_size=100, lanes=1, window=16)
     lane = order.lane(0)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,25 +19,7 @@ from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.order import EpochShare, Order
 from tests.examples import examples
-from tests.reader.reading import everything, groups_of, plain, read, read_table, write
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_every_type_comes_through(tmp_path: Path, shuffle: bool) -> None:
-    tables = {f"{n}.parquet": everything(n * 100, 100) for n in range(3)}
-    write(tmp_path, tables, rows=30)
-    loader = groups_of(tmp_path)
-    order = Order(counts=loader.plan.counts, batch_size=37, lanes=2, window=3, shuffle=shuffle)
-    batches = [batch for _, batch in read(loader, order)]
-    found = pa.Table.from_batches(batches)
-    expected = plain(pa.concat_tables(tables.values()))
-    order_of = np.argsort(found["id"].to_numpy())
-    for name in expected.column_names:
-        got = found[name].combine_chunks().take(pa.array(order_of))
-        assert got.type == expected[name].type, name
-        assert got.to_pylist() == expected[name].to_pylist(), name
-    if not shuffle:
-        assert found["id"].to_pylist() == list(range(300))
+from tests.reader.reading import groups_of, read, read_table, write
 
 
 @pytest.fixture(scope="module")
@@ -138,47 +118,12 @@ def test_the_iterator_says_what_reading_takes(numbers: Path) -> None:
     assert stopped.stats().epoch.rows < 1003
 
 
-def test_padding_comes_from_other_lanes(numbers: Path) -> None:
-    loader = groups_of(numbers, ["id"])
-    order = Order(counts=loader.plan.counts, batch_size=300, lanes=6, window=4)
-    share = EpochShare(total=order.batches(), lanes=6, ranks=6, rank=5)
-    (index, batch), *more = read(loader, order, share)
-    assert index == 5
-    assert not more
-    first = next(b for i, b in read(loader, order) if i == 1)
-    assert batch.equals(first)
-
-
-def test_partition_columns(numbers: Path) -> None:
-    loader = groups_of(numbers, ["part", "id"])
-    order = Order(counts=loader.plan.counts, batch_size=100)
-    found = read_table(loader, order)
-    assert found.column_names == ["part", "id"]
-    assert found["part"].type == pa.int64()
-    sizes = found.group_by("part").aggregate([("id", "count")]).sort_by("part").to_pydict()
-    assert sizes["id_count"] == [54, 600, 349]
-    only = groups_of(numbers, ["part"])
-    found = read_table(only, Order(counts=only.plan.counts, batch_size=100))
-    assert found.num_rows == 1003
-
-
 def test_the_paths_value_wins_and_nulls_are_nulls(tmp_path: Path) -> None:
     write(tmp_path, {"dt=2026-11-01/a.parquet": pa.table({"dt": ["wrong"], "x": [1]})}, 10)
     write(tmp_path, {"dt=__HIVE_DEFAULT_PARTITION__/a.parquet": pa.table({"dt": ["wrong"], "x": [2]})}, 10)
     loader = groups_of(tmp_path)
     (_, batch), *_ = read(loader, Order(counts=loader.plan.counts, batch_size=10, shuffle=False))
     assert batch.to_pydict() == {"x": [1, 2], "dt": ["2026-11-01", None]}
-
-
-@pytest.mark.parametrize(
-    "filters",
-    ["part >= 1 and part < 2", [("part", "==", 1)], [[("part", "==", 1)], [("part", "==", 7)]], pc.field("part") == 1],
-)
-def test_filters_on_partitions(numbers: Path, filters: Any) -> None:
-    loader = groups_of(numbers, ["id"], filters)
-    assert int(loader.plan.counts.sum()) == 600
-    rows = read_table(loader, Order(counts=loader.plan.counts, batch_size=64))["id"].to_pylist()
-    assert len(set(rows)) == 600
 
 
 def test_columns_that_are_not_there_are_named(numbers: Path) -> None:

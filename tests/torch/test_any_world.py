@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pqcache.errors import UsageError
-from pqcache.torch import Loader, Mix, ParquetDataset
+from pqcache.torch import Loader, ParquetDataset
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -68,26 +68,6 @@ def check(whole: dict[int, list[int]], runs: list[list[list[tuple[int, list[int]
 @pytest.fixture(scope="module")
 def whole(shop: Path) -> dict[int, list[int]]:
     return {batch.index: batch["id"].tolist() for batch in dataset(shop)}
-
-
-@pytest.mark.parametrize("steps", [0, 1, 8, 21])
-def test_twelve_lanes_go_on_with_five_ranks(shop: Path, whole: dict[int, list[int]], steps: int) -> None:
-    first, state = run(shop, None, 3, 0, steps)
-    assert "divisions" not in state
-    second, state = run(shop, state, 5, 0, 4)
-    if state["batch"] > 12:
-        assert state["divisions"] == [[3 * steps, 5, 1]]
-    third, state = run(shop, state, 5, 0, None)
-    check(whole, [first, second, third])
-    assert state["batch"] >= 88
-
-
-def test_chains_of_topologies(shop: Path, whole: dict[int, list[int]]) -> None:
-    state, runs = None, []
-    for ranks, workers, steps in ((5, 0, 3), (2, 3, 7), (7, 0, 2), (7, 0, 1), (3, 2, 4), (1, 5, 6), (4, 0, None)):
-        found, state = run(shop, state, ranks, workers, steps)
-        runs.append(found)
-    check(whole, runs)
 
 
 def test_the_next_epoch_begins_anew(shop: Path) -> None:
@@ -150,55 +130,6 @@ def test_states_of_workers(shop: Path, whole: dict[int, list[int]]) -> None:
     again = StatefulDataLoader(dataset(shop), batch_size=None, num_workers=5)
     again.load_state_dict(state)
     check(whole, [[batches], [[(batch.index, batch["id"].tolist()) for batch in again]]])
-
-
-WEIGHTS = {"id": {3: 2, ...: 1}}
-
-
-@pytest.mark.parametrize("more", [{"drop_last": True}, {"pad": False}, {"shuffle": False}, {"weights": WEIGHTS}])
-def test_other_options(shop: Path, more: Any) -> None:
-    ds = dataset(shop, **{**more, "drop_last": False})
-    whole = {batch.index: batch["id"].tolist() for batch in ds}
-    first, state = run(shop, None, 4, 0, 5, **more)
-    second, _ = run(shop, state, 5, 0, None, **more)
-    found = dict(pair for of_ranks in (first, second) for batches in of_ranks for pair in batches)
-    assert all(whole[index % len(whole)] == ids for index, ids in found.items())
-    left = len(whole) - len([index for index in found if index < len(whole)])
-    assert left < 5 if "drop_last" in more else not left
-    assert len({len(batches) for batches in second}) <= (2 if "pad" in more else 1)
-    if "shuffle" in more:
-        assert [sorted(batches) for batches in second] == second  # in the order of the files
-        assert "divisions" not in state
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_mix_goes_on_with_any_ranks(shop: Path, workers: int) -> None:
-    def mix(ranks: int, rank: int) -> Mix:
-        parts = {
-            "a": ParquetDataset(shop, ["id"], batch_size=8, filters="id < 300", window=2),
-            "b": ParquetDataset(shop, ["id"], batch_size=5, filters="id >= 300", window=2, seed=3),
-        }
-        return Mix(parts, weights={"a": 1, "b": 2}, lanes=6, num_replicas=ranks, rank=rank)
-
-    whole = {batch.index: (batch.source, batch["id"].tolist()) for batch in mix(1, 0)}
-    state, runs = None, []
-    for ranks, steps in ((4, 5), (5, 6), (5, 2), (3, None)):
-        of_ranks, states = [], []
-        for rank in range(ranks):
-            loader = Loader(mix(ranks, rank), num_workers=workers)
-            if state is not None:
-                loader.load_state_dict(json.loads(json.dumps(state)))
-            found = []
-            for batch in loader:
-                found.append((batch.index, (batch.source, batch["id"].tolist())))
-                if len(found) == steps:
-                    break
-            states.append(loader.state_dict())
-            of_ranks.append(found)
-        assert all(one == states[0] for one in states)
-        state = states[0]
-        runs.append(of_ranks)
-    check(whole, runs)  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_divided_is_refused(shop: Path) -> None:

@@ -80,10 +80,6 @@ def test_workers_yield_what_they_yield_of_the_published_snapshot(arriving: Path,
     assert len({i for _, ids, *_ in found for i in ids}) == 2400
 
 
-def test_spawned_workers_open_the_same_snapshot(arriving: Path, published: Path) -> None:
-    assert epoch(arriving, 1, "spawn") == epoch(published)
-
-
 def test_no_proof_of_files_without_a_checksum(source: Path, tmp_path: Path) -> None:
     filler = Filler(source, tmp_path / "cache")
     with pytest.raises(
@@ -93,13 +89,6 @@ def test_no_proof_of_files_without_a_checksum(source: Path, tmp_path: Path) -> N
     filler.fill()
     filler.publish()
     assert ParquetDataset(tmp_path / "cache", ["id"], proof=True).proof()["proof"]["parts"] == []
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_ranks_share_the_epoch(arriving: Path, published: Path, ranks: int) -> None:
-    for rank in range(ranks):
-        options = {"num_replicas": ranks, "rank": rank, "lanes": 4, "seed": 3}
-        assert epoch(arriving, **options) == epoch(published, **options)
 
 
 def test_ranks_of_torch_distributed_attach_to_one_snapshot(arriving: Path, published: Path, tmp_path: Path) -> None:
@@ -112,12 +101,6 @@ def test_ranks_of_torch_distributed_attach_to_one_snapshot(arriving: Path, publi
     assert sorted(i for rank in found for ids in rank["ids"] for i in ids) == sorted(
         i for batch in Cache(published).batches(["id"]) for i in batch["id"].to_pylist()
     )
-
-
-def test_rows_and_files_in_order(arriving: Path, published: Path) -> None:
-    assert epoch(arriving, shuffle=False, workers=2, context="fork") == epoch(published, shuffle=False)
-    rows = [row["id"].item() for row in ParquetDataset(arriving, columns=["id"], batch_size=None)]
-    assert rows == [row["id"].item() for row in ParquetDataset(published, columns=["id"], batch_size=None)]
 
 
 @pytest.mark.parametrize(
@@ -133,23 +116,6 @@ def test_rows_and_files_in_order(arriving: Path, published: Path) -> None:
 )
 def test_rows_are_chosen_and_weighed_as_they_arrive(arriving: Path, published: Path, options: dict[str, Any]) -> None:
     assert epoch(arriving, **options) == epoch(published, **options)
-
-
-def test_lanes_that_ranks_do_not_divide(arriving: Path, published: Path) -> None:
-    for rank in range(3):
-        options = {"num_replicas": 3, "rank": rank, "lanes": 4, "filters": "price > 0.3"}
-        assert epoch(arriving, **options) == epoch(published, **options)
-
-
-@pytest.mark.parametrize(
-    "pack", [Pack("tokens", length=64, strategy="best_fit"), TokenBatches("tokens", tokens_per_batch=1000)]
-)
-def test_documents_are_packed_as_they_arrive(arriving: Path, published: Path, pack: Pack | TokenBatches) -> None:
-    def batches(cache: Path) -> list[Any]:
-        dataset = ParquetDataset(cache, ["tokens"], pack=pack, split=Split("id", 0.0, 0.7), seed=2)
-        return [to_rows(batch["tokens"]) for batch in dataset]
-
-    assert batches(arriving) == batches(published)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Ragged, batch_groups
-from pqcache.torch.batch import Position
-from pqcache.torch.batch_groups import BatchGroup, GroupSizes, TensorGroup, UnmadeBatch, bytes_of, ungrouped
+from pqcache.torch import Batch, Loader, ParquetDataset, Ragged, batch_groups
+from pqcache.torch.batch_groups import BatchGroup, ungrouped
 from tests.torch.conftest import ids_of
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
@@ -127,16 +126,6 @@ def test_a_row_that_is_skipped_changes_nothing_else(small_rows: Path) -> None:
     assert [row.row for row in skipping[1].errors()] == [4321 % 500]
 
 
-def test_a_mix_is_sent_in_groups(small_rows: Path, sent: list[tuple[int, int]]) -> None:
-    def mix() -> Mix:
-        parts = {name: dataset(small_rows, lanes=None, seed=seed) for seed, name in enumerate("ab")}
-        return Mix(parts, weights={"a": 1, "b": 2}, lanes=2, seed=1)
-
-    alone, together = ([(b.source, b["id"].tolist()) for b in Loader(mix(), num_workers=n)] for n in (0, 2))
-    assert together == alone
-    assert max(size for _, size in sent) > 1
-
-
 def _large(batch: Batch) -> Any:
     return {"id": batch["id"], "image": torch.zeros(5 << 20, dtype=torch.uint8)}
 
@@ -202,20 +191,3 @@ def test_spawned_workers_send_groups(small_rows: Path, sent: list[tuple[int, int
     loader = Loader(dataset(small_rows), num_workers=2, multiprocessing_context="forkserver")
     assert ids_of(loader) == ids_of(dataset(small_rows))
     assert max(size for _, size in sent) == 16
-
-
-def test_workers_that_send_unequally_many_are_taken_in_turn() -> None:
-    sizes, given = GroupSizes(2, 2), []
-    groups = [BatchGroup([0, 2, 4, 6], 0), BatchGroup([1], 1), BatchGroup([8], 0), BatchGroup([3, 5], 1)]
-    for batch in ungrouped(iter(groups), sizes):
-        given.append((batch, sizes.at(5, 0)))
-    assert [batch for batch, _ in given] == [0, 1, 2, 3, 4, 5, 6, 8]
-    assert {most for _, most in given[:3]} == {1}, "four of the first worker wait, where two are sent together"
-
-
-def test_bytes_of_batches() -> None:
-    ragged = Ragged(torch.zeros(5, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), "str")
-    batch = {"a": torch.zeros(4), "b": ragged, "c": {"d": [b"abc", 1]}, "e": np.zeros(2)}
-    assert bytes_of(batch) == 16 + 5 + 24 + 3 + 16 + 16
-    group = TensorGroup({"a": torch.arange(10)}, [0, 4, 10], row_bytes=8)
-    assert bytes_of(UnmadeBatch(group, 1, Position())) == 6 * 8

@@ -75,67 +75,6 @@ def fails(ds: ParquetDataset, workers: int, message: str) -> None:
         batches._shutdown_workers()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("workers", [0, 2, 4])
-def test_one_epoch_is_every_row_once(shop: Path, workers: int) -> None:
-    ds = ParquetDataset(shop, batch_size=64)
-    batches = list(loader(ds, workers))
-    assert sorted(flat(ids_of(batches))) == list(range(ROWS))
-    assert [batch.index for batch in batches] == list(range(len(ds))) == list(range(32))
-    assert ids_of(batches)[0] != sorted(ids_of(batches)[0])
-    for batch in batches[::10]:
-        for row, i in enumerate(batch["id"].tolist()):
-            assert batch["title"][row] == f"item {i}"
-            assert batch["tokens"][row].tolist() == list(range(i % 11))
-            assert batch["vector"][row].tolist() == [i, i + 0.5]
-            assert batch["image"][row] == bytes([i % 256]) * (i % 300)
-            assert batch["dt"][row] == f"2026-11-0{i // 400 + 1}"
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_the_same_batches_in_every_topology(shop: Path, shuffle: bool) -> None:
-    how: dict[str, Any] = {"batch_size": 37, "lanes": 12, "seed": 5, "columns": ["id"], "window": 4}
-    expected = ids_of(loader(ParquetDataset(shop, shuffle=shuffle, **how), 0))
-    assert sorted(flat(expected)) == list(range(ROWS))
-    if not shuffle:
-        assert flat(expected) == list(range(ROWS))
-    for replicas, workers in ((1, 1), (1, 2), (1, 4), (2, 0), (2, 2), (3, 0), (3, 2)):
-        found: dict[int, list[int]] = {}
-        for rank in range(replicas):
-            ds = ParquetDataset(shop, shuffle=shuffle, num_replicas=replicas, rank=rank, **how)
-            batches = list(loader(ds, workers))
-            assert len(batches) == len(ds) == -(-len(expected) // replicas)
-            assert [b.index for b in batches] == [rank + i * replicas for i in range(len(batches))]
-            found.update({b.index: b["id"].tolist() for b in batches})
-        assert [found[i] for i in range(len(expected))] == expected
-        for index in range(len(expected), len(found)):
-            assert found[index] == expected[index - len(expected)], "padding repeats the epoch's start"
-
-
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_drop_last_drops_for_all_ranks_alike(shop: Path, replicas: int) -> None:
-    seen: list[int] = []
-    for rank in range(replicas):
-        ds = ParquetDataset(shop, batch_size=64, num_replicas=replicas, rank=rank, drop_last=True)
-        parts = ids_of(loader(ds, 0))
-        assert {len(part) for part in parts} == {64}
-        assert len(parts) == len(ds) == 31 // replicas
-        seen += flat(parts)
-    assert len(set(seen)) == len(seen)
-
-
-def test_epochs_differ_and_come_again(shop: Path) -> None:
-    ds = ParquetDataset(shop, batch_size=100, columns=["id"])
-    epochs = []
-    for epoch in (0, 1, 2, 1):
-        ds.set_epoch(epoch)
-        epochs.append(flat(ids_of(loader(ds, 0))))
-    assert epochs[1] == epochs[3]
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert flat(ids_of(ParquetDataset(shop, batch_size=100, columns=["id"], seed=1))) not in epochs
-    with pytest.raises(UsageError, match="epochs count from 0"):
-        ds.set_epoch(-1)
-
-
 @pytest.mark.parametrize("context", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.deep)])
 def test_persistent_workers_resume_and_see_the_epoch(shop: Path, context: str) -> None:
     """However they are started: with spawn and forkserver the dataset is pickled."""
@@ -150,58 +89,6 @@ def test_persistent_workers_resume_and_see_the_epoch(shop: Path, context: str) -
     for epoch in (0, 2):
         ds.set_epoch(epoch)
         assert ids_of(persistent) == ids_of(batches[epoch])
-
-
-def resumed(shop: Path, state: dict[str, Any], workers: int, **how: Any) -> dict[int, list[int]]:
-    ds = ParquetDataset(shop, columns=["id"], batch_size=90, **how)
-    ds.load_state_dict(json.loads(json.dumps(state)))
-    ds.set_epoch(state["epoch"])  # also when nothing is left of it
-    return {batch.index: batch["id"].tolist() for batch in loader(ds, workers)}
-
-
-def test_resume_at_every_batch(shop: Path) -> None:
-    ds = ParquetDataset(shop, columns=["id"], batch_size=90, lanes=4)
-    ds.set_epoch(3)
-    batches = list(loader(ds, 0))
-    expected = {batch.index: batch["id"].tolist() for batch in batches}
-    for batch in batches:
-        state = ds.state_dict(after=batch)
-        assert state == ds.state_dict(after=batch.index)
-        rest = {i: rows for i, rows in expected.items() if i > batch.index}
-        assert resumed(shop, state, 0) == rest
-    for workers in (2, 4):
-        for batch in batches[:: 7 - workers]:
-            rest = {i: rows for i, rows in expected.items() if i > batch.index}
-            assert resumed(shop, ds.state_dict(after=batch), workers) == rest
-
-
-@pytest.mark.parametrize("steps", [(0, 3), pytest.param((1, 5), marks=pytest.mark.deep)], ids=str)
-def test_elastic_resume(shop: Path, steps: tuple[int, ...]) -> None:
-    how: dict[str, Any] = {"columns": ["id"], "batch_size": 90}
-    expected = {b.index: b["id"].tolist() for b in ParquetDataset(shop, lanes=12, **how)}
-    total = len(expected)
-    for before in (1, 2, 3, 4):
-        for step in steps:
-            consumed: set[int] = set()
-            states = []
-            for rank in range(before):
-                ds = ParquetDataset(shop, lanes=12, num_replicas=before, rank=rank, **how)
-                batches = [batch for batch, _ in zip(ds, range(step + 1), strict=False)]
-                consumed |= {batch.index for batch in batches}
-                states.append(ds.state_dict(after=batches[-1]))
-            assert all(state == states[0] for state in states), "the same on every rank"
-            for after, workers in ((1, 0), (2, 0), (3, 2 if (before, step) == (2, 3) else 0), (4, 0)):
-                lengths = set()
-                rest: set[int] = set()
-                for rank in range(after):
-                    found = resumed(shop, states[0], workers, num_replicas=after, rank=rank)
-                    lengths.add(len(found))
-                    rest |= set(found)
-                    assert all(rows == expected[i % total] for i, rows in found.items())
-                assert len(lengths) == 1, "every rank gets as many"
-                assert {i for i in rest if i < total} == set(range(total)) - consumed
-        if before == 1:
-            assert resumed(shop, states[0], 2, lanes=12) == {i: r for i, r in expected.items() if i > steps[-1]}
 
 
 @pytest.mark.filterwarnings("ignore:this epoch has the same order as the one before")
@@ -401,26 +288,6 @@ def test_a_cache_is_leased_while_newer_snapshots_land(tmp_path: Path) -> None:
     pqcache.gc(cache, keep=1)
     with pytest.raises(CacheError, match="not kept any more"):
         ParquetDataset(cache, columns=["id"], batch_size=50).load_state_dict(state)
-
-
-def test_snapshot_paths_are_leased_too(tmp_path: Path) -> None:
-    source = write_shop(tmp_path / "source", days=1, files=1, rows=50)
-    pqcache.sync(str(source), tmp_path / "cache")
-    of_cache = ParquetDataset(tmp_path / "cache", batch_size=10, columns=["id"])
-    current = ParquetDataset(tmp_path / "cache" / "current", batch_size=10, columns=["id"])
-    assert current.snapshot == of_cache.snapshot
-    assert ids_of(current) == ids_of(of_cache)
-
-
-def test_filters_choose_partitions(shop: Path) -> None:
-    ds = ParquetDataset(shop, columns=["id"], filters="dt >= '2026-11-04'", batch_size=90)
-    assert sorted(flat(ids_of(loader(ds, 2)))) == list(range(1200, ROWS))
-    with pytest.raises(UsageError, match=r"^filters 'nope = 1'"):
-        ParquetDataset(shop, filters="nope = 1")
-    with pytest.warns(UserWarning, match="no row is left by filters"):
-        nothing = ParquetDataset(shop, filters="dt > '2027'", batch_size=90)
-    assert len(nothing) == 0
-    assert list(loader(nothing, 0)) == list(loader(nothing, 2)) == []
 
 
 def test_small_and_empty(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import UsageError
-from pqcache.reader.mixture import MixHistory, MixPeriod, MixSchedule, batches_per_epoch
+from pqcache.reader.mixture import MixSchedule, batches_per_epoch
 from pqcache.reader.order import interleave
 from pqcache.torch import Batch, Mix, ParquetDataset
 from tests.datasets import write_shop
-from tests.examples import examples
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -49,13 +47,6 @@ def make(root: Path, how: dict[str, Any] | None = None, **options: Any) -> Mix:
     return Mix({name: ParquetDataset(root / name, batch_size=BATCH[name], **(how or {})) for name in ROWS}, **options)
 
 
-def read(mix: Mix, workers: int = 0, epoch: int | None = None) -> list[tuple[int, str, list[int]]]:
-    if epoch is not None:
-        mix.set_epoch(epoch)
-    batches = DataLoader(mix, batch_size=None, num_workers=workers)
-    return [(batch.index, batch.source, batch["id"].tolist()) for batch in batches]
-
-
 @st.composite
 def draws(draw: st.DrawFn) -> MixSchedule:
     counts = draw(st.lists(st.integers(1, 60), min_size=1, max_size=6))
@@ -77,49 +68,12 @@ def test_every_beginning_is_in_proportion(counts: list[int]) -> None:
     assert deviation(found, tuple(counts)) <= (0.5, 0.5, 1.0)[min(len(counts), 3) - 1] if len(counts) < 4 else 1.5
 
 
-@settings(deadline=None)
-@given(draws(), st.integers(0, 40))
-def test_rounds_are_turned_and_no_more(made: MixSchedule, epoch: int) -> None:
-    found = made.datasets(epoch)
-    assert np.bincount(found, minlength=len(made.counts)).tolist() == list(made.counts)
-    for first in range(0, made.total, made.lanes):
-        part = slice(first, first + made.lanes)
-        assert sorted(found[part]) == sorted(made.interleaved[part])
-    assert deviation(found, made.counts, made.lanes) <= deviation(made.interleaved, made.counts)
-    some = np.arange(made.total)[epoch % 3 :: 3]
-    assert made.datasets(epoch, some).tolist() == found[some].tolist()
-    assert MixSchedule(made.counts, made.lanes, made.seed).datasets(epoch).tolist() == found.tolist()
-
-
 def test_no_lane_gets_one_dataset_only() -> None:
     for lanes in (2, 3, 4, 8):
         made = MixSchedule((600, 600), lanes)
         for lane in range(lanes):
             of_lane = np.concatenate([made.datasets(epoch)[lane::lanes] for epoch in range(3)])
             assert 0.4 < np.mean(of_lane) < 0.6
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(draws(), st.lists(st.integers(1, 90), min_size=6, max_size=6))
-def test_each_pass_is_shared_by_the_lanes_without_rest(made: MixSchedule, sizes: list[int]) -> None:
-    names = [str(number) for number in range(len(made.counts))]
-    history = MixHistory((MixPeriod(0, dict(zip(names, made.counts, strict=True))),), made.seed, made.lanes)
-    for source, count in enumerate(made.counts):
-        size = sizes[source]
-        seen: dict[tuple[int, int], list[int]] = {}
-        batches: list[tuple[int, int]] = []
-        for epoch in range(5):
-            wanted = np.arange(made.total)
-            for part in history.passes(names[source], size, epoch, wanted):
-                assert part.lane_sizes.sum() == size
-                assert (wanted[part.positions] % made.lanes == part.lanes).all()
-                batches += [(part.number, b) for b in part.batches.tolist()]
-                for lane, turn in zip(part.lanes.tolist(), part.lane_batches.tolist(), strict=True):
-                    turns = seen.setdefault((part.number, lane), [])
-                    assert turn == len(turns), "a lane reads on, without a gap"
-                    assert turn < part.lane_sizes[lane]
-                    turns.append(turn)
-        assert sorted(batches) == [divmod(j, size) for j in range(5 * count)]
 
 
 def test_how_long_an_epoch_is() -> None:
@@ -148,124 +102,9 @@ def test_how_long_an_epoch_is() -> None:
         batches_per_epoch({"a": 1, "b": 0}, None)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_without_weights_an_epoch_is_every_row_once(root: Path, workers: int) -> None:
-    mix = make(root)
-    for epoch in (0, 1):
-        found = read(mix, workers, epoch)
-        assert len(found) == len(mix) == 63 + 35 + 10
-        assert [index for index, _, _ in found] == list(range(len(found)))
-        ids = [i for _, source, rows in found for i in rows if i // 10_000 == list(ROWS).index(source)]
-        assert sorted(ids) == sorted(BASE[name] + i for name in ROWS for i in range(ROWS[name]))
-        sources = np.array([list(ROWS).index(source) for _, source, _ in found])
-        assert deviation(sources, (63, 35, 10)) <= 2
-    assert mix.counts == {"web": 63, "books": 35, "code": 10}
-    assert read(mix, workers, 0) != read(mix, workers, 1)
-    batch = next(iter(mix))
-    assert set(batch) == {"id", f"{batch.source}_text"}
-    assert next(iter(ParquetDataset(root / "web"))).source is None
-
-
-@pytest.mark.parametrize("epoch_length", ["first_exhausted", "all_exhausted", 25])
-def test_passes_are_exact_over_epochs(root: Path, epoch_length: str | int) -> None:
-    mix = make(root, weights=WEIGHTS, epoch_length=epoch_length, lanes=4)
-    rows: dict[str, list[int]] = {name: [] for name in ROWS}
-    for epoch in range(6):
-        found = read(mix, 0, epoch)
-        assert Counter(source for _, source, _ in found) == mix.counts
-        for _, source, ids in found:
-            rows[source] += ids
-    for name, ids in rows.items():
-        passes, more = divmod(len(ids), ROWS[name])
-        times = Counter(ids)
-        assert set(times) <= set(range(BASE[name], BASE[name] + ROWS[name]))
-        assert set(times.values()) <= {passes, passes + 1}
-        assert sum(count == passes + 1 for count in times.values()) == more
-    if epoch_length == "all_exhausted":
-        assert mix.counts == {"web": 63, "books": 42, "code": 21}
-        assert Counter(Counter(rows["web"]).values()) == {6: 2000}
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_the_same_batches_in_every_topology(root: Path, shuffle: bool) -> None:
-    how: dict[str, Any] = {"weights": WEIGHTS, "epoch_length": 41, "lanes": 12, "seed": 5}
-    expected = read(make(root, {"shuffle": shuffle, "window": 3}, **how), 0, 4)
-    topologies = ((1, 2), (1, 4), (2, 0), (2, 2), (3, 0), (3, 4))
-    for replicas, workers in topologies if shuffle else topologies[3:5]:
-        found: dict[int, Any] = {}
-        for rank in range(replicas):
-            mix = make(root, {"shuffle": shuffle, "window": 3}, num_replicas=replicas, rank=rank, **how)
-            batches = read(mix, workers, 4)
-            assert len(batches) == len(mix) == -(-41 // replicas)
-            assert [index for index, _, _ in batches] == [rank + i * replicas for i in range(len(batches))]
-            found.update({index: rest for index, *rest in batches})
-        for index in found:
-            assert found[index] == list(expected[index % 41][1:]), (replicas, workers, index)
-        dropped = make(root, num_replicas=replicas, rank=0, drop_last=True, **how)
-        assert len(read(dropped, 0)) == len(dropped) == 41 // replicas
-
-
-def test_small_datasets_are_read_many_times(root: Path, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"id": [1, 2, 3]}), tmp_path / "tiny.parquet")
-    tiny = ParquetDataset(tmp_path, batch_size=2)
-    mix = Mix({"web": ParquetDataset(root / "web", batch_size=100), "tiny": tiny}, {"web": 1, "tiny": 2}, lanes=4)
-    assert mix.counts == {"web": 1, "tiny": 2}
-    mix = Mix(mix.datasets, {"web": 1, "tiny": 2}, "all_exhausted", lanes=4)
-    assert mix.counts == {"web": 20, "tiny": 40}
-    for workers in (0, 2):
-        found = read(mix, workers)
-        assert Counter(i for _, source, ids in found for i in ids if source == "tiny") == {1: 20, 2: 20, 3: 20}
-        orders = [ids for _, source, ids in found if source == "tiny"]
-        assert len({tuple(ids) for ids in orders}) > 3, "each pass is shuffled anew"
-
-
 def state_of(mix: Mix, after: Any = None) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(json.dumps(mix.state_dict(after)))
     return found
-
-
-def test_resume_at_every_batch_in_any_topology(root: Path) -> None:
-    how: dict[str, Any] = {"weights": WEIGHTS, "epoch_length": 23}
-    mix = make(root, lanes=4, **how)
-    expected = read(mix, 0, 3)
-    mix.set_epoch(3)
-    for batch in mix:
-        state = state_of(mix, batch)
-        assert state == state_of(mix) == state_of(mix, batch.index)
-        again = make(root, **how)
-        again.load_state_dict(state)
-        if batch.index < 22:
-            assert again.epoch == 3
-            assert read(again, 0, 3) == expected[batch.index + 1 :]
-        else:
-            assert again.epoch == 4
-            assert read(again) == read(mix, 0, 4)
-        for replicas, workers in ((1, 2), (1, 4), (2, 2), (4, 0)) if batch.index % 18 == 3 else ():
-            rest: dict[int, Any] = {}
-            lengths = set()
-            for rank in range(replicas):
-                again = make(root, num_replicas=replicas, rank=rank, **how)
-                again.load_state_dict(state)
-                found = read(again, workers)
-                lengths.add(len(found))
-                rest.update({index: ids for index, _, ids in found if index < 23})
-            assert rest == {index: ids for index, _, ids in expected[batch.index + 1 :]}
-            assert len(lengths) == 1
-        mix.set_epoch(3)
-
-
-def test_resumed_epochs_are_followed_by_complete_ones(root: Path) -> None:
-    for workers, persistent in ((0, False), (2, True)):
-        mix = make(root, lanes=2, epoch_length=20)
-        first = next(batch for batch in mix if batch.index == 7)
-        again = make(root, epoch_length=20)
-        again.load_state_dict(mix.state_dict(after=first))
-        loader = DataLoader(again, batch_size=None, num_workers=workers, persistent_workers=persistent)
-        lengths = []
-        for epoch in range(again.epoch, 3):
-            again.set_epoch(epoch)
-            lengths.append([(batch.epoch, batch.index) for batch in loader])
-        assert lengths == [[(e, i) for i in range(8 if e == 0 else 0, 20)] for e in range(3)]
 
 
 def test_stateful_dataloader(root: Path) -> None:

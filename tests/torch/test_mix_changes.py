@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 
 from pqcache.errors import UsageError
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset
-from pqcache.torch.batch import to_rows
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -99,17 +98,6 @@ def test_passes_go_on_across_changes(root: Path, changes: list[tuple[dict[str, i
     assert all(len(ids) > 1.2 * ROWS[name] for name, ids in everything.items() if name != "web")
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (4, 0), (1, 2)])
-def test_the_same_in_any_topology(
-    root: Path, changes: list[tuple[dict[str, int], int]], ranks: int, workers: int
-) -> None:
-    one, some = (
-        [(batch.epoch, batch.index, batch.source, batch["id"].tolist()) for batch in found]
-        for found in (train(root, changes[:3]), train(root, changes[:3], ranks, workers))
-    )
-    assert one == some
-
-
 def test_resumed_at_every_batch_after_a_change(root: Path) -> None:
     first = mix_of(root, BEFORE, lanes=2)
     list(first)
@@ -165,30 +153,6 @@ def test_how_often_datasets_were_read(root: Path) -> None:
     changed = mix_of(root, AFTER)
     changed.load_state_dict(mix.state_dict(after=batches[-1]), changed=True)
     assert changed.drawn(after=-1) == {"web": 15 / sizes["web"], "books": 5 / sizes["books"], "code": 0}
-
-
-def test_batches_with_rows_of_every_dataset(root: Path) -> None:
-    mix = mix_of(root, None, within_batch=True, lanes=2, epoch_length="all_exhausted")
-    assert len(mix) == max(-(-ROWS[name] // BATCH[name]) for name in ROWS)
-    ids: dict[str, list[int]] = {name: [] for name in ROWS}
-    for epoch in range(2):
-        mix.set_epoch(epoch)
-        for batch in mix:
-            assert batch.source is None
-            assert list(batch.parts) == list(ROWS)
-            first = 0
-            for name, rows in batch.parts.items():
-                assert 0 < rows <= BATCH[name]
-                ids[name] += batch["id"][first : first + rows].tolist()
-                first += rows
-            of_batch = batch["id"].tolist()
-            assert first == len(of_batch)
-            names = [name for name, rows in batch.parts.items() for _ in range(rows)]
-            assert to_rows(batch["text"]) == [f"{name} {i}" for name, i in zip(names, of_batch, strict=True)]
-            assert to_rows(batch["tags"]) == [[f"{i}"] * (i % 3) for i in of_batch]
-            assert to_rows(batch["one"]) == [{"a": i} for i in of_batch]
-    for name in ROWS:
-        check_rows(name, ids[name])
 
 
 def test_batches_of_one_size_and_resumed(root: Path) -> None:

@@ -101,12 +101,6 @@ def test_bad_rows_are_replaced_within_their_batch(root: Path, shuffle: bool, cap
     assert "a.parquet, row group 0, row 3: BadRowsError: bad rows [3]" in caplog.text
 
 
-def test_a_batch_without_bad_rows_is_as_without_skipping(root: Path) -> None:
-    first = list(skipping(root, frozenset()))
-    second = list(ParquetDataset(root, batch_size=16, transform=Decode(frozenset())))
-    assert [batch["random"].item() for batch in first] == [batch["random"].item() for batch in second]
-
-
 @pytest.mark.parametrize("batch_size", [16, None])
 def test_the_same_in_any_topology_and_resumed(root: Path, batch_size: int | None) -> None:
     def collect(ranks: int, threads: int | None = None) -> dict[int, Any]:

@@ -187,21 +187,6 @@ def values(batch: Batch) -> Any:
     return batch.source, {name: to_rows(value) for name, value in batch.items() if name != "cu_seqlens"}
 
 
-def test_passes_of_weighted_rows_have_one_length(root: Path) -> None:
-    option = {
-        "weights": {"label": {0: 0.705, ...: 0.7}},
-        "batch_size": 1,
-    }  # 252.6 rows: 252 in some epochs, 253 in passes
-    ds = dataset(root, **option)
-    short = next(epoch for epoch in range(50) if ds.batches_of(epoch) == 252)
-    mix = Mix({"a": dataset(root, **option)})
-    assert len(mix) == 253
-    mix.set_epoch(short)
-    *_, last = mix
-    places = mix.rows_of(short, 252)
-    assert (places.files * 120 + places.rows_in_file).tolist() == last["id"].tolist()
-
-
 def resumed(make: Any, steps: list[tuple[int, int | None]]) -> tuple[list[Any], dict[str, Any]]:
     """Return the batches of an epoch that goes on with so many ranks for so many steps, and the last state."""
     state, found = None, []
@@ -234,12 +219,6 @@ def check_every_batch(make: Any, plain: Any = values) -> dict[str, Any]:
     return state
 
 
-def test_packed_sequences_go_on_with_any_ranks(root: Path) -> None:
-    for pack in (Pack("tokens", length=16, strategy="best_fit"), TokenBatches("tokens", tokens_per_batch=48)):
-        size = {"batch_size": 2} if isinstance(pack, Pack) else {}
-        check_every_batch(lambda pack=pack, size=size, **more: ParquetDataset(root, pack=pack, lanes=4, **size, **more))
-
-
 @pytest.mark.parametrize("threads", [None, 2])
 def test_bad_rows_are_replaced_alike_with_any_ranks(root: Path, threads: int | None) -> None:
     whole = {batch.index: batch["id"].tolist() for batch in dataset(root, lanes=4)}
@@ -248,14 +227,6 @@ def test_bad_rows_are_replaced_alike_with_any_ranks(root: Path, threads: int | N
     transform = decode if threads is None else lambda batch, generator: decode(batch)
     options = {"transform": transform, "on_error": "skip", "transform_workers": threads}
     check_every_batch(lambda **more: dataset(root, lanes=4, **options, **more))
-
-
-def test_batches_of_several_datasets_go_on_with_any_ranks(root: Path) -> None:
-    def make(**more: Any) -> Mix:
-        parts = {"a": dataset(root, filters="id < 300"), "b": dataset(root, weights=WEIGHTS, seed=4, batch_size=3)}
-        return Mix(parts, within_batch=True, lanes=4, **more)
-
-    check_every_batch(make)
 
 
 def test_a_changed_mix_goes_on_with_any_ranks(root: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import pqcache
 from pqcache import Pack, Sequence, TokenBatches
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.selection import selection
-from pqcache.torch import Batch, Loader, Mix, ParquetDataset
-from pqcache.torch.batch import to_rows
-from tests.examples import examples
+from pqcache.torch import Batch, Mix, ParquetDataset
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -98,79 +93,6 @@ def tokens_of(lengths: list[int]) -> list[int]:
     return [i * PLACE + k for i, n in enumerate(lengths) for k in range(n)]
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_token_once_per_epoch(root: Path, lengths: list[int], strategy: str, shuffle: bool) -> None:
-    dataset = packed(root, strategy, shuffle=shuffle)
-    orders = []
-    for epoch in range(2):
-        dataset.set_epoch(epoch)
-        batches = list(dataset)
-        assert [batch.index for batch in batches] == list(range(len(dataset)))
-        pieces = [piece for batch in batches for piece in check(batch)]
-        orders.append([piece[0] for piece in pieces])
-        assert sorted(t for piece in pieces for t in piece) == tokens_of(lengths)
-        if strategy == "best_fit":
-            whole = {piece[0] // PLACE for piece in pieces if len(piece) == lengths[piece[0] // PLACE]}
-            assert whole == {i for i, n in enumerate(lengths) if 0 < n <= 32}
-    assert (orders[0] != orders[1]) == shuffle
-    assert dataset.fill == sum(lengths) / (32 * sum(len(batch["tokens"]) for batch in batches))
-    if strategy == "concat" and not shuffle:
-        assert [piece[0] // PLACE for piece in pieces] == sorted(piece[0] // PLACE for piece in pieces)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_same_batches_in_any_topology(root: Path, strategy: str) -> None:
-    def read(ranks: int, workers: int = 0) -> dict[int, list[Any]]:
-        found = {}
-        for rank in range(ranks):
-            dataset = packed(root, strategy, lanes=6, num_replicas=ranks, rank=rank)
-            batches = list(Loader(dataset, num_workers=workers))
-            assert len(batches) == len(dataset) == dataset.batches_per_rank[0]
-            found.update({b.index: [b[name].tolist() for name in b] for b in batches})
-        return found
-
-    one = read(1)
-    for ranks, workers in ((2, 0), (3, 0), (6, 0), (1, 2)):
-        some = read(ranks, workers)
-        assert {index: some[index] for index in one} == one
-        assert len(some) == -(-len(one) // ranks) * ranks  # padding repeats the first
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_resumed_at_every_batch(root: Path, strategy: str) -> None:
-    dataset = packed(root, strategy, lanes=2, shuffle=True)
-    dataset.set_epoch(3)
-    batches = list(dataset)
-    dataset.set_epoch(3)
-    for done, batch in enumerate(dataset):
-        state = json.loads(json.dumps(dataset.state_dict(after=batch)))
-        if done + 1 < len(batches):
-            resumed = packed(root, strategy)
-            resumed.load_state_dict(state)
-            first = next(iter(resumed))
-            assert first.index == done + 1
-            assert all(torch.equal(first[name], batches[done + 1][name]) for name in first)
-    rest = packed(root, strategy)
-    rest.load_state_dict(dataset.state_dict(after=batches[4]))
-    assert [b["tokens"].tolist() for b in rest] == [b["tokens"].tolist() for b in batches[5:]]
-
-
-@settings(max_examples=examples(30), deadline=None)
-@given(data=st.data())
-def test_any_documents(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    lengths = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 5, 8, 13, 70]), min_size=2, max_size=40))
-    length, strategy = data.draw(st.integers(1, 20)), data.draw(st.sampled_from(STRATEGIES))
-    lengths[0] = max(1, lengths[0])
-    root = write(tmp_path_factory.mktemp("any"), lengths, rows=data.draw(st.integers(1, 40)))
-    pack = Pack("tokens", length, strategy=strategy, fields=["labels"], padding={"tokens": -1, "labels": -2})
-    dataset = ParquetDataset(
-        root, pack=pack, batch_size=data.draw(st.integers(1, 5)), lanes=data.draw(st.integers(1, 3))
-    )
-    pieces = [piece for batch in dataset for piece in check(batch, length)]
-    assert sorted(t for piece in pieces for t in piece) == tokens_of(lengths)
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_only_documents_that_meet_a_filter(root: Path, lengths: list[int], strategy: str) -> None:
     dataset = packed(root, strategy, filters="id < 100 or id in (200, 203, 350)")
@@ -202,14 +124,6 @@ def test_lists_of_one_length(tmp_path: Path) -> None:
         assert sorted(found[found >= 0].tolist()) == list(range(60))
 
 
-def test_in_a_mix(root: Path, lengths: list[int]) -> None:
-    mix = Mix({name: packed(root, name) for name in STRATEGIES})
-    pieces: dict[str, list[int]] = {name: [] for name in STRATEGIES}
-    for batch in mix:
-        pieces[batch.source] += [t for piece in check(batch) for t in piece]
-    assert all(sorted(found) == tokens_of(lengths) for found in pieces.values())
-
-
 def test_sequences_of_several_datasets_in_one_batch(root: Path, lengths: list[int]) -> None:
     mix = Mix({name: packed(root, name) for name in STRATEGIES}, within_batch=True, epoch_length="all_exhausted")
     found = []
@@ -223,30 +137,6 @@ def test_sequences_of_several_datasets_in_one_batch(root: Path, lengths: list[in
 def cache(root: Path) -> pqcache.Cache:
     pqcache.sync(str(root), root.parent / "cache")
     return pqcache.Cache.open(root.parent / "cache")
-
-
-@pytest.mark.parametrize(
-    "pack",
-    [
-        Pack("tokens", 32, fields=["labels"], padding={"tokens": -1, "labels": -2}),
-        Pack("tokens", 32, strategy="best_fit", ids=["document_ids"]),
-        TokenBatches("tokens", tokens_per_batch=200),
-    ],
-)
-@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"num_replicas": 3, "rank": 1, "filters": "id > 100"}])
-def test_record_batches_are_those_of_the_dataset(cache: pqcache.Cache, pack: Any, options: dict[str, Any]) -> None:
-    options = {"pack": pack, "seed": 3, "window": 2, **options}
-    if isinstance(pack, Pack):
-        options["batch_size"] = 5
-    dataset = ParquetDataset(cache.path, **options)
-    dataset.set_epoch(2)
-    expected = [{n: to_rows(v) for n, v in batch.items() if n != "cu_seqlens"} for batch in dataset]
-    found = list(cache.batches(epoch=2, **options))
-    assert [batch.to_pydict() for batch in found] == expected
-    for batch in found:
-        batch.validate(full=True)
-    if isinstance(pack, Pack):
-        assert found[0].schema.field("tokens").type == pa.list_(pa.int64(), 32)
 
 
 def test_packed_record_batches_that_make_no_sense(cache: pqcache.Cache) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from pqcache.errors import UsageError
 from pqcache.reader.order import EpochShare
@@ -24,24 +23,6 @@ BATCHES = 16
 def dataset(table: Path, ranks: int, rank: int, **options: Any) -> ParquetDataset:
     chosen = {"batch_size": 32, "shuffle": False, "pad": False, "num_replicas": ranks, "rank": rank, **options}
     return ParquetDataset(table, **chosen)
-
-
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (3, 0), (3, 2), (5, 0), (20, 0)])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_every_row_once_over_all_ranks(table: Path, ranks: int, workers: int, shuffle: bool) -> None:
-    seen, lengths = [], []
-    for rank in range(ranks):
-        data = dataset(table, ranks, rank, shuffle=shuffle)
-        batches = list(DataLoader(data, batch_size=None, num_workers=workers))
-        assert len(batches) == len(data) == len(Loader(data))
-        assert data.batches_per_rank[rank] == len(batches)
-        lengths.append(len(batches))
-        seen += ids_of(batches)
-    assert sorted(seen) == list(range(ROWS))
-    assert tuple(lengths) == data.batches_per_rank
-    assert max(lengths) - min(lengths) <= 1
-    padded = dataset(table, ranks, 0, pad=True)
-    assert padded.batches_per_rank == (len(padded),) * ranks
 
 
 def test_training_on_uneven_ranks_is_warned_of(table: Path) -> None:

@@ -29,7 +29,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from pqcache.errors import UsageError
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Prefetch, Ragged, prefetch
-from pqcache.torch.prefetch import DeviceBlock, DeviceCopier, DeviceStream, PinnedSlot
+from pqcache.torch.prefetch import DeviceBlock, DeviceCopier, DeviceStream
 from tests import ROOT
 from tests.torch.conftest import ROWS, ids_of
 from tests.waiting import becomes_true
@@ -396,31 +396,6 @@ def test_batches_are_copied_where_no_more_can_be_pinned(
         assert through(late, Loader(dataset(table))) == expected
     assert late.begun == 8, "one of two slots has its memory"
     assert "Prefetch: no more than 0 B could be pinned: no more memory can be pinned" in caplog.text
-
-
-def test_pinned_memory_is_reused(late: LateDevice, table: Path) -> None:
-    loader = Prefetch(Loader(dataset(table)), DEVICE)
-    pinned = []
-    for _ in range(3):
-        assert len(list(loader)) == 16
-        pinned.append(late.pinned_bytes)
-    assert pinned[0] == pinned[2]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_packing_over_several_pieces(seed: int) -> None:
-    rng, device = np.random.default_rng(seed), LateDevice()
-    slot = PinnedSlot(device, 310_000)
-    for most in (500, 6000, 29_000):
-        arrays = [rng.integers(0, 256, length, np.uint8) for length in rng.integers(0, most, 9)]
-        arrays.append(np.zeros(0 if most < 29_000 else 305_000 - sum(map(len, arrays)), np.uint8))
-        begins = np.cumsum([0, *map(len, arrays)]).tolist()
-        block = slot.copy(arrays, begins, begins.pop())
-        assert block is not None
-        device.wait(block.copied)
-        assert block.bytes.numpy().tobytes() == b"".join(map(bytes, arrays))
-    assert slot.size == device.pinned_bytes <= 310_000
-    assert slot.copy([np.zeros(310_000, np.uint8)], [0], 310_000) is None, "the limit is one of whole pages"
 
 
 @pytest.mark.parametrize("workers", [0, 2])

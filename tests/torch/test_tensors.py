@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import decimal
 import errno
-import logging
 import os
 import pickle
 import re
 from collections.abc import Iterator
-from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -37,55 +35,6 @@ def batch_of(tmp_path: Path, how: dict[str, Any] | None = None, **columns: pa.Ar
     (batch,) = DataLoader(ds, batch_size=None)
     assert isinstance(batch, Batch)
     return batch
-
-
-NUMBERS = {
-    pa.int8(): torch.int8,
-    pa.int16(): torch.int16,
-    pa.int32(): torch.int32,
-    pa.int64(): torch.int64,
-    pa.uint8(): torch.uint8,
-    pa.uint16(): torch.uint16,
-    pa.uint32(): torch.uint32,
-    pa.uint64(): torch.uint64,
-    pa.float32(): torch.float32,
-    pa.float64(): torch.float64,
-}
-
-
-def test_numbers(tmp_path: Path) -> None:
-    columns = {str(kind): pa.array([1, 2, 3], kind) for kind in NUMBERS}
-    batch = batch_of(
-        tmp_path, None, half=pa.array(np.array([1, 2, 3], np.float16)), b=pa.array([True, False, True]), **columns
-    )
-    for kind, dtype in NUMBERS.items():
-        assert batch[str(kind)].dtype == dtype
-        assert batch[str(kind)].tolist() == [1, 2, 3]
-    assert batch["half"].dtype == torch.float16
-    assert batch["half"].tolist() == [1, 2, 3]
-    assert batch["b"].dtype == torch.bool
-    assert batch["b"].tolist() == [True, False, True]
-
-
-def test_times(tmp_path: Path) -> None:
-    moment = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
-    batch = batch_of(
-        tmp_path,
-        None,
-        date=pa.array([date(1970, 1, 2), date(1969, 12, 31)]),
-        us=pa.array([moment.replace(tzinfo=None)] * 2, pa.timestamp("us")),
-        zoned=pa.array([moment] * 2, pa.timestamp("ms", "Asia/Seoul")),
-        time32=pa.array([1, 2], pa.time32("ms")),
-        time64=pa.array([1, 2], pa.time64("ns")),
-        duration=pa.array([1, 2], pa.duration("us")),
-    )
-    assert batch["date"].dtype == torch.int32
-    assert batch["date"].tolist() == [1, -1]
-    seconds = int(moment.timestamp())
-    assert batch["us"].tolist() == [seconds * 10**6] * 2
-    assert batch["zoned"].tolist() == [seconds * 1000] * 2
-    assert (batch["time32"].dtype, batch["time64"].dtype) == (torch.int32, torch.int64)
-    assert batch["duration"].tolist() == [1, 2]
 
 
 def decimal_table(kind: pa.DataType, *values: str) -> pa.Table:
@@ -371,40 +320,6 @@ def test_permuted_tensors(tmp_path: Path) -> None:
     assert batch["t"].tolist() == [[[0, 3], [1, 4], [2, 5]], [[6, 9], [7, 10], [8, 11]]]
 
 
-def test_structs_and_maps(tmp_path: Path) -> None:
-    batch = batch_of(
-        tmp_path,
-        None,
-        s=pa.array([{"a": 1, "b": {"c": "x"}}, {"a": 2, "b": {"c": "yy"}}]),
-        m=pa.array([[("k", 1), ("l", 2)], []], pa.map_(pa.string(), pa.int64())),
-        ls=pa.array([[{"x": 1.0}], [{"x": 2.0}, {"x": 3.0}]]),
-    )
-    assert batch["s"]["a"].tolist() == [1, 2]
-    assert batch["s"]["b"]["c"].to_list() == ["x", "yy"]
-    assert batch["m"].to_list() == [[{"key": "k", "value": 1}, {"key": "l", "value": 2}], []]
-    assert batch["m"][0]["value"].tolist() == [1, 2]
-    assert batch["ls"].to_list() == [[{"x": 1.0}], [{"x": 2.0}, {"x": 3.0}]]
-
-
-def test_a_list_is_dense_for_all_batches_or_none(tmp_path: Path) -> None:
-    """Batches that happen to have lists of one length do not change a column's type."""
-    lists = [[1, 2]] * 5000 + [[1, 2, 3], [1]] + [[1, 2]] * 5000
-    pq.write_table(pa.table({"l": lists}), tmp_path / "t.parquet", row_group_size=1000)
-    ds = ParquetDataset(tmp_path, batch_size=100)
-    with pytest.raises(ParquetError, match=r"t\.parquet: column 'l' has lists of other lengths.*ragged=\['l'\]"):
-        list(ds)  # 2 values per row in every row group, and in the first rows: only the data can tell
-    ds = ParquetDataset(tmp_path, batch_size=100, ragged=["l"])
-    assert all(isinstance(batch["l"], Ragged) for batch in ds)
-    pq.write_table(pa.table({"l": [[1, 2]] * 3 + [[1]]}), tmp_path / "u.parquet", row_group_size=3)
-    assert all(isinstance(batch["l"], Ragged) for batch in ParquetDataset(tmp_path, batch_size=2))
-
-
-def test_nulls_raise_by_name(tmp_path: Path) -> None:
-    for array in (pa.array([1, None]), pa.array(["a", None]), pa.array([[1], None])):
-        with pytest.raises(ParquetError, match=r"column 'bad': it holds nulls.*nulls='mask'"):
-            batch_of(tmp_path, None, ok=pa.array([1, 2]), bad=array)
-
-
 INSIDE: dict[str, tuple[pa.Array, dict[str, Any], Any]] = {
     "list": (pa.array([[1, None], [2]]), {"c.element": 0}, [[1, 0], [2]]),
     "strings": (pa.array([["a", None], []]), {"c.element": "-"}, [["a", "-"], []]),
@@ -491,38 +406,6 @@ def test_masks_and_nulls_inside(tmp_path: Path) -> None:
 def test_a_fill_of_another_type_is_refused(tmp_path: Path, array: pa.Array, fill: Any) -> None:
     with pytest.raises(UsageError, match=r"nulls: .* is no value for 'c', which is"):
         batch_of(tmp_path, {"nulls": {"c": fill}}, c=array)
-
-
-def test_nulls_masked(tmp_path: Path) -> None:
-    batch = batch_of(
-        tmp_path,
-        {"nulls": "mask"},
-        x=pa.array([1, None, 3]),
-        s=pa.array(["a", None, "c"]),
-        l=pa.array([[1], None, [2, 3]]),
-        f=pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2)),
-        b=pa.array([True, None, False]),
-        st=pa.array([{"a": 1}, None, {"a": 3}]),
-    )
-    assert batch["x"].tolist() == [1, 0, 3]
-    for name in ("x", "s", "l", "f", "b", "st"):
-        assert batch[f"{name}_mask"].tolist() == [True, False, True], name
-    assert batch["s"].to_list() == ["a", "", "c"]
-    assert batch["l"].to_list() == [[1], [], [2, 3]]
-    assert batch["f"].tolist() == [[1, 2], [0, 0], [3, 4]]
-    assert batch["b"].tolist() == [True, False, False]
-    assert batch["st"]["a"].tolist() == [1, 0, 3]
-
-
-@pytest.mark.parametrize("kind", [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.float16()])
-def test_nulls_of_types_that_torch_cannot_put_into(tmp_path: Path, kind: pa.DataType) -> None:
-    numbers = pa.array([1, None, 3], pa.int64()).cast(kind)
-    pairs = pa.array([[1, 2], None, [3, 4]], pa.list_(kind, 2))
-    batch = batch_of(tmp_path, {"nulls": {"x": 7, "p": 9}}, x=numbers, p=pairs)
-    assert (batch["x"].tolist(), batch["p"].tolist()) == ([1, 7, 3], [[1, 2], [9, 9], [3, 4]])
-    masked = batch_of(tmp_path, {"nulls": "mask"}, x=numbers, p=pairs)
-    assert (masked["x"].tolist(), masked["x_mask"].tolist()) == ([1, 0, 3], [True, False, True])
-    assert masked["x"].dtype == batch["x"].dtype == torch.from_numpy(np.zeros(1, kind.to_pandas_dtype())).dtype
 
 
 def test_each_nullable_column_has_a_mask(tmp_path: Path) -> None:
@@ -762,16 +645,6 @@ def test_shared_memory_is_reused_but_never_under_a_batch() -> None:
         assert 0 < files <= 12, "40 batches were made in a few files of shared memory"
 
 
-def test_long_rows_are_received_as_they_were_sent(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    rows = [None if i % 50 == 3 else rng.bytes(int(rng.integers(0, 16_000))) for i in range(2000)]
-    pq.write_table(pa.table({"id": range(2000), "image": rows}), tmp_path / "t.parquet", row_group_size=500)
-    ds = ParquetDataset(tmp_path, batch_size=200, memory="30MB", nulls={"image": b""})
-    for batch in DataLoader(ds, batch_size=None, num_workers=2):
-        wanted = [rows[i] or b"" for i in batch["id"].tolist()]
-        assert batch["image"].to_list() == wanted
-
-
 @pytest.mark.parametrize("available", [2, 0, None])
 def test_without_shared_memory_batches_are_pickled(
     shop_of_many: Path, monkeypatch: pytest.MonkeyPatch, available: int | None
@@ -792,42 +665,12 @@ def test_without_shared_memory_batches_are_pickled(
     assert sorted(i for b in batches for i in b["id"].tolist()) == list(range(100_000))
 
 
-def test_pickled_batches_are_logged(
-    shop_of_many: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delattr(os, "memfd_create", raising=False)
-    logger, file = logging.getLogger("pqcache.torch"), tmp_path / "log"
-    handler = logging.FileHandler(file)  # in the worker
-    logger.addHandler(handler)
-    caplog.set_level(logging.DEBUG, "pqcache.torch")
-    try:
-        ds = ParquetDataset(shop_of_many, columns=["id", "x1"], batch_size=5000)
-        assert len(list(DataLoader(ds, batch_size=None, num_workers=1))) == 20
-    finally:
-        logger.removeHandler(handler)
-        handler.close()
-    assert "this system has no memfd_create" in file.read_text()
-
-
 @pytest.fixture
 def shop_of_many(tmp_path: Path) -> Path:
     ids = np.arange(100_000)
     table = pa.table({"id": ids, **{f"x{n}": ids * n for n in range(5)}, "s": [f"{i}" for i in ids]})
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=10_000)
     return tmp_path
-
-
-def test_kept_batches_do_not_change(shop_of_many: Path) -> None:
-    for workers in (0, 2):
-        ds = ParquetDataset(shop_of_many, batch_size=1000)
-        batches = list(DataLoader(ds, batch_size=None, num_workers=workers))
-        seen = []
-        for batch in batches:
-            ids = batch["id"]
-            seen += ids.tolist()
-            assert all(torch.equal(batch[f"x{n}"], ids * n) for n in range(5))
-            assert batch["s"].to_list() == [str(i) for i in ids.tolist()]
-        assert sorted(seen) == list(range(100_000))
 
 
 def test_batches_copy_pickle_and_convert() -> None:

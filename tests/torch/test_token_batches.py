@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import pqcache
 from pqcache import TokenBatches
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.packing import batch_ends
-from pqcache.torch import Batch, Loader, Mix, ParquetDataset
-from pqcache.torch.batch import Ragged, to_rows
+from pqcache.torch import ParquetDataset
 from tests.examples import examples
 from tests.reader.reading import everything
 
@@ -54,33 +52,6 @@ def read(root: Path, budget: int = BUDGET, **options: Any) -> ParquetDataset:
     return ParquetDataset(root, nulls="mask", pack=TokenBatches("tokens", tokens_per_batch=budget), **options)
 
 
-def rows_of(batch: Batch) -> list[dict[str, Any]]:
-    columns = {name: to_rows(value) for name, value in batch.items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_every_document_once_per_epoch(root: Path, table: pa.Table, shuffle: bool) -> None:
-    dataset = read(root, shuffle=shuffle)
-    plain = ParquetDataset(root, nulls="mask", batch_size=300, shuffle=False, ragged=["tokens"])
-    expected = {row["id"]: row for row in rows_of(next(iter(plain)))}
-    orders = []
-    for epoch in range(2):
-        dataset.set_epoch(epoch)
-        batches = list(dataset)
-        assert [batch.index for batch in batches] == list(range(len(dataset)))
-        rows = [row for batch in batches for row in rows_of(batch)]
-        orders.append([row["id"] for row in rows])
-        assert sorted(orders[-1]) == list(range(300))
-        assert all(str(row) == str(expected[row["id"]]) for row in rows)  # NaN equals NaN there
-        for batch in batches:
-            assert isinstance(batch["tokens"], Ragged)
-            assert len(batch["tokens"]) * int(batch["tokens"].lengths().max()) <= BUDGET
-    assert (orders[0] != orders[1]) == shuffle
-    tokens = sum(map(len, table["tokens"].to_pylist()))
-    assert dataset.fill == tokens / (BUDGET * len(batches))
-
-
 @settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_ends_of_batches(data: st.DataObject) -> None:
@@ -99,42 +70,6 @@ def test_ends_of_batches(data: st.DataObject) -> None:
         assert most is None or len(batch) <= most
     counts = np.bincount(np.searchsorted(spec.bounds, lengths), minlength=len(spec.bounds))
     assert len(batches) <= sum(-(-int(count) // int(rows)) for count, rows in zip(counts, spec.rows, strict=True))
-
-
-def test_the_same_batches_in_any_topology(root: Path) -> None:
-    def collect(ranks: int, workers: int = 0) -> dict[int, list[Any]]:
-        found = {}
-        for rank in range(ranks):
-            dataset = read(root, lanes=6, num_replicas=ranks, rank=rank)
-            batches = list(Loader(dataset, num_workers=workers))
-            assert len(batches) == len(dataset)
-            found.update({b.index: b["id"].tolist() for b in batches})
-        return found
-
-    one = collect(1)
-    for ranks, workers in ((2, 0), (3, 0), (1, 2)):
-        some = collect(ranks, workers)
-        assert {index: some[index] for index in one} == one
-
-
-def test_resumed_at_every_batch(root: Path) -> None:
-    dataset = read(root, columns=["id", "tokens", "dt"], lanes=2)
-    batches = list(dataset)
-    for done in range(0, len(batches) - 1, 3):
-        resumed = read(root, columns=["id", "tokens", "dt"])
-        resumed.load_state_dict(json.loads(json.dumps(dataset.state_dict(after=batches[done]))))
-        first = next(iter(resumed))
-        assert first.index == done + 1
-        assert rows_of(first) == rows_of(batches[done + 1])
-
-
-def test_with_filters_and_in_a_mix(root: Path) -> None:
-    mix = Mix({"low": read(root, filters="id < 100"), "high": read(root, filters="id >= 250")})
-    found: dict[str, list[int]] = {"low": [], "high": []}
-    for batch in mix:
-        found[batch.source] += batch["id"].tolist()
-    assert sorted(found["low"]) == list(range(100))
-    assert sorted(found["high"]) == list(range(250, 300))
 
 
 def test_documents_and_options_that_do_not_fit(root: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import ParquetError, UsageError
@@ -25,7 +23,7 @@ from pqcache.reader.memory import sizes_of
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import RowOptions
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.torch import Mix, ParquetDataset, Sequence
+from pqcache.torch import ParquetDataset, Sequence
 from tests.examples import examples
 
 
@@ -167,42 +165,6 @@ COLUMNS: dict[str, tuple[pa.DataType, Any]] = {
 SPEC = Sequence(4, "ts", max_gap=dt.timedelta(milliseconds=5), group_by="log", stride=2)
 
 
-def expected_ids(drive: Path, spec: Sequence = SPEC) -> list[list[int]]:
-    found = []
-    for day in range(3):
-        table = pq.read_table(drive / f"day={day}" / "a.parquet", columns=["id", "ts", "log"], partitioning=None)
-        found += brute_force(table.to_pylist(), spec, 100)
-    return found
-
-
-def test_every_type_has_an_axis_more(drive: Path) -> None:
-    ds = ParquetDataset(drive, batch_size=32, sequence=SPEC, nulls="mask")
-    plain = ParquetDataset(drive, batch_size=FRAMES, nulls="mask", shuffle=False)
-    (rows,) = plain
-    place = {int(i): number for number, i in enumerate(rows["id"])}
-    seen = 0
-    for batch in ds:
-        count = len(batch["id"])
-        seen += count
-        assert batch.keys() == rows.keys()
-        for name in ("id", "ts", "small", "half", "flag", "price", "uuid", "vector", "pair", "maybe", "point"):
-            of_rows = torch.tensor([[place[int(i)] for i in ids] for ids in batch["id"]])
-            assert batch[name].dtype == rows[name].dtype
-            assert torch.equal(batch[name], rows[name][of_rows]), name
-        for name in [name for name in rows if name.endswith("_mask")]:
-            assert torch.equal(batch[name], rows[name][of_rows]), name
-        for b in range(count):
-            for step, i in enumerate(batch["id"][b].tolist()):
-                for name in ("log", "text", "image", "big", "note", "day"):
-                    assert batch[name][b][step] == rows[name][place[i]]
-                assert batch["tokens"][b][step].tolist() == rows["tokens"][place[i]].tolist()
-                assert list(batch["words"][b][step]) == list(rows["words"][place[i]])
-                assert int(batch["box"]["x"][b][step]) == i
-                assert batch["box"]["name"][b][step] == f"n{i}"
-    assert seen == len(expected_ids(drive))
-    assert batch["text"].to_list()[0] == list(batch["text"][0])
-
-
 def test_nulls_are_an_error_or_filled(drive: Path) -> None:
     with pytest.raises(ParquetError, match="'maybe': it holds nulls"):
         list(ParquetDataset(drive, ["id", "maybe"], sequence=SPEC))
@@ -211,121 +173,6 @@ def test_nulls_are_an_error_or_filled(drive: Path) -> None:
         ids = batch["id"]
         assert torch.equal(batch["maybe"], torch.where(ids % 5 == 0, -1, ids).int())
         assert batch["note"].to_list() == [[f"note {i}" if i % 4 else "none" for i in of] for of in ids.tolist()]
-
-
-def test_arrow_batches_are_lists_of_fixed_size(drive: Path, tmp_path: Path) -> None:
-    pqcache.sync(str(drive), tmp_path / "cache")
-    cache = pqcache.Cache.open(tmp_path / "cache")
-    spec = pqcache.Sequence(
-        4, "ts", max_gap=dt.timedelta(milliseconds=5), group_by="log", stride=2, columns_at={"log": 0, "small": [-1, 0]}
-    )
-    batches = list(cache.batches(batch_size=50, sequence=spec))
-    ids = []
-    for batch in batches:
-        batch.validate(full=True)
-        for row in batch.to_pylist():
-            ids.append(row["id"])
-            assert row["log"] == f"log {row['id'][0] // 100}"
-            assert row["small"] == [row["id"][3] % 100, row["id"][0] % 100]
-            assert row["day"] == [str(row["id"][0] // 300)] * 4 or row["day"] == [row["id"][0] // 300] * 4
-            for name, (kind, value) in COLUMNS.items():
-                if name not in ("small", "price"):
-                    assert row[name] == pa.array([value(i) for i in row["id"]], kind).to_pylist(), name
-    assert sorted(ids) == sorted(expected_ids(drive))
-    assert batches[0].schema.field("text").type == pa.list_(pa.string(), 4)
-    assert batches[0].schema.field("log").type == pa.string()
-    assert batches[0].schema.field("small").type == pa.list_(pa.int8(), 2)
-    ds = ParquetDataset(cache.path, batch_size=50, sequence=spec, nulls="mask")
-    assert ids_of(ds) == ids
-
-
-def test_columns_at_some_steps(drive: Path) -> None:
-    at = {"id": range(4), "small": 3, "text": -1, "image": [0, 2], "vector": [1], "words": [2, 3], "day": 0}
-    how: dict[str, Any] = {"columns": [*at, "tokens"], "batch_size": 40}
-    ds = ParquetDataset(drive, sequence=Sequence(4, "ts", max_gap=5, group_by="log", stride=1, columns_at=at), **how)
-    for batch in ds:
-        ids = batch["id"]
-        rows = len(ids)
-        assert torch.equal(batch["small"], (ids[:, 3] % 100).to(torch.int8))
-        assert batch["text"].to_list() == [COLUMNS["text"][1](i) for i in ids[:, 3].tolist()]
-        assert [list(b) for b in batch["image"]] == [
-            [COLUMNS["image"][1](i) for i in (a, c)] for a, _, c, _ in ids.tolist()
-        ]
-        assert batch["vector"].shape == (rows, 1, 3)
-        assert torch.equal(batch["vector"][:, 0, 0], ids[:, 1].float())
-        assert [list(map(list, b)) for b in batch["words"]] == [
-            [COLUMNS["words"][1](i) for i in of[2:]] for of in ids.tolist()
-        ]
-        assert list(batch["day"]) == [str(i // 300) for i in ids[:, 0].tolist()] or batch["day"].shape == (rows,)
-        assert len(batch["tokens"][0]) == 4
-    rows = ParquetDataset(drive, sequence=Sequence(2, "ts", columns_at={"id": 1}), columns=["id", "small"])
-    assert next(iter(rows))["id"].ndim == 1
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_the_same_in_every_topology_and_resumable(drive: Path, shuffle: bool) -> None:
-    how: dict[str, Any] = {"columns": ["id", "text"], "batch_size": 16, "lanes": 12, "sequence": SPEC}
-    epoch = list(ParquetDataset(drive, shuffle=shuffle, **how))
-    expected = {batch.index: batch["id"].tolist() for batch in epoch}
-    assert sorted(ids_of(epoch)) == sorted(expected_ids(drive))
-    for replicas, workers in ((1, 2), (2, 0), (3, 2), (4, 0)):
-        found: dict[int, Any] = {}
-        for rank in range(replicas):
-            ds = ParquetDataset(drive, shuffle=shuffle, num_replicas=replicas, rank=rank, **how)
-            batches = list(DataLoader(ds, batch_size=None, num_workers=workers))
-            assert len(batches) == len(ds) == -(-len(expected) // replicas)
-            found.update({batch.index: batch["id"].tolist() for batch in batches})
-        assert {index: ids for index, ids in found.items() if index in expected} == expected
-    ds = ParquetDataset(drive, shuffle=shuffle, **how)
-    state = json.loads(json.dumps(ds.state_dict(after=epoch[9])))
-    for replicas, workers in ((1, 0), (1, 2), (2, 2)):
-        found = {}
-        for rank in range(replicas):
-            ds = ParquetDataset(drive, shuffle=shuffle, num_replicas=replicas, rank=rank, **how)
-            ds.load_state_dict(state)
-            found.update({b.index: b["id"].tolist() for b in DataLoader(ds, batch_size=None, num_workers=workers)})
-        left = {index: ids for index, ids in expected.items() if index > 9}
-        assert {index: ids for index, ids in found.items() if index in expected} == left
-    for other in (
-        None,
-        Sequence(3, "ts", max_gap=5, group_by="log", stride=2),
-        Sequence(4, "ts", max_gap=6, group_by="log", stride=2),
-        Sequence(4, "id", max_gap=5, group_by="log", stride=2),
-        Sequence(4, "ts", max_gap=5, group_by=None, stride=2),
-        Sequence(4, "ts", max_gap=5, group_by="log", stride=1),
-    ):
-        with pytest.raises(UsageError, match="sequence"):
-            ParquetDataset(drive, shuffle=shuffle, **{**how, "sequence": other}).load_state_dict(state)
-
-
-def test_single_samples_and_workers_that_are_not_forked(drive: Path) -> None:
-    how: dict[str, Any] = {"columns": ["id", "text", "tokens"], "sequence": SPEC, "lanes": 2}
-    rows = list(ParquetDataset(drive, batch_size=None, **how))
-    assert len(rows) == len(expected_ids(drive))
-    assert sorted(row["id"].tolist() for row in rows) == sorted(expected_ids(drive))
-    assert list(rows[0]["text"]) == [COLUMNS["text"][1](i) for i in rows[0]["id"].tolist()]
-    ds = ParquetDataset(drive, batch_size=30, **how)
-    expected = [batch["id"].tolist() for batch in ds]
-    loader = DataLoader(ds, batch_size=None, num_workers=2, multiprocessing_context="forkserver")
-    assert [batch["id"].tolist() for batch in loader] == expected
-
-
-def test_filters_come_first(drive: Path) -> None:
-    spec = Sequence(3, "ts", group_by="log")
-    ds = ParquetDataset(drive, ["id"], filters="flag and day >= 1", sequence=spec, batch_size=64)
-    rows = []
-    for day in (1, 2):
-        table = pq.read_table(drive / f"day={day}" / "a.parquet", columns=["id", "ts", "log"], partitioning=None)
-        of_day = [{**row, "kept": row["id"] % 3 == 0} for row in table.to_pylist()]
-        rows += brute_force(of_day, spec, 100)
-    assert sorted(ids_of(ds)) == sorted(rows)
-    assert len(rows) > 100
-
-
-def test_partitions_group_by_themselves(drive: Path) -> None:
-    spec = Sequence(3, "ts")
-    by_day = ParquetDataset(drive, ["id"], sequence=Sequence(3, "ts", group_by="day"), batch_size=64)
-    assert sorted(ids_of(by_day)) == sorted(expected_ids(drive, spec))
 
 
 def test_a_partition_that_is_null_is_no_group(tmp_path: Path) -> None:
@@ -455,14 +302,6 @@ def test_none_there(drive: Path) -> None:
         ds = ParquetDataset(drive, ["id"], sequence=Sequence(101, "ts"))
     assert len(ds) == 0
     assert list(ds) == []
-
-
-def test_in_a_mix(drive: Path) -> None:
-    frames = ParquetDataset(drive, ["id"], sequence=SPEC, batch_size=16)
-    rows = ParquetDataset(drive, ["id"], batch_size=50)
-    found = list(Mix({"frames": frames, "rows": rows}))
-    assert sorted(ids_of(b for b in found if b.source == "frames")) == sorted(expected_ids(drive))
-    assert sorted(i for b in found if b.source == "rows" for i in b["id"].tolist()) == list(range(FRAMES))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pickle
 import struct
 import warnings
 from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,12 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import UsageError
-from pqcache.reader.open_dataset import Files, open_local_dataset
+from pqcache.reader.open_dataset import Files
 from pqcache.reader.selection.split import hash_words, key_hashes
-from pqcache.torch import ParquetDataset, Sequence, Split
+from pqcache.torch import ParquetDataset, Split
 from tests.examples import examples
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
@@ -59,10 +57,6 @@ def canonical(value: Any) -> bytes:
 
 def slow_hash(value: Any, salt: str = "") -> int:
     return xxhash.xxh3_64_intdigest(canonical(value), xxhash.xxh3_64_intdigest(salt.encode()) if salt else 0)
-
-
-def inside(split: Split, hashed: int) -> bool:
-    return (Fraction(split.low) <= Fraction(hashed, 1 << 64) < Fraction(split.high)) is not split.outside
 
 
 SECOND = dt.datetime(2026, 11, 1, 12, 30, 5)
@@ -161,21 +155,6 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("events"), USERS)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize(
-    "split", [Split("user", 0.0, 0.7), Split("user", 0.7, 1.0, salt="s"), Split("user", 0.3, 0.4).complement()]
-)
-def test_a_split_is_the_rows_of_its_keys(events: Path, split: Split, shuffle: bool) -> None:
-    wanted = [i for i, user in enumerate(USERS) if inside(split, slow_hash(user, split.salt))]
-    assert 0 < len(wanted) < 500
-    ds = ParquetDataset(events, ["id", "user"], batch_size=16, split=split, shuffle=shuffle, nulls="mask")
-    assert sorted(ids_of(ds)) == wanted
-    assert len(ds) == -(-len(wanted) // 16)
-    assert (ids_of(ds) == wanted) is not shuffle
-    ds = ParquetDataset(events, ["id"], batch_size=16, split=split, lanes=4)  # the key is not read
-    assert sorted(ids_of(DataLoader(ds, batch_size=None, num_workers=2))) == wanted
-
-
 def test_parts_of_every_key_are_disjoint_and_complete(events: Path) -> None:
     for key in ("user", "who.id", "id", "dt", None):
         folds = Split.folds(key, 3, salt="a")
@@ -201,60 +180,6 @@ def test_a_key_is_in_one_part_whatever_the_layout_and_the_type(tmp_path: Path) -
         pa.table({"id": range(200, 300), "user": pa.array(users[200:], pa.int64())}), root / "dt=9/b.parquet"
     )
     assert sorted(ids_of(ParquetDataset(root, ["id"], split=split))) == wanted
-
-
-def test_rows_without_a_key_are_divided_by_file_and_row(events: Path) -> None:
-    split = Split(None, 0.0, 0.5)
-    wanted = []
-    for number in range(3):
-        path = f"dt={number}/a.parquet"
-        rows = min(167, 500 - 167 * number)
-        seed = xxhash.xxh3_64_intdigest(path.encode())
-        hashes = [xxhash.xxh3_64_intdigest(row.to_bytes(8, "little"), seed) for row in range(rows)]
-        wanted += [167 * number + row for row, hashed in enumerate(hashes) if inside(split, hashed)]
-    assert ids_of(ParquetDataset(events, ["id"], split=split, shuffle=False)) == wanted
-    assert 200 < len(wanted) < 300
-
-
-def test_split_follows_filters_rows_and_precedes_sequences(events: Path) -> None:
-    split = Split("user", 0.0, 0.6)
-    chosen = [i for i, user in enumerate(USERS) if inside(split, slow_hash(user))]
-    ds = ParquetDataset(events, ["id"], filters="x < 3 and dt != '1'", split=split)
-    assert sorted(ids_of(ds)) == [i for i in chosen if i % 7 < 3 and not 167 <= i < 334]
-    snapshot = open_local_dataset(events)[0]
-    starts = np.cumsum(snapshot.index.rows) - snapshot.index.rows
-    picked = np.array([3, 50, 51, 52, 170, 499])
-    groups = np.searchsorted(starts, picked, side="right") - 1
-    rows = pqcache.SelectedRows.of(groups, picked - starts[groups], snapshot.snapshot)
-    assert sorted(ids_of(ParquetDataset(events, ["id"], rows=rows, split=split))) == [i for i in picked if i in chosen]
-    spec, days = Sequence(2, order_by="id", group_by="x"), Split("x", 0.0, 0.6)
-    found = np.concatenate([b["id"].numpy() for b in ParquetDataset(events, ["id"], sequence=spec, split=days)])
-    every = np.concatenate([b["id"].numpy() for b in ParquetDataset(events, ["id"], sequence=spec)])
-    kept = {tuple(pair) for pair in every.tolist() if inside(days, slow_hash(pair[0] % 7))}
-    assert {tuple(pair) for pair in found.tolist()} == kept  # a sequence of a key is complete, or not there
-    assert 0 < len(found) == len(kept) < len(every)
-
-
-def test_resume_and_refusal_of_a_state_of_another_split(events: Path) -> None:
-    half = Split("user", 0.0, 0.5)
-
-    def make(split: Split | None = half, ranks: int = 1, rank: int = 0) -> ParquetDataset:
-        return ParquetDataset(events, ["id"], split=split, batch_size=8, lanes=4, num_replicas=ranks, rank=rank)
-
-    whole = [batch["id"].tolist() for batch in make()]
-    for done in range(len(whole) + 1):
-        ds = make()
-        state = ds.state_dict(after=done - 1) if done else ds.state_dict()
-        ranks = [make(ranks=2, rank=rank) for rank in range(2)]
-        for part in ranks:
-            part.load_state_dict(state)
-        found = [[batch["id"].tolist() for batch in part] for part in ranks] if done < len(whole) else [[], []]
-        steps = zip(*(found if done % 2 == 0 else found[::-1]), strict=True)  # rank 1 has batch 1
-        assert [batch for step in steps for batch in step][: len(whole) - done] == whole[done:]
-    state = make().state_dict(after=2)
-    for other in (None, Split("user", 0.0, 0.6), Split("user", 0.0, 0.5, salt="x"), Split("id", 0.0, 0.5)):
-        with pytest.raises(UsageError, match="split"):
-            make(other).load_state_dict(state)
 
 
 def test_counts_are_stored_beside_the_snapshot_and_travel_to_workers(

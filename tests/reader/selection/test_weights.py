@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import warnings
 from collections import Counter
@@ -79,21 +78,6 @@ def groups_of(rows: int, group: int = 40, files: int = 2) -> list[list[int]]:
     each = -(-rows // files)
     starts = [(f, i) for f in range(files) for i in range(f * each, min((f + 1) * each, rows), group)]
     return [list(range(i, min(i + group, (f + 1) * each, rows))) for f, i in starts]
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_rows_come_as_often_as_their_weights_say(lake: Path, shuffle: bool) -> None:
-    w = column(lake, "w")
-    ds = ParquetDataset(lake, ["id"], weights="w", batch_size=32, seed=3, shuffle=shuffle)
-    for epoch in range(4):
-        ds.set_epoch(epoch)
-        found = Counter(ids_of(ds))
-        assert found == slow_counts(groups_of(400), w, 3, epoch)
-        assert all(int(w[i]) <= found[i] <= int(np.ceil(w[i])) for i in range(400))
-        assert len(ds) == -(-sum(found.values()) // 32)
-        assert abs(sum(found.values()) - sum(w)) < 1
-    other = Counter(ids_of(ParquetDataset(lake, ["id"], weights="w", batch_size=32, seed=4, shuffle=shuffle)))
-    assert other != slow_counts(groups_of(400), w, 3, 0)
 
 
 WEIGHTS = st.lists(st.one_of(st.sampled_from([0.0, 1.0, 0.5, 3.0]), st.floats(0, 5)), min_size=1, max_size=60)
@@ -218,36 +202,6 @@ def test_balance_gives_every_label_the_same_part(lake: Path) -> None:
     assert len(ids_of(ParquetDataset(lake, ["id"], balance="kind", filters="kind is not null"))) > 0
 
 
-def test_the_same_batches_in_any_topology_and_from_any_batch(lake: Path) -> None:
-    def make(ranks: int = 1, rank: int = 0, **more: Any) -> ParquetDataset:
-        return ParquetDataset(
-            lake, ["id"], weights="w", batch_size=16, lanes=6, num_replicas=ranks, rank=rank, window=3, **more
-        )
-
-    for epoch in (0, 1):
-        ds = make()
-        ds.set_epoch(epoch)
-        whole = [batch["id"].tolist() for batch in ds]
-        for ranks, workers in ((2, 0), (3, 2)):
-            parts = []
-            for rank in range(ranks):
-                part = make(ranks, rank)
-                part.set_epoch(epoch)
-                parts.append([b["id"].tolist() for b in DataLoader(part, batch_size=None, num_workers=workers)])
-            assert len({len(part) for part in parts}) == 1
-            assert [batch for step in zip(*parts, strict=True) for batch in step][: len(whole)] == whole
-    for done in range(1, len(whole)):
-        ds = make()
-        ds.set_epoch(1)
-        state = json.loads(json.dumps(ds.state_dict(after=done - 1)))
-        again = make(2, done % 2)
-        again.load_state_dict(state)
-        assert [b["id"].tolist() for b in again][: len(whole[done::2])] == whole[done::2]
-    again.set_epoch(2)
-    ds.set_epoch(2)
-    assert [b["id"].tolist() for b in again][:5] == [b["id"].tolist() for b in ds][done % 2 :: 2][:5]
-
-
 @pytest.mark.parametrize("given", ["w", {"label": {...: 0}}])
 def test_weights_that_are_all_0_are_named(given: Any, tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": range(20), "w": [0.0] * 20, "label": [1] * 20}), tmp_path / "a.parquet")
@@ -308,50 +262,6 @@ def test_nothing_is_read_again_for_another_epoch(lake: Path, tmp_path: Path, mon
         assert ids_of(copies[0]) == ids_of(one)
 
 
-def test_rows_of_and_record_batches(lake: Path, tmp_path: Path) -> None:
-    ds = ParquetDataset(lake, ["id"], weights="w", batch_size=16, filters="x != 3", seed=2)
-    ds.set_epoch(1)
-    for batch in list(ds)[::4]:
-        places = batch.rows()
-        assert (places.rows_in_file + 200 * places.files).tolist() == batch["id"].tolist()
-        found = pqcache.rows(lake, ds.state_dict(after=0), batch.index, filters="x != 3", weights="w")
-        assert (found.rows == places.rows).all()
-    pqcache.sync(lake, tmp_path / "cache")
-    cache = pqcache.Cache.open(tmp_path / "cache")
-    ds = ParquetDataset(tmp_path / "cache", ["id"], balance="label", batch_size=16, seed=2)
-    ds.set_epoch(5)
-    found = ids_of(cache.batches(["id"], balance="label", batch_size=16, seed=2, epoch=5))
-    assert found == ids_of(ds)
-
-
-def test_little_memory_repeats_rows_as_well(tmp_path: Path) -> None:
-    root = write(tmp_path, {"w": np.arange(2000) % 7 / 2}, 1000)
-    ds = ParquetDataset(root, ["id"], weights="w", batch_size=16, memory=60_000)
-    with pytest.warns(UserWarning, match="one is read at a time"):
-        found = Counter(ids_of(ds))
-    assert found == slow_counts(groups_of(2000, 1000), [i % 7 / 2 for i in range(2000)], 0, 0)
-
-
-def test_a_mix_reads_passes_of_one_length(lake: Path) -> None:
-    w = column(lake, "w")
-    parts = {"a": ParquetDataset(lake, ["id"], weights="w", batch_size=16), "b": ParquetDataset(lake, ["id"])}
-    batches = -(-round(sum(w)) // 16)
-    mix = Mix(parts, weights={"a": 1, "b": 1}, lanes=2, epoch_length=2 * batches)
-    mix.set_epoch(3)
-    found: list[list[int]] = []
-    for batch in Loader(mix, num_workers=2):
-        places = batch.rows()
-        assert (places.rows_in_file + 200 * places.files).tolist() == batch["id"].tolist()
-        if batch.source == "a":
-            found.append(batch["id"].tolist())
-    assert len(found) == batches
-    times = Counter(i for part in found for i in part)
-    assert all(int(w[i]) <= times[i] <= int(np.ceil(w[i])) for i in range(400))
-    assert abs(sum(times.values()) - sum(w)) < 1
-    with pytest.raises(UsageError, match="passes of a mix have one length"):
-        Mix({"a": ParquetDataset(lake, ["id"], weights=lambda epoch: "w")})
-
-
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
@@ -380,6 +290,11 @@ def test_a_mix_reads_passes_of_one_length(lake: Path) -> None:
 def test_what_makes_no_sense_is_refused(lake: Path, how: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ParquetDataset(lake, ["id"], **how)
+
+
+def test_weights_of_the_epoch_are_refused_in_a_mix(lake: Path) -> None:
+    with pytest.raises(UsageError, match="passes of a mix have one length"):
+        Mix({"a": ParquetDataset(lake, ["id"], weights=lambda epoch: "w")})
 
 
 @pytest.mark.parametrize("bad", [None, -0.5, float("nan"), float("inf"), 2e6])
