@@ -51,7 +51,7 @@ def open_dataset(
     stall_timeout = 60 if is_measured else None
     dataset = ParquetDataset(path, batch_size=batch_size, nulls=NULLS[name] or "error", stall_timeout=stall_timeout)
     if not is_measured:
-        dataset._measured = lambda epoch: nullcontext(IterationMeter(dataset.meter))  # type: ignore[method-assign]
+        dataset._measured = lambda epoch: nullcontext(IterationMeter(dataset._meter))  # type: ignore[method-assign]
     return dataset
 
 

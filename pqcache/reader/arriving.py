@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -37,7 +37,7 @@ from pqcache.units import format_size
 
 
 def row_groups_of_lanes(order: Order, first_batches: Mapping[int, int]) -> Ints:
-    """Return the row groups that lanes read, each from a batch of its own on: those that a batch needs earlier first.
+    """The row groups that lanes read, each from a batch of its own on, in the order in which batches need them.
 
     Row groups are counted as in ``order.counts``. The lanes take turns, step by step, once each has what its first
     block mixes.
@@ -49,7 +49,7 @@ def row_groups_of_lanes(order: Order, first_batches: Mapping[int, int]) -> Ints:
 
 
 def _needs(lane: Lane, row: int) -> tuple[Ints, Ints]:
-    """Return the row groups of a lane from a row on, and in which step from there each is mixed first."""
+    """The row groups of a lane from a row on, and in which step from there each is mixed first."""
     block = lane.block_at(row)
     if block >= lane.blocks:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -60,7 +60,7 @@ def _needs(lane: Lane, row: int) -> tuple[Ints, Ints]:
 
 
 def row_groups_of_batches(order: Order, batches: Sequence[int]) -> Ints:
-    """Return the row groups of these batches of an epoch in the order of the files, those of the first batch first."""
+    """The row groups of some batches of an epoch in the order of the files, those of the first batch first."""
     if not len(batches):
         return np.zeros(0, np.int64)
     ends = np.cumsum(order.counts)
@@ -76,7 +76,7 @@ def row_groups_of_batches(order: Order, batches: Sequence[int]) -> Ints:
 
 
 def without_repeats(numbers: Ints) -> Ints:
-    """Return each of ``numbers`` once, where it comes first."""
+    """Each of ``numbers`` once, in its first place."""
     _, first = np.unique(numbers, return_index=True)
     return numbers[np.sort(first)]
 
@@ -96,41 +96,34 @@ log = logging.getLogger("pqcache.arriving")
 class Arrivals:
     """What has arrived of an open dataset. Processes that are forked later share what it counts.
 
-    ``request`` says how to start another run where the one that fetches the files has ended; None: not at all.
+    ``request`` says how to start another run if the one that fetches the files has ended; None: not at all.
     """
 
     def __init__(self, cache: Path, snapshot: ArrivingSnapshot, index: Index, request: FillRequest | None) -> None:
-        self._cache, self._snapshot, self._index, self._request = cache, snapshot, index, request
+        self.cache, self._snapshot, self._index, self._request = cache, snapshot, index, request
         self._source = read_heading(snapshot.path / FILES).source
         self._asked = _config(cache)
         self._files = index.numbers("file")
         self._sizes = np.array([entry.size for entry in snapshot.manifest().files], np.int64)
         self._there = np.zeros(len(index.paths), np.bool_)
         self._root = snapshot.path
-        self._is_complete = False
+        self.is_complete = False  # all files are known to be there
         self._since = time.time()
         self._restarts = (0, -1)  # how many, and the bytes that had arrived at the first of them
         self._waited = SharedNumbers(["microseconds"], _PROCESSES)
 
     @property
     def root(self) -> Path:
-        """Where the files are: below ``arriving/``, and from their publication on in ``snapshots/``."""
+        """The directory of the files: below ``arriving/``, and once they are published in ``snapshots/``."""
         self._find_root()
         return self._root
 
     @property
-    def is_complete(self) -> bool:
-        """Whether all files are known to be there."""
-        return self._is_complete
-
-    @property
     def total_bytes(self) -> int:
-        """Bytes of all files."""
         return int(self._sizes.sum())
 
     @property
     def arrived_bytes(self) -> int:
-        """Bytes of the files that are there."""
         self._look(np.flatnonzero(~self._there))
         return int(self._sizes[self._there].sum())
 
@@ -140,13 +133,12 @@ class Arrivals:
         return float(self._waited.numbers("microseconds").sum()) / 1e6
 
     def add_waited(self, seconds: float) -> None:
-        """Count a wait of this process."""
         self._waited.numbers("microseconds")[os.getpid() % _PROCESSES] += int(1e6 * seconds)
 
     def arrived(self, row_groups: Ints) -> npt.NDArray[np.bool_]:
-        """Return for each row group of the index whether its file is there."""
+        """For each row group of the index, whether its file is there."""
         files = self._files[row_groups]
-        if not self._is_complete:
+        if not self.is_complete:
             self._look(np.unique(files[~self._there[files]]))
         found: npt.NDArray[np.bool_] = self._there[files]
         return found
@@ -158,14 +150,14 @@ class Arrivals:
         found = self._here().arrived(self._index.paths[file] for file in missing.tolist())
         self._there[[file for file in missing.tolist() if self._index.paths[file] in found]] = True
         if self._there.all():
-            self._is_complete = True
+            self.is_complete = True
         elif len(found) < len(missing):
             self._find_root()
 
     def wait(self, row_groups: Ints) -> None:
-        """Return when the files of row groups of the index are there; what will never come raises an error by name.
+        """Wait for the files of row groups of the index, which the run now fetches first.
 
-        The run learns that they are wanted now.
+        Raises CacheError or SourceChanged for a file that will never come.
         """
         left = row_groups[~self.arrived(row_groups)]
         if not len(left):
@@ -174,7 +166,7 @@ class Arrivals:
         with self.wanting(left, urgent=True), letting_forks_go_on():
             while len(left):
                 if is_shut_down():
-                    raise CacheError(self._cache, "nobody wants what is waited for any more")
+                    raise CacheError(self.cache, "nobody wants what is waited for any more")
                 patience.look(int(left[0]), begun)
                 time.sleep(POLL)
                 left = left[~self.arrived(left)]
@@ -183,7 +175,7 @@ class Arrivals:
 
     @contextmanager
     def wanting(self, row_groups: Ints, urgent: bool = False) -> Iterator[None]:
-        """Tell the run, while the body runs, that these row groups of the index are wanted, the first one first."""
+        """While entered, the run knows that these row groups of the index are wanted, the first one first."""
         if self.is_complete:
             yield
             return
@@ -195,7 +187,7 @@ class Arrivals:
             wanted.close()
 
     def while_moving(self, read: Callable[[], T]) -> T:
-        """Return what ``read`` returns; it is called again where the files were published meanwhile."""
+        """Call ``read``, and again if the files were published meanwhile."""
         root = self._root
         try:
             return read()
@@ -205,94 +197,76 @@ class Arrivals:
         return read()
 
     def describe(self, row_group: int) -> str:
-        """Return which row group of which file this is."""
         path = self._index.paths[int(self._files[row_group])]
         return f"row group {int(self._index.numbers('row_group')[row_group])} of {path}"
 
     def progress(self) -> str:
-        """Return how much has arrived."""
         arrived, total = self.arrived_bytes, self.total_bytes
         return f"{format_size(arrived)} of {format_size(total)} have arrived"
 
     def log_long_wait(self, row_group: int, seconds: float) -> None:
-        """Log that a wait takes long, with what is waited for."""
         run = self._snapshot.filled_by() or "its run"
         log.warning(
             "%s: waiting since %.0f s for %s, which %s fetches from %s; %s",
-            self._cache, seconds, self.describe(row_group), run, self._source, self.progress(),
+            self.cache, seconds, self.describe(row_group), run, self._source, self.progress(),
         )  # fmt: skip
 
-    def log_end_of_wait(self) -> None:
-        """Log that what was waited for is there."""
-        log.warning("%s: it goes on; %s", self._cache, self.progress())
-
     def is_dead(self) -> bool:
-        """Return whether no run fetches what is missing, as a first look has it."""
+        """Whether no run seems to fetch what is missing."""
         if self.is_complete or self._snapshot.is_being_filled():
             return False
         return not self._find_root() and not self.is_complete
 
     def check(self, row_group: int) -> None:
-        """Raise why a missing row group will never come, if that is known."""
+        """Raise the error of a missing row group that is known never to come."""
         errors = self._here().errors()
         if (error := errors.get(self._index.paths[int(self._files[row_group])])) is not None:
             raise error
         if "" in errors:
             raise self._abandoned(row_group)
 
-    def restart(self, row_group: int | None) -> None:
-        """Have another run fetch what is missing; without a known source CacheError says which command does.
-
-        Without a row group that is waited for, nothing is raised.
-        """
-        if row_group is None:
-            with suppress(PqcacheError):
-                self._restart(0)
-        else:
-            self._restart(row_group)
-
-    def _restart(self, row_group: int) -> None:
-        if (error := run_error(self._cache, self._since)) is not None:
-            self._since = time.time()  # who goes on all the same has another run started
+    def restart(self, row_group: int) -> None:
+        """Have another run fetch what is missing; without a known source CacheError names the command that does."""
+        if (error := run_error(self.cache, self._since)) is not None:
+            self._since = time.time()  # whoever goes on all the same has another run started
             raise error
         if (instead := self._asked_for() or self._other_snapshot()) is not None:
             raise self._never(instead, row_group)
         if self._request is None:
             reason = f"the run that fetched it has ended, and {self.describe(row_group)} has not arrived"
-            raise CacheError(self._cache, reason, f"go on with: {fill_command(self._source, self._cache)}")
+            raise CacheError(self.cache, reason, f"go on with: {fill_command(self._source, self.cache)}")
         count, arrived = self._restarts
         count = count + 1 if arrived == self.arrived_bytes else 1
         if count > _MOST_RESTARTS:
             reason = f"the run that fetches it has ended {_MOST_RESTARTS} times before anything more had arrived"
-            raise CacheError(self._cache, reason, f"see 'pqcache log {quoted(self._cache)}'")
+            raise CacheError(self.cache, reason, f"see 'pqcache log {quoted(self.cache)}'")
         self._restarts = count, self.arrived_bytes
-        log.warning("%s: the run that fetched it has ended; another one goes on", self._cache)
-        ensure_filling(self._cache, self._request, self._is_decided)
+        log.warning("%s: the run that fetched it has ended; another one goes on", self.cache)
+        ensure_filling(self.cache, self._request, self._is_decided)
         if self.is_dead():
             raise self._abandoned(row_group)
 
     def _is_decided(self) -> bool:
-        """Return whether a run goes on with these files, or has begun anew with others."""
+        """Whether a run goes on with these files, or has begun anew with others."""
         if not self.is_dead() or self._here().is_abandoned():
             return True
-        cache = CacheDirectory(self._cache)
+        cache = CacheDirectory(self.cache)
         if cache.current() is not None:
             return True
         other = find_arriving(cache)
         return other is not None and other.id != self._snapshot.id and other.is_being_filled()
 
     def _abandoned(self, row_group: int) -> CacheError:
-        """Return why nothing more will come, as far as that is known."""
         why = self._asked_for() or self._recorded() or self._other_snapshot() or "its run has given it up"
         return self._never(why, row_group)
 
     def _never(self, why: str, row_group: int) -> CacheError:
         reason = f"{why}, and {self.describe(row_group)} will not arrive"
-        return CacheError(self._cache, reason, "open the dataset again, which reads what the cache holds then")
+        return CacheError(self.cache, reason, "open the dataset again, which reads what the cache holds then")
 
     def _asked_for(self) -> str | None:
-        """Return what the cache is to be a copy of since another source or part of it was asked for, else None."""
-        asked = _config(self._cache)
+        """Another source, or part of it, that somebody has asked this cache to hold since; else None."""
+        asked = _config(self.cache)
         if asked is None or self._asked is None or _part(asked) == _part(self._asked):
             return None
         columns = "" if asked.columns is None else f", the columns {', '.join(asked.columns)}"
@@ -300,17 +274,17 @@ class Arrivals:
         return f"it is to be a copy of {redact(asked.source)}{columns}{rows} now"
 
     def _other_snapshot(self) -> str | None:
-        """Return which snapshot the cache holds, or is to hold, in the place of the one that is read, else None."""
-        cache = CacheDirectory(self._cache)
+        """Another snapshot that has taken the place of the one that is read, else None."""
+        cache = CacheDirectory(self.cache)
         try:
             other = cache.current() or find_arriving(cache)
         except CacheError as error:
-            log.debug("%s: it is not known what it holds: %s", self._cache, error)
+            log.debug("%s: it is not known what it holds: %s", self.cache, error)
             return None
         return None if other is None or other.id == self._snapshot.id else f"{other.id} takes its place"
 
     def _recorded(self) -> str | None:
-        """Return why the run has given the snapshot up, or else why a file will never arrive, if it said so."""
+        """The run's reason to give up the snapshot, or else a file, if it left one."""
         for _, error in sorted(self._here().errors().items()):  # the snapshot's own error has an empty path
             if error.subject:
                 return f"{error.subject}: {error.reason}"
@@ -320,17 +294,16 @@ class Arrivals:
         return ArrivingSnapshot(self.root)
 
     def _find_root(self) -> bool:
-        """Return whether the files are found in ``snapshots/`` since this was last asked."""
+        """Look for the files in ``snapshots/``; True if they have moved there since the last look."""
         published = self._snapshot.published_path
         if self._root == published or (self._snapshot.path / FILES).is_file() or not (published / FILES).is_file():
             return False
         self._there[:] = True
-        self._root, self._is_complete = published, True
+        self._root, self.is_complete = published, True
         return True
 
 
 def _config(cache: Path) -> Config | None:
-    """Return what a cache is to be a copy of; None where that cannot be read."""
     try:
         return read_config(cache)
     except (PqcacheError, OSError) as error:
@@ -339,12 +312,11 @@ def _config(cache: Path) -> Config | None:
 
 
 def _part(config: Config) -> tuple[object, ...]:
-    """Return of what, and of which part of it, a cache is to be a copy."""
     return config.source, config.where, config.columns, config.shard
 
 
 class Patience:
-    """Looks after a wait: logs when it takes long, has a run that died replaced, and raises what will never come."""
+    """Looks after a wait: logs it if it takes long, replaces a run that died, and raises an error if it is in vain."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self._arrivals = arrivals
@@ -352,9 +324,9 @@ class Patience:
         self._is_said = False
 
     def look(self, row_group: int | None, since: float | None) -> None:
-        """Check a wait for a row group of the index; it is one since ``since``, if anybody waits for it now.
+        """Check a wait for a row group of the index, begun at ``since`` (None: nobody waits for it now).
 
-        Without a row group only the run is looked after.
+        Without a row group only the run is looked after, and no error raised.
         """
         now = time.monotonic()
         if now - self._checked >= _CHECK:
@@ -367,16 +339,17 @@ class Patience:
                 self._dead_since = now
             elif now - self._dead_since >= _DEAD:
                 self._dead_since = 0.0
-                self._arrivals.restart(row_group)
+                with suppress(PqcacheError) if row_group is None else nullcontext():
+                    self._arrivals.restart(row_group or 0)
         if row_group is not None and since is not None and not self._is_said and now - since > LONG:
             self._is_said = True
             self._arrivals.log_long_wait(row_group, now - since)
 
     def end(self) -> None:
-        """Note that something that was waited for is there."""
+        """Note that something has come."""
         if self._is_said:
             self._is_said = False
-            self._arrivals.log_end_of_wait()
+            log.warning("%s: it goes on; %s", self._arrivals.cache, self._arrivals.progress())
 
 
 P = ParamSpec("P")
@@ -407,7 +380,7 @@ class ArrivalQueue:
         threading.Thread(target=self._watch, name="pqcache-arrivals", daemon=True).start()
 
     def submit(self, number: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run ``fn`` on a thread when row group ``number`` is there; what will never come is its error."""
+        """Run ``fn`` on a thread once row group ``number`` is there; the future has the error if it never comes."""
         row_group = int(self._row_groups[number])
         if self._arrivals.arrived(self._row_groups[number : number + 1])[0]:
             return self._threads.submit(fn, *args, **kwargs)
@@ -420,7 +393,7 @@ class ArrivalQueue:
         return future
 
     def result(self, future: Future[T]) -> T:
-        """Return the result of a job, or of what follows from jobs, and count the time that arrivals took meanwhile."""
+        """Wait for the result of a job, or of what follows from jobs, and count the time that arrivals take."""
         if future.done() or not self._waiting:
             return future.result()
         begun = self._blocked_since = time.monotonic()
@@ -455,7 +428,7 @@ class ArrivalQueue:
             self._wake.clear()
 
     def _start_arrived(self, patience: Patience) -> int | None:
-        """Submit what has arrived; return the first row group that has not, or None if nobody waits for any."""
+        """Submit the jobs of files that have arrived; return the first other row group that is waited for, if any."""
         with self._lock:
             groups = np.array([waiting.row_group for waiting in self._waiting], np.int64)
             there = self._arrivals.arrived(groups) if len(groups) else np.zeros(0, np.bool_)
@@ -473,7 +446,7 @@ class ArrivalQueue:
         return first
 
     def _fail(self, error: Exception, row_group: int | None) -> None:
-        """Give an error to the jobs of a row group; to all where it is not about one file."""
+        """Give an error to the jobs of a row group, or to all if it is not about one file."""
         with self._lock:
             only = isinstance(error, SourceChanged)
             failed = [waiting for waiting in self._waiting if not only or waiting.row_group == row_group]
@@ -487,7 +460,7 @@ class ArrivalQueue:
 def arrival_queue(
     arrivals: Arrivals | None, row_groups: Ints, threads: ForkSafeThreadPool
 ) -> Iterator[ArrivalQueue | None]:
-    """Yield a queue for a dataset that is still arriving, which is closed at the end; None for any other."""
+    """A queue for a dataset that is still arriving, closed at the end; None for any other dataset."""
     if arrivals is None or arrivals.is_complete:
         yield None
         return

@@ -328,5 +328,5 @@ class RowGroups:
 
 
 def release_unused() -> None:
-    """Return memory that Arrow's allocator holds without need to the system."""
+    """Give memory that Arrow's allocator does not need back to the system."""
     pa.default_memory_pool().release_unused()

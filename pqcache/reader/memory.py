@@ -159,7 +159,7 @@ def fit(
     pieces: bool = False,
     all_lanes: int | None = None,
 ) -> Window:
-    """Return the window of each of ``lanes`` lanes, of ``all_lanes``, within ``memory`` bytes.
+    """The window of each of a rank's ``lanes`` lanes, of ``all_lanes``, within ``memory`` bytes.
 
     In file order it is one row group. Row groups are read in pieces if fewer than 16 fit, of which 16 are mixed, and
     if ``pieces`` says that these have pages of their own. Others are read whole, one at a time in each lane if need be;
@@ -211,10 +211,10 @@ def _with_spare(pieces: int) -> int:
 
 
 def largest_window(sizes: RowGroupSizes, memory: int, lanes: int, all_lanes: int | None = None) -> int:
-    """Return how many complete row groups each of ``lanes`` lanes can mix within ``memory`` bytes, at most 16.
+    """How many complete row groups each of ``lanes`` lanes can mix within ``memory`` bytes, at most 16.
 
-    Where memory holds all rows, these are all row groups of a lane, up to 32, whatever the number of ranks that the
-    dataset's ``all_lanes`` are divided among. 0 when row groups are too large even for a window of one.
+    If memory holds all rows, these are all row groups of a lane, up to 32, on however many ranks the dataset's
+    ``all_lanes`` are. 0 if row groups are too large even for a window of one.
     """
     if not len(sizes):
         return 1
@@ -242,7 +242,7 @@ def warn_of_window(sizes: RowGroupSizes, window: int, memory: int, lanes: int, n
 
 
 def sizes_of(plan: ReadPlan) -> RowGroupSizes:
-    """Return the bytes of each of a plan's row groups, or pieces of one, by the row-group index.
+    """The bytes of each of a plan's row groups, or pieces of them, by the row-group index.
 
     Lists count alike whether they are held dense or not, so that the window is the same either way.
     """
@@ -266,7 +266,7 @@ def sizes_of(plan: ReadPlan) -> RowGroupSizes:
 
 
 def most_bytes(plan: ReadPlan, names: Sequence[str]) -> Ints:
-    """Return the bytes that columns of each row group of a plan take at most, -1 where nothing tells."""
+    """The most bytes that columns of each row group of a plan may take, -1 if the index does not say."""
     index, row_groups = plan.data.index, plan.row_groups
     total, known = np.zeros(len(row_groups), np.int64), np.ones(len(row_groups), np.bool_)
     for name in names:
@@ -287,7 +287,7 @@ def has_pages(plan: ReadPlan) -> bool:
 
 
 def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequence: SequenceOf | None = None) -> Ints:
-    """Return the bytes of ``counts`` rows, or sequences, of each row group, with columns ``names`` of the files."""
+    """The bytes of ``counts`` rows, or sequences, of each row group, with columns ``names`` of the files."""
     index = plan.data.index
     total = np.zeros(len(plan.row_groups), np.int64)
     for name in names:
@@ -303,7 +303,7 @@ def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequence: Sequenc
 
 
 def _column_bytes(index: Index, name: str) -> Ints:
-    """Return the bytes of a column in each row group; unknown ones are to the stored bytes as those that are known."""
+    """The bytes of a column in each row group; unknown ones are estimated from the stored bytes."""
     if f"{name}:decoded" not in index.recorded:
         return index.rows * fixed_width(index.schema.field(name).type)
     decoded, stored = index.optional(f"{name}:decoded"), index.uncompressed([name])

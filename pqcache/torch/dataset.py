@@ -75,12 +75,12 @@ class ParquetDataset(ResumableDataset):
         self.options = DatasetOptions(path=Path(path), **parsed({"columns": columns, **given}, DatasetOptions))
         super().__init__(self.options)
         self._reader = DatasetReader(self.options)
-        self.readers, self.meter = (self._reader,), self._reader.meter
-        self.yields_batches, self.is_shuffled = self.options.batch_size is not None, self.options.shuffle
-        self.epochs_differ = self._reader.rows is None
-        self.tally = Tally() if self.options.proof else None
-        self._can_divide = self.is_shuffled and self.yields_batches and self._reader.nodes is None
-        check_rank(*self._ranks(), None if self._can_divide or not self.is_shuffled else self._lanes)
+        self._readers, self._meter = (self._reader,), self._reader.meter
+        self._yields_batches, self._is_shuffled = self.options.batch_size is not None, self.options.shuffle
+        self._epochs_differ = self._reader.rows is None
+        self._tally = Tally() if self.options.proof else None
+        self._can_divide = self._is_shuffled and self._yields_batches and self._reader.nodes is None
+        check_rank(*self._ranks(), None if self._can_divide or not self._is_shuffled else self._lanes)
 
     def __repr__(self) -> str:
         reader, options = self._reader, self.options
@@ -133,7 +133,7 @@ class ParquetDataset(ResumableDataset):
         All ranks go on with rank 0's current snapshot; UsageError if one of them lacks it.
         """
         if snapshot is not None:
-            self.load_epoch(state, snapshot)
+            self._load_epoch(state, snapshot)
             return
         loaded = State.from_dict(state)
         loaded.check_worker()
@@ -144,19 +144,19 @@ class ParquetDataset(ResumableDataset):
             raise UsageError("state", reason, "resume on a number of ranks that divides it")
         self._reader.load_state(loaded)
         self._lanes = loaded.lanes
-        if self.tally is not None:
-            self.tally.load(loaded.place, None if loaded.proof is None else parts_of(state))
+        if self._tally is not None:
+            self._tally.load(loaded.place, None if loaded.proof is None else parts_of(state))
         self._resume(loaded)
 
-    def check_refreshes(self) -> None:
+    def _check_refreshes(self) -> None:
         self._check_started()
         self._reader.check_refreshes()
         if self._chosen_ranks is not None and self._chosen_ranks[0] > 1:
             reason = "ranks agree on a snapshot through torch.distributed, which num_replicas and rank leave out"
             raise UsageError("refresh", reason, "call init_process_group() and leave both out")
 
-    def refresh(self) -> None:
-        record = self.progress.next
+    def _refresh(self) -> None:
+        record = self._progress.next
         if record.start or record.divisions:
             return  # in the middle of a state's epoch
         before = self._reader.token
@@ -169,12 +169,12 @@ class ParquetDataset(ResumableDataset):
         if self._reader.token != before:
             self._begin(record.epoch)
 
-    def load_epoch(self, state: Mapping[str, Any], snapshot: str) -> None:
+    def _load_epoch(self, state: Mapping[str, Any], snapshot: str) -> None:
         if snapshot != "current":
             raise UsageError(f"snapshot={snapshot!r}", 'choose "current"', "or leave it out, for the state's own")
         loaded = State.from_dict(state)
         loaded.check_worker()
-        self.check_refreshes()
+        self._check_refreshes()
         self._reader.check_order_of(loaded)
         self._reader.exclude_after(loaded)
         self._reader.refresh(self._meets_ranks, self._patience)
@@ -190,10 +190,10 @@ class ParquetDataset(ResumableDataset):
     def _begin(self, epoch: int) -> None:
         """Begin an epoch as a dataset that was made anew."""
         self._lanes, self._iteration = self.options.lanes, None
-        self.progress.load(Place(epoch, 0, 0), self._layout(0))
+        self._progress.load(Place(epoch, 0, 0), self._layout(0))
         log.info("epoch %d is read from snapshot %s of %s", epoch, self.snapshot, self.options.path)
 
-    def reader_for_mix(self) -> DatasetReader:
+    def _reader_for_mix(self) -> DatasetReader:
         """The reader, for a mix; UsageError for options that only the mix can decide."""
         if self.options.batch_size is None:
             raise UsageError("batch_size=None", "a mix draws complete batches", "give it a batch_size")
@@ -203,13 +203,13 @@ class ParquetDataset(ResumableDataset):
             raise UsageError("lanes, num_replicas and rank", "give them to the mix instead")
         if callable(self.options.weights):
             raise UsageError("weights", "passes of a mix have one length, and weights of the epoch change it")
-        if self.tally is not None:
+        if self._tally is not None:
             raise UsageError("proof=True", "epochs of a mix are not those of its datasets", "leave it out")
         if not self.pad:
             raise UsageError("pad=False", "the mix decides how its ranks end", "give it to the mix instead")
         return self._reader
 
-    def rows_of_batches(self) -> tuple[int, int] | None:
+    def _rows_of_batches(self) -> tuple[int, int] | None:
         size, rows = self.options.batch_size, self._reader.rows
         differ = isinstance(self.options.pack, TokenBatches) or self._reader.nodes is not None
         differ = differ or any(begin > 0 for begin, _ in self._reader.exclusions)
@@ -233,11 +233,11 @@ class ParquetDataset(ResumableDataset):
     def _state_at(self, place: Place, worker: list[int] | None) -> State:
         ranks, _ = self._ranks()
         proof = None
-        if self.tally is not None:
-            parts = [list(part) for part in self.tally.parts(place)]
+        if self._tally is not None:
+            parts = [list(part) for part in self._tally.parts(place)]
             proof = {"content": self._reader.files_read, "drop_last": self.drop_last, "parts": parts}
         batches = self._total(place.epoch, ranks, place.batch)
         return replace(self._reader.state(place, ranks, worker), batches=batches, proof=proof)
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        return self._reader.read(share, indices, epoch, are_sent=sizes_in_worker(self.groups) is not None)
+        return self._reader.read(share, indices, epoch, are_sent=sizes_in_worker(self._groups) is not None)

@@ -42,7 +42,7 @@ from pqcache.torch.iteration_meter import new_meter
 from pqcache.torch.options import DatasetOptions
 from pqcache.torch.progress import Hashed, Place, State
 from pqcache.torch.tensors import Conversion, check_type, fills_when_decoded, null_error, paths_in
-from pqcache.torch.transforms import BatchOrigin, FailureLog, Item, TransformRunner
+from pqcache.torch.transforms import FailureLog, Item, TransformRunner
 from pqcache.units import format_count
 
 log = logging.getLogger("pqcache.reader")
@@ -64,7 +64,7 @@ class DatasetReader:
         self.options = options
         self.nodes: NodeShares | None = None
         self.meter = new_meter()
-        self.failures = FailureLog() if options.calling.skips else None
+        self.failures = FailureLog() if options.skips_errors else None
         self._share_alone = options.num_replicas is not None  # one node's share without the other nodes
         self._window: Window | None = None  # of a loaded state
         self._excluded: list[Excluded] | None = None  # of the options
@@ -102,7 +102,7 @@ class DatasetReader:
         return None if self._plan.packs is None else self._plan.packs.fill
 
     def stats(self) -> DatasetStats:
-        threads = self.options.calling.threads or 1
+        threads = self.options.transform_workers or 1
         return dataset_stats(self.meter.counts(), self._plan, self.options.memory, threads)
 
     def total(self, epoch: int, ranks: int, start: int, pad: bool) -> int:
@@ -131,7 +131,7 @@ class DatasetReader:
 
         Without a transform, batches that ``are_sent`` to another process come as `UnmadeBatch`.
         """
-        this, is_plain = self._epochs.begin(epoch, share), self.options.calling.function is None
+        this, is_plain = self._epochs.begin(epoch, share), self.options.transform is None
         batches, total = share.batches(indices), this.order.batches(self.options.drop_last)
 
         def read_one(index: int) -> Any:
@@ -180,10 +180,8 @@ class DatasetReader:
                 yield next(read[stream])
 
     def _transforms(self, this: Epoch) -> TransformRunner:
-        node = () if self.nodes is None else (self.nodes.node,)
-        dataset = f"{self.options.path} ({self.data.snapshot})"
-        origin = BatchOrigin(dataset, this.plan, this.order, self.options.batch_size is not None)
-        return TransformRunner(self.options.calling, origin, self.failures, self.options.seed, node, self.meter)
+        node = None if self.nodes is None else self.nodes.node
+        return TransformRunner(self.options, this, self.failures, node, self.meter)
 
     def place_of(self, epoch: int, index: int, lanes: int, ranks: int, of_mix: bool = False) -> Position:
         """The position of a batch; UsageError if the epoch has no such index."""

@@ -126,7 +126,7 @@ def check_fit(fit: Any, loader: Any) -> None:
             "a new dataset reads the current snapshot"
         )
         raise UsageError(f"Loader(refresh={loader.refresh!r})", reason, advice)
-    if fit.trainer.overfit_batches and loader.dataset.is_shuffled:
+    if fit.trainer.overfit_batches and loader.dataset._is_shuffled:
         reason = "each epoch has another order, so that these would be other batches each time"
         raise UsageError(f"overfit_batches={fit.trainer.overfit_batches}", reason, "give the dataset shuffle=False")
     if not fit.restarting:
@@ -137,7 +137,7 @@ def check_fit(fit: Any, loader: Any) -> None:
         if place:
             loader.set_epoch(loader.epoch + 1)  # as where it has left an epoch itself
         return
-    ranks = loader.dataset.begin_pass(loader.num_workers)[0].ranks
+    ranks = loader.dataset._begin_pass(loader.num_workers)[0].ranks
     if place != ready * ranks and (has_one_loader(fit) or not place):
         raise UsageError(
             "Lightning's checkpoint",

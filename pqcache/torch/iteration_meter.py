@@ -194,8 +194,8 @@ def measured(
 
     ``number`` identifies the pass. A complete epoch is logged in one line, with a Loader by the trainer alone.
     """
-    meter, info, process = dataset.meter, get_worker_info(), os.getpid()
-    for one in dataset.meters:
+    meter, info, process = dataset._meter, get_worker_info(), os.getpid()
+    for one in dataset._meters:
         one.begin(epoch, OF_TRAINER if workers else number, by_loader)
     if info is None:
         meter.set_running(True)
@@ -203,9 +203,9 @@ def measured(
     watch = None
     if dataset.stall_timeout is not None:
         what = f"epoch {epoch}" if info is None else f"epoch {epoch}, worker {info.id} (pid {process})"
-        describe = partial(_describe_reading, dataset.readers, only=None if info is None else process)
+        describe = partial(_describe_reading, dataset._readers, only=None if info is None else process)
         watch = StallWatch(dataset.stall_timeout, what, describe, lambda: meter.waits_since)
-    iteration = IterationMeter(meter, watch, dataset.yields_batches, workers > 0)
+    iteration = IterationMeter(meter, watch, dataset._yields_batches, workers > 0)
     try:
         yield iteration
     finally:
@@ -213,7 +213,7 @@ def measured(
             watch.close()
         if process == os.getpid():  # not in a child that was forked meanwhile
             if info is None:
-                if not dataset.yields_batches:  # a transform on threads may take more than the iteration
+                if not dataset._yields_batches:  # a transform on threads may take more than the iteration
                     meter.add(WAITED, min(_own_waits(meter) - before, time.monotonic_ns() - begun))
                 meter.set_running(False)
             if iteration.is_complete and (info is None or not by_loader) and log.isEnabledFor(logging.INFO):

@@ -130,9 +130,9 @@ class Loader(DataLoader[Any]):
         if refresh is not None:
             if refresh != "epoch":
                 raise UsageError(f"Loader(refresh={refresh!r})", 'choose "epoch"', "or leave it out")
-            dataset.check_refreshes()
-        dataset.has_loader, self.refresh = True, refresh
-        if collate_fn is not None and dataset.tally is not None:
+            dataset._check_refreshes()
+        dataset._has_loader, self.refresh = True, refresh
+        if collate_fn is not None and dataset._tally is not None:
             collate_fn = partial(_collated, collate_fn)
         self.__dict__["sampler"] = _EpochSampler(self)  # Ray's prepare_data_loader copies what is in __dict__
         self.device = None if device is None else torch.device(device)
@@ -184,7 +184,7 @@ class Loader(DataLoader[Any]):
 
     def __len__(self) -> int:
         """Return the number of batches of this iteration, or of the next if none is running."""
-        if not self._dataset.epochs_differ:
+        if not self._dataset._epochs_differ:
             return len(self.dataset)  # torch's own would remember it, and warn of an epoch with more batches
         iteration = self._iteration
         return self._dataset.batches_of(iteration.record.epoch if iteration and iteration.goes_on else self.epoch)
@@ -194,7 +194,7 @@ class Loader(DataLoader[Any]):
 
         A resumed epoch that has been read from since begins at its first batch.
         """
-        self._dataset.progress.set_epoch(epoch, anew=self._is_read)
+        self._dataset._progress.set_epoch(epoch, anew=self._is_read)
 
     @property
     def _is_read(self) -> bool:
@@ -202,7 +202,7 @@ class Loader(DataLoader[Any]):
 
         The same holds if any loader has finished it, so that a new Loader for each epoch reads one after the other.
         """
-        generation, latest = self._dataset.progress.record.generation, self._dataset.loader_iteration
+        generation, latest = self._dataset._progress.record.generation, self._dataset._loader_iteration
         is_begun = self._iteration is not None and self._iteration.record.generation == generation
         return is_begun or (latest is not None and latest.record.generation == generation and latest.is_all)
 
@@ -212,7 +212,7 @@ class Loader(DataLoader[Any]):
             return self._dataset.state_dict()  # it knows what the other workers read
         if self._iteration is not None and self._is_at(self._iteration):
             return self._dataset.state_dict(after=self._iteration.place)
-        share, epoch = self._dataset.begin_pass(self.num_workers, self._is_read)
+        share, epoch = self._dataset._begin_pass(self.num_workers, self._is_read)
         return self._dataset.state_dict(after=Place(epoch, share.start, share.lanes, share.divisions))
 
     def proof(self) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class Loader(DataLoader[Any]):
 
         Raises UsageError unless the dataset was made with ``proof=True``.
         """
-        self._dataset.check_proves()
+        self._dataset._check_proves()
         return self.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], snapshot: str | None = None) -> None:
@@ -232,7 +232,7 @@ class Loader(DataLoader[Any]):
         if snapshot is None:
             self._dataset.load_state_dict(state)
         else:
-            self._dataset.load_epoch(state, snapshot)
+            self._dataset._load_epoch(state, snapshot)
 
     def skip(self, batches: int) -> None:
         """Leave out the next ``batches`` of each rank without reading them; call it on every rank.
@@ -242,21 +242,21 @@ class Loader(DataLoader[Any]):
         """
         self.load_state_dict(self.state_dict())  # after the last batch of an epoch the next one begins
         if self.refresh is not None:
-            self._dataset.refresh()
-        share, epoch = self._dataset.begin_pass(self.num_workers)
+            self._dataset._refresh()
+        share, epoch = self._dataset._begin_pass(self.num_workers)
         if not is_whole(batches) or not 0 <= batches <= share.rounds():
             reason = f"each rank has {share.rounds():,} batches left in epoch {epoch}"
             raise UsageError(f"skip({batches!r})", reason, "give a number from 0 to that")
         batch = min(share.start + batches * share.ranks, share.end)
         begin = Place(epoch, share.start, share.lanes, share.divisions)
         end = begin._replace(batch=batch)
-        if self._dataset.tally is not None:
-            self._dataset.tally.skip(begin, end)
+        if self._dataset._tally is not None:
+            self._dataset._tally.skip(begin, end)
         self.load_state_dict(self._dataset.state_dict(after=end))
 
     def _is_at(self, iteration: LoaderIteration) -> bool:
         """Whether the place is in this iteration; an epoch that was set meanwhile begins when it ends."""
-        record = self._dataset.progress.record
+        record = self._dataset._progress.record
         if record.generation == iteration.record.generation:
             return True
         is_left = iteration.given - iteration.held_back < iteration.count
@@ -265,48 +265,48 @@ class Loader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return of_this_process(self._iterate(held_back=int(reads_ahead())), "Loader")
 
-    def iterate_through(self, change: ChangedBatches) -> Iterator[Any]:
+    def _iterate_through(self, change: ChangedBatches) -> Iterator[Any]:
         """Iterate, passing batches through ``change`` before they count as given to the trainer."""
         return of_this_process(self._iterate(int(reads_ahead()), change), "Loader")
 
     def _iterate(self, held_back: int, change: ChangedBatches | None = None) -> Generator[Any]:
         """Yield the batches of the next epoch; nothing begins before the first is requested."""
-        dataset, progress = self._dataset, self._dataset.progress
+        dataset, progress = self._dataset, self._dataset._progress
         if self._is_read:
             progress.set_epoch(progress.record.epoch + 1)
         elif self._begins_again():
             warnings.warn(_AGAIN, UserWarning, stacklevel=3)
         if self.refresh is not None:
-            dataset.refresh()
+            dataset._refresh()
         if os.getpid() != self._process:
             leave_to_parent(self._iterator)
             self._process, self._iterator = os.getpid(), None
         elif self._iteration is None or progress.record.loaded != self._iteration.record.loaded:
             self._iterator = None  # its workers do not know of the state's snapshot, window and lanes
-        share, epoch = dataset.begin_pass(self.num_workers)
-        this = self._iteration = dataset.loader_iteration = LoaderIteration(
+        share, epoch = dataset._begin_pass(self.num_workers)
+        this = self._iteration = dataset._loader_iteration = LoaderIteration(
             progress.record, share, len(share), held_back
         )
         if self.num_workers:  # else the dataset does it
-            dataset.check_ranks(share, epoch)
+            dataset._check_ranks(share, epoch)
         if not share.pad and share.left % share.ranks and torch.is_grad_enabled():
             warnings.warn(_UNEVEN, UserWarning, stacklevel=3)
-        dataset.in_loader = True
-        if dataset.tally is not None:
-            dataset.tally.begin(epoch, share)
+        dataset._in_loader = True
+        if dataset._tally is not None:
+            dataset._tally.begin(epoch, share)
         try:
             metered = measured(dataset, epoch, time.monotonic_ns(), self.num_workers, by_loader=True)
             with metered as meter, shown_to_accelerate(self) as is_shown:
                 batches = self._batches(this)
-                if dataset.tally is not None:
-                    batches = map(dataset.tally.take, batches)
+                if dataset._tally is not None:
+                    batches = map(dataset._tally.take, batches)
                 if change is not None:
                     batches = change(batches, meter.transferring)
                 for batch in meter.over(batches):
                     self._check_current(this)
                     this.given += 1
-                    if dataset.tally is not None:
-                        dataset.tally.give()
+                    if dataset._tally is not None:
+                        dataset._tally.give()
                     if this.is_all:
                         progress.finish(this.record)
                         self.end_of_dataloader = meter.is_complete = True
@@ -315,25 +315,25 @@ class Loader(DataLoader[Any]):
                     yield batch if self.device is None else meter.moved(_moved, batch, self.device, self.pin_memory)
                 self._check_current(this)
         finally:
-            dataset.in_loader = this.goes_on = False
+            dataset._in_loader = this.goes_on = False
         progress.finish(this.record)
         this.is_done, this.held_back = True, 0  # with pad=False another rank may have had one batch more
 
     def _begins_again(self) -> bool:
         """Whether another Loader has left the epoch after more than its first batch."""
-        latest, generation = self._dataset.loader_iteration, self._dataset.progress.record.generation
+        latest, generation = self._dataset._loader_iteration, self._dataset._progress.record.generation
         is_left = latest is not None and latest.record.generation == generation and latest.given > 1
-        return is_left and self._dataset.is_shuffled and torch.is_grad_enabled()
+        return is_left and self._dataset._is_shuffled and torch.is_grad_enabled()
 
     def _batches(self, iteration: LoaderIteration) -> Iterator[Any]:
         check = partial(self._check_current, iteration)
         if self._groups is None:
             return _without_spans(super().__iter__(), check)
-        self._dataset.groups = self._groups  # in the copies that workers get now
+        self._dataset._groups = self._groups  # in the copies that workers get now
         try:
             groups = _without_spans(super().__iter__(), check)
         finally:
-            self._dataset.groups = None
+            self._dataset._groups = None
         return ungrouped(groups, self._groups)
 
     def _last(self, batch: Any, share: EpochShare) -> Any:
@@ -341,7 +341,7 @@ class Loader(DataLoader[Any]):
 
         Without ``pad`` it stays as it is, as every row should come once.
         """
-        rows = self._dataset.rows_of_batches()
+        rows = self._dataset._rows_of_batches()
         if rows is None or not share.pad or share.divisions:
             return batch
         self.remainder = rows_of_last_round(share, *rows)
@@ -353,7 +353,7 @@ class Loader(DataLoader[Any]):
         if self._iteration is not iteration:
             reason = "another iteration of it has begun, which has taken the workers of this one"
             raise UsageError("Loader", reason, "make a second Loader of a second dataset")
-        self._dataset.progress.check(iteration.record)
+        self._dataset._progress.check(iteration.record)
 
 
 class _EpochSampler(Sampler[None]):
@@ -395,7 +395,7 @@ def _check(dataset: object, refused: Mapping[str, Any]) -> None:
         harmless, advice = _REFUSED[name]
         if value != harmless:
             raise UsageError(f"Loader({name}={value!r})", "the loader does not decide this", advice)
-    if not dataset.yields_batches:
+    if not dataset._yields_batches:
         raise UsageError("Loader", "the dataset has batch_size=None and yields rows", "give the dataset a batch_size")
 
 

@@ -17,7 +17,7 @@ from pqcache.reader.batch_rows import RowPlaces, checked_index
 from pqcache.reader.mixture import DatasetPass, MixHistory, MixPeriod, batches_of_all, batches_per_epoch
 from pqcache.reader.options import check_rank
 from pqcache.reader.order import EpochShare, batches_at
-from pqcache.reader.stats import TENSORS, DatasetStats, mix_stats
+from pqcache.reader.stats import TENSORS, DatasetStats, Meter, mix_stats
 from pqcache.torch.batch import Batch, Position, joined, register
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
@@ -88,8 +88,8 @@ class Mix(ResumableDataset):
         self.datasets = dict(datasets)
         self.weights, self.epoch_length, self.within_batch = weights, epoch_length, within_batch
         self.seed = options.seed
-        self._readers = {name: _reader_of(name, dataset) for name, dataset in datasets.items()}
-        self.readers, self.meter = list(self._readers.values()), new_meter()
+        self._by_name = {name: _reader_of(name, dataset) for name, dataset in datasets.items()}
+        self._readers, self._meter = list(self._by_name.values()), new_meter()
         self.token = register(self)
         self._count()
 
@@ -98,9 +98,13 @@ class Mix(ResumableDataset):
 
     def stats(self) -> DatasetStats:
         """Return the cost of reading, of all datasets together and of each in ``datasets``."""
-        counts = [reader.meter.counts() for reader in self.readers]
-        datasets = {name: reader.stats() for name, reader in self._readers.items()}
-        return mix_stats(self.meter.counts(), datasets, counts, within_batch=self.within_batch)
+        counts = [reader.meter.counts() for reader in self._readers]
+        datasets = {name: reader.stats() for name, reader in self._by_name.items()}
+        return mix_stats(self._meter.counts(), datasets, counts, within_batch=self.within_batch)
+
+    @property
+    def meter(self) -> Meter:
+        return self._meter
 
     @property
     def counts(self) -> dict[str, int]:
@@ -139,15 +143,15 @@ class Mix(ResumableDataset):
                 f"it is of a mix of {', '.join(loaded.datasets)}, this one is of {', '.join(self.datasets)}",
                 "construct it with the same datasets in the same order, or give changed=True at the end of an epoch",
             )
-        before = [reader.token for reader in self._readers.values()]
-        for name, reader in self._readers.items():
+        before = [reader.token for reader in self._by_name.values()]
+        for name, reader in self._by_name.items():
             if name not in loaded.datasets:
                 continue
             try:
                 reader.load_state(State.from_dict({**loaded.datasets[name], **_NO_PLACE}), of_mix=True)
             except UsageError as error:
                 raise error.within(f"dataset {name!r}") from error
-        if [reader.token for reader in self._readers.values()] != before:  # of other snapshots
+        if [reader.token for reader in self._by_name.values()] != before:  # of other snapshots
             self.token = register(self)
         self._count()
         loaded.check_options(seed=self.seed, lanes=self._lanes or loaded.lanes, within_batch=self.within_batch or None)
@@ -185,7 +189,6 @@ class Mix(ResumableDataset):
         self.__dict__.update(state, token=register(self, state["token"]))
 
     def rows_at(self, position: Position) -> RowPlaces:
-        """The rows of the batch at a position, of the dataset ``position.source``."""
         return self._rows_of(position.epoch, position.index % self._history.total, position.lanes, 0, position)
 
     def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int, position: Position | None = None) -> RowPlaces:
@@ -198,7 +201,7 @@ class Mix(ResumableDataset):
         history, indices = replace(self._history, lanes=lanes), np.array([checked_index(index, self._history.total)])
         passes = {name: history.passes(name, size, epoch, indices) for name, size in self._sizes.items()}
         ((name, (reading,)),) = ((name, found) for name, found in passes.items() if found)
-        reader = self._readers[name]
+        reader = self._by_name[name]
         batch = int(reading.batches[0])
         at = position or reader.place_of(reading.number, batch, lanes, ranks, of_mix=True)
         index_in_pass = int(reading.lane_batches[0] * lanes + reading.lanes[0])
@@ -212,7 +215,7 @@ class Mix(ResumableDataset):
 
     def _state_at(self, place: Place, worker: list[int] | None) -> MixState:
         of_datasets, (ranks, _) = Place(0, 0, place.lanes), self._ranks()
-        states = {name: reader.state(of_datasets, ranks).to_dict() for name, reader in self._readers.items()}
+        states = {name: reader.state(of_datasets, ranks).to_dict() for name, reader in self._by_name.items()}
         periods = self._history.periods
         is_changed = len(periods) > 1 or periods[0].since > 0
         return MixState(
@@ -251,7 +254,7 @@ class Mix(ResumableDataset):
                 for name, reading, batch in draw:
                     key = name, reading.number
                     if key not in passes:
-                        runner, found = passes[key] = self._readers[name].open_pass(reading, share)
+                        runner, found = passes[key] = self._by_name[name].open_pass(reading, share)
                         stack.enter_context(closing(found))
                         left[key], ahead = len(reading.positions), max(ahead, runner.ahead)
                         if name not in submits:
@@ -278,14 +281,14 @@ class Mix(ResumableDataset):
             return result()
         position = replace(next(iter(parts.values()))[0], source=None)
         results = {name: result() for name, (_, result) in parts.items()}
-        with self.meter.timed(TENSORS):
+        with self._meter.timed(TENSORS):
             batch = joined(results, position)
-        self.meter.made(1, 0, 0)  # its rows are counted by the datasets
+        self._meter.made(1, 0, 0)  # its rows are counted by the datasets
         return batch
 
     def _count(self) -> None:
         """Count the batches of a pass over each dataset, and how many of them an epoch takes."""
-        self._sizes = {name: reader.batches_at(0, of_mix=True) for name, reader in self._readers.items()}
+        self._sizes = {name: reader.batches_at(0, of_mix=True) for name, reader in self._by_name.items()}
         if any(not size and self.datasets[name].options.since is not None for name, size in self._sizes.items()):
             counts = dict.fromkeys(self._sizes, 0)  # nothing is new, of which a warning was given
         elif self.within_batch:
@@ -298,7 +301,7 @@ class Mix(ResumableDataset):
 
 def _reader_of(name: str, dataset: ParquetDataset) -> DatasetReader:
     try:
-        return dataset.reader_for_mix()
+        return dataset._reader_for_mix()
     except UsageError as error:
         raise error.within(f"dataset {name!r}") from error
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pqcache.errors import UsageError
 from pqcache.options import ANY, COUNT, DURATION, LIST, TRUTH, Shared, choice, python
@@ -14,8 +15,8 @@ from pqcache.reader.options import EpochArguments, EpochOptions, OrderArguments,
 from pqcache.reader.packing import Pack
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.tensors import Conversion
-from pqcache.torch.transforms import OnError, Transform
 
+OnError = Literal["raise", "skip"]
 STALL_TIMEOUT = 60.0  # seconds
 
 
@@ -114,7 +115,8 @@ class DatasetOptions(EpochOptions, IterationOptions):
     def __post_init__(self) -> None:
         EpochOptions.__post_init__(self)
         IterationOptions.__post_init__(self)
-        pack, conversion, _ = self.pack, self.conversion, self.calling  # made now, as in EpochOptions
+        self._check_transform()
+        pack, conversion = self.pack, self.conversion  # made now, as in EpochOptions
         if self.proof:
             self._check_proof()
         if not isinstance(pack, Pack):
@@ -127,12 +129,29 @@ class DatasetOptions(EpochOptions, IterationOptions):
         if self.ragged:
             raise UsageError("ragged", "packed lists are tensors", "leave it out")
 
+    def _check_transform(self) -> None:
+        function = self.transform
+        if function is not None and not callable(function):
+            raise UsageError(f"transform={function!r}", "give a function that takes a batch (or row)")
+        if function is None or self.transform_workers is None:
+            return
+        try:
+            inspect.signature(function).bind(None, None)
+        except ValueError:  # it has no signature
+            pass
+        except TypeError as error:
+            raise UsageError(
+                "transform_workers",
+                "the transform takes no generator: threads share those of random, numpy and torch",
+                "write it as transform(batch, generator), with a numpy.random.Generator; it may leave it unused",
+            ) from error
+
     def _check_proof(self) -> None:
         for name, is_given, reason in (
             ("batch_size=None", self.batch_size is None, "the rows of batches are summed"),
             ("sequence", self.sequence is not None, "a row comes in several sequences, or in none"),
             ("pack", self.pack is not None, "parts of documents come, not rows"),
-            ('on_error="skip"', self.calling.skips, "rows that fail are replaced by others"),
+            ('on_error="skip"', self.skips_errors, "rows that fail are replaced by others"),
         ):
             if is_given:
                 raise UsageError(f"proof=True and {name}", reason, "leave out one of them")
@@ -146,15 +165,10 @@ class DatasetOptions(EpochOptions, IterationOptions):
         """How values become tensors."""
         return Conversion.of(self.nulls, self.decimals)
 
-    @cached_property
-    def calling(self) -> Transform:
-        """How the transform is called."""
-        return Transform(
-            function=self.transform,
-            on_error=self.on_error,
-            max_errors=self.max_errors,
-            threads=self.transform_workers,
-        )
+    @property
+    def skips_errors(self) -> bool:
+        """Whether rows for which the transform fails are replaced by others."""
+        return self.transform is not None and self.on_error == "skip"
 
 
 class DatasetArguments(EpochArguments, IterationArguments, total=False):

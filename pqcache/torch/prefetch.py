@@ -92,7 +92,7 @@ class Prefetch:
         if self.device.type == "cpu":
             return iter(self.loader)
         if isinstance(self.loader, Loader):
-            return self.loader.iterate_through(self._ahead)
+            return self.loader._iterate_through(self._ahead)
         return self._of_other_loader()
 
     def state_dict(self) -> dict[str, Any]:

@@ -93,11 +93,11 @@ class ResumableDataset(IterableDataset[Batch]):
     worker (``_read``).
     """
 
-    readers: Sequence[DatasetReader]  # of a mix several
-    meter: Meter  # counts the trainer's waits
-    yields_batches = True  # else rows
-    is_shuffled = True  # epochs differ in their order
-    epochs_differ = False  # epochs differ in their number of batches
+    _readers: Sequence[DatasetReader]  # of a mix several
+    _meter: Meter  # counts the trainer's waits
+    _yields_batches = True  # else rows
+    _is_shuffled = True  # epochs differ in their order
+    _epochs_differ = False  # epochs differ in their number of batches
     _can_divide = True  # among any number of ranks x workers, whatever the lanes
 
     def __init__(self, options: IterationOptions) -> None:
@@ -105,19 +105,19 @@ class ResumableDataset(IterableDataset[Batch]):
         self.stall_timeout, self.drop_last, self.pad = options.stall_timeout, options.drop_last, options.pad
         self._lanes, self._chosen_ranks = options.lanes, options.chosen_ranks
         self._ranks_of_trainer: tuple[int, int] | None = None  # set by unpickling
-        self.progress = Progress()  # a Loader looks at it too
+        self._progress = Progress()  # a Loader looks at it too
         self._iteration: _Iteration | None = None  # the latest one of this process
         self._restored: _Iteration | None = None  # by torchdata's StatefulDataLoader in this worker
-        self.has_loader = False  # there is a Loader, which counts epochs
-        self.in_loader = False  # a Loader is iterating, or has started this worker
-        self.loader_iteration: LoaderIteration | None = None  # the latest one
-        self.groups: GroupSizes | None = None  # in workers of a Loader that takes several batches together
-        self.tally: Tally | None = None  # of the batches that were given, for a proof
+        self._has_loader = False  # there is a Loader, which counts epochs
+        self._in_loader = False  # a Loader is iterating, or has started this worker
+        self._loader_iteration: LoaderIteration | None = None  # the latest one
+        self._groups: GroupSizes | None = None  # in workers of a Loader that takes several batches together
+        self._tally: Tally | None = None  # of the batches that were given, for a proof
 
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads."""
-        return self.progress.record.epoch
+        return self._progress.record.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, in persistent workers too; it selects the order of the batches.
@@ -126,11 +126,11 @@ class ResumableDataset(IterableDataset[Batch]):
         Raises UsageError for an epoch below 0.
         """
         check_dividing(self._ranks()[0])
-        self.progress.set_epoch(epoch)
+        self._progress.set_epoch(epoch)
 
     def __len__(self) -> int:
         """Return the number of batches (or rows) of a complete epoch on this rank; the same on all unless pad=False."""
-        if self.yields_batches:
+        if self._yields_batches:
             check_batching()
         self._check_started()
         return self.batches_of(self.epoch)
@@ -155,33 +155,33 @@ class ResumableDataset(IterableDataset[Batch]):
         ranks, _ = self._ranks()
         self._check_started()
         check_dividing(ranks)
-        if self.yields_batches:
+        if self._yields_batches:
             check_batching()
-        for reader in self.readers:
+        for reader in self._readers:
             reader.check_nulls()
         trains = torch.is_grad_enabled()  # evaluations may use the same order each time
-        if worker == 0 and trains and self.is_shuffled and self._restored is None and self.progress.repeats():
+        if worker == 0 and trains and self._is_shuffled and self._restored is None and self._progress.repeats():
             warnings.warn(_REPEATS, UserWarning, stacklevel=2)
-        record, lanes = self.progress.begin(), self._lanes or ranks * workers
+        record, lanes = self._progress.begin(), self._lanes or ranks * workers
         iteration, self._restored = self._restored, None
         if iteration is None:
             share = self._share(record.place(lanes), worker=worker, workers=workers)
             iteration = _Iteration(record, share, share.start)
         iteration.reads_ahead, self._iteration = reads_ahead(), iteration
-        if self.tally is not None and not self.in_loader:
+        if self._tally is not None and not self._in_loader:
             if info is not None or iteration.reads_ahead:
                 reason = "only a Loader knows which batches of its workers the trainer was given"
                 raise UsageError("proof=True", reason, "use pqcache.torch.Loader")
-            self.tally.begin(iteration.record.epoch, iteration.share)
-        self.check_ranks(iteration.share, iteration.record.epoch)
+            self._tally.begin(iteration.record.epoch, iteration.share)
+        self._check_ranks(iteration.share, iteration.record.epoch)
         batches = of_this_process(self._iterate(iteration), type(self).__name__)
-        return batches if (sizes := sizes_in_worker(self.groups)) is None else grouped(batches, sizes)
+        return batches if (sizes := sizes_in_worker(self._groups)) is None else grouped(batches, sizes)
 
     def _iterate(self, iteration: _Iteration) -> Generator[Any]:
         record, share, in_worker = iteration.record, iteration.share, get_worker_info() is not None
         indices = share.indices(iteration.following)
         known = (0, self._layout(share.lanes), self._layout(0))
-        if in_worker and not self.progress.is_own and record.layout not in known:
+        if in_worker and not self._progress.is_own and record.layout not in known:
             raise UsageError(
                 "DataLoader(persistent_workers=True)",
                 "a state with another snapshot, window or number of lanes was loaded after its workers had started",
@@ -190,41 +190,41 @@ class ResumableDataset(IterableDataset[Batch]):
         try:
             with self._measured(record.epoch) as meter, closing(self._read(share, indices, record.epoch)) as batches:
                 for index, batch in meter.over(batches):
-                    self.progress.check(record)
-                    if self.tally is not None and not self.in_loader:
-                        batch = self.tally.take(batch)
-                        self.tally.give()
+                    self._progress.check(record)
+                    if self._tally is not None and not self._in_loader:
+                        batch = self._tally.take(batch)
+                        self._tally.give()
                     iteration.following = index + indices.step if in_worker else share.after(index)
                     iteration.goes_on = index != indices[-1]
                     if not iteration.goes_on:  # here already, as a trainer that counts steps does not ask for more
-                        if (share.has_last or self.progress.is_own) and not self.in_loader:
-                            self.progress.finish(record)
+                        if (share.has_last or self._progress.is_own) and not self._in_loader:
+                            self._progress.finish(record)
                         meter.is_complete = not in_worker or self._is_made(share)
                     yield batch
         finally:
             iteration.goes_on = False
-        self.progress.check(record)
-        if not share.count() and not self.in_loader:
-            self.progress.finish(record)
+        self._progress.check(record)
+        if not share.count() and not self._in_loader:
+            self._progress.finish(record)
         if not in_worker:  # with pad=False another rank may have had one batch more
             iteration.following = share.end
 
     def _is_made(self, share: EpochShare) -> bool:
         """Whether all workers together have made all of this epoch."""
         counts = self.stats().epoch
-        return (counts.batches if self.yields_batches else counts.rows) >= share.count()
+        return (counts.batches if self._yields_batches else counts.rows) >= share.count()
 
     def _measured(self, epoch: int) -> AbstractContextManager[IterationMeter]:
         """Measure an iteration of this process, unless a Loader does."""
         in_worker = get_worker_info() is not None
-        if self.in_loader and not in_worker:
-            return nullcontext(IterationMeter(self.meter))
-        number = self.progress.pass_key if in_worker else time.monotonic_ns()
-        return measured(self, epoch, number, by_loader=self.in_loader)
+        if self._in_loader and not in_worker:
+            return nullcontext(IterationMeter(self._meter))
+        number = self._progress.pass_key if in_worker else time.monotonic_ns()
+        return measured(self, epoch, number, by_loader=self._in_loader)
 
     @property
-    def meters(self) -> list[Meter]:
-        return list({id(meter): meter for meter in (self.meter, *(reader.meter for reader in self.readers))}.values())
+    def _meters(self) -> list[Meter]:
+        return list({id(meter): meter for meter in (self._meter, *(reader.meter for reader in self._readers))}.values())
 
     @abstractmethod
     def stats(self) -> DatasetStats:
@@ -246,12 +246,12 @@ class ResumableDataset(IterableDataset[Batch]):
 
         Raises UsageError unless the dataset was made with ``proof=True``.
         """
-        self.check_proves()
+        self._check_proves()
         return self.state_dict()
 
-    def check_proves(self) -> None:
+    def _check_proves(self) -> None:
         """Raise UsageError unless proofs are kept."""
-        if self.tally is None:
+        if self._tally is None:
             reason = "the dataset does not keep sums of the rows that it gives"
             raise UsageError("proof()", reason, "make it with ParquetDataset(..., proof=True)")
 
@@ -259,18 +259,18 @@ class ResumableDataset(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``."""
 
-    def check_refreshes(self) -> None:
+    def _check_refreshes(self) -> None:
         """Raise UsageError unless epochs can begin on newer snapshots."""
         reason = "a mix goes on within its datasets from epoch to epoch, each in one snapshot"
         advice = "construct the mix again without a state, or with the new data under another name and changed=True"
         raise UsageError("refresh", reason, advice)
 
-    def refresh(self) -> None:
+    def _refresh(self) -> None:
         """Begin the next epoch on the cache's current snapshot; stay on this one with a warning if that fails."""
 
-    def load_epoch(self, state: Mapping[str, Any], snapshot: str) -> None:
+    def _load_epoch(self, state: Mapping[str, Any], snapshot: str) -> None:
         """Go on with the epoch after ``state`` on the cache's ``snapshot``, which is "current"."""
-        self.check_refreshes()
+        self._check_refreshes()
 
     @abstractmethod
     def _state_at(self, place: Place, worker: list[int] | None) -> SavedPlace: ...
@@ -291,8 +291,8 @@ class ResumableDataset(IterableDataset[Batch]):
         """The place to go on from once every rank has consumed ``after``, a batch or its index."""
         if isinstance(after, Place):
             return after
-        worker, record, iteration = get_worker_info(), self.progress.record, self._iteration
-        if worker is None and self.progress.is_lost:
+        worker, record, iteration = get_worker_info(), self._progress.record, self._iteration
+        if worker is None and self._progress.is_lost:
             raise UsageError(
                 "state_dict()",
                 "a DataLoader's workers read the dataset, and which of their batches were consumed only a loader knows",
@@ -302,7 +302,7 @@ class ResumableDataset(IterableDataset[Batch]):
         lanes = self._lanes or self._ranks()[0] * readers
         if after is None:
             if iteration is None or not (worker or iteration.goes_on or iteration.record.generation >= record.moved):
-                share = self._share(self.progress.next.place(lanes), readers=readers)
+                share = self._share(self._progress.next.place(lanes), readers=readers)
                 return Place(record.epoch, share.start, lanes, share.divisions)
             if iteration.reads_ahead:
                 raise UsageError(
@@ -339,23 +339,23 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def _layout_values(self, lanes: int) -> Any:
         ranks, _ = self._ranks()
-        return lanes, [(r.snapshot, r.exclusions, r.window(lanes, ranks) if lanes else None) for r in self.readers]
+        return lanes, [(r.snapshot, r.exclusions, r.window(lanes, ranks) if lanes else None) for r in self._readers]
 
     def _resume(self, state: SavedPlace) -> None:
         """Set the epoch and the first batch from a checked ``state``."""
-        place, record = state.place, self.progress.record
+        place, record = state.place, self._progress.record
         if state.worker is not None:
             self._restore(place, state.worker, record)
             return
         ended = state.batch > 0 and not self._share(place).rounds()
         following = Place(state.epoch + 1, 0, state.lanes) if ended else place
-        if record.is_named and not self.has_loader and not self.progress.has_begun:
+        if record.is_named and not self._has_loader and not self._progress.has_begun:
             if record.epoch not in (place.epoch, following.epoch):
                 raise _other_epoch(record.epoch, state.epoch)
             if record.epoch == place.epoch:  # it may have ended without a batch left
                 following = place
         self._iteration = None
-        self.progress.load(following, self._layout(state.lanes), ended=state.batch if following != place else 0)
+        self._progress.load(following, self._layout(state.lanes), ended=state.batch if following != place else 0)
 
     def _restore(self, place: Place, saved: list[int], record: Record) -> None:
         """Go on in a worker of torchdata's StatefulDataLoader with the state that this worker had.
@@ -373,17 +373,17 @@ class ResumableDataset(IterableDataset[Batch]):
         self._restored = _Iteration(of_epoch, share, place.batch)
         if share.has_last and not left:
             ended = Place(place.epoch, share.end, 0) if record.is_named else Place(place.epoch + 1, 0, 0)
-            self.progress.move(ended)
+            self._progress.move(ended)
         elif share.has_last and not record.is_named:
-            self.progress.move(Place(place.epoch, 0, 0))
+            self._progress.move(Place(place.epoch, 0, 0))
 
-    def begin_pass(self, workers: int, is_read: bool = False) -> tuple[EpochShare, int]:
+    def _begin_pass(self, workers: int, is_read: bool = False) -> tuple[EpochShare, int]:
         """The share of this rank (in a worker, its own) of the next pass, and its epoch.
 
         If the current epoch ``is_read``, the next pass is of the epoch after it.
         """
         self._check_started()
-        info, record = get_worker_info(), self.progress.next
+        info, record = get_worker_info(), self._progress.next
         readers = info.num_workers if info else max(1, workers)
         begin = record.place(self._lanes or self._ranks()[0] * readers)
         if is_read:
@@ -392,14 +392,14 @@ class ResumableDataset(IterableDataset[Batch]):
             return self._share(begin, worker=info.id, workers=readers), begin.epoch
         return self._share(begin, readers=readers), begin.epoch
 
-    def check_ranks(self, share: EpochShare, epoch: int) -> None:
+    def _check_ranks(self, share: EpochShare, epoch: int) -> None:
         """Raise the same UsageError on all ranks unless each begins this epoch in the same way."""
         if not self._meets_ranks:
             return
         state = self.state_dict(after=Place(epoch, share.start, share.lanes, share.divisions))
-        contents = {reader.snapshot: reader.content for reader in self.readers}
+        contents = {reader.snapshot: reader.content for reader in self._readers}
         begun = _compared({"exclude": None, **state, "drop_last": self.drop_last, "pad": self.pad}, contents)
-        if not self.is_shuffled:  # these only decide the order
+        if not self._is_shuffled:  # these only decide the order
             begun = {name: value for name, value in begun.items() if name not in MIXING}
         check_alike(begun, self._patience)
 
@@ -422,9 +422,9 @@ class ResumableDataset(IterableDataset[Batch]):
         Raises UsageError if the epoch has no such batch.
         """
         ranks, _ = self._ranks()
-        return self._rows_of(epoch, index, self._lanes or ranks * max(1, self.progress.workers), ranks)
+        return self._rows_of(epoch, index, self._lanes or ranks * max(1, self._progress.workers), ranks)
 
-    def rows_of_batches(self) -> tuple[int, int] | None:
+    def _rows_of_batches(self) -> tuple[int, int] | None:
         """The rows of a batch and of the epoch's last one; None if other batches differ in size."""
         return None
 
@@ -441,7 +441,7 @@ class ResumableDataset(IterableDataset[Batch]):
         return EpochShare(
             total=self._total(epoch, ranks, start),
             lanes=lanes,
-            shuffled=self.is_shuffled,
+            shuffled=self._is_shuffled,
             divisions=divisions,
             ranks=ranks,
             rank=rank,

@@ -96,14 +96,14 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         _check_arguments(self, dataset, "per_device_eval_batch_size")
         if dataset is self.train_dataset:
             raise UsageError("eval_dataset", "it is the train_dataset, which is being read", "make a second dataset")
-        if dataset.rows_of_batches() is None and self.args.world_size > 1:
+        if dataset._rows_of_batches() is None and self.args.world_size > 1:
             raise UsageError(
                 "eval_dataset",
                 "of a Mix or a node's share the Trainer does not know which rows are repeated, and batches may differ",
                 "evaluate the datasets of a Mix one by one, as eval_dataset={NAME: dataset}, and of a cache that every "
                 "node has completely",
             )
-        if (rows := dataset.rows_of_batches()) is not None:
+        if (rows := dataset._rows_of_batches()) is not None:
             self.args.per_device_eval_batch_size = rows[0]  # by which the Trainer weights the losses of batches
         return _TrainerLoader(self._pqcache_loader(dataset, self.args.dataloader_persistent_workers), 0)
 
@@ -157,8 +157,8 @@ class _RestOfEpoch(IterableDataset[Any]):
     def __len__(self) -> int:
         """Return the number of rows of an epoch over all processes, which the Trainer logs."""
         dataset = self._loader.dataset
-        rows = dataset.rows_of_batches()
-        batches = len(dataset) if rows is None else dataset.begin_pass(0)[0].total
+        rows = dataset._rows_of_batches()
+        batches = len(dataset) if rows is None else dataset._begin_pass(0)[0].total
         return batches if rows is None else (batches - 1) * rows[0] + rows[1]
 
 
@@ -186,7 +186,7 @@ def _resume(loader: Loader, checkpoint: Path, accumulated: int) -> int:
     loader.load_state_dict(json.loads((checkpoint / PLACE).read_text()))
     length = len(loader)
     epoch, step = divmod(steps, max(1, -(-length // accumulated)))
-    batch, left = step * accumulated, loader.dataset.begin_pass(loader.num_workers)[0].rounds()
+    batch, left = step * accumulated, loader.dataset._begin_pass(loader.num_workers)[0].rounds()
     if (epoch, batch) != (loader.epoch, length - left):
         raise UsageError(
             checkpoint,
@@ -213,7 +213,7 @@ def _check_arguments(trainer: Any, dataset: ResumableDataset, batch_size: str) -
     if not dataset.pad and trainer.args.world_size > 1:
         reason = "the Trainer has its processes wait for each other at every batch, and some would have one less"
         raise UsageError("pad=False", reason, "leave it out: evaluate() and predict() do not count repeated rows")
-    rows, said = dataset.rows_of_batches(), getattr(trainer.args, batch_size)
+    rows, said = dataset._rows_of_batches(), getattr(trainer.args, batch_size)
     default = type(trainer.args).__dataclass_fields__[batch_size].default
     if rows is not None and said not in (default, rows[0]):
         raise UsageError(

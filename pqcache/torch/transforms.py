@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import os
@@ -17,22 +16,20 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import documents_of
-from pqcache.reader.order import Order
-from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.epoch import Epoch
 from pqcache.reader.stats import TRANSFORM, Meter
 from pqcache.system.locks import try_lock
 from pqcache.system.threads import ForkSafeThreadPool
 from pqcache.torch.batch import Batch, Position, copied, row_count, take_rows
+from pqcache.torch.options import DatasetOptions
 
-OnError = Literal["raise", "skip"]
 _MOST_TRIES = 32  # batches without a good row, one after the other
 _AHEAD = 2  # batches for each thread
 _MEASURED = 16  # single rows: the first 16 are timed, then one in 16
@@ -41,42 +38,6 @@ _MOST_TEXT = 500  # characters of an error that are kept
 _PREFIX, _SUFFIX = "pqcache-errors-", ".jsonl"
 _YOUNG = 60  # seconds
 log = logging.getLogger("pqcache.torch")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Transform:
-    """The transform of a dataset and how it is called; see ``ParquetDataset``."""
-
-    function: Callable[..., Any] | None = None
-    on_error: OnError = "raise"
-    max_errors: int | None = None
-    threads: int | None = None
-
-    def __post_init__(self) -> None:
-        function = self.function
-        if function is not None and not callable(function):
-            raise UsageError(f"transform={function!r}", "give a function that takes a batch (or row)")
-        if self.threads is not None and function is not None and not _takes_two(function):
-            raise UsageError(
-                "transform_workers",
-                "the transform takes no generator: threads share those of random, numpy and torch",
-                "write it as transform(batch, generator), with a numpy.random.Generator; it may leave it unused",
-            )
-
-    @property
-    def skips(self) -> bool:
-        """Whether rows for which it fails are replaced by others."""
-        return self.function is not None and self.on_error == "skip"
-
-
-def _takes_two(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(None, None)
-    except TypeError:
-        return False
-    except ValueError:  # it has no signature
-        return True
-    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,46 +52,6 @@ class Item:
     position: Position
     place: int
     numbers: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class BatchOrigin:
-    """Where the rows of a dataset's batches lie: ``order`` counts the row groups of ``plan``."""
-
-    dataset: str
-    plan: ReadPlan
-    order: Order
-    in_batches: bool = True
-
-    def places(self, index: int) -> list[tuple[str, int, int]]:
-        """The file, row group and row of each row of a batch; a selection counts its own rows.
-
-        A row is a sequence if there are sequences, packed or not; in batches of whole documents it is a document.
-        """
-        plan = self.plan
-        groups, rows = self.order.batch(index)
-        if plan.packs is not None and plan.pack is None:
-            groups, rows = documents_of(plan, self.order, groups, rows)
-        starts = np.zeros(len(groups), np.int64) if plan.piece_starts is None else plan.piece_starts[groups]
-        table, numbers = plan.data.index, plan.row_groups[groups]
-        files, row_groups = table.numbers("file")[numbers].tolist(), table.numbers("row_group")[numbers].tolist()
-        places = zip(files, row_groups, (rows + starts).tolist(), strict=True)
-        return [(table.paths[file], row_group, row) for file, row_group, row in places]
-
-    def lines(self, index: int) -> list[str]:
-        """Describe a batch, with a line for each row group."""
-        plan, rows = self.plan, defaultdict[tuple[str, int], list[int]](list)
-        for path, row_group, row in self.places(index):
-            rows[path, row_group].append(row)
-        what = "row" if plan.sequence is None and plan.pack is None else "sequence"
-        selected = not plan.selection.is_all and plan.packs is None
-        lines = []
-        for (path, row_group), found in sorted(rows.items()):
-            first, last = min(found), max(found)
-            span = f"{what} {first}" if first == last else f"{len(found)} {what}s from {first} to {last}"
-            lines.append(f"{path}, row group {row_group}: {span}{', counted among those that are selected' * selected}")
-        more = len(lines) - _MOST_LISTED
-        return lines if more <= 0 else [*lines[:_MOST_LISTED], f"and {more} more row groups"]
 
 
 class InTransform(Exception):
@@ -234,16 +155,12 @@ class TransformRunner:
     """Transforms the batches, or rows, that one worker reads of one pass over a dataset."""
 
     def __init__(
-        self,
-        transform: Transform,
-        origin: BatchOrigin,
-        failures: FailureLog | None,
-        seed: int,
-        node: tuple[int, ...],
-        meter: Meter,
+        self, options: DatasetOptions, this: Epoch, failures: FailureLog | None, node: int | None, meter: Meter
     ) -> None:
-        self._transform, self._origin, self._failures = transform, origin, failures
-        self._seed, self._node, self._meter = seed & (2**64 - 1), node, meter
+        self._options, self._plan, self._order, self._failures = options, this.plan, this.order, failures
+        self._function, self._threads = options.transform, options.transform_workers
+        self._in_batches = options.batch_size is not None
+        self._seed, self._node, self._meter = options.seed & (2**64 - 1), () if node is None else (node,), meter
         self._count = self._calls = 0  # of failed rows, and of calls for single rows
 
     def run(
@@ -287,15 +204,15 @@ class TransformRunner:
     @property
     def ahead(self) -> int:
         """How many batches may be in the transform or waiting for their turn."""
-        return 1 if self._transform.threads is None else _AHEAD * self._transform.threads
+        return 1 if self._threads is None else _AHEAD * self._threads
 
     @contextmanager
     def threads(self) -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
         """Yield a function that begins a call and returns a getter of its result."""
-        if self._transform.threads is None or self._transform.function is None:
+        if self._threads is None or self._function is None:
             yield lambda call: call
             return
-        threads = ForkSafeThreadPool(self._transform.threads)
+        threads = ForkSafeThreadPool(self._threads)
         try:
             yield lambda call: threads.submit(call).result
         finally:
@@ -307,21 +224,52 @@ class TransformRunner:
         try:
             yield
         except Exception as error:
-            kind, position = "batch" if self._origin.in_batches else "row", item.position
+            kind, position = "batch" if self._in_batches else "row", item.position
             about = "" if position.source is None else f" (of the dataset {position.source!r} of the mix)"
             heading = f"in the transform of {kind} {position.index} of epoch {position.epoch}{about}"
-            _add_note(error, "\n  ".join([f"{heading}, {self._origin.dataset}:", *self._origin.lines(item.place)]))
+            dataset = f"{self._options.path} ({self._plan.data.snapshot})"
+            _add_note(error, "\n  ".join([f"{heading}, {dataset}:", *self._lines(item.place)]))
             raise
+
+    def _places(self, index: int) -> list[tuple[str, int, int]]:
+        """The file, row group and row of each row of a batch; a selection counts its own rows.
+
+        A row is a sequence if there are sequences, packed or not; in batches of whole documents it is a document.
+        """
+        plan = self._plan
+        groups, rows = self._order.batch(index)
+        if plan.packs is not None and plan.pack is None:
+            groups, rows = documents_of(plan, self._order, groups, rows)
+        starts = np.zeros(len(groups), np.int64) if plan.piece_starts is None else plan.piece_starts[groups]
+        table, numbers = plan.data.index, plan.row_groups[groups]
+        files, row_groups = table.numbers("file")[numbers].tolist(), table.numbers("row_group")[numbers].tolist()
+        places = zip(files, row_groups, (rows + starts).tolist(), strict=True)
+        return [(table.paths[file], row_group, row) for file, row_group, row in places]
+
+    def _lines(self, index: int) -> list[str]:
+        """Describe a batch, with a line for each row group."""
+        plan, rows = self._plan, defaultdict[tuple[str, int], list[int]](list)
+        for path, row_group, row in self._places(index):
+            rows[path, row_group].append(row)
+        what = "row" if plan.sequence is None and plan.pack is None else "sequence"
+        selected = not plan.selection.is_all and plan.packs is None
+        lines = []
+        for (path, row_group), found in sorted(rows.items()):
+            first, last = min(found), max(found)
+            span = f"{what} {first}" if first == last else f"{len(found)} {what}s from {first} to {last}"
+            lines.append(f"{path}, row group {row_group}: {span}{', counted among those that are selected' * selected}")
+        more = len(lines) - _MOST_LISTED
+        return lines if more <= 0 else [*lines[:_MOST_LISTED], f"and {more} more row groups"]
 
     def _result(self, item: Item, noted: bool = True) -> Any:
         """Transform a batch, replacing bad rows; `_Failed` if it has no good row."""
-        if not self._transform.skips:
+        if not self._options.skips_errors:
             with self._located(item):
                 return self._call(item, item.value)
         found = self._tried(item, copied(item.value))
         if not isinstance(found, _Failed):
             return found
-        if not self._origin.in_batches:
+        if not self._in_batches:
             return self._noted(item, {0: found.error}, noted, found)
         rows = row_count(item.value)
         bad = self._bad_rows(item, range(rows))
@@ -334,20 +282,20 @@ class TransformRunner:
         return self._noted(item, {-1: repaired.error}, noted, repaired) if isinstance(repaired, _Failed) else repaired
 
     def _call(self, item: Item, value: Any) -> Any:
-        function, threads = self._transform.function, self._transform.threads
+        function = self._function
         if function is None:
             return value
         seeds, times = (self._seed, *item.numbers, *self._node), 1
-        if not self._origin.in_batches:  # to measure takes as long as a short call
+        if not self._in_batches:  # to measure takes as long as a short call
             self._calls += 1
             times = 1 if self._calls <= _MEASURED else 0 if self._calls % _MEASURED else _MEASURED
         with self._meter.timed(TRANSFORM, times) if times else nullcontext():
-            if threads is not None:
+            if self._threads is not None:
                 result = function(value, np.random.default_rng(seeds))
             else:
                 with _seeded(*seeds):
                     result = function(value)
-        return Batch(result, item.position) if type(result) is dict and self._origin.in_batches else result
+        return Batch(result, item.position) if type(result) is dict and self._in_batches else result
 
     def _tried(self, item: Item, value: Any) -> Any:
         try:
@@ -373,13 +321,13 @@ class TransformRunner:
         return bad
 
     def _rows(self, batch: Batch, rows: Sequence[int]) -> Batch:
-        return take_rows(batch, rows, self._origin.plan.pack is not None)
+        return take_rows(batch, rows, self._plan.pack is not None)
 
     def _noted(self, item: Item, errors: dict[int, Exception], noted: bool, result: _Failed) -> _Failed:
         """Log failed rows, by number in the batch (-1: all of it), and return ``result``."""
         if not noted:
             return result
-        places, rows = self._origin.places(item.place), []
+        places, rows = self._places(item.place), []
         for row, error in errors.items():
             file, row_group, number = places[max(row, 0)]
             text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:_MOST_TEXT]
@@ -390,7 +338,7 @@ class TransformRunner:
         if self._failures is not None:
             self._failures.append(rows)
         self._count += len(rows)
-        if (most := self._transform.max_errors) is not None and self._count > most:
+        if (most := self._options.max_errors) is not None and self._count > most:
             text = f"the transform has failed for more than max_errors={most} rows, at last for\n  {rows[-1]}"
             _add_note(result.error, text)
             raise result.error
@@ -407,8 +355,8 @@ class TransformRunner:
         others = chain(range(inside + lanes, total, lanes), range(inside - lanes, -1, -lanes))
         for other in islice(others, _MOST_TRIES):
             value = value_of(other, item)
-            if self._origin.in_batches:  # of as many rows, unless batches differ in that
-                if self._origin.order.batch_size > 1:
+            if self._in_batches:  # of as many rows, unless batches differ in that
+                if self._order.batch_size > 1:
                     value = self._rows(value, [row % row_count(value) for row in range(row_count(item.value))])
                 value = Batch(value, item.position)
             found = self._result(replace(item, value=value), noted=False)

@@ -141,7 +141,7 @@ OTHERS: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "others"), OTHERS, ids=lambda value: ", ".join(value) if value else "all")
+@pytest.mark.parametrize(("options", "others"), OTHERS, ids=["filters", "all", "split", "sequence"])
 def test_a_state_of_other_rows_is_refused(
     narrow: Source, options: dict[str, Any], others: list[dict[str, Any]]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Packed documents: every token once, ids of documents, the same batches in any topology, resumed at any batch."""
+"""Packed documents and batches by tokens: what tells documents apart, and which documents and options do not fit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import pqcache
 from pqcache import Pack, Sequence, TokenBatches
 from pqcache.errors import ParquetError, UsageError
+from pqcache.reader.packing import batch_ends
 from pqcache.reader.selection import selection
 from pqcache.torch import Batch, Mix, ParquetDataset
+from tests.examples import examples
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -262,3 +266,56 @@ def test_row_groups_that_do_not_fit_into_memory(tmp_path: Path) -> None:
     write(tmp_path, [900] * 1000, rows=500)
     with pytest.raises(UsageError, match=r"a row group takes 10.* decoded, too much for memory=16 MB"):
         next(iter(ParquetDataset(tmp_path, pack=Pack("tokens", 64), memory="16MB")))
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.data())
+def test_ends_of_batches_by_tokens(data: st.DataObject) -> None:
+    budget = data.draw(st.integers(1, 60))
+    buckets = data.draw(st.none() | st.lists(st.integers(1, 80), min_size=1, max_size=5))
+    most = data.draw(st.none() | st.integers(1, 6))
+    lengths = sorted(data.draw(st.lists(st.integers(0, budget), max_size=60)))
+    spec = TokenBatches("tokens", tokens_per_batch=budget, buckets=buckets, most_rows=most)
+    ends = batch_ends(np.array(lengths, np.int64), spec).tolist()
+    assert ends[0] == 0
+    assert ends[-1] == len(lengths)
+    batches = [lengths[a:b] for a, b in itertools.pairwise(ends)]
+    for batch in batches:
+        assert batch
+        assert len(batch) * max(batch) <= budget
+        assert most is None or len(batch) <= most
+    counts = np.bincount(np.searchsorted(spec.bounds, lengths), minlength=len(spec.bounds))
+    assert len(batches) <= sum(-(-int(count) // int(rows)) for count, rows in zip(counts, spec.rows, strict=True))
+
+
+def test_documents_and_options_that_do_not_fit_batches_by_tokens(tmp_path: Path) -> None:
+    def read(budget: int = 64, **options: Any) -> ParquetDataset:
+        return ParquetDataset(tmp_path, pack=TokenBatches("tokens", tokens_per_batch=budget), **options)
+
+    pq.write_table(pa.table({"id": [1, 2], "tokens": [[1] * 5, [2] * 40]}), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match=r"documents have more than tokens_per_batch=30 tokens, the longest 40"):
+        read(budget=30)
+    with pytest.raises(UsageError, match="tokens_per_batch= says how large batches are"):
+        read(batch_size=8)
+    with pytest.raises(UsageError, match="'tokens' is not among the columns"):
+        read(columns=["id"])
+    for options in (
+        {"tokens_per_batch": 0},
+        {"tokens_per_batch": 8, "buckets": []},
+        {"tokens_per_batch": 8, "most_rows": 0},
+    ):
+        with pytest.raises(UsageError, match="pack"):
+            TokenBatches("tokens", **options)  # type: ignore[arg-type]
+    pq.write_table(pa.table({"tokens": pa.array([[1], None], pa.list_(pa.int32()))}), tmp_path / "a.parquet")
+    with pytest.raises(ParquetError, match="'tokens' has documents that are null"):
+        read(budget=8)
+
+
+def test_a_dense_column_is_ragged_in_batches_by_tokens(tmp_path: Path) -> None:
+    table = pa.table({"tokens": pa.array([[i, i] for i in range(10)], pa.list_(pa.int32()))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=5)
+    pqcache.sync(tmp_path, tmp_path.parent / "cache_of_two")
+    dataset = ParquetDataset(tmp_path.parent / "cache_of_two", pack=TokenBatches("tokens", tokens_per_batch=6))
+    batches = list(dataset)
+    assert torch.cat([b["tokens"].values for b in batches]).sort().values.tolist() == sorted([*range(10), *range(10)])
+    assert sorted(len(b["tokens"]) for b in batches) == [2, 2, 3, 3]
