@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
@@ -265,7 +262,7 @@ def test_the_first_batch_needs_no_more_row_groups_than_its_rows(order: Order) ->
 
 
 @pytest.mark.parametrize("window", [1, 4, 16])
-@pytest.mark.parametrize("rows", [5_000, 50_000])
+@pytest.mark.parametrize("rows", [5_000, 20_000])
 def test_the_first_batches_are_mixed_of_more_and_more_row_groups(window: int, rows: int) -> None:
     order = Order(counts=np.full(200, rows), batch_size=256, window=window, seed=3)
     lane = order.lane(0)
@@ -323,12 +320,3 @@ def test_permutation_is_uniform() -> None:
     assert min(seen.values()) > 850
     assert permutation(0, 0, 0, 0).tolist() == []
     assert permutation(1, 0, 0, 0).tolist() == [0]
-
-
-def test_reader_needs_no_torch() -> None:
-    code = (
-        "import sys, json, pqcache.reader.epoch, pqcache.reader.open_dataset;"
-        "print(json.dumps([m for m in sys.modules if m.split('.')[0] == 'torch']))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(found.stdout) == []

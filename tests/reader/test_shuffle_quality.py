@@ -30,18 +30,22 @@ def table(first: str) -> list[list[str]]:
     return rows
 
 
-def test_the_page_says_how_windows_mix() -> None:
-    rows = table("window")
-    assert [int(row[0]) for row in rows] == [1, 2, 4, 8, 16, 32]
-    for window, groups, shared, spread, memory in rows:
-        found = mixing(Order(counts=np.full(256, 20_000), batch_size=256, lanes=1, window=int(window)))
-        assert found.groups == pytest.approx(float(groups), abs=0.06)
-        assert found.shared == pytest.approx(float(shared), abs=0.0006)
-        assert found.spread == pytest.approx(float(spread), abs=0.0006)
-        sizes, needed = sizes_of(256, 1 << 20), float(memory) * (1 << 20)
-        if int(window) <= 16:
-            assert largest_window(sizes, int(needed), 1) == int(window)
-            assert largest_window(sizes, int(needed) - 1, 1) < int(window)
+LARGE = [pytest.param(window, marks=pytest.mark.deep) for window in (16, 32)]  # which take seconds
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, 8, *LARGE])
+def test_the_page_says_how_windows_mix(window: int) -> None:
+    rows = {int(row[0]): list(map(float, row[1:])) for row in table("window")}
+    assert list(rows) == [1, 2, 4, 8, 16, 32]
+    groups, shared, spread, memory = rows[window]
+    found = mixing(Order(counts=np.full(256, 20_000), batch_size=256, lanes=1, window=window))
+    assert found.groups == pytest.approx(groups, abs=0.06)
+    assert found.shared == pytest.approx(shared, abs=0.0006)
+    assert found.spread == pytest.approx(spread, abs=0.0006)
+    if window <= 16:
+        sizes, needed = sizes_of(256, 1 << 20), int(memory * (1 << 20))
+        assert largest_window(sizes, needed, 1) == window
+        assert largest_window(sizes, needed - 1, 1) < window
 
 
 def test_the_page_says_what_fits_into_memory() -> None:

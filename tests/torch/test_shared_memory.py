@@ -141,32 +141,6 @@ def test_slots_take_hardly_more_than_was_in_use(slots: transport.Slots, steps: l
     assert not any(slot.state for slot in slots.all)
 
 
-def test_memory_is_used_again_for_messages_of_half_the_size(slots: transport.Slots) -> None:
-    for size in (300_000, 250_000, 140_000):
-        _sent(size)
-        assert len(slots.all) == 1
-    kept = _sent(250_000)
-    _sent(250_000)
-    assert len(slots.all) == 2, "it is in use"
-    assert bool((kept == 1).all())
-
-
-def test_slots_that_were_emptied_and_grow_again_give_back_what_others_take(slots: transport.Slots) -> None:
-    for _ in range(2):
-        for size, count in ((6_000_000, 10), (1_000_000, 60), (1_100_000, 10), (6_000_000, 10)):
-            kept = [_sent(size) for _ in range(count)]
-            del kept
-        assert sum(map(_taken, slots.all)) <= 10 * 6_000_000 + (16 << 20) + 6_000_000
-
-
-def test_small_batches_that_are_kept_do_not_keep_large_slots(slots: transport.Slots) -> None:
-    kept = []
-    for _ in range(50):
-        _sent(8 << 20)
-        kept.append(_sent((1 << 20) + 1))
-    assert sum(map(_taken, slots.all)) <= (50 << 20) + (8 << 20) + 2 * (16 << 20)
-
-
 def test_threads_receive_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those do that pin the batches of two loaders: each maps slots that are new to it and looks for old ones."""
     monkeypatch.setattr(transport, "_mapped", {})
@@ -183,7 +157,7 @@ def test_threads_receive_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _receive_again_and_again(slots: list[Slot]) -> None:
-    for _ in range(150):
+    for _ in range(8):
         for slot in slots:
             slot.take(4096)
             assert len(transport._bytes_of(slot.reference)) == 4096
