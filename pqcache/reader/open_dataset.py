@@ -248,7 +248,9 @@ def _open_cache(cache: CacheDirectory, snapshot: str | None, fill: FillRequest |
         arriving = _arriving(cache, snapshot)
         try:
             return _open_published(cache, snapshot) if arriving is None else _open_arriving(cache, arriving, fill)
-        except (CacheError, OSError):
+        except (CacheError, OSError) as error:
+            if arriving is None and isinstance(error, DamagedError):
+                raise  # it was leased, and does not move any more
             is_publishing = os.path.isfile(cache.path / PUBLISHING) and is_locked(cache)  # by a run that is at work
             waits = _PUBLISHING if is_publishing else _MOVING
             may_come = _may_be_moving(cache, snapshot, arriving) and looks * _POLL < waits

@@ -72,7 +72,7 @@ def epoch(cache: Path, workers: int = 0, context: str | None = None, **options: 
     return [values_of(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_workers_yield_what_they_yield_of_the_published_snapshot(arriving: Path, published: Path, workers: int) -> None:
     context = "fork" if workers else None
     found = epoch(arriving, workers, context, seed=workers)
@@ -106,9 +106,7 @@ def test_ranks_of_torch_distributed_attach_to_one_snapshot(arriving: Path, publi
 @pytest.mark.parametrize(
     "options",
     [
-        {"weights": "price"},
         {"weights": {"dt": {"2026-11-01": 2.5, ...: 0.75}}, "filters": "price > 0.2"},
-        {"balance": "dt", "memory": "200kB"},
         {"split": Split("id", 0.1, 0.6), "sample": 0.7},
         {"split": Split("title", 0.0, 0.5), "limit": 500, "shuffle": False},
     ],
@@ -156,7 +154,7 @@ def test_a_mix_reads_two_that_arrive(source: Path, published: Path, tmp_path: Pa
         thread.join()
 
 
-@pytest.mark.parametrize(("workers", "ranks", "later"), [(2, 1, 4), (0, 2, 2), (4, 1, 1)])
+@pytest.mark.parametrize(("workers", "ranks", "later"), [(2, 1, 4), (0, 2, 2)])
 def test_a_state_goes_on_after_publishing_in_another_topology(
     source: Path, published: Path, tmp_path: Path, workers: int, ranks: int, later: int
 ) -> None:
@@ -265,7 +263,7 @@ def test_batches_without_torch_start_one_too(small_run: Path, source: Path, publ
 def test_of_several_processes_one_starts_the_run(small_run: Path, source: Path) -> None:
     program = textwrap.dedent("""
         import sys, pqcache.store.background_run as background_run
-        from pqcache import Cache, Pack, TokenBatches
+        from pqcache import Cache
         background_run.MODULE = "tests.filling"
         batches = Cache(sys.argv[2]).batches(["id"], source=sys.argv[1], source_options={"delay": "0.01"})
         print(sum(batch.num_rows for batch in batches))
@@ -295,7 +293,7 @@ def test_the_error_of_a_run_is_raised(small_run: Path, source: Path) -> None:
 def test_a_run_ends_with_the_process_that_started_it_if_asked_to(small_run: Path, source: Path) -> None:
     program = textwrap.dedent("""
         import sys
-        from pqcache import Cache, Pack, TokenBatches
+        from pqcache import Cache
         options = {"endpoint": sys.argv[1], "region": "local"}
         Cache(sys.argv[2]).batches(["id"], source="s3://b/x", source_options=options, keep_filling=False)
     """)

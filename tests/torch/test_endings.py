@@ -104,7 +104,7 @@ def test_a_loop_that_is_left_early_ends_without_a_word(table: Path, persistent: 
     check_gone(process.pid, workers)
 
 
-@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=DEEP)])
 @pytest.mark.parametrize("persistent", ["persistent", pytest.param("anew", marks=DEEP)])
 def test_workers_that_were_not_forked_end_with_a_killed_training(table: Path, persistent: str, context: str) -> None:
     """Those of a fork server are not the trainer's children, and the server lives as long as they do."""

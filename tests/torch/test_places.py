@@ -124,9 +124,9 @@ def test_the_epoch_after_a_resumed_one_is_whole_for_loops_that_count_steps(
     assert sorted(ids_of(loader)) == EVERY_ROW
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize(
+    ("context", "wrapped", "in_order"), [("fork", False, True), ("fork", True, False), ("forkserver", False, False)]
+)
 def test_what_the_workers_of_a_plain_loader_read_has_no_place(
     table: Path, context: str, wrapped: bool, in_order: bool
 ) -> None:
@@ -241,10 +241,13 @@ def places_of(batches: Any) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers"),
-    [("loader", 0), ("loader", 2), ("mix of a loader", 0), ("mix of a loader", 2), ("dataset", 0), ("plain", 0)],
+    ("kind", "workers", "given"),
+    [
+        *(("loader", workers, given) for workers in (0, 2) for given in (5, BATCHES)),
+        *(("mix of a loader", 2, 5), ("mix of a loader", 0, BATCHES), ("dataset", 0, 5), ("dataset", 0, BATCHES)),
+        ("plain", 0, 5),
+    ],
 )
-@pytest.mark.parametrize("given", [5, BATCHES])
 def test_a_state_that_is_loaded_in_a_loop_ends_it(table: Path, kind: str, workers: int, given: int) -> None:
     """The iteration would go on where it was, and save the loaded place for good; a new one goes on there."""
     read, place = reading(kind, table, workers)
@@ -271,8 +274,10 @@ def test_workers_of_a_plain_loader_end_when_a_state_is_loaded(table: Path) -> No
     assert places_of(read) == [(0, index) for index in range(1, BATCHES)]
 
 
-@pytest.mark.parametrize("held", [True, False])
-@pytest.mark.parametrize(("kind", "workers"), [("loader", 0), ("loader", 2), ("plain", 0), ("plain", 2)])
+@pytest.mark.parametrize(
+    ("kind", "workers", "held"),
+    [("loader", 0, True), ("loader", 2, True), ("loader", 2, False), ("plain", 0, False), ("plain", 2, True)],
+)
 def test_a_loop_that_was_left_goes_on_at_a_state(table: Path, kind: str, workers: int, held: bool) -> None:
     """Of other lanes than those that the workers which are running were started with."""
     batches = iter(dataset(table))
@@ -305,9 +310,10 @@ def test_persistent_workers_refuse_a_state_of_other_lanes(table: Path) -> None:
         list(loader)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("at", [3, BATCHES - 1])
-@pytest.mark.parametrize("on", ["loader", "sampler", "dataset"])
+@pytest.mark.parametrize(
+    ("on", "at", "workers"),
+    [("loader", 3, 0), ("loader", BATCHES - 1, 2), ("sampler", 3, 2), ("dataset", 3, 0), ("dataset", BATCHES - 1, 2)],
+)
 def test_an_epoch_that_is_set_in_a_loop_is_the_next_one(table: Path, on: str, at: int, workers: int) -> None:
     loader = Loader(dataset(table), num_workers=workers)
     owner = {"loader": loader, "sampler": loader.sampler, "dataset": loader.dataset}[on]
