@@ -226,7 +226,6 @@ def largest_window(sizes: RowGroupSizes, memory: int, lanes: int, all_lanes: int
 
 
 def _largest(sizes: Ints, most: int) -> Ints:
-    """The ``most`` largest sizes."""
     return sizes if len(sizes) <= most else np.partition(sizes, len(sizes) - most)[len(sizes) - most :]
 
 

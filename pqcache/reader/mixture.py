@@ -190,8 +190,6 @@ class MixPeriod(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """Batches ``start`` to ``stop`` of a dataset's lane."""
-
     lane: int
     start: int
     stop: int

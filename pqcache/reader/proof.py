@@ -254,7 +254,6 @@ def _apart(parts: Iterable[Part], batches: int, drop_last: bool) -> tuple[Ints, 
 
 
 def _sums_of_plan(plan: ReadPlan) -> Sums:
-    """The sums of all rows of an epoch."""
     groups, index = RowGroups(plan), plan.data.index
     files, row_groups = index.numbers("file"), index.numbers("row_group")
 

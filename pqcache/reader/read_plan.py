@@ -246,7 +246,6 @@ class ReadPlan:
 
     @cached_property
     def _files(self) -> Ints:
-        """The numbers of these row groups' files."""
         read = np.zeros(len(self.data.index.paths), np.bool_)
         read[self.data.index.numbers("file")[self.row_groups]] = True
         return np.flatnonzero(read)
@@ -366,7 +365,6 @@ def _count(plan: ReadPlan, pack: Pack | TokenBatches) -> pa.Table:
 
 
 def _clash_of(data: LocalDataset, clash: TypeClash) -> PqcacheError:
-    """The error for a column of plain files with incompatible types."""
     others = data.index.schema.names
     advice = f", or leave the column out with columns={others[:8]}" if others else ""
     return TypeClash(clash.subject, clash.reason, clash.advice + advice).within(data.root)

@@ -355,7 +355,6 @@ class _EpochReader(Generic[T]):
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges of rows, those that follow one another as one."""
     found = [ranges[0]]
     for low, high in ranges[1:]:
         if low == found[-1][1]:

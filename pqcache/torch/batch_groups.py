@@ -210,7 +210,6 @@ class GroupSizes:
 
 
 def sizes_in_worker(sizes: GroupSizes | None) -> GroupSizes | None:
-    """The sizes of a Loader in one of its workers; None in the trainer, which may read the dataset itself meanwhile."""
     return None if get_worker_info() is None else sizes
 
 

@@ -356,7 +356,6 @@ class DatasetReader:
     def _batches(
         self, this: Epoch, indices: Sequence[int], total: int, are_sent: bool = False
     ) -> Generator[tuple[Position, Any]]:
-        """Yield positions and batches, or rows without a batch size."""
         order, piece = this.order, this.plan.piece_rows
 
         def make(group: Group) -> TensorGroup:
@@ -406,7 +405,6 @@ class DatasetReader:
     def _open(
         self, path: str | os.PathLike[str], snapshot: str | None, columns: Sequence[str] | None, counts: Counts
     ) -> None:
-        """Open and lease a snapshot, by default the current one."""
         self.data, lease = open_local_dataset(path, snapshot, self.options.rules, self.options.fill)
         self._hold(lease)
         if self.options.proof and self.data.arriving is not None:

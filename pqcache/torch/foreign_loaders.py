@@ -149,7 +149,6 @@ def check_fit(fit: Any, loader: Any) -> None:
 
 
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and its callers, the nearest first."""
     while frame is not None:
         yield frame
         frame = frame.f_back

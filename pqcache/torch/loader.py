@@ -424,7 +424,6 @@ def _without_spans(batches: Any, check: Callable[[], None]) -> Iterator[Any]:
 
 
 def _moved(batch: Any, device: torch.device, pinned: bool) -> Any:
-    """Move a batch, or a transform's result, to another device."""
     known = isinstance(batch, (torch.Tensor, Mapping, list, tuple)) or dataclasses.is_dataclass(batch)
     if not known and not hasattr(batch, "to"):
         raise UsageError(

@@ -275,7 +275,6 @@ class Mix(ResumableDataset):
                 yield self._made(coming.popleft())
 
     def _made(self, parts: dict[str, tuple[Position, Result]]) -> Any:
-        """Wait for the transforms of a batch's parts, and make the batch."""
         if not self.within_batch:
             ((_, result),) = parts.values()
             return result()

@@ -76,7 +76,6 @@ class SavedPlace:
         return found
 
     def _check(self) -> None:
-        """Raise TypeError for values that no training has."""
         for name, least in {"lanes": 1, "window": 1, "piece": 0, "epoch": 0, "batch": 0}.items():
             value = getattr(self, name, least)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:

@@ -210,7 +210,6 @@ class ResumableDataset(IterableDataset[Batch]):
             iteration.following = share.end
 
     def _is_made(self, share: EpochShare) -> bool:
-        """Whether all workers together have made all of this epoch."""
         counts = self.stats().epoch
         return (counts.batches if self._yields_batches else counts.rows) >= share.count()
 

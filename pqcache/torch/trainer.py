@@ -199,7 +199,6 @@ def _resume(loader: Loader, checkpoint: Path, accumulated: int) -> int:
 
 
 def _check_arguments(trainer: Any, dataset: ResumableDataset, batch_size: str) -> None:
-    """Raise UsageError for arguments of a Trainer that conflict with its dataset."""
     for name, (fine, reason, advice) in _REFUSED.items():
         value = trainer.args
         for part in name.split("."):

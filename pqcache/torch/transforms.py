@@ -247,7 +247,6 @@ class TransformRunner:
         return [(table.paths[file], row_group, row) for file, row_group, row in places]
 
     def _lines(self, index: int) -> list[str]:
-        """Describe a batch, with a line for each row group."""
         plan, rows = self._plan, defaultdict[tuple[str, int], list[int]](list)
         for path, row_group, row in self._places(index):
             rows[path, row_group].append(row)

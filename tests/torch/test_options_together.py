@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset, random_split
 
 from pqcache import Cache, Pack, TokenBatches, index, repartition, sync
 from pqcache.errors import UsageError
-from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Sequence, Split, dataset_reader
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Split
 from pqcache.torch.batch import to_rows
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
@@ -104,12 +104,6 @@ def test_weights_of_packed_documents_are_refused(root: Path, pack: Any, option: 
         ParquetDataset(root, pack=pack, **option)
 
 
-@pytest.mark.parametrize("option", [{"weights": WEIGHTS}, {"balance": "label"}, {"sample": 0.5}, {"limit": 30}])
-def test_parts_of_sequences_are_refused(root: Path, option: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="and sequence: "):
-        dataset(root, sequence=Sequence(3, order_by="id"), **option)
-
-
 @pytest.mark.parametrize("pack", [Pack("tokens", length=16, strategy="best_fit"), Pack("tokens", length=16)])
 @pytest.mark.parametrize("option", [{"split": Split("id", 0.2, 0.7)}, {"sample": 0.4}, {"limit": 100}])
 def test_chosen_documents_are_packed(root: Path, pack: Pack, option: dict[str, Any]) -> None:
@@ -169,16 +163,6 @@ def test_rows_of_weighted_rows(root: Path) -> None:
     for epoch in range(3):
         for batch in at(ds, epoch):
             for places in (batch.rows(), ds.rows_of(epoch, batch.index)):
-                assert (places.files * 120 + places.rows_in_file).tolist() == batch["id"].tolist()
-
-
-def test_rows_of_a_mix_of_weighted_rows(root: Path) -> None:
-    parts = {"a": dataset(root, weights=WEIGHTS), "b": dataset(root, balance="label", filters="id < 200", batch_size=5)}
-    mix = Mix(parts, {"a": 1, "b": 2}, lanes=2)
-    for epoch in range(3):
-        mix.set_epoch(epoch)
-        for batch in mix:
-            for places in (batch.rows(), mix.rows_of(epoch, batch.index)):
                 assert (places.files * 120 + places.rows_in_file).tolist() == batch["id"].tolist()
 
 
@@ -262,12 +246,3 @@ def test_a_mix_knows_what_was_drawn_with_any_ranks(root: Path) -> None:
     mix.load_state_dict(state)
     drawn, counts = mix.drawn(), Counter(batch.source for batch in found)
     assert drawn == {name: counts[name] / (ROWS // 8) for name in "ab"}
-
-
-@pytest.mark.parametrize("option", [{"weights": WEIGHTS}, {"balance": "label"}])
-def test_weights_of_shares_of_nodes_are_refused(
-    root: Path, option: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dataset_reader, "gather_shares", lambda *_: object())
-    with pytest.raises(UsageError, match="weights: nodes that each hold a share have epochs of one length"):
-        dataset(root, **option)

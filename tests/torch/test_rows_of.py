@@ -26,8 +26,6 @@ from pqcache.torch.batch import to_rows
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
-ROWS = 600
-
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -221,23 +219,6 @@ def test_rows_of_packed_documents(documents: Path, pack: Any, how: dict[str, Any
     assert (again.rows_in_file == places.rows_in_file).all()
     with pytest.raises(UsageError, match="another split, sequence, pack or weights"):
         pqcache.rows(documents, state, 0, **options)
-
-
-@pytest.mark.parametrize("pack", PACKS, ids=["concat", "best_fit", "batches"])
-def test_rows_of_a_mix_of_packed_documents(documents: Path, pack: Any) -> None:
-    columns = None if isinstance(pack, pqcache.Pack) else ["t"]
-    size = {"batch_size": 3} if columns is None else {}
-    parts = {
-        "a": ParquetDataset(documents, columns, pack=pack, **size),
-        "b": ParquetDataset(documents, columns, pack=pack, filters="x = 2", seed=4, **size),
-    }
-    mix = Mix(parts, {"a": 1, "b": 1}, lanes=2)
-    for epoch in range(2):
-        mix.set_epoch(epoch)
-        for batch in list(mix)[::7]:
-            for places in (batch.rows(), mix.rows_of(epoch, batch.index)):
-                found = (150 * places.files + places.rows_in_file).tolist()
-                assert [i if i % 9 and i % 41 else -1 for i in found] == documents_of(batch)
 
 
 def test_files_without_rows_of_the_batch_are_not_read(shop: Path, tmp_path: Path) -> None:

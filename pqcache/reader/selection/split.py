@@ -232,7 +232,6 @@ def _words(values: pa.Array) -> Hashes:
 
 
 def _micros(numbers: npt.NDArray[np.int64], kind: pa.DataType) -> npt.NDArray[np.int64]:
-    """Times as microseconds, modulo 2^64."""
     if pa.types.is_date32(kind):
         return numbers * _DAY
     unit = "ms" if pa.types.is_date64(kind) else kind.unit

@@ -318,7 +318,6 @@ def _value_counts(column: ChosenColumn, group: int, chosen: Chosen) -> list[Any]
 
 
 def _weighed(weigher: Weigher, group: int, chosen: Chosen) -> tuple[Ints, Ints]:
-    """The rows of a row group, and their weights."""
     rows, weights = [], []
     for first, some, part in chosen:
         rows.append(first + some)
