@@ -65,8 +65,7 @@ def test_an_epoch_is_each_row_of_each_dataset_once(parted: Parted, workers: int)
             assert not differences(found[name], rows)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("epoch_length", ["first_exhausted", "all_exhausted", 17])
+@pytest.mark.parametrize(("epoch_length", "shuffle"), [("first_exhausted", False), ("all_exhausted", True), (17, True)])
 def test_passes_have_each_row_once(parted: Parted, epoch_length: Any, shuffle: bool) -> None:
     """Over epochs; and after any number of batches each dataset has given its share."""
     mix = parted.mix(shuffle, weights={"all": 1, "some": 3}, epoch_length=epoch_length, lanes=2)
@@ -93,11 +92,20 @@ STEPS: list[list[tuple[int, int, int | None]]] = [  # ranks, workers, batches of
 ]
 
 
-@pytest.mark.parametrize("steps", STEPS)
+SHARES = {"weights": {"all": 2, "some": 1}, "epoch_length": 31}
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"weights": {"all": 2, "some": 1}, "epoch_length": 31}, {"shuffle": False}],
-    ids=["once", "shares", "in order"],
+    ("options", "steps"),
+    [
+        ({}, STEPS[0]),
+        (SHARES, STEPS[1]),
+        *(
+            pytest.param(*point, marks=pytest.mark.deep)
+            for point in ((SHARES, STEPS[0]), ({"shuffle": False}, STEPS[0]))
+        ),
+    ],
+    ids=["once", "shares", "shares with workers", "in order"],
 )
 def test_any_batch_with_any_ranks_and_workers(
     parted: Parted, options: dict[str, Any], steps: list[tuple[int, int, int | None]]

@@ -38,7 +38,7 @@ def write(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shuffle", "coded"), [(True, True), (False, False)])
+@pytest.mark.parametrize(("shuffle", "coded"), [(True, True), pytest.param(False, False, marks=pytest.mark.deep)])
 def test_a_row_group_whose_texts_are_long_together(tmp_path: Path, shuffle: bool, coded: bool) -> None:
     root, found = write(tmp_path / "lake", coded=coded), []
     for batch in ParquetDataset(root, batch_size=3_000, memory=MUCH, shuffle=shuffle):

@@ -77,7 +77,7 @@ print(peak() - before, rows)
 """
 
 
-@pytest.mark.parametrize("order", ["in order", "shuffled"])
+@pytest.mark.parametrize("order", ["shuffled", pytest.param("in order", marks=pytest.mark.deep)])
 def test_long_rows_behind_short_ones(tmp_path: Path, order: str) -> None:
     """As many batches are gathered together as are small, and no more once they are large."""
     short, long = ["a"] * 100_000, [str(number) * 20_000 for number in range(10)] * 100

@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.torch import Batch, Loader, ParquetDataset
+from tests.waiting import becomes_true
 
 SCRIPT = Path(__file__).with_name("training_to_end.py")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")]
@@ -34,22 +35,42 @@ ENDS: dict[str, tuple[End, int, str]] = {  # what is done, the exit status, what
 DEEP = pytest.mark.deep  # each starts torch
 
 
+class Trainings:
+    """Trainings on a table, one after the other, and the process that starts them."""
+
+    def __init__(self, root: Path) -> None:
+        command = [sys.executable, "-W", "ignore:This DataLoader will create", str(SCRIPT)]
+        self.parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.table, self._output, self._errors = root / "table", root / "output", root / "errors"
+        self.table.mkdir()
+        rows = pa.table({"id": np.arange(2000), "x": [list(range(500))] * 2000})
+        pq.write_table(rows, self.table / "a.parquet", row_group_size=200)
+
+    def start(self, kind: str, persistent: str, context: str = "fork") -> tuple[int, list[int]]:
+        """Start a training, as a session of processes; return its number and those of its workers."""
+        for path in (self._output, self._errors):
+            path.write_text("")
+        assert self.parent.stdin is not None
+        self.parent.stdin.write(f"{self._output} {self._errors} {self.table} {kind} {persistent} {context}\n")
+        self.parent.stdin.flush()
+        pid = self._said()
+        becomes_true(lambda: self._output.read_text().endswith("\n") or self._errors.read_text(), seconds=60)
+        return pid, [int(worker) for worker in self._output.read_text().split()]
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the training; return its exit status and what it said."""
+        return self._said(), self._errors.read_text()
+
+    def _said(self) -> int:
+        assert self.parent.stdout is not None
+        return int(self.parent.stdout.readline())
+
+
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("table")
-    rows = pa.table({"id": np.arange(2000), "x": [list(range(500))] * 2000})
-    pq.write_table(rows, root / "a.parquet", row_group_size=200)
-    return root
-
-
-def start(table: Path, kind: str, persistent: str, context: str = "fork") -> tuple[subprocess.Popen[str], list[int]]:
-    """Start a training, as a session of processes; return it with the numbers of its workers."""
-    command = [sys.executable, "-W", "ignore:This DataLoader will create", str(SCRIPT), str(table), kind, persistent]
-    process = subprocess.Popen(
-        [*command, context], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stdout is not None
-    return process, [int(pid) for pid in process.stdout.readline().split()]
+def trainings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainings]:
+    found = Trainings(tmp_path_factory.mktemp("trainings"))
+    yield found
+    found.parent.communicate()  # the end of its input ends it
 
 
 def session_of(leader: int) -> list[int]:
@@ -81,39 +102,39 @@ def check_gone(leader: int, workers: list[int]) -> None:
 @pytest.mark.parametrize(
     "end", ["Ctrl-C", "killed worker", *(pytest.param(n, marks=DEEP) for n in ("SIGTERM", "SIGKILL"))]
 )
-def test_a_training_ends_with_its_workers(table: Path, kind: str, persistent: str, end: str) -> None:
+def test_a_training_ends_with_its_workers(trainings: Trainings, kind: str, persistent: str, end: str) -> None:
     act = ENDS[end][0]
-    process, workers = start(table, kind, persistent)
-    assert len(workers) >= 2, process.communicate()
-    act(process.pid, workers)
-    _, errors = process.communicate(timeout=120)
-    if end == "Ctrl-C" and process.returncode == 1:
+    trainer, workers = trainings.start(kind, persistent)
+    assert len(workers) >= 2, trainings.end()
+    act(trainer, workers)
+    returned, errors = trainings.end()
+    if end == "Ctrl-C" and returned == 1:
         assert "Exception ignored in" in errors, errors
         end = "killed worker"  # Python ignores an interrupt while it frees an object: the end of the workers ends it
     _, status, said = ENDS[end]
-    assert process.returncode == status, errors
+    assert returned == status, errors
     assert said in errors if said else not errors, errors
-    check_gone(process.pid, workers)
+    check_gone(trainer, workers)
 
 
 @pytest.mark.parametrize("persistent", ["persistent", pytest.param("anew", marks=DEEP)])
-def test_a_loop_that_is_left_early_ends_without_a_word(table: Path, persistent: str) -> None:
-    process, workers = start(table, "leave", persistent)
-    _, errors = process.communicate(timeout=120)
-    assert (process.returncode, errors) == (0, "")
-    check_gone(process.pid, workers)
+def test_a_loop_that_is_left_early_ends_without_a_word(trainings: Trainings, persistent: str) -> None:
+    trainer, workers = trainings.start("leave", persistent)
+    assert trainings.end() == (0, "")
+    check_gone(trainer, workers)
 
 
 @pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=DEEP)])
 @pytest.mark.parametrize("persistent", ["persistent", pytest.param("anew", marks=DEEP)])
-def test_workers_that_were_not_forked_end_with_a_killed_training(table: Path, persistent: str, context: str) -> None:
+def test_workers_that_were_not_forked_end_with_a_killed_training(
+    trainings: Trainings, persistent: str, context: str
+) -> None:
     """Those of a fork server are not the trainer's children, and the server lives as long as they do."""
-    process, workers = start(table, "Loader", persistent, context)
-    assert len(workers) == 2, process.communicate()
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait(timeout=120) == -9
-    check_gone(process.pid, workers)
-    process.communicate()
+    trainer, workers = trainings.start("Loader", persistent, context)
+    assert len(workers) == 2, trainings.end()
+    os.kill(trainer, signal.SIGKILL)
+    assert trainings.end()[0] == -9
+    check_gone(trainer, workers)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -130,7 +130,7 @@ def test_an_epoch_from_nothing(
     assert len(list(dataset)) == 60
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.deep)])
 def test_a_run_that_is_killed_is_continued(
     remote: str, slow: Proxy, published: Path, lake: Path, tmp_path: Path, workers: int
 ) -> None:

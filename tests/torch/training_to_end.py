@@ -1,6 +1,10 @@
-"""A training that a test ends: TABLE KIND PERSISTENT CONTEXT, as a process of its own."""
+"""Trainings that a test ends, each forked from this process, which has imported torch.
+
+For each line OUTPUT ERRORS TABLE KIND PERSISTENT CONTEXT it prints the process id and, later, the exit status.
+"""
 
 import multiprocessing
+import os
 import sys
 import time
 
@@ -34,4 +38,14 @@ def main(table: str, kind: str, persistent: str, context: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    while line := sys.stdin.readline():
+        output, errors, *words = line.split()
+        if pid := os.fork():
+            print(pid, flush=True)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        else:
+            os.setsid()
+            for descriptor, path in ((0, os.devnull), (1, output), (2, errors)):
+                os.dup2(os.open(path, os.O_RDWR), descriptor)
+            main(*words)
+            break
