@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 from pqcache.errors import UsageError
 from pqcache.options import ANY, COUNT, LIST, NUMBER, PAIRS, SIZE, TRUTH, WORD, python
+from pqcache.reader.order import check_rank
 from pqcache.reader.packing import Pack, TokenBatches, check_pack
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split
@@ -271,14 +272,6 @@ class BatchOptions(EpochOptions):
     def all_lanes(self) -> int:
         """The lanes of all ranks."""
         return self.lanes or self.ranks * self.workers
-
-
-def check_rank(num_replicas: int, rank: int, lanes: int | None) -> None:
-    """Raise UsageError for a rank out of range, or if ``num_replicas`` does not divide the lanes (None: any)."""
-    if not 0 <= rank < num_replicas:
-        raise UsageError(f"rank={rank}", f"with num_replicas={num_replicas!r} it must be from 0 to {num_replicas - 1}")
-    if lanes is not None and lanes % num_replicas:
-        raise UsageError(f"lanes={lanes}", f"cannot be shared by num_replicas={num_replicas!r}", "choose a multiple")
 
 
 # what type checkers know of the options that functions take as keywords

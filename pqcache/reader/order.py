@@ -448,6 +448,14 @@ MOST_BATCHES = 1 << 25  # limit of a divided epoch, whose batches take 8 bytes e
 MOST_DIVISIONS = 32  # of an epoch
 
 
+def check_rank(num_replicas: int, rank: int, lanes: int | None = None) -> None:
+    """Raise UsageError for a rank out of range, or if ``num_replicas`` does not divide the lanes (None: any)."""
+    if not 0 <= rank < num_replicas:
+        raise UsageError(f"rank={rank}", f"with num_replicas={num_replicas} it must be from 0 to {num_replicas - 1}")
+    if lanes is not None and lanes % num_replicas:
+        raise UsageError(f"lanes={lanes}", f"cannot be shared by num_replicas={num_replicas}", "choose a multiple")
+
+
 class Division(NamedTuple):
     """From place ``start`` on, what is left of an epoch is divided among ``ranks`` with ``workers`` each."""
 
@@ -571,10 +579,7 @@ class EpochShare:
     divisions: Divisions = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.ranks:
-            raise UsageError(
-                f"rank={self.rank}", f"with num_replicas={self.ranks} it must be from 0 to {self.ranks - 1}"
-            )
+        check_rank(self.ranks, self.rank)
         if self.shuffled and not self.divisions and self.lanes % (self.ranks * self.workers):
             raise UsageError(
                 f"lanes={self.lanes}",

@@ -15,8 +15,7 @@ import pyarrow as pa
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.options import Unpack, documented, parsed
 from pqcache.reader.batch_rows import RowPlaces
-from pqcache.reader.options import check_rank
-from pqcache.reader.order import EpochShare
+from pqcache.reader.order import EpochShare, check_rank
 from pqcache.reader.packing import TokenBatches
 from pqcache.reader.proof import parts_of
 from pqcache.reader.stats import DatasetStats

@@ -15,8 +15,7 @@ from pqcache.errors import UsageError
 from pqcache.options import Unpack, documented, parsed
 from pqcache.reader.batch_rows import RowPlaces, checked_index
 from pqcache.reader.mixture import DatasetPass, MixHistory, MixPeriod, batches_of_all, batches_per_epoch
-from pqcache.reader.options import check_rank
-from pqcache.reader.order import EpochShare, batches_at
+from pqcache.reader.order import EpochShare, batches_at, check_rank
 from pqcache.reader.stats import TENSORS, DatasetStats, Meter, mix_stats
 from pqcache.torch.batch import Batch, Position, joined, register
 from pqcache.torch.dataset import ParquetDataset
@@ -74,7 +73,7 @@ class Mix(ResumableDataset):
     ) -> None:
         options = IterationOptions(**parsed(given, IterationOptions))
         super().__init__(options)
-        check_rank(*self._ranks(), None)
+        check_rank(*self._ranks())
         if not isinstance(datasets, Mapping) or not datasets:
             raise UsageError("datasets", 'give at least one by name, like {"web": ParquetDataset(...)}')
         for name, dataset in datasets.items():

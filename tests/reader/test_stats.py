@@ -45,9 +45,10 @@ def test_threads_add_up(meter: Meter) -> None:
 def test_more_children_than_there_are_rows(meter: Meter) -> None:
     """The rows of those that have ended are used again, and keep what they counted."""
     meter.add(BATCHES, 1)
-    for _ in range(140):
+    meter._memory.numbers[5:, 0] = os.getppid()
+    for _ in range(8):
         in_child(lambda: meter.add(BATCHES, 1))
-    assert meter.counts().total["batches"] == 141
+    assert meter.counts().total["batches"] == 9
 
 
 def test_a_row_that_another_process_has_taken_is_left(meter: Meter) -> None:
