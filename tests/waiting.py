@@ -12,3 +12,8 @@ def becomes_true(condition: Callable[[], bool], seconds: float = 60) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Return when ``condition()`` is true, or fail."""
+    assert becomes_true(condition)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from pqcache.store.snapshot import Snapshot
 from tests.datasets import write_shop
 from tests.filling import Filler, FillingThread, publish_copy
 from tests.old_writers import write_without_sizes
-from tests.waiting import becomes_true
+from tests.waiting import becomes_true, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -382,14 +381,6 @@ def test_a_process_that_ends_while_rows_are_missing_does_not_hang(source: Path, 
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "cache")], capture_output=True, timeout=60)
     assert (done.stdout, done.stderr) == (b"100\n", b"")
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    """Return when something is so; it has to be within some seconds."""
-    until = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def test_the_size_of_texts_is_known_before_they_arrive(tmp_path: Path) -> None:

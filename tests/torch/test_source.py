@@ -30,7 +30,7 @@ from tests.conftest import Bucket
 from tests.faults.proxy import Proxy, both, stall, status
 from tests.remote import S3Remote
 from tests.torch.ranks import Ranks
-from tests.waiting import becomes_true
+from tests.waiting import becomes_true, wait_for
 
 DAYS, FILES, ROW_GROUPS, ROWS = 2, 3, 4, 250  # rows of a row group
 
@@ -93,10 +93,7 @@ def expected(published: Path, lanes: int = 1) -> list[tuple[Any, ...]]:
 
 def check_cache(cache: Path, lake: Path) -> None:
     """Compare what is published in the end with the source."""
-    until = time.monotonic() + 60
-    while CacheDirectory(cache).current() is None:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_for(lambda: CacheDirectory(cache).current() is not None)
     for path in lake.rglob("*.parquet"):
         assert (cache / "current" / path.relative_to(lake)).read_bytes() == path.read_bytes()
     assert pqcache.verify(cache, deep=True).damage == ()

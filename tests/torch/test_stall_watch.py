@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from pqcache.errors import UsageError
 from pqcache.parquet.row_group_reader import RowGroupFile
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, iteration_meter
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 TIMEOUT = 0.2
@@ -28,13 +29,6 @@ TIMEOUT = 0.2
 def dataset(table: Path, **options: Any) -> ParquetDataset:
     how = {"columns": ["id"], "batch_size": 50, "lanes": 2, "stall_timeout": TIMEOUT, **options}
     return ParquetDataset(table, **how)
-
-
-def wait_for(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
