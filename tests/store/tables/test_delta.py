@@ -297,7 +297,7 @@ def check_commits(tmp_path: Path, seed: int, commits: int) -> None:
 
 
 def test_random_commits(tmp_path: Path) -> None:
-    check_commits(tmp_path, random.randrange(1 << 30), 20)
+    check_commits(tmp_path, random.randrange(1 << 30), 12)
 
 
 @pytest.mark.deep
