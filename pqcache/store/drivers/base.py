@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 FIRST_ANSWER_TIMEOUT = 10.0  # seconds: a server that is down must not take three tries of TIMEOUT
 
+PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
 MAX_PATH = 8000  # characters of a path below a source, as many as HDFS allows
 MAX_DIRECTORIES = 10_000_000  # of a source
 
@@ -246,6 +247,10 @@ def check_options(driver: str, options: Mapping[str, str], known: Mapping[str, s
         if name not in known:
             choices = ", ".join(sorted(known)) or "none"
             raise UsageError(f"-o {name}=...", f"{driver} has no such option", f"it has: {choices}")
+
+
+def is_true(options: Mapping[str, str], name: str) -> bool:
+    return options.get(name, "").lower() in ("1", "true", "yes")
 
 
 class RangedFile(io.RawIOBase):

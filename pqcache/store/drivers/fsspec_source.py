@@ -29,7 +29,7 @@ from pqcache.errors import (
     first_line,
 )
 from pqcache.options import TIMEOUT
-from pqcache.store.drivers.base import Capabilities, check_options
+from pqcache.store.drivers.base import PARQUET_SUFFIXES, Capabilities, check_options
 from pqcache.store.drivers.remote import RemoteSource, answer_error, chain_of
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import is_secret, redact, url_scheme
@@ -258,7 +258,6 @@ _CONNECTIONS = {"sftp": "client", "ssh": "client", "ftp": "ftp"}  # the attribut
 _LOOKED_AT = 64  # files of a listing without details that are asked for at a time, and how many at once
 _AT_ONCE = 16
 _SAFE = "/!$&'()*+,;=:@~"  # not encoded in a path of HTTP
-_DATA_SUFFIXES = (".parquet", ".parq", ".pq")
 
 
 class FsspecSource(RemoteSource):
@@ -393,7 +392,7 @@ class FsspecSource(RemoteSource):
     def _is_file(self) -> bool:
         if self._scheme not in _HTTP:
             return bool(self.within(lambda: self._info(self._root), self.first_timeout)["type"] == "file")
-        if self._root.endswith(_DATA_SUFFIXES):
+        if self._root.endswith(PARQUET_SUFFIXES):
             return True
         # a directory is a page that lists it
         answer = self.within(lambda: self._info(f"{self._root}/"), self.first_timeout)
@@ -413,4 +412,4 @@ class FsspecSource(RemoteSource):
 
 
 def _is_data(info: Mapping[str, Any]) -> bool:
-    return info["type"] == "directory" or str(info["name"]).lower().endswith(_DATA_SUFFIXES)
+    return info["type"] == "directory" or str(info["name"]).lower().endswith(PARQUET_SUFFIXES)

@@ -52,7 +52,7 @@ from pqcache.errors import (
     first_line,
 )
 from pqcache.options import TIMEOUT
-from pqcache.store.drivers.base import HIDDEN, Capabilities, StagedFile, StoreTarget, check_options
+from pqcache.store.drivers.base import HIDDEN, Capabilities, StagedFile, StoreTarget, check_options, is_true
 from pqcache.store.drivers.http_client import Body, HttpConnections, HttpSource, pool_classes
 from pqcache.store.drivers.remote import answer_error
 from pqcache.store.manifest import Identity, SourceFile
@@ -334,11 +334,6 @@ def _set_limits(client: Any, timeout: float, max_answer: float) -> None:
         )
         return
     pools.update(pool_classes(pools, timeout, max_answer))  # it is the dict of all managers
-
-
-def is_true(options: Mapping[str, str], name: str) -> bool:
-    """Off by default."""
-    return options.get(name, "").lower() in ("1", "true", "yes")
 
 
 class _KeyChecker:

@@ -18,7 +18,7 @@ from requests.adapters import HTTPAdapter
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
 from pqcache.options import TIMEOUT
-from pqcache.store.drivers.base import check_options, root_of
+from pqcache.store.drivers.base import check_options, is_true, root_of
 from pqcache.store.drivers.http_client import MAX_ANSWER, pool_classes
 from pqcache.store.drivers.remote import RemoteSource
 from pqcache.store.manifest import Identity, SourceFile
@@ -191,8 +191,8 @@ class WebHdfsSource(RemoteSource):
             user=user or None,
             password=password or None,
             token=options.get("token"),
-            kerberos=options.get("kerberos", "").lower() == "true",
-            use_https=options.get("https", "").lower() == "true",
+            kerberos=is_true(options, "kerberos"),
+            use_https=is_true(options, "https"),
             use_listings_cache=False,
             skip_instance_cache=True,
         )

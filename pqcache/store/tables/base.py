@@ -21,6 +21,7 @@ from pqcache.errors import CHECK_TABLE, SourceError, SourceNotFound, SourceUnava
 from pqcache.events import OnEvent, ignore
 from pqcache.options import HDFS_NATIVE, TIMEOUT
 from pqcache.store.drivers.base import (
+    PARQUET_SUFFIXES,
     Capabilities,
     FileShape,
     LocalModes,
@@ -37,7 +38,6 @@ from pqcache.units import printable
 T = TypeVar("T")
 
 _UNSAFE = "".join(map(chr, range(0x20))) + "\"#%'*/:=?\\\x7f{[]^"  # what Hive encodes in a partition's path
-PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
 _TRIES = 3  # of a log that changes while it is read
 METASTORE_OPTIONS = frozenset({"auth", "principal", "transport", "user", "password"})  # store options of hive://
 MOVED = "moved"  # a store option that is the table's: whether it lies elsewhere than its metadata say

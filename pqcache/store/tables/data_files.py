@@ -19,6 +19,7 @@ from functools import lru_cache
 
 from pqcache.errors import UsageError
 from pqcache.store.cache_directory import named_caches
+from pqcache.store.drivers.base import PARQUET_SUFFIXES
 from pqcache.store.hive import is_hidden, is_hidden_directory, parent
 from pqcache.store.layout import ARRIVING, CONFIG, HISTORY, LOCK, MEMO
 from pqcache.store.manifest import SourceFile
@@ -29,7 +30,6 @@ MAGIC = (b"PAR1", b"PARE")  # at both ends of a file; the second where its foote
 MIN_SIZE = 12  # bytes of a Parquet file without a column
 
 _OF_CACHES = ("CACHEDIR.TAG", CONFIG, HISTORY, LOCK, MEMO)
-_PARQUET = frozenset({"parquet", "parq", "pq"})
 _OTHER_DATA = frozenset(  # kinds that engines write the rows of a table in
     {
         "orc", "avro", "csv", "tsv", "jsonl", "ndjson", "arrow", "feather", "rc", "seq",
@@ -96,7 +96,7 @@ def file_kind(path: str) -> FileKind:
         return FileKind.NO_DATA
     _, dot, suffix = name.rpartition(".")
     suffix = suffix.lower()
-    if dot and suffix in _PARQUET:
+    if name.lower().endswith(PARQUET_SUFFIXES):
         return FileKind.PARQUET
     if suffix == "avro" and _MANIFEST.fullmatch(name):
         return FileKind.NO_DATA

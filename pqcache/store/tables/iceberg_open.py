@@ -10,7 +10,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +24,7 @@ from pyiceberg.utils.config import Config
 from pqcache.errors import CHECK_TABLE, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source
-from pqcache.store.drivers.timeouts import Stalled, with_time_limit
+from pqcache.store.drivers.timeouts import Stalled, within
 from pqcache.store.manifest import SourceFile
 from pqcache.store.tables.base import (
     MOVED,
@@ -270,13 +270,10 @@ def _answer(url: str, options: OpenOptions, properties: Mapping[str, Any], call:
         str(value) for name, value in properties.items() if is_secret(name) or name.lower().startswith("header.")
     ]
 
-    def answers() -> Iterator[T]:
-        yield call()
-
     def answer() -> T:
         with iceberg_errors(url, secrets):
             try:
-                return next(with_time_limit(answers, options.timeout))
+                return within(options.timeout, call)
             except Stalled:
                 reason = f"its catalog has not answered for {options.timeout:.0f} s"
                 raise SourceUnavailable(url, reason, "check the catalog's uri, or raise --timeout") from None

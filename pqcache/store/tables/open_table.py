@@ -10,12 +10,11 @@ from functools import partial
 from urllib.parse import unquote
 
 from pqcache.errors import SourceError, SourceNotFound, UsageError
-from pqcache.store.drivers.base import LocalModes, Source
+from pqcache.store.drivers.base import PARQUET_SUFFIXES, LocalModes, Source
 from pqcache.store.drivers.registry import installed
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
 from pqcache.store.tables.base import (
     MOVED,
-    PARQUET_SUFFIXES,
     LogTable,
     OpenOptions,
     ReadLog,
